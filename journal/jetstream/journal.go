@@ -75,6 +75,7 @@ type Journal struct {
 	loops  sync.WaitGroup
 	start  sync.Once // starts the loops; Load or the first Append does
 	closed sync.Once
+	denied atomic.Pointer[error] // the last permission that a server has denied
 	// yielding is done when another process has become the owner of the streams.
 	yielding sync.Once
 
@@ -119,6 +120,9 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	j.ctx, j.stop = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
+			if denied := j.denied.Load(); denied != nil { // the servers do not answer what they deny
+				err = *denied
+			}
 			err = errors.Join(err, j.release())
 		}
 	}()

@@ -213,6 +213,9 @@ func (j *Journal) options() []nats.Option {
 			signal(j.suspect)
 		}),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			if errors.Is(err, nats.ErrPermissionViolation) {
+				j.denied.Store(&err)
+			}
 			j.log.Warn("NATS reports an error.", "error", err)
 		}),
 	}

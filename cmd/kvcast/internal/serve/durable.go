@@ -54,7 +54,7 @@ func openDurable(ctx context.Context, c *config.Config, log *slog.Logger, regist
 	}
 	entries, err := jetstream.Open(opening, cfg)
 	if err != nil {
-		return nil, fmt.Errorf("open the journal in %s: %w; choose another with --journal", j.Store, err)
+		return nil, fmt.Errorf("open the journal in %s: %w; %s", j.Store, err, journalAdvice(err))
 	}
 	c.Pipeline.MaxRecordBytes = entries.MaxRecordBytes()
 	d := &durable{

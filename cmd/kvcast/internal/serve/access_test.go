@@ -1,0 +1,226 @@
+package serve
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/jwt/v2"
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nkeys"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+)
+
+// authority is a CA, with files in a directory.
+type authority struct {
+	t    *testing.T
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	file string
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	a := &authority{t: t, file: filepath.Join(t.TempDir(), "ca.pem")}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "CA"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	a.key = key
+	a.cert = a.write(template, template, key, a.file)
+	return a
+}
+
+// write writes a certificate.
+func (a *authority) write(template, parent *x509.Certificate, key *ecdsa.PrivateKey, file string) *x509.Certificate {
+	a.t.Helper()
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, a.key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+		a.t.Fatal(err)
+	}
+	return cert
+}
+
+// issue returns the files of a certificate for 127.0.0.1, and of its key.
+func (a *authority) issue() (cert, keyFile string) {
+	a.t.Helper()
+	dir := a.t.TempDir()
+	cert, keyFile = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.write(&x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "127.0.0.1"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}, a.cert, key, cert)
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	if err := os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600); err != nil {
+		a.t.Fatal(err)
+	}
+	return cert, keyFile
+}
+
+// startNATS starts a nats-server on loopback, and returns its URL.
+func startNATS(t *testing.T, o *server.Options) string {
+	t.Helper()
+	o.Host, o.Port, o.JetStream, o.StoreDir, o.NoSigs, o.NoLog = "127.0.0.1", server.RANDOM_PORT, true, t.TempDir(), true, true
+	s, err := server.NewServer(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	if !s.ReadyForConnections(time.Minute) {
+		t.Fatal("nats-server is not ready after a minute")
+	}
+	return s.ClientURL()
+}
+
+// wantOpened opens a journal, and checks the error if want is not empty: one line that contains all of want.
+func wantOpened(t *testing.T, j config.Journal, want ...string) {
+	t.Helper()
+	j.Stream = "kvcast"
+	d, err := openDurable(t.Context(), &config.Config{Journal: j, IngestsEngines: true}, slog.New(slog.NewTextHandler(io.Discard, nil)), prometheus.NewRegistry())
+	if err == nil {
+		if err := d.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if len(want) == 0 {
+		if err != nil {
+			t.Errorf("open: %v", err)
+		}
+		return
+	}
+	if err == nil {
+		t.Fatalf("opened, want an error with %q", want)
+	}
+	for _, text := range want {
+		if !strings.Contains(err.Error(), text) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("open: got %q, want one line with %q", err, text)
+		}
+	}
+}
+
+func TestJournalOverTLS(t *testing.T) {
+	ca, other := newAuthority(t), newAuthority(t)
+	cert, key := ca.issue()
+	for _, mutual := range []bool{false, true} {
+		c, err := server.GenTLSConfig(&server.TLSConfigOpts{CertFile: cert, KeyFile: key, CaFile: ca.file, Verify: mutual})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.MinVersion = tls.VersionTLS12
+		url := startNATS(t, &server.Options{TLSConfig: c, TLS: true, TLSVerify: mutual})
+		mine, mineKey := ca.issue()
+		wantOpened(t, config.Journal{Store: url, CA: ca.file, Cert: mine, Key: mineKey})
+		wantOpened(t, config.Journal{Store: url, CA: other.file, Cert: mine, Key: mineKey}, "certificate signed by unknown authority", "--journal-tls-ca")
+		wantOpened(t, config.Journal{Store: url, Cert: mine, Key: mineKey}, "certificate signed by unknown authority", "--journal-tls-ca")
+		if !mutual {
+			wantOpened(t, config.Journal{Store: url, CA: ca.file})
+			continue
+		}
+		wantOpened(t, config.Journal{Store: url, CA: ca.file}, "tls", "--journal-tls-cert")
+		foreign, foreignKey := other.issue()
+		wantOpened(t, config.Journal{Store: url, CA: ca.file, Cert: foreign, Key: foreignKey}, "tls", "--journal-tls-cert")
+	}
+}
+
+// identity is a key pair.
+func identity(t *testing.T, create func() (nkeys.KeyPair, error)) (pair nkeys.KeyPair, public string) {
+	t.Helper()
+	pair, err := create()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if public, err = pair.PublicKey(); err != nil {
+		t.Fatal(err)
+	}
+	return pair, public
+}
+
+func TestJournalWithCredentials(t *testing.T) {
+	operator, operatorKey := identity(t, nkeys.CreateOperator)
+	account, accountKey := identity(t, nkeys.CreateAccount)
+	stranger, _ := identity(t, nkeys.CreateAccount)
+	claims := jwt.NewAccountClaims(accountKey)
+	claims.Limits.JetStreamLimits = jwt.JetStreamLimits{MemoryStorage: jwt.NoLimit, DiskStorage: jwt.NoLimit, Streams: jwt.NoLimit, Consumer: jwt.NoLimit}
+	accountJWT, err := claims.Encode(operator)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, systemKey := identity(t, nkeys.CreateAccount)
+	systemJWT, err := jwt.NewAccountClaims(systemKey).Encode(operator)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resolver := &server.MemAccResolver{}
+	if err := errors.Join(resolver.Store(accountKey, accountJWT), resolver.Store(systemKey, systemJWT)); err != nil {
+		t.Fatal(err)
+	}
+	url := startNATS(t, &server.Options{TrustedKeys: []string{operatorKey}, AccountResolver: resolver, SystemAccount: systemKey})
+	credentials := func(signer nkeys.KeyPair, change func(c *jwt.UserClaims)) string {
+		user, userKey := identity(t, nkeys.CreateUser)
+		c := jwt.NewUserClaims(userKey)
+		change(c)
+		token, err := c.Encode(signer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seed, err := user.Seed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := jwt.FormatUserConfig(token, seed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(t.TempDir(), "user.creds")
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	plain := func(*jwt.UserClaims) {}
+	wantOpened(t, config.Journal{Store: url, Credentials: credentials(account, plain)})
+	wantOpened(t, config.Journal{Store: url}, "Authorization Violation", "--journal-credentials")
+	wantOpened(t, config.Journal{Store: url, Credentials: credentials(stranger, plain)}, "Authorization Violation", "--journal-credentials")
+	expired := credentials(account, func(c *jwt.UserClaims) { c.Expires = time.Now().Add(-time.Hour).Unix() })
+	wantOpened(t, config.Journal{Store: url, Credentials: expired}, "--journal-credentials")
+	denied := credentials(account, func(c *jwt.UserClaims) { c.Pub.Deny.Add("$JS.API.STREAM.>") })
+	wantOpened(t, config.Journal{Store: url, Credentials: denied}, `"$JS.API.STREAM.INFO.kvcast"`, "permit it to the NATS user")
+	missing := filepath.Join(t.TempDir(), "none.creds")
+	wantOpened(t, config.Journal{Store: url, Credentials: missing}, missing)
+}
