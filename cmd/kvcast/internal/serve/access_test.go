@@ -221,6 +221,11 @@ func TestJournalWithCredentials(t *testing.T) {
 	wantOpened(t, config.Journal{Store: url, Credentials: expired}, "--journal-credentials")
 	denied := credentials(account, func(c *jwt.UserClaims) { c.Pub.Deny.Add("$JS.API.STREAM.>") })
 	wantOpened(t, config.Journal{Store: url, Credentials: denied}, `"$JS.API.STREAM.INFO.kvcast"`, "permit it to the NATS user")
+	allowed := credentials(account, func(c *jwt.UserClaims) {
+		c.Pub.Allow.Add("kvcast.kvcast.>", "$O.kvcast-checkpoints.>", "$KV.kvcast-workers.>", "$JS.API.>", "$JS.FC.>", "_INBOX.>")
+		c.Sub.Allow.Add("kvcast.kvcast.>", "_INBOX.>")
+	})
+	wantOpened(t, config.Journal{Store: url, Credentials: allowed})
 	missing := filepath.Join(t.TempDir(), "none.creds")
 	wantOpened(t, config.Journal{Store: url, Credentials: missing}, missing)
 }
