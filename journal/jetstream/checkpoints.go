@@ -172,8 +172,9 @@ func (c *Checkpoints) put(ctx context.Context, name string, data []byte) (err er
 		Size:   uint64(len(data)),
 		Digest: digest(data),
 	}
+	described := false
 	defer func() {
-		if err != nil {
+		if err != nil && !described {
 			c.purge(context.WithoutCancel(ctx), c.chunkSubject(info.NUID))
 		}
 	}()
@@ -189,6 +190,7 @@ func (c *Checkpoints) put(ctx context.Context, name string, data []byte) (err er
 		return err
 	}
 	m := &nats.Msg{Subject: c.metaSubject(name), Data: description, Header: nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}}}
+	described = true // also if the answer does not come; the next Open removes the chunks if it is not
 	if err := c.describe(ctx, m); err != nil {
 		return err
 	}
