@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -61,7 +62,7 @@ func (j *Journal) openEmbedded(ctx context.Context) error {
 	if j.server.position, err = openPosition(filepath.Join(dir, positionName)); err != nil {
 		return fmt.Errorf("open journal: %w", err)
 	}
-	if err := j.server.start(j.cfg, j.log); err != nil {
+	if err := j.server.startWithStreams(j.cfg, j.log, j.cfg.Stream, bucketStream(j.cfg.Stream)); err != nil {
 		return err
 	}
 	checkpoints, registrations := bucketStream(j.cfg.Stream), workersStream(j.cfg.Stream)
@@ -99,6 +100,35 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
+// startWithStreams starts the server. nats-server deletes the files of a stream if it cannot create another file beside them.
+// So an error is returned before, if files cannot be created in the directories of streams.
+func (e *embedded) startWithStreams(cfg Config, log *slog.Logger, streams ...string) error {
+	exist := make(map[string]bool)
+	for _, stream := range streams {
+		f, err := os.CreateTemp(e.streamDir(stream), "_test_")
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = errors.Join(f.Close(), os.Remove(f.Name()))
+		}
+		if err != nil {
+			return storageError(fmt.Sprintf("create a file beside those of stream %q: %v", stream, err))
+		}
+		exist[stream] = true
+	}
+	if err := e.start(cfg, log); err != nil {
+		return err
+	}
+	for stream := range exist {
+		if _, err := os.Stat(e.streamDir(stream)); errors.Is(err, os.ErrNotExist) {
+			log.Error("nats-server has deleted the files of a stream that it could not open: what they had is lost.",
+				"deleted", stream, "reason", e.log.warnings())
+		}
+	}
+	return nil
+}
+
 func (e *embedded) start(cfg Config, log *slog.Logger) error {
 	s, err := server.NewServer(&server.Options{
 		ServerName:             "kvcast",
@@ -120,7 +150,7 @@ func (e *embedded) start(cfg Config, log *slog.Logger) error {
 	e.log = &serverLog{log: log, faults: e.faults}
 	s.SetLoggerV2(e.log, log.Enabled(context.Background(), slog.LevelDebug), false, false)
 	s.Start()
-	if !s.JetStreamEnabled() {
+	if e.log.failed.Load() || !s.JetStreamEnabled() {
 		return storageError(fmt.Sprintf("start nats-server in %s: %s", e.dir, e.log.warnings()))
 	}
 	if !s.ReadyForConnections(startTimeout) {
@@ -234,8 +264,9 @@ type serverLog struct {
 	log    *slog.Logger
 	faults chan struct{}
 
-	mu    sync.Mutex
-	lines []string // the first warnings and errors
+	failed atomic.Bool // the server does not start
+	mu     sync.Mutex
+	lines  []string // the first warnings and errors
 }
 
 // maxLines bounds the lines that warnings returns.
@@ -274,7 +305,10 @@ func (l *serverLog) Errorf(format string, v ...any) {
 }
 
 // Fatalf implements server.Logger. nats-server continues after it, without JetStream.
-func (l *serverLog) Fatalf(format string, v ...any) { l.Errorf(format, v...) }
+func (l *serverLog) Fatalf(format string, v ...any) {
+	l.Errorf(format, v...)
+	l.failed.Store(true)
+}
 
 func (l *serverLog) write(level slog.Level, format string, v []any) string {
 	line := strings.TrimSpace(fmt.Sprintf(format, v...))
