@@ -196,6 +196,9 @@ func (p *Process) AwaitMetric(ctx context.Context, line string) error {
 // PID returns the id of the process.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
+// Ended returns a channel that is closed when the process has exited.
+func (p *Process) Ended() <-chan struct{} { return p.ended }
+
 // Signal sends a signal to the process.
 func (p *Process) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
 

@@ -106,17 +106,25 @@ type server struct {
 	router  *router
 }
 
-// newServer starts a server. The test stops it.
+// newServer starts a server with a new journal directory. The test stops it.
 func newServer(t *testing.T, flags ...string) *server {
 	t.Helper()
 	t.Logf("%d kills, seed %d", *kills, *seed)
-	s := &server{
-		t: t, rng: rand.New(rand.NewPCG(*seed, 1)), proxy: harness.NewProxy(t, ""),
-		args: append([]string{"--journal", "file:" + t.TempDir(), "--journal-max-bytes", "16MiB", "--journal-checkpoint-bytes", "64KiB"}, flags...),
-	}
-	s.router = follow(t, s.proxy.Addr())
+	s := newServerIn(t, t.TempDir(), "16MiB", flags...)
 	s.process = start(t, s.args...)
 	s.proxy.Retarget(address(t, s.process))
+	return s
+}
+
+// newServerIn returns a server that is not started, which keeps its journal in a directory, and entries of a size to
+// resume from.
+func newServerIn(t *testing.T, dir, maxBytes string, flags ...string) *server {
+	t.Helper()
+	s := &server{
+		t: t, rng: rand.New(rand.NewPCG(*seed, 1)), proxy: harness.NewProxy(t, ""),
+		args: append([]string{"--journal", "file:" + dir, "--journal-max-bytes", maxBytes, "--journal-checkpoint-bytes", "64KiB"}, flags...),
+	}
+	s.router = follow(t, s.proxy.Addr())
 	return s
 }
 
@@ -181,6 +189,8 @@ func address(t *testing.T, p *harness.Process) string {
 // fleet is engines that lose messages in transit and restart, and whose replay has every batch.
 type fleet struct {
 	t       *testing.T
+	rate    float64 // of each engine, in batches a second
+	faults  map[simulator.Fault]float64
 	engines []engine
 }
 
@@ -192,7 +202,10 @@ type engine struct {
 
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
-	return &fleet{t: t}
+	return &fleet{t: t, rate: batchRate, faults: map[simulator.Fault]float64{
+		simulator.FaultDrop: 0.01, simulator.FaultDuplicate: 0.01, simulator.FaultDelay: 0.01, simulator.FaultTruncate: 0.005,
+		simulator.FaultRestartInPlace: 0.0005,
+	}}
 }
 
 // bound returns sockets that servers connect to.
@@ -208,11 +221,8 @@ func (f *fleet) add(worker string, servers int, sockets simulator.SocketConfig) 
 		SocketConfig: sockets,
 		Pool:         blockpool.Config{Capacity: 512, HashSeed: *seed + uint64(i)},
 		Workload:     workload.Config{ResetEvery: 700 + 100*i},
-		Seed:         *seed + uint64(i), Rate: batchRate, Subscribers: servers,
-		Faults: simulator.Faults{Seed: *seed + uint64(i), Rates: map[simulator.Fault]float64{
-			simulator.FaultDrop: 0.01, simulator.FaultDuplicate: 0.01, simulator.FaultDelay: 0.01, simulator.FaultTruncate: 0.005,
-			simulator.FaultRestartInPlace: 0.0005,
-		}},
+		Seed:         *seed + uint64(i), Rate: f.rate, Subscribers: servers,
+		Faults: simulator.Faults{Seed: *seed + uint64(i), Rates: f.faults},
 	})
 	if err != nil {
 		f.t.Fatal(err)
@@ -238,6 +248,18 @@ func (e engine) flag() string {
 // wantViews pauses the engines, and waits until the views of routers equal their contents.
 func (f *fleet) wantViews(routers ...*router) {
 	f.t.Helper()
+	states := f.pause()
+	for i, r := range routers {
+		if err := r.converge(f.t.Context(), states); err != nil {
+			f.t.Errorf("the view of router %d: %v", i, err)
+		}
+	}
+	f.resume()
+}
+
+// pause pauses the engines, and returns what they hold.
+func (f *fleet) pause() map[string]client.BlocksDigest {
+	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), harness.Timeout)
 	defer cancel()
 	states := make(map[string]client.BlocksDigest)
@@ -248,11 +270,10 @@ func (f *fleet) wantViews(routers ...*router) {
 		}
 		states[e.worker] = client.BlocksDigest{Blocks: uint64(len(s.Blocks)), XOR: s.Digest}
 	}
-	for i, r := range routers {
-		if err := r.converge(ctx, states); err != nil {
-			f.t.Errorf("the view of router %d: %v", i, err)
-		}
-	}
+	return states
+}
+
+func (f *fleet) resume() {
 	for _, e := range f.engines {
 		e.Resume()
 	}
@@ -342,6 +363,13 @@ func (r *router) seq() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.at.Seq
+}
+
+// failed returns the first violation.
+func (r *router) failed() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.err
 }
 
 // until waits until a condition returns no error.

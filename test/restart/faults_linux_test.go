@@ -1,0 +1,340 @@
+package restart_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvcast/kvcast/test/faultfs"
+)
+
+var faultPoints = flag.Int("faults", 5, "number of operations at which a fault is injected, of each test; 0 for all")
+
+const (
+	// faultEngines and faultRate are the number of engines and the rate of each, in batches a second.
+	faultEngines, faultRate = 2, 1200
+)
+
+// runEntries is the number of entries of the first run of the server, which writes more than it may keep, and of each later
+// one.
+var runEntries = [2]uint64{2400, 400}
+
+// endTime is the maximum time in which a server that has ended is noticed.
+const endTime = 10 * time.Second
+
+// class is operations that are alike: of one kind, on files with names that differ in digits only.
+type class struct {
+	run  int // of the server: 0 begins with an empty directory
+	name string
+}
+
+var digits = regexp.MustCompile(`\d+`)
+
+// point is an operation at which something happens: the nth of its class.
+type point struct {
+	class
+	nth   int
+	fault faultfs.Fault
+}
+
+func (p point) String() string {
+	what := unix.ErrnoName(p.fault.Errno)
+	if p.fault.Kill {
+		what = "kill"
+	}
+	if p.fault.Wrote > 0 && strings.HasPrefix(p.name, string(faultfs.Write)) {
+		what = "torn, " + what
+	}
+	return fmt.Sprintf("run %d, %s at %s %d", p.run, what, strings.ReplaceAll(p.name, "/", "|"), p.nth)
+}
+
+// operations counts the operations of each class, and injects the fault of a point.
+type operations struct {
+	reached context.Context // ends when the fault is injected
+	reach   context.CancelFunc
+
+	mu     sync.Mutex // guards all below
+	run    int
+	counts map[class]int
+	point  *point
+	dead   bool // the server was killed: nothing that it still asked for happens
+}
+
+func (o *operations) decide(op faultfs.Op) faultfs.Fault {
+	if op.Path == "kvcast.position" && op.Kind == faultfs.Write {
+		return faultfs.Fault{} // it is mapped: the kernel writes it when it likes, also after the server was killed
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	c := class{o.run, string(op.Kind) + " " + digits.ReplaceAllString(op.Path, "N")}
+	o.counts[c]++
+	switch {
+	case o.dead:
+		return faultfs.Fault{Errno: syscall.EIO}
+	case o.point == nil || o.point.class != c || o.point.nth != o.counts[c]:
+		return faultfs.Fault{}
+	}
+	o.reach()
+	o.dead = o.point.fault.Kill
+	f := o.point.fault
+	if f.Wrote > 0 {
+		f.Wrote = max(1, op.Bytes/2)
+	}
+	return f
+}
+
+func (o *operations) isReached() bool { return o.reached.Err() != nil }
+
+// end ends the faults.
+func (o *operations) end() (reached bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.point, o.dead = nil, false
+	return o.isReached()
+}
+
+func (o *operations) next() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.run++
+}
+
+// Outcomes of a run.
+var (
+	errEnded    = errors.New("the server has ended")
+	errNotReady = errors.New("the server is not ready")
+)
+
+// history is two runs of a server on a file system with faults, and its engines and router.
+type history struct {
+	*server
+	fleet *fleet
+	point point
+	ops   *operations
+}
+
+func newHistory(t *testing.T, p point, flags ...string) *history {
+	t.Helper()
+	fs := faultfs.Mount(t, t.TempDir())
+	h := &history{fleet: newFleet(t), point: p, ops: &operations{counts: make(map[class]int), point: &p}}
+	h.ops.reached, h.ops.reach = context.WithCancel(context.Background())
+	t.Cleanup(h.ops.reach)
+	fs.OnOp(h.ops.decide)
+	h.fleet.rate, h.fleet.faults = faultRate, nil
+	for i := range faultEngines {
+		flags = append(flags, "--worker", h.fleet.add(fmt.Sprintf("engine-%d", i), 0, bound()).flag())
+	}
+	h.fleet.pause()
+	h.server = newServerIn(t, fs.Dir(), "1MiB", flags...)
+	return h
+}
+
+// play starts the server, and stops it when it has written entries. It returns errEnded or errNotReady if it does not come
+// to that. The engines are paused then.
+func (h *history) play() error {
+	h.process = start(h.t, h.args...)
+	ctx, cancel := context.WithCancelCause(h.t.Context())
+	watched := make(chan error, 1)
+	go func() {
+		err := h.watch(ctx)
+		cancel(err)
+		watched <- err
+	}()
+	err := h.write(ctx)
+	states := h.fleet.pause()
+	if err == nil {
+		err = h.router.converge(ctx, states)
+	}
+	if err == nil {
+		cancel(nil)
+		if h.process.Stop() != nil {
+			err = errEnded
+		}
+	}
+	select {
+	case cause := <-watched:
+		if err != nil && cause != nil {
+			return cause
+		}
+	case <-time.After(endTime):
+		cancel(nil)
+		<-watched
+	}
+	return err
+}
+
+// write waits until the server has written entries.
+func (h *history) write(ctx context.Context) error {
+	addr, err := h.process.Addr()
+	if err != nil {
+		return err
+	}
+	h.proxy.Retarget(addr)
+	// What is written before the router comes back may be more than it can resume from.
+	if err := h.process.AwaitMetric(ctx, "kvcast_server_subscribers 1"); err != nil {
+		return errors.Join(err, h.router.failed())
+	}
+	target := h.router.seq() + runEntries[min(h.ops.run, 1)]
+	h.fleet.resume()
+	untilFault, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if !h.ops.isReached() {
+		stop := context.AfterFunc(h.ops.reached, cancel)
+		defer stop()
+	}
+	err = h.router.await(untilFault, target)
+	if err == nil || untilFault.Err() == nil || ctx.Err() != nil {
+		return err
+	}
+	// What the engines publish while the server writes nothing may be more than the router can resume from, too.
+	if err := h.router.converge(ctx, h.fleet.pause()); err != nil {
+		return err
+	}
+	h.fleet.resume()
+	return h.router.await(ctx, target)
+}
+
+// watch waits until a server has ended, or is not ready any more and says that it is because of the fault, or ctx ends.
+func (h *history) watch(ctx context.Context) error {
+	p := h.process
+	if _, err := p.Admin(); err != nil {
+		<-p.Ended()
+		return errEnded
+	}
+	poll := time.NewTicker(50 * time.Millisecond)
+	defer poll.Stop()
+	for {
+		_, err := p.Get(ctx, "/readyz")
+		select {
+		case <-p.Ended():
+			return errEnded
+		case <-ctx.Done():
+			return nil
+		case <-poll.C:
+		}
+		if err != nil && strings.Contains(err.Error(), "503") && h.namesFault() {
+			return errNotReady
+		}
+	}
+}
+
+// namesFault reports whether the server has logged the error of the fault.
+func (h *history) namesFault() bool {
+	return slices.ContainsFunc(h.process.Log(), func(line string) bool {
+		return strings.Contains(line, h.point.fault.Errno.Error()) ||
+			strings.Contains(line, "storage directory is not writable") // nats-server does not say why
+	})
+}
+
+// enumerate plays two runs without a fault, and returns how often each class of operations occurs.
+func enumerate(t *testing.T, flags ...string) map[class]int {
+	t.Helper()
+	h := newHistory(t, point{}, flags...)
+	for range 2 {
+		if err := h.play(); err != nil {
+			t.Fatal(err)
+		}
+		h.ops.next()
+	}
+	return h.ops.counts
+}
+
+// perClass is the number of operations of a class that are chosen from, between the first and the last.
+const perClass = 4
+
+// choose returns points of all classes, and with -faults, a random choice of them.
+func choose(counts map[class]int, faults ...faultfs.Fault) []point {
+	var points []point
+	for c, count := range counts {
+		for i := range min(count, perClass) {
+			for _, f := range faults {
+				if !f.Kill && c.run > 0 && strings.Contains(c.name, "streams/") && strings.Contains(c.name, "_test_") && i > 0 {
+					continue // nats-server deletes the stream if it cannot create this file: the loss is reported
+				}
+				if !f.Kill || f.Wrote == 0 || strings.HasPrefix(c.name, string(faultfs.Write)) {
+					points = append(points, point{class: c, nth: 1 + i*count/min(count, perClass), fault: f})
+				}
+			}
+		}
+	}
+	slices.SortFunc(points, func(a, b point) int { return strings.Compare(a.String(), b.String()) })
+	rng := rand.New(rand.NewPCG(*seed, 2))
+	rng.Shuffle(len(points), func(i, j int) { points[i], points[j] = points[j], points[i] })
+	if *faultPoints > 0 {
+		points = points[:min(len(points), *faultPoints)]
+	}
+	return points
+}
+
+// survive plays a history with a fault, and after it a run without faults, which must have all that the engines hold. It
+// returns the outcome of the run with the fault.
+func survive(t *testing.T, p point, flags ...string) (reached bool, outcome error) {
+	t.Helper()
+	h := newHistory(t, p, flags...)
+	for outcome == nil && h.ops.run <= p.run {
+		outcome = h.play()
+		if outcome == nil {
+			h.ops.next()
+		}
+	}
+	reached = h.ops.end()
+	if outcome != nil && !errors.Is(outcome, errEnded) && !errors.Is(outcome, errNotReady) {
+		t.Fatalf("%v: %v\n%s", p, outcome, strings.Join(h.process.Log(), "\n"))
+	}
+	if err := h.process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	lines := h.process.Log()
+	if outcome != nil && !p.fault.Kill && !h.namesFault() {
+		t.Errorf("%v: %v, and no line names the fault:\n%s", p, outcome, strings.Join(lines, "\n"))
+	}
+	if err := h.play(); err != nil {
+		t.Errorf("%v: after %v: %v\n%s", p, outcome, err, strings.Join(slices.Concat(lines, h.process.Log()), "\n"))
+	}
+	return reached, outcome
+}
+
+// everywhere injects faults at points, in parallel.
+func everywhere(t *testing.T, points []point, flags ...string) {
+	t.Helper()
+	var mu sync.Mutex
+	outcomes, hits := make(map[string]int), 0
+	t.Run("points", func(t *testing.T) {
+		for _, p := range points {
+			t.Run(p.String(), func(t *testing.T) {
+				t.Parallel()
+				reached, outcome := survive(t, p, flags...)
+				mu.Lock()
+				defer mu.Unlock()
+				outcomes[fmt.Sprintf("reached: %t, outcome: %v", reached, outcome)]++
+				if reached {
+					hits++
+				}
+				t.Logf("reached: %t, outcome: %v", reached, outcome)
+			})
+		}
+	})
+	if hits == 0 {
+		t.Error("no point was reached")
+	}
+	t.Logf("seed %d, %d points: %v", *seed, len(points), outcomes)
+}
+
+func TestFaultsAtSingleOperationsLoseNothing(t *testing.T) {
+	everywhere(t, choose(enumerate(t), faultfs.Fault{Errno: syscall.EIO}, faultfs.Fault{Errno: syscall.ENOSPC, Wrote: 1}))
+}
+
+func TestKillsAtSingleOperationsLoseNothing(t *testing.T) {
+	everywhere(t, choose(enumerate(t), faultfs.Fault{Kill: true}, faultfs.Fault{Kill: true, Wrote: 1}))
+}
