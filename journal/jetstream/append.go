@@ -98,9 +98,9 @@ func (j *Journal) publish() bool {
 		}
 	}
 	unsent, first := j.w.next(limit)
-	attempt := j.w.attempt
+	attempt, batches := j.w.attempt, j.cfg.SyncAlways && first > j.w.singly
 	j.mu.Unlock()
-	batch := j.cfg.SyncAlways && len(unsent) >= minBatch
+	batch := batches && len(unsent) >= minBatch
 	for i, a := range unsent {
 		seq := first + uint64(i)
 		m := *a.message
@@ -212,6 +212,8 @@ const (
 	codeWrongLastSeqConst = 10164
 	codeStoreFailed       = 10077
 	codeTooManyRequests   = 10167
+	codeIncompleteBatch   = 10176
+	codeTooManyBatches    = 10210
 )
 
 // refused handles an error answer to a published message.
@@ -219,6 +221,12 @@ func (j *Journal) refused(seq uint64, code int, description string) {
 	switch code {
 	case codeWrongLastSeq, codeWrongLastSeqConst, codeTooManyRequests:
 		// An earlier message was lost or refused, or another process has appended.
+		signal(j.suspect)
+	case codeIncompleteBatch, codeTooManyBatches:
+		// nats-server has dropped the batch, and does not say why. A message of its own is refused with the cause.
+		j.mu.Lock()
+		j.w.singly = seq + maxBatch
+		j.mu.Unlock()
 		signal(j.suspect)
 	default:
 		err := fmt.Errorf("JetStream error %d: %s", code, description)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/journal/jetstream"
+	"github.com/kvcast/kvcast/journal/journaltest"
 )
 
 // blocks returns the files of a journal's entries, oldest first.
@@ -142,6 +143,33 @@ func TestFullDiskIsNoSpace(t *testing.T) {
 		"entries": func(t *testing.T, dir string, j *jetstream.Journal) int {
 			return wantFailure(t, j, journal.ErrNoSpace, `"kvcast"`, dir, "file too large")
 		},
+		"batches": func(t *testing.T, dir string, j *jetstream.Journal) (acknowledged int) {
+			for first := error(nil); ; {
+				var pending []journal.Pending
+				for i := range 400 {
+					p, err := j.Append(t.Context(), journaltest.Record(i, 2000))
+					if err == nil {
+						pending = append(pending, p)
+					} else if first == nil {
+						first = err
+					}
+				}
+				for _, p := range pending {
+					if _, err := p.Wait(t.Context()); err == nil {
+						acknowledged++
+					} else if first == nil {
+						first = err
+					}
+				}
+				if first == nil {
+					continue
+				}
+				if !errors.Is(first, journal.ErrNoSpace) || !strings.Contains(first.Error(), "file too large") {
+					t.Errorf("append: got %v, want ErrNoSpace with the cause", first)
+				}
+				return acknowledged
+			}
+		},
 		"checkpoints": func(t *testing.T, dir string, j *jetstream.Journal) int {
 			err := j.Checkpoints().Put(t.Context(), "c", make([]byte, 600<<10))
 			if !errors.Is(err, journal.ErrNoSpace) || !strings.Contains(err.Error(), "kvcast-checkpoints") {
@@ -153,7 +181,9 @@ func TestFullDiskIsNoSpace(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if dir := os.Getenv(variable); dir != "" {
 				signal.Ignore(syscall.SIGXFSZ)
-				j, _ := load(t, config(dir))
+				cfg := config(dir)
+				cfg.SyncAlways = name == "batches"
+				j, _ := load(t, cfg)
 				appendN(t, j, "w", 10)
 				if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 256 << 10, Max: 256 << 10}); err != nil {
 					t.Fatal(err)
