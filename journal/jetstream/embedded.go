@@ -62,7 +62,7 @@ func (j *Journal) openEmbedded(ctx context.Context) error {
 	if j.server.position, err = openPosition(filepath.Join(dir, positionName)); err != nil {
 		return fmt.Errorf("open journal: %w", err)
 	}
-	if err := j.server.startWithStreams(j.cfg, j.log, j.cfg.Stream, bucketStream(j.cfg.Stream)); err != nil {
+	if err := j.server.startWithStreams(j.cfg, j.log, j.cfg.Stream, bucketStream(j.cfg.Stream), workersStream(j.cfg.Stream)); err != nil {
 		return err
 	}
 	checkpoints, registrations := bucketStream(j.cfg.Stream), workersStream(j.cfg.Stream)
