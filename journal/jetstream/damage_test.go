@@ -143,7 +143,7 @@ func TestFullDiskIsNoSpace(t *testing.T) {
 		"entries": func(t *testing.T, dir string, j *jetstream.Journal) int {
 			return wantFailure(t, j, journal.ErrNoSpace, `"kvcast"`, dir, "file too large")
 		},
-		"batches": func(t *testing.T, dir string, j *jetstream.Journal) (acknowledged int) {
+		"batches": func(t *testing.T, _ string, j *jetstream.Journal) (acknowledged int) {
 			for first := error(nil); ; {
 				var pending []journal.Pending
 				for i := range 400 {
