@@ -6,7 +6,7 @@ import "github.com/kvcast/kvcast/internal/hashtable"
 // stale until they are stored again, since the engine may have evicted them. Each block has the
 // generation in which it was last stored. A gap begins the next generation, and visits no block.
 type blocks struct {
-	table hashtable.Table[block, struct{}]
+	table hashtable.Table[block]
 
 	generation uint32
 	stale      int // number of stale blocks
@@ -30,8 +30,7 @@ type group struct {
 const groupBits = 6
 
 type (
-	slot    = hashtable.Slot[block]
-	segment = hashtable.Segment[block, struct{}]
+	slot = hashtable.Slot[block]
 )
 
 // block is a block's record, without the block hash. It has no pointers, so that the garbage
@@ -57,24 +56,17 @@ const (
 	maxGeneration = 1<<(32-generationShift) - 1
 )
 
-func newBlocks() blocks { return blocks{table: hashtable.New[block, struct{}]()} }
+func newBlocks() blocks { return blocks{table: hashtable.New[block]()} }
 
 func (t *blocks) len() int { return t.table.Len() }
 
 // find returns the slot of a block, valid until the next put or delete; nil if there is none.
-func (t *blocks) find(hash uint64) *slot {
-	s, i, ok := t.table.Find(hash)
-	if !ok {
-		return nil
-	}
-	return &s.Slots[i]
-}
+func (t *blocks) find(hash uint64) *slot { return t.table.Find(hash) }
 
 // put returns the slot of a block, valid until the next put or delete, and whether the block
 // existed. A new block has only its generation. An existing block is no longer stale.
 func (t *blocks) put(hash uint64) (b *slot, existed bool) {
-	s, i, existed := t.table.Put(hash)
-	b = &s.Slots[i]
+	b, existed = t.table.Put(hash)
 	switch {
 	case !existed:
 		b.Value.flags = t.currentGeneration()
@@ -85,16 +77,15 @@ func (t *blocks) put(hash uint64) (b *slot, existed bool) {
 	return b, existed
 }
 
-// deleteAt removes a block.
-func (t *blocks) deleteAt(s *segment, i int) {
-	b := &s.Slots[i]
+// delete removes a block.
+func (t *blocks) delete(b *slot) {
 	g := t.group(b.Cursor())
 	g.blocks--
 	if t.isStale(b) {
 		g.stale--
 		t.stale--
 	}
-	t.table.Delete(s, i)
+	t.table.Delete(b)
 }
 
 // currentGeneration returns the generation as block flags.
@@ -133,9 +124,9 @@ func (t *blocks) group(cursor uint64) *group {
 	return g
 }
 
-// nextStale returns the segment and slot index of a stale block; there must be one. Between two
+// nextStale returns the slot of a stale block; there must be one. Between two
 // gaps, all searches together visit each group without stale blocks and each segment once.
-func (t *blocks) nextStale() (s *segment, i int) {
+func (t *blocks) nextStale() *slot {
 	for {
 		if t.group(t.staleFrom).stale == 0 {
 			t.staleFrom, t.staleSlot = (t.staleFrom>>(64-groupBits)+1)<<(64-groupBits), 0
@@ -143,11 +134,11 @@ func (t *blocks) nextStale() (s *segment, i int) {
 		}
 		s, next := t.table.SegmentAt(t.staleFrom)
 		// The search wraps around, since blocks may have moved since staleSlot was set.
-		for n := range s.Slots {
-			i := (t.staleSlot + n) % len(s.Slots)
-			if b := &s.Slots[i]; b.Used() && t.isStale(b) {
+		for n := range s.Len() {
+			i := (t.staleSlot + n) % s.Len()
+			if b := s.At(i); b != nil && t.isStale(b) {
 				t.staleSlot = i
-				return s, i
+				return b
 			}
 		}
 		t.staleFrom, t.staleSlot = next, 0

@@ -10,12 +10,8 @@ import (
 
 // all calls f with every block.
 func (t *blocks) all(f func(*slot)) {
-	for s := range t.table.Segments() {
-		for i := range s.Slots {
-			if s.Slots[i].Used() {
-				f(&s.Slots[i])
-			}
-		}
+	for b := range t.table.All() {
+		f(b)
 	}
 }
 

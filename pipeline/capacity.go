@@ -31,8 +31,8 @@ import (
 // removed without need.
 func (l *Lane) storeWithin(rank *rankState, t *table, r *run, slot uint32) {
 	for _, hash := range r.hashes {
-		if s, i, ok := t.blocks.table.Find(hash); ok && t.blocks.isStale(&s.Slots[i]) {
-			t.blocks.refresh(&s.Slots[i])
+		if b := t.blocks.find(hash); b != nil && t.blocks.isStale(b) {
+			t.blocks.refresh(b)
 		}
 	}
 	stale := rank.stale()
@@ -184,11 +184,9 @@ func (t *table) removeOtherSizes(size uint32) (gone []uint64) {
 	if !found {
 		return nil
 	}
-	for s := range t.blocks.table.Segments() {
-		for i := range s.Slots {
-			if b := &s.Slots[i]; b.Used() && other(t.attrs.At(b.Value.attr)) {
-				gone = append(gone, b.Key())
-			}
+	for b := range t.blocks.table.All() {
+		if other(t.attrs.At(b.Value.attr)) {
+			gone = append(gone, b.Key())
 		}
 	}
 	slices.Sort(gone)

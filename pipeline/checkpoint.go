@@ -304,25 +304,21 @@ func (t *table) appendState(b []byte, rank uint32, tier wire.Tier) []byte {
 	parents := array(statev1.TableParentHashesField, 8*n)
 	infos := array(statev1.TableBlockInfoField, 4*n)
 	i := 0
-	for s := range t.blocks.table.Segments() {
-		for k := range s.Slots {
-			if block := &s.Slots[k]; block.Used() {
-				v := &block.Value
-				info := v.attr << infoAttrShift
-				parent := uint64(0)
-				if v.flags&flagParent != 0 {
-					info |= infoParent
-					parent = v.parent
-				}
-				if t.blocks.isStale(block) {
-					info |= infoStale
-				}
-				binary.LittleEndian.PutUint64(hashes[8*i:], block.Key())
-				binary.LittleEndian.PutUint64(parents[8*i:], parent)
-				binary.LittleEndian.PutUint32(infos[4*i:], info)
-				i++
-			}
+	for block := range t.blocks.table.All() {
+		v := &block.Value
+		info := v.attr << infoAttrShift
+		parent := uint64(0)
+		if v.flags&flagParent != 0 {
+			info |= infoParent
+			parent = v.parent
 		}
+		if t.blocks.isStale(block) {
+			info |= infoStale
+		}
+		binary.LittleEndian.PutUint64(hashes[8*i:], block.Key())
+		binary.LittleEndian.PutUint64(parents[8*i:], parent)
+		binary.LittleEndian.PutUint32(infos[4*i:], info)
+		i++
 	}
 	if copied == 0 {
 		return b

@@ -66,7 +66,7 @@ func (l *Lane) flushRemoves(r *run) {
 	l.emitRemoved(r.key.rank, r.key.tier, gone)
 }
 
-// prefetchRun loads the segments of a run's blocks, unless prefetch did.
+// prefetchRun loads what is needed to find a run's blocks, unless prefetch did.
 func (l *Lane) prefetchRun(t *table, r *run) {
 	if !l.prefetched && len(r.hashes) > 1 {
 		t.blocks.table.Prefetch(r.hashes)

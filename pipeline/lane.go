@@ -102,11 +102,11 @@ func (l *Lane) Batch(b *feed.Batch) {
 	l.commit()
 }
 
-// maxPrefetch is the number of blocks up to which a batch is prefetched as a whole. So many segments fit
-// into a first-level cache.
+// maxPrefetch is the number of blocks up to which a batch is prefetched as a whole. So many entries
+// and slots fit into a first-level cache.
 const maxPrefetch = 128
 
-// prefetch loads the table segments of a batch's blocks, so that the cache misses of all its events
+// prefetch loads what is needed to find a batch's blocks, so that the cache misses of all its events
 // overlap. If it does nothing, flush prefetches each run: the tables have other hashes than the batch if
 // there are several sources, and with a timeout, the run may be flushed much later.
 func (l *Lane) prefetch(b *feed.Batch) {

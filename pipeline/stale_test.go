@@ -134,7 +134,7 @@ func TestRankHasTooManyGaps(t *testing.T) {
 // as happens after they have moved.
 func TestStaleBlocksAreFoundFromAnySlotOn(t *testing.T) {
 	const blocks = 5000
-	for _, slot := range []int{0, 7, hashtable.SegmentSlots - 1, hashtable.SegmentSlots, 2 * hashtable.SegmentSlots} {
+	for _, slot := range []int{0, 7, hashtable.MaxSegment - 1, hashtable.MaxSegment, 2 * hashtable.MaxSegment} {
 		got := newTable(nil)
 		stale := make(map[uint64]bool)
 		r := &run{key: runKey{kind: wire.KindStored}}

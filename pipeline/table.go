@@ -83,11 +83,10 @@ func (t *table) storeAgain(s *slot, b *block, op copies.Op, hashed bool) {
 // unknown block has none, since a router may have the block, unless the engine reports remaining
 // copies.
 func (t *table) remove(hash uint64, op copies.Op) (gone bool) {
-	s, i, ok := t.blocks.table.Find(hash)
-	if !ok {
+	b := t.blocks.find(hash)
+	if b == nil {
 		return op <= copies.RemoveDownTo
 	}
-	b := &s.Slots[i]
 	if b.Value.flags&flagCopies != 0 || op > copies.RemoveDownTo {
 		c := t.copies[hash] // zero if a gap dropped it
 		gone = c.Removed(op, b.Value.flags&flagChildren != 0)
@@ -104,19 +103,18 @@ func (t *table) remove(hash uint64, op copies.Op) (gone bool) {
 			return false
 		}
 	}
-	t.delete(s, i)
+	t.delete(b)
 	return true
 }
 
 // delete removes the block of a slot.
-func (t *table) delete(s *segment, i int) {
-	b := &s.Slots[i]
+func (t *table) delete(b *slot) {
 	if t.children.counting {
 		t.removeFromParent(b)
 		t.keepChildCount(b)
 	}
 	t.attrs.Release(b.Value.attr)
-	t.blocks.deleteAt(s, i)
+	t.blocks.delete(b)
 }
 
 // gap makes every block stale, with one copy, since removes of other copies may have been lost. It
@@ -131,9 +129,9 @@ func (t *table) gap() bool {
 // expire removes n stale blocks, or all if there are fewer, and appends their hashes to removed.
 func (t *table) expire(n int, removed []uint64) []uint64 {
 	for range min(n, t.blocks.stale) {
-		s, i := t.blocks.nextStale()
-		removed = append(removed, s.Slots[i].Key())
-		t.delete(s, i) // the gap dropped its count in copies
+		b := t.blocks.nextStale()
+		removed = append(removed, b.Key())
+		t.delete(b) // the gap dropped its count in copies
 	}
 	return removed
 }
@@ -161,7 +159,7 @@ const (
 
 // countSegments is the number of segments that countChildren counts, in some tenths of a
 // millisecond.
-const countSegments = 256
+const countSegments = 64
 
 // countChildren starts or continues counting children, and reports whether all are counted.
 func (t *table) countChildren() bool {
@@ -174,8 +172,8 @@ func (t *table) countChildren() bool {
 			break
 		}
 		s, next := t.blocks.table.SegmentAt(c.upTo)
-		for i := range s.Slots {
-			if b := &s.Slots[i]; b.Used() && b.Value.flags&flagParent != 0 && b.Cursor() >= c.upTo {
+		for i := range s.Len() {
+			if b := s.At(i); b != nil && b.Value.flags&flagParent != 0 && b.Cursor() >= c.upTo {
 				t.addChild(b.Value.parent)
 			}
 		}

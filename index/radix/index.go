@@ -39,7 +39,7 @@ type limits struct {
 	singleClears int
 	// sweeps bounds the sweeps in progress: beyond it, each clear sweeps.
 	sweeps int
-	// minSweep is the minimum number of slots that Sweep visits, give or take a segment of a table.
+	// minSweep is the minimum number of slots that Sweep visits, give or take a few.
 	minSweep int
 	// attributes bounds the combinations of LoRA adapter and block size of a rank.
 	attributes uint32
@@ -59,7 +59,7 @@ type Index struct {
 	sweeps      []*sweep   // in progress or waiting, oldest first
 	stored      int        // blocks stored since the last sweep
 	adoptions   []adoption // reused by adopt
-	hashes      []uint64   // reused by clearSingly and sweepSegment
+	hashes      []uint64   // reused by clearSingly
 }
 
 // model is the root of the runs of a model's ranks.
@@ -128,11 +128,9 @@ func (x *Index) ClearTier(r *Rank, tier int) {
 // clearSingly removes the blocks of a tier one by one.
 func (x *Index) clearSingly(r *Rank, tier int) {
 	x.hashes = x.hashes[:0]
-	for s := range r.table.Segments() {
-		for i := range s.Slots {
-			if s.Slots[i].Used() && s.Slots[i].Value.tag.has(r.bits[tier]) {
-				x.hashes = append(x.hashes, s.Slots[i].Key())
-			}
+	for e := range r.table.All() {
+		if e.Value.tag.has(r.bits[tier]) {
+			x.hashes = append(x.hashes, e.Key())
 		}
 	}
 	x.Remove(r, tier, x.hashes)
@@ -147,7 +145,7 @@ func (x *Index) open(r *Rank) {
 		x.ranks = append(x.ranks, numbered{})
 	}
 	r.model.ranks++
-	r.table = hashtable.New[slot, struct{}]()
+	r.table = hashtable.New[slot]()
 	r.orphans = newOrphans()
 	r.attrs = attribute.NewInterner(nil)
 	r.attrs.Acquire(attribute.Set{}) // stays the slot 0, see Index.attributes

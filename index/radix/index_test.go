@@ -25,7 +25,7 @@ func (o occurrences) count(x *Index, pairs []pair) {
 			continue
 		}
 		if x.tree.headMask != ^uint64(0) {
-			found, _, _ := x.tree.byHead.Get(x.tree.headKey(r.after, r.tokens[0]))
+			found, _ := x.tree.byHead.Get(x.tree.headKey(r.after, r.tokens[0]))
 			o.add("runs that are not found", found != id)
 		}
 		o.add("twins", len(r.twins) > 0)

@@ -83,7 +83,7 @@ func checkInvariants(x *Index) error {
 			return fmt.Errorf("run %d, %+v: %w", id, r, err)
 		}
 		if len(r.tokens) > 0 {
-			if found, _, ok := t.byHead.Get(t.headKey(r.after, r.tokens[0])); ok && found == id {
+			if found, ok := t.byHead.Get(t.headKey(r.after, r.tokens[0])); ok && found == id {
 				heads++
 			} else if t.headMask == ^uint64(0) {
 				return fmt.Errorf("run %d is not found", id)
@@ -128,23 +128,18 @@ func checkRank(n numbered, number uint32, s *sweep, want, stale names) error {
 	}
 	sets := map[uint32]bool{0: true} // the rank uses it itself
 	orphaned := 0
-	for s := range r.table.Segments() {
-		for i := range s.Slots {
-			t := s.Slots[i].Value.tag
-			if !s.Slots[i].Used() {
-				continue
-			}
-			if !t.has(r.live | r.stale) {
-				return fmt.Errorf("block %x has no tier", s.Slots[i].Key())
-			}
-			sets[t.attr()] = true
-			if t&tagOrphan != 0 {
-				orphaned++
-			}
-			if t.isPlaced() {
-				stale.add(position{run: t.place().run}, r.number, uint8(t)&r.stale)
-				want.add(t.place(), r.number, uint8(t)&r.live)
-			}
+	for e := range r.table.All() {
+		t := e.Value.tag
+		if !t.has(r.live | r.stale) {
+			return fmt.Errorf("block %x has no tier", e.Key())
+		}
+		sets[t.attr()] = true
+		if t&tagOrphan != 0 {
+			orphaned++
+		}
+		if t.isPlaced() {
+			stale.add(position{run: t.place().run}, r.number, uint8(t)&r.stale)
+			want.add(t.place(), r.number, uint8(t)&r.live)
 		}
 	}
 	if got := r.attrs.Len(); got != len(sets) {
@@ -154,7 +149,7 @@ func checkRank(n numbered, number uint32, s *sweep, want, stale names) error {
 	for parent, next := range r.orphans.first {
 		for prev := int32(-1); next >= 0; prev, next = next, r.orphans.all[next].next {
 			o := r.orphans.all[next]
-			s, _, ok := r.table.Get(o.hash)
+			s, ok := r.table.Get(o.hash)
 			if !ok || s.tag&tagOrphan == 0 || s.tag.orphan() != uint32(next) || o.parent != parent || o.prev != prev {
 				return fmt.Errorf("orphan %+v has the slot %+v", o, s)
 			}

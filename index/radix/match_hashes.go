@@ -28,7 +28,7 @@ func (x *Index) MatchHashes(modelName string, hashes []uint64, m *Matcher) {
 // not hold the next block.
 func (x *Index) extendHashes(f *Match, hashes []uint64) bool {
 	begin := f.Blocks
-	s, _, _ := f.Rank.table.Get(hashes[begin])
+	s, _ := f.Rank.table.Get(hashes[begin])
 	t := s.tag
 	if !t.has(f.Rank.live) {
 		return false

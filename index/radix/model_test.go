@@ -189,7 +189,7 @@ func (p pair) compare(x *Index) error {
 			if _, ok := scanned[b.Hash]; ok {
 				return fmt.Errorf("the block %+v is scanned twice", b)
 			}
-			if s, _, _ := p.rank.table.Get(b.Hash); s.tag.isPlaced() != (b.Place != 0) {
+			if s, _ := p.rank.table.Get(b.Hash); s.tag.isPlaced() != (b.Place != 0) {
 				return fmt.Errorf("the block %+v has place %t", b, s.tag.isPlaced())
 			}
 			b.Place = 0 // depends on the history
@@ -211,7 +211,7 @@ func (p pair) compare(x *Index) error {
 		return fmt.Errorf("scanned %+v, want %+v", scanned, want)
 	}
 	for h, b := range p.model.blocks {
-		s, _, _ := p.rank.table.Get(h)
+		s, _ := p.rank.table.Get(h)
 		t := s.tag
 		if t.isPlaced() != (b.path != "") || (t&tagOrphan != 0) != b.orphan {
 			return fmt.Errorf("block %d has tag %x, want %+v", h, t, b)

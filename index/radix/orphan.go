@@ -94,12 +94,12 @@ func (x *Index) adopt(r *Rank, hash uint64, at position) {
 	for len(queue) > 0 {
 		a := queue[len(queue)-1]
 		queue = queue[:len(queue)-1]
-		seg, i, _ := r.table.Find(a.hash)
-		if !x.clean(r, seg, i) {
-			r.table.Delete(seg, i)
+		e := r.table.Find(a.hash)
+		if !x.clean(r, e) {
+			r.table.Delete(e)
 			continue
 		}
-		t := &seg.Slots[i].Value.tag
+		t := &e.Value.tag
 		r.orphans.remove(t.orphan())
 		at := x.tree.place(a.parent, []uint64{a.tokens})
 		*t = t.withPlace(at)

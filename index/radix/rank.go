@@ -64,13 +64,13 @@ func (r *Rank) tiers(bits uint8) (tiers uint8) {
 
 // Tiers returns the tiers in which a rank holds a block, as bits; 0 if none.
 func (r *Rank) Tiers(hash uint64) uint8 {
-	s, _, _ := r.table.Get(hash)
+	s, _ := r.table.Get(hash)
 	return r.tiers(uint8(s.tag))
 }
 
 // locate returns the place of a block, if it has one.
 func (r *Rank) locate(hash uint64) (_ position, ok bool) {
-	s, _, _ := r.table.Get(hash)
+	s, _ := r.table.Get(hash)
 	return s.tag.place(), s.tag.has(r.live) && s.tag.isPlaced()
 }
 
@@ -81,9 +81,9 @@ func (r *Rank) count(tier int, hash uint64) {
 }
 
 // drop deletes a block without tiers from the table.
-func (r *Rank) drop(s *segment, i int) {
-	r.release(s.Slots[i].Value.tag)
-	r.table.Delete(s, i)
+func (r *Rank) drop(e *entry) {
+	r.release(e.Value.tag)
+	r.table.Delete(e)
 }
 
 // release frees what a block without tiers uses.
@@ -96,7 +96,7 @@ func (r *Rank) release(t tag) {
 
 // Find returns a block of a rank, if a tier holds it.
 func (x *Index) Find(r *Rank, hash uint64) (_ Block, ok bool) {
-	s, _, _ := r.table.Get(hash)
+	s, _ := r.table.Get(hash)
 	if !s.tag.has(r.live) {
 		return Block{}, false
 	}
@@ -113,38 +113,42 @@ func (x *Index) Find(r *Rank, hash uint64) (_ Block, ok bool) {
 const scanSlots = 256
 
 // maxScanned is the number of blocks that Scan returns at most.
-const maxScanned = scanSlots + hashtable.SegmentSlots - 1
+const maxScanned = scanSlots + hashtable.MaxSegment - 1
 
 // Scan appends blocks of a rank to a slice, in no order, and returns the slice and where the next call continues: 0 if
-// the scan is complete. The first call is from 0. A call returns at most 285 blocks. The index may be changed between the
+// the scan is complete. The first call is from 0. A call returns at most 383 blocks. The index may be changed between the
 // calls: a scan has each block once at most, as it was at one of the calls, and misses no block that the rank holds all
 // the time. Scan only reads; several calls may run at the same time as matches.
 func (x *Index) Scan(r *Rank, from uint64, to []Block) (blocks []Block, next uint64) {
-	var places [maxScanned]position // of the blocks from first on; zero if unknown
+	places := make([]position, 0, maxScanned) // of the blocks from first on; zero if unknown
 	first := len(to)
 	for slots := 0; slots < scanSlots && (slots == 0 || from != 0); {
 		s, next := r.table.SegmentAt(from)
-		for i := range s.Slots {
-			b, t := &s.Slots[i], s.Slots[i].Value.tag
-			if !t.has(r.live) || b.Cursor() < from {
+		s.Prefetch()
+		for i := range s.Len() {
+			b := s.At(i)
+			if b == nil || !b.Value.tag.has(r.live) || b.Cursor() < from {
 				continue
 			}
-			if places[len(to)-first] = (position{}); t.isPlaced() {
-				places[len(to)-first] = t.place()
+			t := b.Value.tag
+			at := position{}
+			if t.isPlaced() {
+				at = t.place()
 			}
+			places = append(places, at)
 			to = append(to, x.block(r, b.Key(), b.Value))
 		}
-		slots, from = slots+len(s.Slots), next
+		slots, from = slots+s.Len(), next
 	}
-	x.readContents(to[first:], &places)
+	x.readContents(to[first:], places)
 	return to, from
 }
 
 // readContents sets the tokens hashes of blocks that have places.
-func (x *Index) readContents(blocks []Block, places *[maxScanned]position) {
-	var tokens [maxScanned][]uint64
+func (x *Index) readContents(blocks []Block, places []position) {
+	tokens := make([][]uint64, 0, maxScanned)
 	for i := range blocks {
-		tokens[i] = x.tree.run(places[i].run).tokens
+		tokens = append(tokens, x.tree.run(places[i].run).tokens)
 	}
 	for i := range blocks {
 		if p := places[i]; p.run != 0 {

@@ -9,11 +9,11 @@ func (x *Index) Remove(r *Rank, tier int, hashes []uint64) {
 		r.table.Prefetch(hashes)
 	}
 	for _, hash := range hashes {
-		s, i, ok := r.table.Find(hash)
-		if !ok || !s.Slots[i].Value.tag.has(bit) {
+		e := r.table.Find(hash)
+		if e == nil || !e.Value.tag.has(bit) {
 			continue
 		}
-		t := &s.Slots[i].Value.tag
+		t := &e.Value.tag
 		if at := t.place(); t.isPlaced() && !released.extend(at) {
 			x.tree.release(released, r.number, bit)
 			released = at.stretch()
@@ -26,7 +26,7 @@ func (x *Index) Remove(r *Rank, tier int, hashes []uint64) {
 		if t.has(r.stale) && t.isPlaced() {
 			x.tree.releaseRun(t.place().run, r.number, r.stale)
 		}
-		r.drop(s, i)
+		r.drop(e)
 	}
 	x.tree.release(released, r.number, bit)
 }

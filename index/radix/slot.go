@@ -4,8 +4,9 @@ import "github.com/kvcast/kvcast/internal/hashtable"
 
 type (
 	// table has the blocks of a rank by block hash.
-	table   = hashtable.Table[slot, struct{}]
-	segment = hashtable.Segment[slot, struct{}]
+	table = hashtable.Table[slot]
+	// entry is a block in a table.
+	entry = hashtable.Slot[slot]
 )
 
 // slot is what a rank knows of a block.

@@ -35,14 +35,14 @@ func (x *Index) Store(r *Rank, tier int, s Stored) {
 		if b.HasTokens = i < len(s.Tokens); b.HasTokens {
 			b.Tokens = s.Tokens[i]
 		}
-		seg, k, existed := r.table.Put(h)
+		e, existed := r.table.Put(h)
 		if existed || !b.HasTokens || !placed {
 			x.tree.hold(held, r.number, bit)
 			held = stretch{}
-			before, placed = x.storeBlock(r, tier, b, attr, seg, k, existed, before, placed)
+			before, placed = x.storeBlock(r, tier, b, attr, e, existed, before, placed)
 		} else {
 			before = x.tree.place(before, s.Tokens[i:])
-			seg.Slots[k].Value = slot{b.Parent, newTag(bit, b.HasParent, attr).withPlace(before)}
+			e.Value = slot{b.Parent, newTag(bit, b.HasParent, attr).withPlace(before)}
 			r.attrs.Use(attr)
 			r.count(tier, h)
 			if !held.extend(before) {
@@ -72,8 +72,8 @@ func (x *Index) attributes(r *Rank, s Stored) uint32 {
 }
 
 // clean removes the stale bits of a block, and reports whether a tier is left. Otherwise, the slot is like a new one.
-func (x *Index) clean(r *Rank, s *segment, i int) bool {
-	t := &s.Slots[i].Value.tag
+func (x *Index) clean(r *Rank, e *entry) bool {
+	t := &e.Value.tag
 	if t.has(r.stale) {
 		if t.isPlaced() {
 			x.tree.releaseRun(t.place().run, r.number, r.stale)
@@ -84,18 +84,18 @@ func (x *Index) clean(r *Rank, s *segment, i int) bool {
 		return true
 	}
 	r.release(*t)
-	s.Slots[i].Value = slot{}
+	e.Value = slot{}
 	return false
 }
 
 // storeBlock stores a block in a slot, which is new unless existed is set. The parent has the place before, if placed;
 // otherwise it has no place. It returns the block's place; ok is false if it has none.
 func (x *Index) storeBlock(
-	r *Rank, tier int, b Block, attr uint32, seg *segment, i int, existed bool,
+	r *Rank, tier int, b Block, attr uint32, e *entry, existed bool,
 	before position, placed bool,
 ) (_ position, ok bool) {
-	existed = existed && x.clean(r, seg, i)
-	s, was := &seg.Slots[i].Value, seg.Slots[i].Value.tag
+	existed = existed && x.clean(r, e)
+	s, was := &e.Value, e.Value.tag
 	bit := r.bits[tier]
 	added := !was.has(bit)
 	if s.tag |= tag(bit); added {

@@ -3,8 +3,6 @@ package radix
 import (
 	"math/bits"
 	"slices"
-
-	"github.com/kvcast/kvcast/internal/hashtable"
 )
 
 // sweep is the release of the blocks of a retired rank, or of retired tiers of a rank, and its progress.
@@ -13,8 +11,8 @@ type sweep struct {
 	model  *model
 	number uint32
 	table  *table
-	tiers  uint8  // bits to remove
-	from   uint64 // identifies the next segment to visit, see hashtable.Table.SegmentAt
+	tiers  uint8 // bits to remove
+	rest   int   // blocks that are not visited, the first of the table; 0: the sweep has not begun
 }
 
 // retire makes matches ignore the blocks of a rank. The rank's number has no rank until the sweep is complete.
@@ -32,7 +30,7 @@ func (x *Index) retireTier(r *Rank, tier int) {
 		// The tiers of the rank were cleared as many times since the last complete sweep as there are further bits.
 		i := slices.IndexFunc(x.sweeps, func(s *sweep) bool { return s.rank == r })
 		for r.stale != 0 {
-			x.sweepSegment(x.sweeps[i])
+			x.sweepSome(x.sweeps[i])
 		}
 		x.sweeps = slices.Delete(x.sweeps, i, i+1)
 		unused = ^r.live
@@ -61,10 +59,10 @@ func (x *Index) Sweep() (more bool) {
 	x.stored = 0
 	x.tree.forgetUnheld(budget)
 	for len(x.sweeps) > 0 && budget > 0 {
-		budget -= hashtable.SegmentSlots
+		budget -= sweepStep
 		s := x.sweeps[0]
-		done := x.sweepSegment(s)
-		if s.from != 0 {
+		done := x.sweepSome(s)
+		if s.rest != 0 {
 			continue
 		}
 		x.sweeps[0] = nil
@@ -75,33 +73,39 @@ func (x *Index) Sweep() (more bool) {
 	return len(x.sweeps) > 0
 }
 
-// sweepSegment visits the next segment of a table, and reports whether the sweep is complete.
+// sweepStep is the number of slots that sweepSome visits at most.
+const sweepStep = 32
+
+// sweepSome visits the next slots of a table, and reports whether the sweep is complete.
+//
+// The table may change between two calls. A delete moves the last block of the table to the place of the deleted one, so
+// that the blocks that are not yet visited stay the first ones.
 //
 // The first slot of a run releases all blocks that the rank holds there in the tiers, since releasing them one by one
 // takes longer. The places of later slots may then no longer exist; releaseRun ignores them.
-func (x *Index) sweepSegment(s *sweep) (done bool) {
-	visiting, next := s.table.SegmentAt(s.from)
-	x.hashes = x.hashes[:0]
-	for i := range visiting.Slots {
-		t := &visiting.Slots[i].Value.tag
-		if t.has(s.tiers) && t.isPlaced() {
+func (x *Index) sweepSome(s *sweep) (done bool) {
+	if s.rest = min(s.rest, s.table.Len()); s.rest == 0 {
+		s.rest = s.table.Len()
+	}
+	for to := max(0, s.rest-sweepStep); s.rest > to; s.rest-- {
+		e := s.table.At(s.rest)
+		t := &e.Value.tag
+		if !t.has(s.tiers) {
+			continue
+		}
+		if t.isPlaced() {
 			x.tree.releaseRun(t.place().run, s.number, s.tiers)
 		}
-		if s.rank != nil && t.has(s.tiers) {
+		if s.rank != nil {
 			if *t &^= tag(s.tiers); !t.has(allTiers) {
-				x.hashes = append(x.hashes, visiting.Slots[i].Key())
+				s.rank.drop(e)
 			}
 		}
 	}
-	for _, hash := range x.hashes {
-		found, i, _ := s.table.Find(hash)
-		s.rank.drop(found, i)
-	}
-	s.from = next
-	return next == 0 && x.completeSweep(s)
+	return s.rest == 0 && x.completeSweep(s)
 }
 
-// completeSweep reuses what a sweep of all segments has released. It returns false if another sweep is needed, since
+// completeSweep reuses what a sweep of all blocks has released. It returns false if another sweep is needed, since
 // further tiers were retired meanwhile.
 func (x *Index) completeSweep(s *sweep) bool {
 	if r := s.rank; r != nil {

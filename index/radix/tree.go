@@ -22,7 +22,7 @@ type tree struct {
 	free   []uint32          // unused numbers below runs
 	// byHead finds the run that follows a block and begins with some tokens hash. If two runs have the same key,
 	// which is as likely as a collision of 64-bit hashes, it has one of them, and the other is never found.
-	byHead hashtable.Table[uint32, struct{}]
+	byHead hashtable.Table[uint32]
 	// headMask is the bits of the keys in use; all, except in tests of collisions.
 	headMask uint64
 	limits   limits
@@ -33,7 +33,7 @@ type tree struct {
 }
 
 func newTree() tree {
-	t := tree{byHead: hashtable.New[uint32, struct{}](), headMask: ^uint64(0), limits: defaults}
+	t := tree{byHead: hashtable.New[uint32](), headMask: ^uint64(0), limits: defaults}
 	t.add() // 0 is no run
 	return t
 }
@@ -83,7 +83,7 @@ func (t *tree) follow(p position, tokens uint64) (_ position, ok bool) {
 	if _, ok := r.findBranch(p.offset); !ok {
 		return position{}, false
 	}
-	id, _, ok := t.byHead.Get(t.headKey(p, tokens))
+	id, ok := t.byHead.Get(t.headKey(p, tokens))
 	if !ok {
 		return position{}, false
 	}
@@ -113,8 +113,8 @@ func (t *tree) place(p position, tokens []uint64) position {
 	r.after = p
 	r.tokens = append(make([]uint64, 0, max(minTokens, min(len(tokens), int(t.limits.run)))), tokens[0])
 	t.run(p.run).addBranch(p.offset)
-	if s, i, existed := t.byHead.Put(t.headKey(p, tokens[0])); !existed {
-		s.Slots[i].Value = id
+	if head, existed := t.byHead.Put(t.headKey(p, tokens[0])); !existed {
+		head.Value = id
 	}
 	return position{id, 0}
 }
@@ -222,8 +222,8 @@ func (t *tree) trim(id uint32) {
 // detach makes a run follow no block, and returns the run that it followed.
 func (t *tree) detach(id uint32) (after uint32) {
 	r := t.run(id)
-	if s, i, ok := t.byHead.Find(t.headKey(r.after, r.tokens[0])); ok && s.Slots[i].Value == id {
-		t.byHead.Delete(s, i)
+	if head := t.byHead.Find(t.headKey(r.after, r.tokens[0])); head != nil && head.Value == id {
+		t.byHead.Delete(head)
 	}
 	t.run(r.after.run).removeBranch(r.after.offset)
 	return r.after.run

@@ -1,153 +1,214 @@
 package hashtable
 
-// minDirectory is the size up to which a directory may grow whatever the number of keys.
+import "slices"
+
+// minDirectory is the size up to which a directory may grow whatever the number of entries.
 const minDirectory = 64
 
-// index returns the directory index of a cursor.
-func (t *Table[V, T]) index(at uint64) uint64 {
-	return at << (t.base & 63) >> 1 >> ((63 - t.depth) & 63)
+// directory is an extendible hash table of entries.
+type directory struct {
+	// segments has the segment of each value of the first depth bits of a cursor. Adjacent elements are the same segment
+	// if its cursors share fewer bits. depths has the number of bits that they share.
+	segments []*segment
+	depths   []uint8
+	depth    uint
+	// deepest is the number of segments that only one element refers to.
+	deepest int
+	n       int // entries
+	// overflow has further entries of full segments that may not split. So many hashes begin with the same bits only if
+	// they were chosen.
+	overflow map[*segment][]entry
 }
 
-// locate returns the segment of a cursor, and the table whose directory has it: t or a nested table.
-func (t *Table[V, T]) locate(at uint64) (in *Table[V, T], s *Segment[V, T]) {
-	in = t
+func newDirectory() directory {
+	return directory{segments: []*segment{new(segment)}, depths: []uint8{0}, deepest: 1}
+}
+
+// cursor returns the cursor of a hash: the directory uses its first bits. The first bit is set for
+// 53 of 128 hashes, so that there are √2 times as many without the bit. Otherwise, all segments would
+// split at about the same number of keys.
+func cursor(hash uint32) uint32 {
+	below := hash&0x7f - 53 // the high bit is set if that is negative
+	return hash>>1 | below&(1<<31)
+}
+
+// index returns the index of a cursor.
+func (d *directory) index(at uint32) uint { return uint(at) >> ((32 - d.depth) & 63) }
+
+// segment returns the segment of a hash.
+func (d *directory) segment(hash uint32) *segment { return d.segments[d.index(cursor(hash))] }
+
+// add adds an entry, which the directory must not have.
+func (d *directory) add(e entry) {
+	d.n++
+	at := cursor(e.hash)
 	for {
-		s = in.dir[in.index(at)]
-		if !s.nested {
-			return in, s
-		}
-		in = in.nested[nestedKey(at, s.depth)]
-	}
-}
-
-// nestedKey returns the key in Table.nested of a segment of some depth: the first bits of its cursors, below a set bit.
-// The prefixes of nested tables have different lengths.
-func nestedKey(at uint64, depth uint8) uint64 { return (at>>1 | 1<<63) >> (63 - depth) }
-
-// find returns the segment and slot index of a hash, and the table whose directory has the segment.
-func (t *Table[V, T]) find(hash uint64) (in *Table[V, T], s *Segment[V, T], i int, ok bool) {
-	s = t.dir[t.index(cursor(hash))]
-	// If the key is in its home slot, this does not read the first cache line of the segment.
-	if i, ok = s.find(hash); ok || !s.nested {
-		return t, s, i, ok
-	}
-	in, s = t.locate(cursor(hash))
-	i, ok = s.find(hash)
-	return in, s, i, ok
-}
-
-// point makes the directory elements of all cursors that share the first bits with a cursor refer
-// to a segment of that depth.
-func (t *Table[V, T]) point(at uint64, s *Segment[V, T]) {
-	span := uint64(1) << (t.base + t.depth - uint(s.depth))
-	first := t.index(at) &^ (span - 1)
-	for i := range span {
-		t.dir[first+i] = s
-	}
-}
-
-// split divides a full segment, which has the cursor at, by the next bit of the cursors.
-func (t *Table[V, T]) split(s *Segment[V, T], at uint64) {
-	if uint(s.depth) == t.base+t.depth {
-		if len(t.dir) >= minDirectory && len(t.dir) > t.n {
-			t.nest(s, at)
+		s := d.segments[d.index(at)]
+		if s.insert(e, maxDistance) {
 			return
 		}
-		t.double()
-	}
-	s.depth++
-	bit := uint64(1) << (64 - s.depth)
-	upper := &Segment[V, T]{depth: s.depth}
-	for i := range s.Slots {
-		if s.Slots[i].Cursor()&bit != 0 {
-			s.move(i, upper)
+		if d.split(at) {
+			continue
 		}
-	}
-	t.point(at|bit, upper)
-	if uint(s.depth) == t.base+t.depth {
-		t.deepest += 2
+		if !s.insert(e, anyDistance) {
+			if d.overflow == nil {
+				d.overflow = make(map[*segment][]entry)
+			}
+			d.overflow[s] = append(d.overflow[s], e)
+		}
+		return
 	}
 }
 
-func (t *Table[V, T]) double() {
-	dir := make([]*Segment[V, T], 2*len(t.dir))
-	for i, s := range t.dir {
-		dir[2*i], dir[2*i+1] = s, s
+// remove removes an entry, which the directory must have.
+func (d *directory) remove(e entry) {
+	s := d.segment(e.hash)
+	if at, k, ok := s.find(e); ok {
+		d.removeAt(s, at, k, e.hash)
+	} else {
+		d.n--
+		d.removeOverflow(s, d.findOverflow(s, e))
 	}
-	t.dir, t.deepest = dir, 0
-	t.depth++
+}
+
+// removeAt removes entry k of a segment's bucket.
+func (d *directory) removeAt(s *segment, at, k uint, hash uint32) {
+	d.n--
+	switch few := s.delete(at, k); {
+	case few:
+		d.merge(cursor(hash))
+	case len(d.overflow[s]) > 0: // only full segments have any
+		s.insert(d.overflow[s][0], anyDistance)
+		d.removeOverflow(s, 0)
+	}
+}
+
+// replace changes the record of an entry, which the directory must have.
+func (d *directory) replace(e entry, record uint32) {
+	s := d.segment(e.hash)
+	if at, k, ok := s.find(e); ok {
+		s[at].records[k%8] = record
+	} else {
+		d.overflow[s][d.findOverflow(s, e)].record = record
+	}
+}
+
+func (d *directory) findOverflow(s *segment, e entry) int { return slices.Index(d.overflow[s], e) }
+
+func (d *directory) removeOverflow(s *segment, i int) {
+	if all := slices.Delete(d.overflow[s], i, i+1); len(all) > 0 {
+		d.overflow[s] = all
+	} else {
+		delete(d.overflow, s)
+	}
+}
+
+// point makes the elements of all cursors that share the first bits with a cursor refer to a segment of that depth.
+func (d *directory) point(at uint32, s *segment, depth uint8) {
+	span := uint(1) << (d.depth - uint(depth))
+	first := d.index(at) &^ (span - 1)
+	for i := first; i < first+span; i++ {
+		d.segments[i], d.depths[i] = s, depth
+	}
+}
+
+// split divides the segment of a cursor by the next bit of the cursors. It returns false if the directory would be too
+// large.
+func (d *directory) split(at uint32) bool {
+	depth := d.depths[d.index(at)]
+	if uint(depth) == d.depth {
+		if depth == 32 || len(d.segments) >= minDirectory && len(d.segments) > d.n/8 {
+			return false
+		}
+		d.double()
+	}
+	s, upper := d.segments[d.index(at)], new(segment)
+	depth++
+	bit := uint(32 - depth)
+	s.split(bit, upper)
+	d.point(at&^(1<<bit), s, depth)
+	d.point(at|1<<bit, upper, depth)
+	if uint(depth) == d.depth {
+		d.deepest += 2
+	}
+	more := d.overflow[s]
+	delete(d.overflow, s)
+	d.n -= len(more)
+	for _, e := range more {
+		d.add(e)
+	}
+	return true
+}
+
+func (d *directory) double() {
+	d.resize(2 * len(d.segments))
+	d.deepest = 0
+	d.depth++
 }
 
 // halve undoes double, after which every segment was the same in two elements.
-func (t *Table[V, T]) halve() {
-	dir := make([]*Segment[V, T], len(t.dir)/2)
-	t.depth--
-	t.deepest = 0
-	for i := range dir {
-		dir[i] = t.dir[2*i]
-		if uint(dir[i].depth) == t.base+t.depth {
-			t.deepest++
+func (d *directory) halve() {
+	d.resize(len(d.segments) / 2)
+	d.depth--
+	d.deepest = 0
+	for _, depth := range d.depths {
+		if uint(depth) == d.depth {
+			d.deepest++
 		}
 	}
-	t.dir = dir
 }
 
-// nest moves a segment of the greatest depth to a nested table. So many hashes begin with the same
-// bits only if they were chosen: names of an Index that have the same hash.
-func (t *Table[V, T]) nest(s *Segment[V, T], at uint64) {
-	if t.nested == nil {
-		t.nested = make(map[uint64]*Table[V, T])
+// resize replaces the elements by n elements with the same segments.
+func (d *directory) resize(n int) {
+	segments, depths, old := make([]*segment, n), make([]uint8, n), len(d.segments)
+	for i := range n {
+		segments[i], depths[i] = d.segments[i*old/n], d.depths[i*old/n]
 	}
-	n := s.Len()
-	t.nested[nestedKey(at, s.depth)] = &Table[V, T]{dir: []*Segment[V, T]{s}, base: uint(s.depth), deepest: 1, n: n}
-	if t.base > 0 {
-		t.n -= n
-	}
-	t.point(at, &Segment[V, T]{depth: s.depth, nested: true})
+	d.segments, d.depths = segments, depths
 }
 
-// unnest undoes nest for a nested table that has one segment, which has the cursor at. It returns the table that then has
-// the segment.
-func (t *Table[V, T]) unnest(nested *Table[V, T], at uint64) (in *Table[V, T]) {
-	s := nested.dir[0]
-	key := nestedKey(at, s.depth)
-	for in = t; in.nested[key] != nested; {
-		in = in.nested[nestedKey(at, in.dir[in.index(at)].depth)]
-	}
-	if delete(in.nested, key); len(in.nested) == 0 {
-		in.nested = nil
-	}
-	if in != t {
-		in.n += nested.n
-	}
-	in.point(at, s)
-	return in
-}
-
-// merge merges a segment, which has the cursor at, with its buddy, from which it was split, if they
-// have few keys. It returns the merged segment, or nil.
-func (t *Table[V, T]) merge(s *Segment[V, T], at uint64) (merged *Segment[V, T]) {
-	if uint(s.depth) == t.base {
-		return nil
-	}
-	bit := uint64(1) << (64 - s.depth)
-	buddy := t.dir[t.index(at^bit)]
-	if buddy.depth != s.depth || buddy.nested || s.Len()+buddy.Len() > mergedSum {
-		return nil
-	}
-	for i := range s.Slots {
-		if s.Slots[i].Used() {
-			s.move(i, buddy)
+// merge merges the segment of a cursor with its buddy, from which it was split, while they have few entries.
+func (d *directory) merge(at uint32) {
+	for {
+		depth := d.depths[d.index(at)]
+		if depth == 0 {
+			return
+		}
+		other := at ^ 1<<(32-depth)
+		s, buddy := d.segments[d.index(at)], d.segments[d.index(other)]
+		if d.depths[d.index(other)] != depth || s.len() > mergedEntries/2 || s.len()+buddy.len() > mergedEntries {
+			return
+		}
+		for i := range s {
+			for k := range s[i].len() {
+				buddy.insert(s[i].entry(k), anyDistance)
+			}
+		}
+		if uint(depth) == d.depth {
+			d.deepest -= 2
+		}
+		d.point(at, buddy, depth-1)
+		// Not while there are many keys, so that the same few keys cannot double and halve the directory again and again.
+		for d.deepest == 0 && (len(d.segments) <= minDirectory || len(d.segments) > d.n/16) {
+			d.halve()
 		}
 	}
-	if uint(s.depth) == t.base+t.depth {
-		t.deepest -= 2
+}
+
+// prefetched is the number of hashes whose buckets are loaded at once.
+const prefetched = 32
+
+// prefetch loads the home buckets of up to prefetched hashes, and returns them. The sum makes the compiler keep the loads.
+//
+//go:noinline
+func (d *directory) prefetch(hashes []uint64, buckets *[prefetched]*bucket) (sum uint32) { //nolint:unparam // see above
+	for i, hash := range hashes {
+		h := uint32(hash >> 32)
+		buckets[i] = &d.segment(h)[home(h)]
 	}
-	buddy.depth--
-	t.point(at, buddy)
-	// Not while there are many keys, so that the same few keys cannot double and halve the directory again and again.
-	for t.deepest == 0 && (len(t.dir) <= minDirectory || len(t.dir) > t.n/4) {
-		t.halve()
+	// So few instructions that the processor begins all loads before the first is complete.
+	for _, b := range buckets[:len(hashes)] {
+		sum += b.records[0]
 	}
-	return buddy
+	return sum
 }

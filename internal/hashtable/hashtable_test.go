@@ -3,6 +3,8 @@ package hashtable
 import (
 	"fmt"
 	"maps"
+	"math/bits"
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -10,82 +12,120 @@ import (
 	"pgregory.net/rapid"
 )
 
-type entry struct {
-	value uint64
-	tag   uint8
-}
-
-// check compares a table with a map, by each way to read it, and checks its segments.
-func check(t interface{ Fatalf(string, ...any) }, got *Table[uint64, uint8], want map[uint64]entry) {
+// checkTable compares a table with a map, by each way to read it, and checks its segments.
+func checkTable(t interface{ Fatalf(string, ...any) }, got *Table[uint64], want map[uint64]uint64) {
 	if got.Len() != len(want) {
 		t.Fatalf("length: got %d, want %d", got.Len(), len(want))
 	}
-	for key, e := range want {
-		if value, tag, ok := got.Get(key); !ok || (entry{value, tag}) != e {
-			t.Fatalf("key %d: got %d, %d, %v, want %v", key, value, tag, ok, e)
+	for key, value := range want {
+		if v, ok := got.Get(key); !ok || v != value {
+			t.Fatalf("key %d: got %d, %v, want %d", key, v, ok, value)
 		}
 	}
-	all, at := make(map[uint64]entry), uint64(0)
-	for s := range got.Segments() {
-		same, next := got.SegmentAt(at)
-		if same != s {
-			t.Fatalf("segment at %x is not the next one", at)
-		}
-		for i := range s.Slots {
-			b := &s.Slots[i]
-			if c := uint8(s.controls[i/8] >> (i % 8 * 8)); b.Used() != (s.used>>i&1 == 1) || b.Used() != (c != 0) || b.Used() && uint64(c) != control(b.hash) {
-				t.Fatalf("slot %d: used %v, control %x, mask %x", i, b.Used(), c, s.used)
-			}
-			if !b.Used() {
-				if (entry{b.Value, s.Tags[i]}) != (entry{}) {
-					t.Fatalf("an empty slot has %d, %d", b.Value, s.Tags[i])
-				}
-				continue
-			}
-			if c := b.Cursor(); c < at || next != 0 && c >= next {
-				t.Fatalf("the segment from %x to %x has cursor %x", at, next, c)
-			}
-			all[b.Key()] = entry{b.Value, s.Tags[i]}
-		}
-		at = next
-	}
-	if at != 0 {
-		t.Fatalf("the last segment is followed by one at %x", at)
+	all := make(map[uint64]uint64)
+	for s := range got.All() {
+		all[s.Key()] = s.Value
 	}
 	if !maps.Equal(want, all) {
-		t.Fatalf("entries (-want +got):\n%s", cmp.Diff(want, all, cmp.AllowUnexported(entry{})))
+		t.Fatalf("slots (-want +got):\n%s", cmp.Diff(want, all))
 	}
-	checkDirectory(t, got)
+	clear(all)
+	for at, next := uint64(0), uint64(1); next != 0; at = next {
+		var segment Segment[uint64]
+		segment, next = got.SegmentAt(at)
+		for i := range segment.Len() {
+			s := segment.At(i)
+			if s == nil {
+				continue
+			}
+			if c := s.Cursor(); c < at || next != 0 && c >= next {
+				t.Fatalf("the segment from %x to %x has cursor %x", at, next, c)
+			}
+			all[s.Key()] = s.Value
+		}
+	}
+	if !maps.Equal(want, all) {
+		t.Fatalf("segments (-want +got):\n%s", cmp.Diff(want, all))
+	}
+	if slots := slotsOf(got); slots > max(minSlots, 4*len(want)) && slots > len(want)+2*chunkSlots {
+		t.Fatalf("%d slots for %d keys", slots, len(want))
+	}
+	checkDirectory(t, &got.dir)
 }
 
-func checkDirectory[V, T any](t interface{ Fatalf(string, ...any) }, got *Table[V, T]) {
-	deepest := 0
-	for i, s := range got.dir {
-		shared := got.base + got.depth - uint(s.depth)
-		if got.dir[i>>shared<<shared] != s {
-			t.Fatalf("directory entry %d: not the segment of its first %d bits", i, s.depth)
+func slotsOf[V any](t *Table[V]) (slots int) {
+	for _, c := range t.chunks {
+		slots += len(c)
+	}
+	return slots
+}
+
+// checkDirectory checks the elements of a directory, and that each entry is where it is searched.
+func checkDirectory(t interface{ Fatalf(string, ...any) }, d *directory) {
+	deepest, entries := 0, 0
+	for i, s := range d.segments {
+		depth := uint(d.depths[i])
+		shared := d.depth - depth
+		first := i >> shared << shared
+		if d.segments[first] != s || d.depths[first] != d.depths[i] {
+			t.Fatalf("directory element %d: not the segment of its first %d bits", i, depth)
 		}
 		if shared == 0 {
 			deepest++
 		}
+		if first < i {
+			continue
+		}
+		entries += int(s.len()) + len(d.overflow[s])
+		if len(d.overflow[s]) > 0 && s.len() < segmentEntries {
+			t.Fatalf("segment %d has %d entries, and others beside it", i, s.len())
+		}
+		for at := range s {
+			b := &s[at]
+			for k := range uint(bucketEntries) {
+				e := b.entry(k)
+				if k >= b.len() {
+					if e != (entry{}) {
+						t.Fatalf("segment %d: an entry after the last one: %v", i, e)
+					}
+					continue
+				}
+				if foundAt, foundK, ok := s.find(e); !ok || foundAt != uint(at) || foundK != k {
+					t.Fatalf("segment %d: the entry %v is in bucket %d, and found in %d, %v", i, e, at, foundAt, ok)
+				}
+				if d.index(cursor(e.hash))>>shared != uint(i)>>shared {
+					t.Fatalf("segment %d has an entry of another one: %v", i, e)
+				}
+			}
+		}
 	}
-	if len(got.dir) != 1<<got.depth || deepest != got.deepest {
-		t.Fatalf("directory: %d entries at depth %d, %d of them deepest, want %d", len(got.dir), got.depth, got.deepest, deepest)
+	for s, all := range d.overflow {
+		if len(all) == 0 || !slices.Contains(d.segments, s) {
+			t.Fatalf("%d entries beside a segment that is in use: %v", len(all), slices.Contains(d.segments, s))
+		}
 	}
-	for _, n := range got.nested {
-		checkDirectory(t, n)
+	if len(d.segments) != 1<<d.depth || deepest != d.deepest || entries != d.n {
+		t.Fatalf("directory: %d elements at depth %d, %d of them deepest, want %d; %d entries, want %d",
+			len(d.segments), d.depth, d.deepest, deepest, d.n, entries)
 	}
 }
 
-func put(t *Table[uint64, uint8], key uint64, e entry) (existed bool) {
-	s, i, existed := t.Put(key)
-	s.Slots[i].Value, s.Tags[i] = e.value, e.tag
+func (t *Table[V]) set(hash uint64, v V) (existed bool) {
+	s, existed := t.put(hash)
+	s.Value = v
 	return existed
+}
+
+// remove deletes a key, if the table has it.
+func (t *Table[V]) remove(key uint64) {
+	if s := t.Find(key); s != nil {
+		t.Delete(s)
+	}
 }
 
 func TestTableIsAMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		got, want := New[uint64, uint8](), make(map[uint64]entry)
+		got, want := New[uint64](), make(map[uint64]uint64)
 		// Few keys, so that they are deleted and put again, or so many that segments split.
 		keys := rapid.Uint64Range(0, rapid.SampledFrom([]uint64{10, 300, 5000}).Draw(t, "keys"))
 		for step := range rapid.IntRange(0, 30).Draw(t, "steps") {
@@ -94,26 +134,61 @@ func TestTableIsAMap(t *testing.T) {
 			got.Prefetch([]uint64{first, first + n})
 			for key := first; key < first+n; key++ {
 				if remove {
-					got.Remove(key)
+					got.remove(key)
 					delete(want, key)
 					continue
 				}
-				e := entry{uint64(step), uint8(key)}
+				value := uint64(step)<<32 + key
 				_, ok := want[key]
-				if existed := put(&got, key, e); ok != existed {
+				if existed := got.set(Hash(key), value); ok != existed {
 					t.Fatalf("put %d: got existed %v, want %v", key, existed, ok)
 				}
-				want[key] = e
+				want[key] = value
 			}
-			check(t, &got, want)
+			checkTable(t, &got, want)
 		}
 	})
+}
+
+// TestNewKeyHasTheZeroValue puts keys in slots that had other keys.
+func TestNewKeyHasTheZeroValue(t *testing.T) {
+	table := New[uint64]()
+	for key := range uint64(5000) {
+		s, existed := table.Put(key)
+		if existed || s.Value != 0 || s.Key() != key {
+			t.Fatalf("key %d: got key %d, value %d, existed %v", key, s.Key(), s.Value, existed)
+		}
+		if s.Value = key + 1; key%3 != 0 {
+			table.remove(key / 2)
+		}
+	}
+}
+
+// TestAllMayDelete deletes some of the slots that All yields.
+func TestAllMayDelete(t *testing.T) {
+	got, want := New[uint64](), make(map[uint64]uint64)
+	for key := range uint64(10_000) {
+		got.set(Hash(key), key)
+		want[key] = key
+	}
+	seen := 0
+	for s := range got.All() {
+		seen++
+		if key := s.Key(); key%3 > 0 {
+			got.Delete(s)
+			delete(want, key)
+		}
+	}
+	if seen != 10_000 {
+		t.Errorf("saw %d slots, want 10,000", seen)
+	}
+	checkTable(t, &got, want)
 }
 
 // TestCursorSeesEachKeyOnce visits a table in steps, between which it grows and shrinks.
 func TestCursorSeesEachKeyOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		table := New[struct{}, struct{}]()
+		table := New[struct{}]()
 		const stay = 200 // these keys stay
 		for key := range uint64(stay) {
 			table.Put(key)
@@ -124,7 +199,7 @@ func TestCursorSeesEachKeyOnce(t *testing.T) {
 				t.Fatalf("the cursor has not come to an end after %d steps", steps)
 			}
 			for range rapid.IntRange(0, 2).Draw(t, "changes") {
-				n := rapid.Uint64Range(0, 500).Draw(t, "keys")
+				n := rapid.Uint64Range(0, 1000).Draw(t, "keys")
 				if rapid.Bool().Draw(t, "add") && added < 20_000 {
 					for range n {
 						table.Put(added)
@@ -133,14 +208,14 @@ func TestCursorSeesEachKeyOnce(t *testing.T) {
 				} else {
 					for range min(n, added-stay) {
 						added--
-						table.Remove(added)
+						table.remove(added)
 					}
 				}
 			}
-			s, next := table.SegmentAt(at)
-			for i := range s.Slots {
-				if b := &s.Slots[i]; b.Used() && b.Cursor() >= at {
-					seen[b.Key()]++
+			segment, next := table.SegmentAt(at)
+			for i := range segment.Len() {
+				if s := segment.At(i); s != nil && s.Cursor() >= at {
+					seen[s.Key()]++
 				}
 			}
 			if at = next; at == 0 {
@@ -158,126 +233,96 @@ func TestCursorSeesEachKeyOnce(t *testing.T) {
 // TestShrunkTableIsSmall deletes most of a table.
 func TestShrunkTableIsSmall(t *testing.T) {
 	const n, rest = 100_000, 10_000
-	got, want := New[uint64, uint8](), make(map[uint64]entry)
+	got, want := New[uint64](), make(map[uint64]uint64)
 	for key := range uint64(n) {
-		put(&got, key<<40, entry{key, uint8(key)})
+		got.set(Hash(key<<40), key)
 	}
 	for key := range uint64(n) {
 		if key%(n/rest) != 0 {
-			got.Remove(key << 40)
+			got.remove(key << 40)
 		} else {
-			want[key<<40] = entry{key, uint8(key)}
+			want[key<<40] = key
 		}
 	}
-	check(t, &got, want)
-	segments := 0
-	for range got.Segments() {
-		segments++
-	}
-	if load := float64(rest) / float64(segments*SegmentSlots); load < 0.5 {
-		t.Errorf("load after deletions: got %.2f, want at least 0.5", load)
+	checkTable(t, &got, want)
+	if load := float64(rest) / float64(countSegments(&got)*segmentEntries); load < 0.4 {
+		t.Errorf("load after deletions: got %.2f, want at least 0.4", load)
 	}
 	for key := range want {
-		got.Remove(key)
+		got.remove(key)
 	}
-	check(t, &got, nil)
-	if len(got.dir) != 1 {
-		t.Errorf("directory of an empty table: got %d entries, want 1", len(got.dir))
+	checkTable(t, &got, nil)
+	if len(got.dir.segments) != 1 || slotsOf(&got) != minSlots {
+		t.Errorf("an empty table has a directory of %d elements, and %d slots", len(got.dir.segments), slotsOf(&got))
 	}
 }
 
-// TestEqualPrefixesNest puts so many hashes with the same first bits that a directory would be larger
+// TestEqualPrefixesDoNotEnlargeTheDirectory puts so many hashes with the same first bits that a directory would be larger
 // than the table.
-func TestEqualPrefixesNest(t *testing.T) {
-	for _, shared := range []int{24, 40, 56} {
-		got, want := New[uint64, uint8](), make(map[uint64]entry)
-		for i := range uint64(200) {
-			e := entry{i, uint8(i)}
-			h := 0x1234567887654321>>(64-shared)<<(64-shared) | i<<1 | 1
-			s, at, _ := got.put(h)
-			s.Slots[at].Value, s.Tags[at] = e.value, e.tag
-			want[unhash(h)] = e
-			put(&got, i, e)
-			want[i] = e
+func TestEqualPrefixesDoNotEnlargeTheDirectory(t *testing.T) {
+	for _, shared := range []int{16, 24, 32, 40, 56} {
+		got, want := New[uint64](), make(map[uint64]uint64)
+		for i := range uint64(400) {
+			h := 0x1234567887654321>>(64-shared)<<(64-shared) | bits.Reverse64(i)>>shared | 1
+			got.set(h, i)
+			want[unhash(h)] = i
+			got.set(Hash(i), i)
+			want[i] = i
 		}
-		check(t, &got, want)
-		if len(got.nested) == 0 || len(got.dir) > 512 {
-			t.Fatalf("%d bits shared: a directory of %d elements, %d nested tables", shared, len(got.dir), len(got.nested))
+		checkTable(t, &got, want)
+		if len(got.dir.overflow) == 0 || len(got.dir.segments) > 512 {
+			t.Fatalf("%d bits shared: a directory of %d elements, %d full segments", shared, len(got.dir.segments), len(got.dir.overflow))
 		}
 		for key := range want {
 			if key%7 != 0 {
-				got.Remove(key)
+				got.remove(key)
 				delete(want, key)
 			}
 		}
-		check(t, &got, want)
+		checkTable(t, &got, want)
+		for key := range uint64(20_000) { // the directory may grow again
+			got.set(Hash(key), key)
+			want[key] = key
+		}
+		checkTable(t, &got, want)
 		for key := range want {
-			got.Remove(key)
+			got.remove(key)
 		}
-		check(t, &got, nil)
-		got.Clear()
-		check(t, &got, nil)
-	}
-}
-
-// TestPrefixesOfDifferentLengthsNest nests the prefixes 000011 and 0000011.
-func TestPrefixesOfDifferentLengthsNest(t *testing.T) {
-	got, want := New[uint64, uint8](), make(map[uint64]entry)
-	for _, prefix := range []uint64{0b000011 << 58, 0b0000011 << 57} { // of cursors
-		for i := range uint64(40) {
-			e := entry{prefix, uint8(i)}
-			h := prefix<<1 | 0x7f<<32 | i<<1
-			s, at, _ := got.put(h)
-			s.Slots[at].Value, s.Tags[at] = e.value, e.tag
-			want[unhash(h)] = e
+		checkTable(t, &got, nil)
+		if len(got.dir.segments) != 1 || len(got.dir.overflow) > 0 {
+			t.Fatalf("an empty table has a directory of %d elements, %d full segments", len(got.dir.segments), len(got.dir.overflow))
 		}
 	}
-	check(t, &got, want)
 }
 
 // TestReplacedKeysKeepTheDirectory deletes and puts again keys of the segment for which the directory was doubled.
 func TestReplacedKeysKeepTheDirectory(t *testing.T) {
 	fixSeed(t)
-	table := New[struct{}, struct{}]()
-	for key, depth := uint64(0), uint(0); key < 100_000; key++ {
-		if table.Put(key); table.depth == depth {
+	table := New[struct{}]()
+	for key, depth := uint64(0), uint(0); key < 1_000_000; key++ {
+		if table.Put(key); table.dir.depth == depth {
 			continue
 		}
-		depth = table.depth
+		depth = table.dir.depth
 		var keys []uint64
-		for s := range table.Segments() {
-			for i := range s.Slots {
-				if uint(s.depth) == depth && s.Slots[i].Used() {
-					keys = append(keys, s.Slots[i].Key())
-				}
+		for s := range table.All() {
+			if uint(table.dir.depths[table.dir.index(uint32(s.Cursor()>>32))]) == depth {
+				keys = append(keys, s.Key())
 			}
 		}
-		before := &table.dir[0]
+		before := &table.dir.segments[0]
 		for range 2 {
-			for _, key := range keys[:5] {
-				table.Remove(key)
+			for _, key := range keys {
+				table.remove(key)
 			}
-			for _, key := range keys[:5] {
+			for _, key := range keys {
 				table.Put(key)
 			}
-			if len(table.dir) > minDirectory && &table.dir[0] != before {
-				t.Fatalf("the directory of %d elements was replaced, at %d keys", len(table.dir), table.Len())
+			if len(table.dir.segments) > minDirectory && &table.dir.segments[0] != before {
+				t.Fatalf("the directory of %d elements was replaced, at %d keys", len(table.dir.segments), table.Len())
 			}
 		}
-		checkDirectory(t, &table)
-	}
-}
-
-func TestClearedTableIsEmpty(t *testing.T) {
-	for _, keys := range []uint64{0, 1, 5, 10_000} {
-		got := New[uint64, uint8]()
-		for range 2 {
-			for key := range keys {
-				put(&got, key, entry{key, 1})
-			}
-			got.Clear()
-			check(t, &got, nil)
-		}
+		checkDirectory(t, &table.dir)
 	}
 }
 
@@ -290,31 +335,17 @@ func TestHashIsOneToOne(t *testing.T) {
 	})
 }
 
-// TestGrowthMovesFewEntries counts the entries that each insertion moves.
+// TestGrowthMovesFewEntries counts the entries that splits move.
 func TestGrowthMovesFewEntries(t *testing.T) {
 	const n = 1_000_000
-	table, moves := New[[2]uint64, struct{}](), 0
-	type place struct {
-		key uint64
-		at  *Slot[[2]uint64]
-	}
-	var full []place
+	table, moves := New[[2]uint64](), 0
 	for key := range uint64(n) {
-		full = full[:0]
-		if _, s := table.locate(cursor(Hash(key))); s.used == allUsed {
-			for i := range s.Slots {
-				full = append(full, place{s.Slots[i].Key(), &s.Slots[i]})
-			}
-		}
+		at := cursor(newEntry(Hash(key), 0).hash)
+		s := table.dir.segments[table.dir.index(at)]
+		before := int(s.len())
 		table.Put(key)
-		before := moves
-		for _, p := range full {
-			if s, i, _ := table.Find(p.key); &s.Slots[i] != p.at {
-				moves++
-			}
-		}
-		if moved := moves - before; moved > SegmentSlots {
-			t.Fatalf("put %d: moved %d entries, want at most %d", key, moved, SegmentSlots)
+		if after := int(s.len()); after < before {
+			moves += before - after
 		}
 		if perKey := float64(moves) / float64(key+1); key >= 1000 && perKey > 1.5 {
 			t.Fatalf("moves a key after %d insertions: got %.2f, want at most 1.5", key+1, perKey)
@@ -323,11 +354,12 @@ func TestGrowthMovesFewEntries(t *testing.T) {
 	t.Logf("moves a key: %.2f", float64(moves)/n)
 }
 
-// segmentBytes is the memory of a segment of 24-byte slots, a size class of Go's allocator.
-const segmentBytes = 768
+// segmentBytes is the memory of a segment, a size class of Go's allocator.
+const segmentBytes = 1024
 
-func bytesPerKey(segments, directory, keys int) float64 {
-	return float64(segments*segmentBytes+directory*8) / float64(keys)
+// bytesPerKey returns the memory of a table with slots of 24 bytes.
+func bytesPerKey(segments int, t *Table[[2]uint64]) float64 {
+	return float64(segments*segmentBytes+9*len(t.dir.segments)+24*slotsOf(t)+24*len(t.chunks)) / float64(t.Len())
 }
 
 // fixSeed makes the memory of a table the same in each run: that of some thousand keys varies with
@@ -341,43 +373,36 @@ func fixSeed(t *testing.T) {
 // TestTableIsSmallAtAnySize checks the memory while a table grows.
 func TestTableIsSmallAtAnySize(t *testing.T) {
 	fixSeed(t)
-	if size := unsafe.Sizeof(Segment[[2]uint64, struct{}]{}); size > segmentBytes {
-		t.Errorf("a segment of 24-byte slots has %d bytes, want at most %d", size, segmentBytes)
+	if size := unsafe.Sizeof(segment{}); size != segmentBytes {
+		t.Errorf("a segment has %d bytes, want %d", size, segmentBytes)
 	}
-	table := New[[2]uint64, struct{}]()
-	segments, depth, most := 1, uint(0), 0.0
+	table := New[[2]uint64]()
+	next, most := 20_000, 0.0
 	for key := range 3_000_000 {
-		_, s := table.locate(cursor(Hash(uint64(key))))
-		before := s.depth
-		table.Put(uint64(key))
-		segments += int(s.depth - before) // a split deepens a segment by one
-		if key < 1000 || key%64 != 0 && table.depth == depth {
+		if table.Put(uint64(key)); key < next {
 			continue
 		}
-		depth = table.depth
-		perKey := bytesPerKey(segments, len(table.dir), key+1)
+		next += next / 50
+		perKey := bytesPerKey(countSegments(&table), &table)
 		if most = max(most, perKey); perKey > 40 {
 			t.Fatalf("bytes a key at %d keys: got %.2f, want at most 40", key+1, perKey)
 		}
 	}
 	t.Logf("bytes a key: at most %.2f", most)
-	if counted := countSegments(&table); counted < segments { // a split may leave a half empty, and split again
-		t.Errorf("counted %d segments, want at least %d", counted, segments)
-	}
 }
 
 // TestTableStaysSmall replaces all keys of tables several times.
 func TestTableStaysSmall(t *testing.T) {
 	fixSeed(t)
 	for _, n := range []uint64{50_000, 60_000, 70_000} {
-		table := New[[2]uint64, struct{}]()
+		table := New[[2]uint64]()
 		for key := range 5 * n {
 			table.Put(key)
 			if key >= n {
-				table.Remove(key - n)
+				table.remove(key - n)
 			}
 		}
-		if perKey := bytesPerKey(countSegments(&table), len(table.dir), table.Len()); perKey > 41 {
+		if perKey := bytesPerKey(countSegments(&table), &table); perKey > 41 {
 			t.Errorf("bytes a key of %d keys: got %.2f, want at most 41", n, perKey)
 		} else {
 			t.Logf("bytes a key of %d keys: %.2f", n, perKey)
@@ -385,8 +410,9 @@ func TestTableStaysSmall(t *testing.T) {
 	}
 }
 
-func countSegments[V, T any](t *Table[V, T]) (n int) {
-	for range t.Segments() {
+func countSegments[V any](t *Table[V]) (n int) {
+	for at, next := uint64(0), uint64(1); next != 0; at = next {
+		_, next = t.SegmentAt(at)
 		n++
 	}
 	return n
@@ -396,7 +422,7 @@ func BenchmarkTable(b *testing.B) {
 	const run = 16
 	keyOf := func(i uint64) uint64 { return i * 0x9e3779b97f4a7c15 }
 	for _, n := range []uint64{10_000, 3_000_000} {
-		t := New[[2]uint64, struct{}]()
+		t := New[[2]uint64]()
 		for i := range n {
 			t.Put(keyOf(i))
 		}
@@ -415,7 +441,7 @@ func BenchmarkTable(b *testing.B) {
 						t.Prefetch(keys[:])
 					}
 					for _, key := range keys {
-						if s, i, ok := t.Find(key); !ok || s.Slots[i].Value[0] != 0 {
+						if s := t.Find(key); s == nil || s.Value[0] != 0 {
 							b.Fatal("not found")
 						}
 					}
@@ -436,17 +462,16 @@ func BenchmarkTable(b *testing.B) {
 						t.Put(key)
 					}
 					for _, key := range old {
-						s, i, _ := t.Find(key)
-						t.Delete(s, i)
+						t.remove(key)
 					}
 				}
 			})
 		}
 		b.Run(fmt.Sprintf("Grow/keys=%d", n), func(b *testing.B) {
-			t, i := New[[2]uint64, struct{}](), uint64(0)
+			t, i := New[[2]uint64](), uint64(0)
 			for b.Loop() {
 				if t.Put(keyOf(i)); t.Len() == int(n) {
-					t.Clear()
+					t = New[[2]uint64]()
 				}
 				i++
 			}

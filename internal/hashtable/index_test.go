@@ -31,6 +31,7 @@ func TestIndexIsASet(t *testing.T) {
 			}
 		}
 		index.Prefetch(slices.Collect(maps.Values(hashes)))
+		checkDirectory(t, &index.dir)
 		if index.Len() != len(hashes) {
 			t.Errorf("length: got %d, want %d", index.Len(), len(hashes))
 		}
@@ -77,9 +78,9 @@ func TestRemovedRecordsFreeMemory(t *testing.T) {
 		for record := range uint32(records) {
 			x.Remove(Hash(i), record+1)
 		}
-		checkDirectory(t, &x.table)
-		if n := len(x.table.nested); n > 0 || len(x.table.dir) != 1 || x.table.n != 0 {
-			t.Fatalf("after %d hashes: %d nested tables, a directory of %d elements, %d keys", i+1, n, len(x.table.dir), x.table.n)
+		checkDirectory(t, &x.dir)
+		if len(x.dir.segments) != 1 || x.Len() != 0 {
+			t.Fatalf("after %d hashes: a directory of %d elements, %d records", i+1, len(x.dir.segments), x.Len())
 		}
 	}
 }

@@ -1,122 +1,116 @@
 package hashtable
 
-import "math/bits"
-
-// SegmentSlots is the number of slots of a segment. A segment of 24-byte slots has 760 bytes, which Go's
-// allocator rounds up to 768.
-const SegmentSlots = 30
-
-// Delete merges a segment of up to mergedKeys keys with its buddy, if together they have up to
-// mergedSum keys. With smaller values, a table whose keys are replaced all the time would have more
-// memory: 50 bytes a key of a 24-byte slot with half of them, in place of 40.
 const (
-	mergedKeys = 14
-	mergedSum  = 28
+	segmentBuckets = 16
+	segmentEntries = segmentBuckets * bucketEntries
+
+	// maxDistance is how many buckets after its home an entry may be before its segment splits. A higher value takes
+	// less memory, and causes more cache misses.
+	maxDistance = 3
+	// anyDistance is the number of buckets after its home.
+	anyDistance = segmentBuckets - 1
+
+	// mergedEntries is the number of entries up to which two segments are merged.
+	mergedEntries = segmentEntries * 3 / 4
 )
 
-// Segment has up to SegmentSlots keys: those whose cursors begin with the same bits. Its keys are in
-// any slots; the other slots are zero.
-type Segment[V, T any] struct {
-	used   uint32 // a bit of each slot that has a key
-	depth  uint8  // number of bits that the cursors share
-	nested bool   // the keys are in a nested table
-	// controls has a byte of each slot: 0 if it is empty, and otherwise seven bits of its hash
-	// below a set bit.
-	controls [4]uint64
-	// Tags are the tags of Slots, at the same indexes.
-	Tags  [SegmentSlots]T
-	Slots [SegmentSlots]Slot[V]
+// segment has the entries whose cursors begin with the same bits. An entry is in its home bucket, or if that is full, in
+// the first bucket after it, cyclically, that is not.
+type segment [segmentBuckets]bucket
+
+// home returns an entry's home bucket. It depends on bits 7 to 10, which no directory uses that fits into memory.
+func home(hash uint32) uint { return uint(hash>>7) % segmentBuckets }
+
+// after returns the bucket after a bucket.
+func after(at uint) uint { return (at + 1) % segmentBuckets }
+
+// len returns the number of entries.
+func (s *segment) len() (n uint) {
+	for at := range s {
+		n += s[at].len()
+	}
+	return n
 }
 
-const allUsed = 1<<SegmentSlots - 1
-
-// Len returns the number of keys.
-func (s *Segment[V, T]) Len() int { return bits.OnesCount32(s.used) }
-
-// Slot has one key or is empty.
-type Slot[V any] struct {
-	Value V      // first, since a zero-size last field would be padded
-	hash  uint64 // 0 if the slot is empty
-}
-
-// Used reports whether the slot has a key.
-func (s *Slot[V]) Used() bool { return s.hash != 0 }
-
-// Key returns the slot's key.
-func (s *Slot[V]) Key() uint64 { return unhash(s.hash) }
-
-// Cursor returns the cursor of the slot's key, see Table.SegmentAt.
-func (s *Slot[V]) Cursor() uint64 { return cursor(s.hash) }
-
-const (
-	eachByte = 0x0101010101010101
-	highBits = 0x8080808080808080
-)
-
-// control returns the control byte of a hash. It depends on bits 40 to 46: the directory uses the bits
-// above and those from 32 to 38, and an Index replaces the bits below.
-func control(hash uint64) uint64 { return hash>>40&0x7f | 0x80 }
-
-// matches returns the high bits of the bytes of controls that equal the control byte of a pattern of
-// eight. It may return bits of other used slots too.
-func matches(controls, pattern uint64) uint64 {
-	x := controls ^ pattern
-	return (x - eachByte) &^ x & highBits
-}
-
-// home returns the slot in which a hash is if the slot was empty, and otherwise after which it is,
-// cyclically. It depends on bits 39 to 46.
-func home(hash uint64) int { return int(hash >> 39 & 0xff * SegmentSlots >> 8) }
-
-// find returns the slot index of a hash; ok is false if the segment does not have the hash.
-func (s *Segment[V, T]) find(hash uint64) (i int, ok bool) {
-	// Most keys are in their home slot, which the processor loads while it loads controls.
-	if i = home(hash); s.Slots[i].hash == hash {
-		return i, true
-	}
-	pattern := control(hash) * eachByte
-	found := [4]uint64{
-		matches(s.controls[0], pattern), matches(s.controls[1], pattern),
-		matches(s.controls[2], pattern), matches(s.controls[3], pattern),
-	}
-	if found[0]|found[1]|found[2]|found[3] == 0 { // one branch for most keys that the segment does not have
-		return 0, false
-	}
-	for w, m := range found {
-		for ; m != 0; m &= m - 1 {
-			if i := 8*w + bits.TrailingZeros64(m)/8; s.Slots[i].hash == hash {
-				return i, true
+// find returns the bucket of an entry, and its index there.
+func (s *segment) find(e entry) (at, k uint, ok bool) {
+	at = home(e.hash)
+	for range segmentBuckets {
+		b := &s[at]
+		for m := b.match(pattern(e.hash)); m != 0; {
+			if k, m = m.next(); b.records[k%8] == e.record {
+				return at, k, true
 			}
 		}
+		if !b.full() {
+			break
+		}
+		at = after(at)
 	}
-	return 0, false
+	return 0, 0, false
 }
 
-// insert adds a hash, and returns its slot index. s must not be full.
-func (s *Segment[V, T]) insert(hash uint64) (i int) {
-	i = home(hash)
-	if after := ^s.used & allUsed >> i << i; after != 0 {
-		i = bits.TrailingZeros32(after)
-	} else {
-		i = bits.TrailingZeros32(^s.used)
+// insert adds an entry at most some buckets after its home. It returns false if there is no room.
+func (s *segment) insert(e entry, distance int) (ok bool) {
+	at := home(e.hash)
+	for range distance + 1 {
+		if b := &s[at]; !b.full() {
+			b.set(b.room(), e)
+			return true
+		}
+		at = after(at)
 	}
-	s.used |= 1 << i
-	s.controls[i/8] |= control(hash) << (8 * (i % 8))
-	s.Slots[i].hash = hash
-	return i
+	return false
 }
 
-// delete empties a slot.
-func (s *Segment[V, T]) delete(i int) {
-	var none T
-	s.used &^= 1 << i
-	s.controls[i/8] &^= 0xff << (8 * (i % 8))
-	s.Slots[i], s.Tags[i] = Slot[V]{}, none
+// delete removes entry k of a bucket, and reports whether the segment may have few entries.
+func (s *segment) delete(at, k uint) (few bool) {
+	b := &s[at]
+	wasFull := b.full()
+	if b.remove(k); wasFull {
+		s.refill(at)
+		return false
+	}
+	return b.records[0] == 0
 }
 
-// move adds an entry to another segment, and removes it from this one.
-func (s *Segment[V, T]) move(i int, to *Segment[V, T]) {
-	k := to.insert(s.Slots[i].hash)
-	to.Slots[k], to.Tags[k] = s.Slots[i], s.Tags[i]
-	s.delete(i)
+// refill moves an entry to a bucket that is no longer full, from a bucket after it that has entries because it was.
+func (s *segment) refill(hole uint) {
+	for distance := uint(1); distance < segmentBuckets; distance++ {
+		at := (hole + distance) % segmentBuckets
+		b := &s[at]
+		wasFull := b.full()
+		for k := range b.len() {
+			// An entry may fill the hole if its home is not after the hole.
+			if e := b.entry(k); (at-home(e.hash))%segmentBuckets >= distance {
+				s[hole].set(s[hole].room(), e)
+				b.remove(k)
+				hole, distance = at, 0
+				break
+			}
+		}
+		if !wasFull {
+			return
+		}
+	}
+}
+
+// split moves the entries whose cursors have a bit, given by its number, to another segment, which is empty.
+func (s *segment) split(bit uint, upper *segment) {
+	old := *s
+	*s = segment{}
+	to := [2]*segment{s, upper}
+	var lens [2][segmentBuckets]uint8 // of the buckets of to
+	for from := range &old {
+		b := &old[from]
+		for k := range b.len() {
+			e := b.entry(k)
+			half, at := cursor(e.hash)>>bit&1, home(e.hash)
+			for lens[half][at] == bucketEntries {
+				at = after(at)
+			}
+			to[half][at].set(uint(lens[half][at]), e)
+			lens[half][at]++
+		}
+	}
 }
