@@ -76,3 +76,53 @@ func TestRoutersMoveBetweenServers(t *testing.T) {
 		}
 	}
 }
+
+// TestReplicatedJournalSurvivesItsServers stops, at random entries, one of three NATS servers, or the server that writes to
+// them, which is killed.
+func TestReplicatedJournalSurvivesItsServers(t *testing.T) {
+	fleet := newFleet(t)
+	nats := harness.StartNATSCluster(t)
+	args := []string{
+		"--journal", nats.URLs(), "--journal-replicas", "3", "--journal-max-bytes", "16MiB", "--journal-checkpoint-bytes", "64KiB",
+	}
+	for i := range engines {
+		args = append(args, "--worker", fleet.add(fmt.Sprintf("engine-%d", i), 1, bound()).flag())
+	}
+	writer := &member{args: args, proxy: harness.NewProxy(t, "")}
+	replica := &member{args: append(args[:len(args):len(args)], "--cluster-ingest=false"), proxy: harness.NewProxy(t, "")}
+	nats.AwaitLeader()
+	writer.start(t)
+	replica.start(t)
+	routers := []*router{follow(t, writer.proxy.Addr()), follow(t, replica.proxy.Addr())}
+	rng := rand.New(rand.NewPCG(*seed, 3))
+	await := func() {
+		t.Helper()
+		next := routers[0].seq() + 1 + rng.Uint64N(maxEntries)
+		for i, r := range routers {
+			if err := r.await(t.Context(), next); err != nil {
+				t.Fatalf("router %d: %v", i, err)
+			}
+		}
+	}
+	for range *kills {
+		await()
+		if rng.IntN(3) == 0 {
+			if err := writer.process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			writer.start(t)
+			continue
+		}
+		down := rng.IntN(3)
+		nats.Stop(down)
+		await() // with two of three servers
+		nats.Start(down)
+		nats.AwaitReplicas("kvcast", "OBJ_kvcast-checkpoints", "KV_kvcast-workers")
+	}
+	fleet.wantViews(routers...)
+	for _, m := range []*member{writer, replica} {
+		if err := m.process.Stop(); err != nil {
+			t.Error(err)
+		}
+	}
+}
