@@ -15,13 +15,16 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 )
 
-// update makes TestStateOfEarlierVersionsIsRead write the directory of the current version instead of reading it. Do that
-// in a new directory only, when the format of stored state has changed.
-var update = flag.Bool("update", false, "write "+golden)
+// update makes TestStateOfEarlierVersionsIsRead write the directory of the current format first.
+var update = flag.Bool("update", false, "write "+current)
 
-// golden is a journal directory that the first version of the stored state has written, and digest.json is the digest of
-// the blocks of its only worker.
-const golden = "testdata/state-v1"
+// goldens are journal directories that versions of kvcast have written, one for each format of stored state, and
+// digest.json in each is the digest of the blocks of its only worker. When the format has changed, add a directory, and
+// leave the others as they are.
+var goldens = []string{"testdata/state-v1", current}
+
+// current is the directory of the current format.
+const current = "testdata/state-v2"
 
 const goldenBatches = 400
 
@@ -30,6 +33,13 @@ func TestStateOfEarlierVersionsIsRead(t *testing.T) {
 	if *update {
 		writeGolden(t)
 	}
+	for _, golden := range goldens {
+		t.Run(golden, func(t *testing.T) { readGolden(t, golden) })
+	}
+}
+
+func readGolden(t *testing.T, golden string) {
+	t.Helper()
 	text, err := os.ReadFile(filepath.Join(golden, "digest.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -88,13 +98,13 @@ func writeGolden(t *testing.T) {
 	if err := p.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.RemoveAll(golden); err != nil {
+	if err := os.RemoveAll(current); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.CopyFS(filepath.Join(golden, "journal"), os.DirFS(dir)); err != nil {
+	if err := os.CopyFS(filepath.Join(current, "journal"), os.DirFS(dir)); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(golden, "digest.json"), append(text, '\n'), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(current, "digest.json"), append(text, '\n'), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
