@@ -242,26 +242,6 @@ func (e *embedded) syncMetadata(stream string) error {
 	return nil
 }
 
-// syncEntries syncs the files that have a stream's messages.
-func (e *embedded) syncEntries(stream string) error {
-	dir := filepath.Join(e.streamDir(stream), "msgs")
-	names, err := filepath.Glob(filepath.Join(dir, "*.blk"))
-	for _, name := range append(names, dir) {
-		f, openErr := os.Open(name)
-		if errors.Is(openErr, os.ErrNotExist) {
-			continue // purged meanwhile
-		}
-		if openErr == nil {
-			openErr = errors.Join(f.Sync(), f.Close())
-		}
-		err = errors.Join(err, openErr)
-	}
-	if err != nil {
-		return storageError(fmt.Sprintf("sync the entries before a checkpoint: %v", err))
-	}
-	return nil
-}
-
 func (e *embedded) stop() {
 	if e.server != nil {
 		e.server.Shutdown()

@@ -338,25 +338,3 @@ func TestFaultsAtSingleOperationsLoseNothing(t *testing.T) {
 func TestKillsAtSingleOperationsLoseNothing(t *testing.T) {
 	everywhere(t, choose(enumerate(t), faultfs.Fault{Kill: true}, faultfs.Fault{Kill: true, Wrote: 1}))
 }
-
-// TestEntriesAreSyncedBeforeTheirCheckpoints kills a server that has not synced by itself yet.
-func TestEntriesAreSyncedBeforeTheirCheckpoints(t *testing.T) {
-	h := newHistory(t, point{}, "--journal-sync", "1h")
-	h.process = start(t, h.args...)
-	if err := h.write(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	for written := 0.0; written == 0; {
-		m, err := h.process.Metrics(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		written = m.Sum("kvcast_checkpoint_bytes_total")
-	}
-	h.end()
-	h.ops.mu.Lock()
-	defer h.ops.mu.Unlock()
-	if c := (class{0, "fsync jetstream/$G/streams/kvcast/msgs/N.blk"}); h.ops.counts[c] == 0 {
-		t.Errorf("a checkpoint is written, and its entries are not synced: %v", h.ops.counts)
-	}
-}
