@@ -2,6 +2,8 @@ package server_test
 
 import (
 	"context"
+	"errors"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -148,7 +150,10 @@ func matchesFail(req *kvcastv1.MatchPrefixRequest) failing {
 		stream := h.matchPrefixes()
 		stream.send(1, matchOf(1))
 		stream.send(2, req)
-		stream.send(3, matchOf(1))
+		// The stream may have ended by now.
+		if err := stream.Send(&kvcastv1.MatchPrefixesRequest{Id: 3, Request: matchOf(1)}); err != nil && !errors.Is(err, io.EOF) {
+			t.Error(err)
+		}
 		if m, err := stream.Recv(); err != nil || m.GetId() != 1 {
 			t.Errorf("the request before: got %v, error %v", m, err)
 		}
