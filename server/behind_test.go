@@ -30,7 +30,6 @@ func TestPositionOfAnotherServerIsAwaited(t *testing.T) {
 			}
 			resumed <- err
 		}()
-		time.Sleep(time.Second)
 		synctest.Wait()
 		select {
 		case err := <-resumed:
