@@ -14,8 +14,8 @@ const (
 	mergedEntries = segmentEntries * 3 / 4
 )
 
-// segment has the entries whose cursors begin with the same bits. An entry is in its home bucket, or if that is full, in
-// the first bucket after it, cyclically, that is not.
+// segment has the entries whose cursors begin with the same bits. An entry is in its home bucket, or in one after it if
+// all buckets from its home up to that one are full. The first bucket follows the last.
 type segment [segmentBuckets]bucket
 
 // home returns an entry's home bucket. It depends on bits 7 to 10, which no directory uses that fits into memory.

@@ -56,8 +56,8 @@ type Config struct {
 	TLSCA string
 	// TLSCert and TLSKey are files of the client's certificate and key.
 	TLSCert, TLSKey string
-	// Follow makes the journal follow the entries that another process appends to the stream of Servers: Load also starts
-	// to read the entries after those it has read. Append is not allowed, and nothing on the servers is changed.
+	// Follow is for a stream of Servers that another process appends to. After Load, the journal also reads what is appended
+	// later. Append returns an error, and the journal changes nothing on the servers.
 	Follow bool
 	// Replicas is the number of Servers that store the stream: 1, 3 or 5; 0 means 1 for a new stream, and no change of
 	// an existing one.

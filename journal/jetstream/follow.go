@@ -118,7 +118,7 @@ func (j *Journal) check() (jetstream.Stream, error) {
 	return s, nil
 }
 
-// setAnswering remembers since when the servers do not answer, for Stalled.
+// setAnswering records whether the servers answer. Stalled returns the time since which they do not.
 func (j *Journal) setAnswering(answering bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -11,7 +11,7 @@
 // stream refuses the entry, the journal fails with journal.ErrFenced, and nothing is interleaved. A failed journal stays
 // failed: the appends in flight and all later ones return the first error, while reads continue.
 //
-// With Servers, Open claims the streams for its process, and asks the process that has claimed them before to stop: that
+// With Servers and without Follow, Open claims the streams for its process, and asks the process that has claimed them before to stop: that
 // one fails with journal.ErrFenced when its appends in flight are acknowledged, and Open waits for it. The checkpoints of
 // a former owner, such as one that was paused meanwhile, are refused.
 //

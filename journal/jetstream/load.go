@@ -86,8 +86,8 @@ func (j *Journal) load(ctx context.Context, s jetstream.Stream, first, last uint
 	})
 }
 
-// consume calls read with the subscription of a push consumer of the entries from l.next on. That is the fastest way to
-// read: a third of the time of batches of direct gets.
+// consume creates a push consumer of the entries from l.next on, and calls read with its subscription. A push consumer takes
+// a third of the time of direct gets in batches.
 func (j *Journal) consume(ctx context.Context, l *loader, read func(*nats.Subscription) error) error {
 	inbox := nats.NewInbox()
 	sub, err := j.conn.SubscribeSync(inbox)

@@ -11,7 +11,7 @@ import (
 	"github.com/kvcast/kvcast/journal/jetstream"
 )
 
-// Followed is a journal that another process writes.
+// Followed is a journal to which another process appends, and this one does not.
 type Followed interface {
 	Journal
 	// Mark is called before the checkpoints are read, and then Load, which fails if they do not fit its entries.
