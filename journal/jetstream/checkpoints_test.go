@@ -19,16 +19,9 @@ import (
 // checkpoints returns the names, lengths and last bytes of all checkpoints, and the errors.
 func checkpoints(t *testing.T, j *jetstream.Journal) (map[string]string, []error) {
 	t.Helper()
-	all := make(map[string]string)
-	var errs []error
-	for c, err := range j.Checkpoints().All(t.Context()) {
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		all[c.Name] = fmt.Sprintf("%d %q", len(c.Data), c.Data[max(0, len(c.Data)-3):])
-	}
-	return all, errs
+	return objects(j.Checkpoints().All(t.Context()), func(data []byte) string {
+		return fmt.Sprintf("%d %q", len(data), data[max(0, len(data)-3):])
+	})
 }
 
 func put(t *testing.T, j *jetstream.Journal, name string, data []byte) {
@@ -41,9 +34,7 @@ func put(t *testing.T, j *jetstream.Journal, name string, data []byte) {
 func wantCheckpoints(t *testing.T, j *jetstream.Journal, want map[string]string) {
 	t.Helper()
 	got, errs := checkpoints(t, j)
-	if diff := cmp.Diff(want, got); diff != "" || errs != nil {
-		t.Fatalf("checkpoints (-want +got):\n%s\nerrors: %v", diff, errs)
-	}
+	wantObjects(t, got, errs, want)
 }
 
 func TestCheckpointsSurvive(t *testing.T) {

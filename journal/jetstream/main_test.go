@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"iter"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -132,6 +134,27 @@ func wantEntries(t testing.TB, got, want []jetstream.Entry) {
 		if g.Seq != w.Seq || g.Worker != w.Worker || g.Tiers != w.Tiers || !bytes.Equal(g.Body, w.Body) || !bytes.Equal(g.State, w.State) {
 			t.Fatalf("entry %d: got %.300q, want %.300q", i, fmt.Sprint(g), fmt.Sprint(w))
 		}
+	}
+}
+
+// objects returns the names of all objects with their data as text, and the errors.
+func objects(all iter.Seq2[jetstream.Object, error], text func(data []byte) string) (map[string]string, []error) {
+	found := make(map[string]string)
+	var errs []error
+	for o, err := range all {
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		found[o.Name] = text(o.Data)
+	}
+	return found, errs
+}
+
+func wantObjects(t testing.TB, got map[string]string, errs []error, want map[string]string) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" || errs != nil {
+		t.Fatalf("objects (-want +got):\n%s\nerrors: %v", diff, errs)
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvcast/kvcast/journal"
@@ -30,16 +29,7 @@ func register(t *testing.T, j *jetstream.Journal, names ...string) {
 // registrations returns the names and data of all registrations, and the errors.
 func registrations(t *testing.T, j *jetstream.Journal) (map[string]string, []error) {
 	t.Helper()
-	all := make(map[string]string)
-	var errs []error
-	for r, err := range j.Registrations().All(t.Context()) {
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		all[r.Name] = string(r.Data)
-	}
-	return all, errs
+	return objects(j.Registrations().All(t.Context()), func(data []byte) string { return string(data) })
 }
 
 func wantRegistrations(t *testing.T, j *jetstream.Journal, names ...string) {
@@ -49,9 +39,7 @@ func wantRegistrations(t *testing.T, j *jetstream.Journal, names ...string) {
 		want[name] = "data of " + name
 	}
 	got, errs := registrations(t, j)
-	if diff := cmp.Diff(want, got); diff != "" || errs != nil {
-		t.Fatalf("registrations (-want +got):\n%s\nerrors: %v", diff, errs)
-	}
+	wantObjects(t, got, errs, want)
 }
 
 func TestRegistrationsSurvive(t *testing.T) {
