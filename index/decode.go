@@ -1,9 +1,7 @@
 package index
 
 import (
-	"encoding/binary"
 	"fmt"
-	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -148,9 +146,9 @@ func (x *Index) storeEncoded(r *rank, tier int, b []byte) error {
 		case kvcastv1.StoredParentHashField:
 			s.Parent, s.HasParent = f.Value, true
 		case kvcastv1.StoredBlockHashesField:
-			d.blocks = appendHashes(d.blocks, f.Bytes)
+			d.blocks, err = f.AppendFixed64s(d.blocks)
 		case kvcastv1.StoredTokensHashesField:
-			d.tokens = appendHashes(d.tokens, f.Bytes)
+			d.tokens, err = f.AppendFixed64s(d.tokens)
 		case kvcastv1.StoredBlockSizeField:
 			s.BlockSize = uint32(f.Value)
 		case kvcastv1.StoredLoraNameField:
@@ -159,6 +157,9 @@ func (x *Index) storeEncoded(r *rank, tier int, b []byte) error {
 			}
 			s.LoRA = d.lora
 		default: // token ids, or a field of a later version
+		}
+		if err != nil {
+			return err
 		}
 	}
 	s.Blocks, s.Tokens = d.blocks, d.tokens
@@ -172,26 +173,17 @@ func (x *Index) removeEncoded(r *rank, tier int, b []byte) error {
 	d.blocks = d.blocks[:0]
 	for len(b) > 0 {
 		f, rest, err := encode.Next(b)
+		if err == nil && f.Number == kvcastv1.RemovedBlockHashesField {
+			d.blocks, err = f.AppendFixed64s(d.blocks)
+		}
 		if err != nil {
 			return err
 		}
 		b = rest
-		if f.Number == kvcastv1.RemovedBlockHashesField {
-			d.blocks = appendHashes(d.blocks, f.Bytes)
-		}
 	}
 	x.blocks.Remove(r.blocks, tier, d.blocks)
 	d.release()
 	return nil
-}
-
-// appendHashes appends packed fixed64 values.
-func appendHashes(hashes []uint64, b []byte) []uint64 {
-	hashes = slices.Grow(hashes, len(b)/8)
-	for ; len(b) >= 8; b = b[8:] {
-		hashes = append(hashes, binary.LittleEndian.Uint64(b))
-	}
-	return hashes
 }
 
 // release frees memory that only a very large event needed.

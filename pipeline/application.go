@@ -1,7 +1,6 @@
 package pipeline
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -143,7 +142,7 @@ func (a *application) stored(t *table, b []byte) error {
 		case kvcastv1.StoredParentHashField:
 			r.parent, r.hasParent = f.Value, true
 		case kvcastv1.StoredBlockHashesField:
-			if a.hashes, err = appendHashes(a.hashes, f); err != nil {
+			if a.hashes, err = f.AppendFixed64s(a.hashes); err != nil {
 				return fmt.Errorf("decode stored: %w", err)
 			}
 		case kvcastv1.StoredTokensHashesField:
@@ -168,24 +167,13 @@ func (a *application) stored(t *table, b []byte) error {
 	return nil
 }
 
-// appendHashes appends the values of a packed field of hashes.
-func appendHashes(hashes []uint64, f encode.Field) ([]uint64, error) {
-	if len(f.Bytes)%8 != 0 {
-		return nil, fmt.Errorf("hashes of %d bytes", len(f.Bytes))
-	}
-	for b := f.Bytes; len(b) > 0; b = b[8:] {
-		hashes = append(hashes, binary.LittleEndian.Uint64(b))
-	}
-	return hashes, nil
-}
-
 // eventRemoved applies an encoded Removed.
 func (a *application) eventRemoved(t *table, b []byte) error {
 	a.hashes = a.hashes[:0]
 	for len(b) > 0 {
 		f, rest, err := encode.Next(b)
 		if err == nil && f.Number == kvcastv1.RemovedBlockHashesField {
-			a.hashes, err = appendHashes(a.hashes, f)
+			a.hashes, err = f.AppendFixed64s(a.hashes)
 		}
 		if err != nil {
 			return fmt.Errorf("decode removed: %w", err)

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/hex"
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
@@ -139,5 +141,28 @@ func TestBytes(t *testing.T) {
 				t.Errorf("bytes: got %s, want %s", got, test.want)
 			}
 		})
+	}
+}
+
+func TestListsOfFixed64sAreRead(t *testing.T) {
+	packed := encode.AppendHashes(nil, 1, []uint64{1, 2})
+	for _, tt := range []struct {
+		name    string
+		message []byte
+		want    []uint64
+	}{
+		{"packed", packed, []uint64{0, 1, 2}},
+		{"not packed", protowire.AppendFixed64(protowire.AppendTag(nil, 1, protowire.Fixed64Type), 3), []uint64{0, 3}},
+		{"of another type", protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 3), []uint64{0}},
+		{"with a part of an element", append([]byte{packed[0], 15}, packed[2:17]...), nil},
+	} {
+		f, _, err := encode.Next(tt.message)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := f.AppendFixed64s([]uint64{0})
+		if (err != nil) != (tt.want == nil) || err == nil && !slices.Equal(got, tt.want) {
+			t.Errorf("%s: got %v, %v, want %v", tt.name, got, err, tt.want)
+		}
 	}
 }

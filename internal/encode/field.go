@@ -1,6 +1,12 @@
 package encode
 
-import "google.golang.org/protobuf/encoding/protowire"
+import (
+	"encoding/binary"
+	"errors"
+	"slices"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
 
 // Field is a field of an encoded message.
 type Field struct {
@@ -33,4 +39,19 @@ func Next(message []byte) (f Field, rest []byte, err error) {
 		return Field{}, nil, protowire.ParseError(n)
 	}
 	return f, message[n:], nil
+}
+
+// AppendFixed64s appends the elements of a repeated fixed64, packed or not. A field of another type has none.
+func (f *Field) AppendFixed64s(to []uint64) ([]uint64, error) {
+	switch {
+	case f.Type == protowire.Fixed64Type:
+		return append(to, f.Value), nil
+	case len(f.Bytes)%8 != 0:
+		return to, errors.New("a list of fixed64 has a part of an element")
+	}
+	to = slices.Grow(to, len(f.Bytes)/8)
+	for b := f.Bytes; len(b) > 0; b = b[8:] {
+		to = append(to, binary.LittleEndian.Uint64(b))
+	}
+	return to, nil
 }

@@ -1,7 +1,6 @@
 package match
 
 import (
-	"encoding/binary"
 	"errors"
 	"unicode/utf8"
 
@@ -99,9 +98,9 @@ func (l *lists) decodePrompt(p *index.Prompt, f *field) (err error) {
 	case f.isVarint(kvcastv1.PromptTokenIDsField): // not packed
 		l.tokenIDs = append(l.tokenIDs, uint32(f.Value))
 	case f.Number == kvcastv1.PromptTokensHashesField:
-		l.tokensHashes, err = appendFixed64s(l.tokensHashes, f)
+		l.tokensHashes, err = f.AppendFixed64s(l.tokensHashes)
 	case f.Number == kvcastv1.PromptBlockHashesField:
-		l.blockHashes, err = appendFixed64s(l.blockHashes, f)
+		l.blockHashes, err = f.AppendFixed64s(l.blockHashes)
 	case f.isBytes(kvcastv1.PromptLoraNameField):
 		err = f.setString(&p.LoRA)
 	case f.isBytes(kvcastv1.PromptCacheSaltField):
@@ -176,22 +175,6 @@ func appendVarints(to []uint32, b []byte) ([]uint32, error) {
 			to = append(to, uint32(v))
 			b = b[n:]
 		}
-	}
-	return to, nil
-}
-
-// appendFixed64s appends the elements of a field of fixed64s, packed or not.
-func appendFixed64s(to []uint64, f *field) ([]uint64, error) {
-	switch {
-	case f.Type == protowire.Fixed64Type:
-		return append(to, f.Value), nil
-	case f.Type != protowire.BytesType:
-		return to, nil
-	case len(f.Bytes)%8 != 0:
-		return to, errors.New("a list of fixed64 has a part of an element")
-	}
-	for b := f.Bytes; len(b) > 0; b = b[8:] {
-		to = append(to, binary.LittleEndian.Uint64(b))
 	}
 	return to, nil
 }
