@@ -60,7 +60,8 @@ soak: ## Run a server under faults for MINUTES (10) and check it every minute; A
 	$(go) run ./test/soak -minutes $(MINUTES) $(ARGS)
 
 restarts: ## Kill a server at KILLS (200) random points and at each kind of file operation, and fail those operations, restart it, and check that nothing is lost; ARGS are further flags, such as -seed=2.
-	$(go) test -count 1 -timeout 60m -v ./test/restart -kills $(KILLS) -lossless -faults 1000 $(ARGS)
+	@# Tests wait for timers more than they compute.
+	$(go) test -count 1 -timeout 120m -parallel 5 -v ./test/restart -kills $(KILLS) -lossless -faults 1000 $(ARGS)
 
 fuzz: ## Fuzz the decoders and encoders, each target for FUZZTIME (20s).
 	@for package in ./ingest/wire ./internal/zmtp ./pipeline ./pipeline/consolidate ./server/match; do \

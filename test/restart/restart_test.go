@@ -190,6 +190,8 @@ func address(t *testing.T, p *harness.Process) string {
 type fleet struct {
 	t       *testing.T
 	rate    float64 // of each engine, in batches a second
+	pool    int     // of each engine, in blocks
+	prompts int     // the least length of a prompt, in blocks; 0: the simulator's default
 	faults  map[simulator.Fault]float64
 	engines []engine
 }
@@ -202,7 +204,7 @@ type engine struct {
 
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
-	return &fleet{t: t, rate: batchRate, faults: map[simulator.Fault]float64{
+	return &fleet{t: t, rate: batchRate, pool: 512, faults: map[simulator.Fault]float64{
 		simulator.FaultDrop: 0.01, simulator.FaultDuplicate: 0.01, simulator.FaultDelay: 0.01, simulator.FaultTruncate: 0.005,
 		simulator.FaultRestartInPlace: 0.0005,
 	}}
@@ -219,8 +221,8 @@ func (f *fleet) add(worker string, servers int, sockets simulator.SocketConfig) 
 	i := len(f.engines)
 	e, err := simulator.New(simulator.Config{
 		SocketConfig: sockets,
-		Pool:         blockpool.Config{Capacity: 512, HashSeed: *seed + uint64(i)},
-		Workload:     workload.Config{ResetEvery: 700 + 100*i},
+		Pool:         blockpool.Config{Capacity: f.pool, HashSeed: *seed + uint64(i)},
+		Workload:     workload.Config{ResetEvery: 700 + 100*i, MinPrompt: f.prompts, MaxPrompt: 3 * f.prompts},
 		Seed:         *seed + uint64(i), Rate: f.rate, Subscribers: servers,
 		Faults: simulator.Faults{Seed: *seed + uint64(i), Rates: f.faults},
 	})
@@ -255,6 +257,20 @@ func (f *fleet) wantViews(routers ...*router) {
 		}
 	}
 	f.resume()
+}
+
+// publish makes each engine publish some batches, and returns what they hold then. They are paused before and after it.
+func (f *fleet) publish(batches uint64) map[string]client.BlocksDigest {
+	f.t.Helper()
+	var targets []uint64
+	for _, e := range f.engines {
+		targets = append(targets, e.Summary().Batches+batches)
+	}
+	f.resume()
+	for i, e := range f.engines {
+		harness.WaitFor(f.t, func() bool { return e.Summary().Batches >= targets[i] })
+	}
+	return f.pause()
 }
 
 // pause pauses the engines, and returns what they hold.
@@ -323,6 +339,9 @@ func (r *router) receive(u client.Update) error {
 	if u.Message.GetSnapshotBegin() != nil {
 		return errors.New("got a snapshot, want to resume")
 	}
+	if u.Message.GetAccepted() != nil && r.at.Epoch == "" {
+		r.at = u.Position // the journal begins after it
+	}
 	for _, e := range u.Message.GetEntries() {
 		if e.GetSeq() != r.at.Seq+1 {
 			return fmt.Errorf("got entry %d after entry %d", e.GetSeq(), r.at.Seq)
@@ -365,11 +384,11 @@ func (r *router) seq() uint64 {
 	return r.at.Seq
 }
 
-// failed returns the first violation.
-func (r *router) failed() error {
+// epoch returns the epoch of the last entry.
+func (r *router) epoch() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.err
+	return r.at.Epoch
 }
 
 // until waits until a condition returns no error.
