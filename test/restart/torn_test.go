@@ -1,0 +1,159 @@
+package restart_test
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/test/harness"
+)
+
+// cuts is the number of points at which a file is cut.
+const cuts = 4
+
+// tear is a history of a server that was killed, and what it has left.
+type tear struct {
+	dir    string
+	epoch  string
+	args   []string // without the journal
+	states map[string]client.BlocksDigest
+	rng    *rand.Rand
+}
+
+// newTear runs a server on some entries, and kills it.
+func newTear(t *testing.T, flags ...string) *tear {
+	t.Helper()
+	fleet := newFleet(t)
+	fleet.faults = nil
+	h := &tear{dir: t.TempDir(), args: flags, rng: rand.New(rand.NewPCG(*seed, 4))}
+	for i := range engines {
+		h.args = append(h.args, "--worker", fleet.add(fmt.Sprintf("engine-%d", i), 1, bound()).flag())
+	}
+	s := newServerIn(t, h.dir, "16MiB", h.args...)
+	s.process = start(t, s.args...)
+	s.proxy.Retarget(address(t, s.process))
+	if err := s.router.await(t.Context(), 400); err != nil {
+		t.Fatal(err)
+	}
+	h.states = fleet.pause()
+	if err := s.router.converge(t.Context(), h.states); err != nil {
+		t.Fatal(err)
+	}
+	s.end()
+	h.epoch = s.router.epoch()
+	return h
+}
+
+// blocks returns the files of a stream's messages, in no particular order.
+func blocks(t *testing.T, dir, stream string) []string {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(dir, "jetstream", "$G", "streams", stream, "msgs", "*.blk"))
+	if err != nil || len(names) == 0 {
+		t.Fatalf("files of stream %s: got %q, %v", stream, names, err)
+	}
+	return names
+}
+
+// anotherBoot returns a wrapper of a program that finds another id of the machine's boot. It skips the test if that is not
+// allowed.
+func anotherBoot(t *testing.T) []string {
+	t.Helper()
+	boot := filepath.Join(t.TempDir(), "boot_id")
+	if err := os.WriteFile(boot, []byte("another\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wrapper := []string{"unshare", "--mount", "sh", "-c", `mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"`, boot}
+	if out, err := exec.CommandContext(t.Context(), wrapper[0], append(wrapper[1:], "true")...).CombinedOutput(); err != nil {
+		t.Skipf("the id of the boot cannot be changed, which needs Linux and root: %v\n%s", err, out)
+	}
+	return wrapper
+}
+
+// cut returns a copy of the directory in which the last file of a stream's messages is cut at a random byte of a part of it:
+// the parts are numbered from 0 to cuts-1.
+func (h *tear) cut(t *testing.T, stream string, part int64) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "journal")
+	if err := os.CopyFS(dir, os.DirFS(h.dir)); err != nil {
+		t.Fatal(err)
+	}
+	last := slices.MaxFunc(blocks(t, dir, stream), func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) })
+	info, err := os.Stat(last)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := (part*info.Size() + h.rng.Int64N(info.Size())) / cuts
+	t.Logf("%s is cut at byte %d of %d", filepath.Base(last), at, info.Size())
+	if err := os.Truncate(last, at); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// restart starts a server in a directory, checks that a new router gets what the engines hold, and returns the epoch and
+// the log. The next start continues.
+func (h *tear) restart(t *testing.T, dir string, wrapper ...string) (epoch, log string) {
+	t.Helper()
+	for range 2 {
+		p, err := harness.StartProcess(harness.ProcessConfig{
+			Race: harness.RaceEnabled(), Wrapper: wrapper, Args: append([]string{"--journal", "file:" + dir}, h.args...),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = p.Kill() })
+		r := follow(t, address(t, p))
+		if err := r.converge(t.Context(), h.states); err != nil {
+			t.Errorf("%v\n%s", err, strings.Join(p.Log(), "\n"))
+		}
+		if err := p.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if epoch == "" {
+			epoch, log = r.epoch(), strings.Join(p.Log(), "\n")
+		} else if r.epoch() != epoch {
+			t.Errorf("got epoch %s after %s\n%s", r.epoch(), epoch, strings.Join(p.Log(), "\n"))
+		}
+	}
+	return epoch, log
+}
+
+// TestTornEntriesBeginAnEpoch cuts the last file of the entries, which were acknowledged.
+func TestTornEntriesBeginAnEpoch(t *testing.T) {
+	h := newTear(t, "--journal-checkpoint-bytes", "64KiB")
+	for part := range int64(cuts) {
+		epoch, log := h.restart(t, h.cut(t, "kvcast", part))
+		if epoch == h.epoch || !strings.Contains(log, "the journal cannot be read") {
+			t.Errorf("got epoch %s after %s, which has lost entries\n%s", epoch, h.epoch, log)
+		}
+	}
+}
+
+// TestTornCheckpointsLoseNothing cuts the last file of the checkpoints. The entries reach back to the beginning.
+func TestTornCheckpointsLoseNothing(t *testing.T) {
+	h := newTear(t, "--journal-checkpoint-bytes", "64KiB")
+	for part := range int64(cuts) {
+		if epoch, log := h.restart(t, h.cut(t, "OBJ_kvcast-checkpoints", part)); epoch != h.epoch {
+			t.Errorf("got epoch %s after %s\n%s", epoch, h.epoch, log)
+		}
+	}
+}
+
+// TestTornEntriesAfterABootAreKept cuts the last file of the entries as a crash of the machine does.
+func TestTornEntriesAfterABootAreKept(t *testing.T) {
+	wrapper := anotherBoot(t)
+	h := newTear(t, "--journal-checkpoint-bytes", "1GiB")
+	for part := range int64(cuts) {
+		epoch, log := h.restart(t, h.cut(t, "kvcast", part), wrapper...)
+		if epoch == h.epoch || !strings.Contains(log, "The machine has booted") || strings.Contains(log, "level=ERROR") {
+			t.Errorf("got epoch %s after %s\n%s", epoch, h.epoch, log)
+		}
+	}
+}
