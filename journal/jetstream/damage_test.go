@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -61,6 +62,7 @@ func TestDamagedFilesAreUnreadableUntilDiscard(t *testing.T) {
 		}{
 			{"a changed byte in the oldest file", first, changeAt(1, 2)},
 			{"a changed byte in the oldest entry", first, changeAt(0, 2)},
+			{"a changed seq in the oldest file", first, changeSeq},
 			{"a changed byte in the newest file", last, changeAt(1, 2)},
 			{"a changed byte in the newest entry", last, func(b []byte) []byte { b[len(b)-1000]++; return b }},
 			{"a torn newest entry", last, func(b []byte) []byte { return b[:len(b)-1000] }},
@@ -81,11 +83,15 @@ func TestDamagedFilesAreUnreadableUntilDiscard(t *testing.T) {
 				if err := os.WriteFile(file, tt.damage(b), 0o600); err != nil {
 					t.Fatal(err)
 				}
+				before := allocated()
 				j := open(t, config(at))
 				if err := loadError(t, j); !errors.Is(err, jetstream.ErrUnreadable) {
 					t.Fatalf("load: got %v, want ErrUnreadable", err)
 				} else {
 					t.Log(err)
+				}
+				if n := allocated() - before; n > 512<<20 { // nats-server may take a damaged seq for a gap of as many messages
+					t.Errorf("load: %d bytes were allocated", n)
 				}
 				if err := j.Discard(t.Context()); err != nil {
 					t.Fatal(err)
@@ -131,9 +137,26 @@ func TestDamagedPositionIsUnreadableUntilDiscard(t *testing.T) {
 	mustClose(t, j)
 }
 
+// allocated returns the bytes that the process has allocated so far.
+func allocated() uint64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.TotalAlloc
+}
+
 // changeAt changes a byte at a fraction of the data, after 100 bytes.
 func changeAt(numerator, denominator int) func(b []byte) []byte {
 	return func(b []byte) []byte { b[100+(len(b)-200)*numerator/denominator]++; return b }
+}
+
+// changeSeq adds 2^26 to the seq of the second message of a file.
+func changeSeq(b []byte) []byte {
+	subject := []byte("kvcast.kvcast.w")
+	second := bytes.Index(b, subject) + len(subject)
+	second += bytes.Index(b[second:], subject)
+	const header, seq = 22, 4 // of the message: its length, and where it has the seq
+	b[second-header+seq+3] += 4
+	return b
 }
 
 // TestFullDiskIsNoSpace runs itself in a process whose files may have 256 KiB.

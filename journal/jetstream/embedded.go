@@ -27,6 +27,8 @@ const (
 	positionName   = "kvcast.position"
 	keysName       = "kvcast.registered" // the keys of the registrations, a line each
 	unreadableName = "unreadable-%d"     // files that nats-server could not read
+	// indexName is where nats-server keeps the index of a stream's messages when it stops.
+	indexName = "index.db"
 )
 
 const (
@@ -101,7 +103,9 @@ func lockDir(dir string) (*os.File, error) {
 }
 
 // startWithStreams starts the server. nats-server deletes the files of a stream if it cannot create another file beside them.
-// So an error is returned before, if files cannot be created in the directories of streams.
+// So an error is returned before, if files cannot be created in the directories of streams. Their indexes are deleted, so that
+// nats-server reads all messages and verifies their checksums. With an index it does not, and a damaged seq can make it hang
+// for minutes, or use any amount of memory.
 func (e *embedded) startWithStreams(cfg Config, log *slog.Logger, streams ...string) error {
 	exist := make(map[string]bool)
 	for _, stream := range streams {
@@ -114,6 +118,9 @@ func (e *embedded) startWithStreams(cfg Config, log *slog.Logger, streams ...str
 		}
 		if err != nil {
 			return storageError(fmt.Sprintf("create a file beside those of stream %q: %v", stream, err))
+		}
+		if err := os.Remove(filepath.Join(e.streamDir(stream), "msgs", indexName)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return storageError(fmt.Sprintf("delete the index of stream %q: %v", stream, err))
 		}
 		exist[stream] = true
 	}
@@ -230,16 +237,19 @@ func storageError(text string) error {
 func (e *embedded) syncMetadata(stream string) error {
 	dir := e.streamDir(stream)
 	for _, name := range []string{server.JetStreamMetaFile, server.JetStreamMetaFileSum, "."} {
-		f, err := os.Open(filepath.Join(dir, name))
-		if err != nil {
-			return fmt.Errorf("sync journal: %w", err)
-		}
-		err = errors.Join(f.Sync(), f.Close())
-		if err != nil {
+		if err := syncFile(filepath.Join(dir, name)); err != nil {
 			return fmt.Errorf("sync journal: %w", err)
 		}
 	}
 	return nil
+}
+
+func syncFile(name string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }
 
 func (e *embedded) stop() {

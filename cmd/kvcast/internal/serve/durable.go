@@ -22,6 +22,9 @@ import (
 const (
 	// openTimeout bounds the start of an embedded nats-server, and the first connection to others.
 	openTimeout = time.Minute
+	// openLogInterval is the time between two log lines while the journal is opened. An embedded nats-server reads all of its
+	// files, and cannot be interrupted.
+	openLogInterval = 5 * time.Second
 	// stallPoll is how often it is checked whether the journal acknowledges appends, and stallTime is how long it may
 	// acknowledge none before the server is not ready.
 	stallPoll = 500 * time.Millisecond
@@ -52,7 +55,9 @@ func openDurable(ctx context.Context, c *config.Config, log *slog.Logger, regist
 	} else if cfg.Follow = !c.IngestsEngines; !cfg.Follow {
 		cfg.Replicas = j.Replicas
 	}
+	stop := logOpening(log, j.Store)
 	entries, err := jetstream.Open(opening, cfg)
+	stop()
 	if err != nil {
 		return nil, fmt.Errorf("open the journal in %s: %w; %s", j.Store, err, journalAdvice(err))
 	}
@@ -86,6 +91,28 @@ func openDurable(ctx context.Context, c *config.Config, log *slog.Logger, regist
 				return 0
 			}))
 	return d, nil
+}
+
+// logOpening logs how long the journal takes to open, every openLogInterval, until stop is called.
+func logOpening(log *slog.Logger, store string) (stop func()) {
+	began, ticker, stopped := time.Now(), time.NewTicker(openLogInterval), make(chan struct{})
+	var group sync.WaitGroup
+	group.Go(func() {
+		for {
+			select {
+			case now := <-ticker.C:
+				log.Warn("opening the journal takes long: its files are checked, or its servers do not answer",
+					"journal", store, "for", now.Sub(began).Round(time.Second))
+			case <-stopped:
+				return
+			}
+		}
+	})
+	return func() {
+		ticker.Stop()
+		close(stopped)
+		group.Wait()
+	}
 }
 
 // status returns the progress of the recovery; nil if none is in progress.

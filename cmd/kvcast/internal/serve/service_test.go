@@ -1,11 +1,15 @@
 package serve
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
 	"github.com/kvcast/kvcast/feed"
@@ -127,6 +131,18 @@ func TestChangesDuringAStartAreMadeAfterTheRegisteredWorkersAreBack(t *testing.T
 		}
 		if all, _ := w.follower.Index().Workers(nil); len(all) != 0 {
 			t.Errorf("workers that were deregistered are back: %v", all)
+		}
+	})
+}
+
+func TestOpeningIsLoggedWhileItTakesLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lines bytes.Buffer
+		stop := logOpening(slog.New(slog.NewTextHandler(&lines, nil)), "file:/journal")
+		time.Sleep(2*openLogInterval + time.Second)
+		stop()
+		if got := lines.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, "journal=file:/journal for=10s") {
+			t.Errorf("got %q, want two lines", got)
 		}
 	})
 }
