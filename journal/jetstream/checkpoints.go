@@ -190,6 +190,12 @@ func (c *Checkpoints) put(ctx context.Context, name string, data []byte) (err er
 		return err
 	}
 	m := &nats.Msg{Subject: c.metaSubject(name), Data: description, Header: nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}}}
+	if c.j.server != nil && !c.j.cfg.SyncAlways {
+		// A crash of the machine must not leave a checkpoint that is newer than the entries.
+		if err := c.j.server.syncMessages(c.j.cfg.Stream); err != nil {
+			return err
+		}
+	}
 	described = true // also if the answer does not come; the next Open removes the chunks if it is not
 	if err := c.describe(ctx, m); err != nil {
 		return err

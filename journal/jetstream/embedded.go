@@ -48,6 +48,9 @@ type embedded struct {
 	server   *server.Server
 	log      *serverLog    // of server
 	faults   chan struct{} // nats-server has logged an error
+
+	syncing sync.Mutex             // guards synced, and is held while files are synced
+	synced  map[string]os.FileInfo // of the files of messages, by name, when they were last synced by syncMessages
 }
 
 // openEmbedded locks the directory, starts a nats-server in it and connects to it.
@@ -60,7 +63,7 @@ func (j *Journal) openEmbedded(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	j.server = &embedded{dir: dir, lock: lock, faults: make(chan struct{}, 1)}
+	j.server = &embedded{dir: dir, lock: lock, faults: make(chan struct{}, 1), synced: make(map[string]os.FileInfo)}
 	if j.server.position, err = openPosition(filepath.Join(dir, positionName)); err != nil {
 		return fmt.Errorf("open journal: %w", err)
 	}
@@ -240,6 +243,41 @@ func (e *embedded) syncMetadata(stream string) error {
 		if err := syncFile(filepath.Join(dir, name)); err != nil {
 			return fmt.Errorf("sync journal: %w", err)
 		}
+	}
+	return nil
+}
+
+// syncMessages makes the messages of a stream that are acknowledged survive a crash of the machine. It syncs the files that
+// have changed since the last call.
+func (e *embedded) syncMessages(stream string) error {
+	e.syncing.Lock()
+	defer e.syncing.Unlock()
+	dir := filepath.Join(e.streamDir(stream), "msgs")
+	files, err := os.ReadDir(dir)
+	created := false
+	for _, file := range files {
+		info, infoErr := file.Info()
+		if filepath.Ext(file.Name()) != ".blk" || errors.Is(infoErr, os.ErrNotExist) { // nats-server has removed it meanwhile
+			continue
+		}
+		name := filepath.Join(dir, file.Name())
+		was := e.synced[name]
+		if was != nil && os.SameFile(was, info) && was.Size() == info.Size() {
+			continue // messages are only appended
+		}
+		created = created || was == nil || !os.SameFile(was, info)
+		switch syncErr := errors.Join(infoErr, syncFile(name)); {
+		case syncErr == nil:
+			e.synced[name] = info
+		case !errors.Is(syncErr, os.ErrNotExist):
+			err = errors.Join(err, syncErr)
+		}
+	}
+	if created && err == nil {
+		err = syncFile(dir)
+	}
+	if err != nil {
+		return storageError(fmt.Sprintf("sync stream %q: %v", stream, err))
 	}
 	return nil
 }

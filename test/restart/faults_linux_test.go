@@ -6,6 +6,8 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/test/faultfs"
 )
 
@@ -127,6 +130,7 @@ var (
 // history is two runs of a server on a file system with faults, and its engines and router.
 type history struct {
 	*server
+	fs    *faultfs.FS
 	fleet *fleet
 	point point
 	ops   *operations
@@ -135,7 +139,7 @@ type history struct {
 func newHistory(t *testing.T, p point, flags ...string) *history {
 	t.Helper()
 	fs := faultfs.Mount(t, t.TempDir())
-	h := &history{fleet: newFleet(t), point: p, ops: &operations{counts: make(map[class]int), point: &p}}
+	h := &history{fs: fs, fleet: newFleet(t), point: p, ops: &operations{counts: make(map[class]int), point: &p}}
 	fs.OnOp(h.ops.decide)
 	h.fleet.rate, h.fleet.pool, h.fleet.prompts, h.fleet.faults = faultRate, faultPool, faultPrompts, nil
 	for i := range faultEngines {
@@ -328,4 +332,62 @@ func TestFaultsAtSingleOperationsLoseNothing(t *testing.T) {
 
 func TestKillsAtSingleOperationsLoseNothing(t *testing.T) {
 	everywhere(t, choose(t, enumerate(t), faultfs.Fault{Kill: true}, faultfs.Fault{Kill: true, Wrote: 1}))
+}
+
+// TestCheckpointsAreNotNewerThanSyncedEntries takes from the files of the entries what was not synced, as a crash of the
+// machine may, and leaves the checkpoints.
+func TestCheckpointsAreNotNewerThanSyncedEntries(t *testing.T) {
+	wrapper := anotherBoot(t)
+	h := newHistory(t, point{}, "--journal-sync", "1h", "--journal-max-bytes", "16MiB")
+	var mu sync.Mutex
+	synced := make(map[string]int64) // sizes
+	h.fs.OnOp(func(op faultfs.Op) faultfs.Fault {
+		if info, err := os.Stat(filepath.Join(h.fs.Files(), op.Path)); err == nil && op.Kind == faultfs.Fsync {
+			mu.Lock()
+			defer mu.Unlock()
+			synced[op.Path] = info.Size()
+		}
+		return faultfs.Fault{}
+	})
+	h.process = start(t, h.args...)
+	h.proxy.Retarget(address(t, h.process))
+	var states map[string]client.BlocksDigest
+	for turns := 0; turns < 2; { // one with a checkpoint, and one after it
+		states = h.fleet.publish(turnBatches)
+		if err := h.router.converge(t.Context(), states); err != nil {
+			t.Fatal(err)
+		}
+		m, err := h.process.Metrics(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Sum("kvcast_checkpoint_bytes_total") > 0 {
+			turns++
+		}
+	}
+	h.end()
+	epoch := h.router.epoch()
+	lost := int64(0)
+	for _, name := range blocks(t, h.fs.Files(), "kvcast") {
+		info, err := os.Stat(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path, err := filepath.Rel(h.fs.Files(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mu.Lock()
+		lost += info.Size() - synced[path]
+		err = os.Truncate(name, synced[path])
+		mu.Unlock()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("%d bytes are lost", lost)
+	tear := &tear{args: h.args[2:], epoch: epoch, states: states} // without the journal
+	if got, log := tear.restart(t, h.fs.Dir(), wrapper...); got == epoch || strings.Contains(log, "level=ERROR") {
+		t.Errorf("got epoch %s after %s\n%s", got, epoch, log)
+	}
 }
