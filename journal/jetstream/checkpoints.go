@@ -28,8 +28,11 @@ const chunkBytes = 256 << 10
 // checkpointTimeout bounds the write or the read of one checkpoint.
 const checkpointTimeout = time.Minute
 
-// metadataSeq is an object's metadata: the newest acknowledged seq when the checkpoint was written.
-const metadataSeq = "kvcast.seq"
+// Metadata of an object: what was there when the checkpoint was written.
+const (
+	metadataSeq      = "kvcast.seq"      // the newest acknowledged seq
+	metadataRevision = "kvcast.revision" // the newest revision of the registrations
+)
 
 // Checkpoints stores named data of any length beside the journal, in the JetStream object store <stream>-checkpoints
 // (tools for object stores can read it). A name is any string. Put replaces data atomically: after a crash at any point,
@@ -163,9 +166,12 @@ func (c *Checkpoints) put(ctx context.Context, name string, data []byte) (err er
 	old, _ := c.info(ctx, c.metaSubject(name))
 	info := jetstream.ObjectInfo{
 		ObjectMeta: jetstream.ObjectMeta{
-			Name:     escape(name),
-			Metadata: map[string]string{metadataSeq: strconv.FormatUint(c.j.mirror.Load().Bounds().Newest, 10)},
-			Opts:     &jetstream.ObjectMetaOptions{ChunkSize: chunkBytes},
+			Name: escape(name),
+			Metadata: map[string]string{
+				metadataSeq:      strconv.FormatUint(c.j.mirror.Load().Bounds().Newest, 10),
+				metadataRevision: strconv.FormatUint(c.j.registrations.newest(), 10),
+			},
+			Opts: &jetstream.ObjectMetaOptions{ChunkSize: chunkBytes},
 		},
 		Bucket: bucket(c.j.cfg.Stream),
 		NUID:   rand.Text(),
@@ -351,8 +357,8 @@ func (c *Checkpoints) read(ctx context.Context, subject string) (string, []byte,
 	return name, data.Bytes(), nil
 }
 
-// newestSeq returns the newest seq that a checkpoint was written after.
-func (c *Checkpoints) newestSeq(ctx context.Context) (uint64, error) {
+// newest returns the largest number that checkpoints have in a field of their metadata.
+func (c *Checkpoints) newest(ctx context.Context, field string) (uint64, error) {
 	subjects, err := c.subjects(ctx, "M.")
 	if err != nil {
 		return 0, err
@@ -360,8 +366,8 @@ func (c *Checkpoints) newestSeq(ctx context.Context) (uint64, error) {
 	newest := uint64(0)
 	for _, subject := range subjects {
 		if info, err := c.info(ctx, subject); err == nil {
-			seq, _ := strconv.ParseUint(info.Metadata[metadataSeq], 10, 64)
-			newest = max(newest, seq)
+			n, _ := strconv.ParseUint(info.Metadata[field], 10, 64)
+			newest = max(newest, n)
 		}
 	}
 	return newest, nil

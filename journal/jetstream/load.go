@@ -59,7 +59,7 @@ func (j *Journal) checkComplete(ctx context.Context, first, last uint64) error {
 	if j.server != nil {
 		return j.server.position.check(first, last)
 	}
-	newest, err := j.checkpoints.newestSeq(ctx)
+	newest, err := j.checkpoints.newest(ctx, metadataSeq)
 	if err == nil && newest > last {
 		err = fmt.Errorf("%w: the newest entries, %d to at least %d, are lost", ErrUnreadable, last+1, newest)
 	}

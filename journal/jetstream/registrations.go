@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -25,7 +26,11 @@ type Registrations struct {
 	stream jetstream.Stream
 	prefix string // of the subjects
 
-	mu sync.Mutex // guards the below
+	mu sync.Mutex // guards all below
+	// revisions are those of the keys that this process has read or written.
+	revisions map[string]uint64
+	// last is the newest revision that the bucket must have.
+	last uint64
 	// keys are those that must be there, since nats-server does not tell that damaged files have lost some. They are in
 	// the file keysName in Config.Dir; nil without it.
 	keys map[string]bool
@@ -33,6 +38,9 @@ type Registrations struct {
 
 // errKey means that a key is not one of kvcast.
 var errKey = errors.New("the key is not the encoded name of a worker")
+
+// ErrChanged means that another process has written a registration meanwhile.
+var ErrChanged = errors.New("another process has changed it")
 
 // errLost means that a registration is gone that was not removed.
 var errLost = errors.New("it is lost, because files are damaged")
@@ -48,8 +56,8 @@ func workersBucket(stream string) string { return stream + "-workers" }
 func workersStream(stream string) string { return "KV_" + workersBucket(stream) }
 
 // openRegistrations creates the bucket unless it exists.
-func (j *Journal) openRegistrations(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+func (j *Journal) openRegistrations(opening context.Context) error {
+	ctx, cancel := context.WithTimeout(opening, requestTimeout)
 	defer cancel()
 	name, prefix := workersBucket(j.cfg.Stream), "$KV."+workersBucket(j.cfg.Stream)+"."
 	s, err := j.js.Stream(ctx, workersStream(j.cfg.Stream))
@@ -72,7 +80,7 @@ func (j *Journal) openRegistrations(ctx context.Context) error {
 		config.Replicas = j.cfg.Replicas
 		s, err = j.js.UpdateStream(ctx, config)
 	}
-	r := &Registrations{j: j, stream: s, prefix: prefix}
+	r := &Registrations{j: j, stream: s, prefix: prefix, revisions: make(map[string]uint64)}
 	if err == nil {
 		r.kv, err = j.js.KeyValue(ctx, name)
 	}
@@ -80,13 +88,24 @@ func (j *Journal) openRegistrations(ctx context.Context) error {
 		return fmt.Errorf("open KV bucket %q: %w", name, err)
 	}
 	j.registrations = r
+	r.last = s.CachedInfo().State.LastSeq
 	if j.server == nil {
-		return nil
+		return r.checkNewest(opening)
 	}
 	if err := r.readKeys(); err != nil {
 		return err
 	}
 	return r.repair(ctx)
+}
+
+// checkNewest logs an error if the bucket has lost its newest revisions, as far as checkpoints have seen them.
+func (r *Registrations) checkNewest(ctx context.Context) error {
+	seen, err := r.j.checkpoints.newest(ctx, metadataRevision)
+	if err == nil && seen > r.last {
+		r.j.log.Error("The NATS servers have lost the newest changes of registrations: register workers that are missing again.",
+			"bucket", workersBucket(r.j.cfg.Stream), "first", r.last+1, "last", seen)
+	}
+	return err
 }
 
 // repair replaces the bucket if it is damaged, since nats-server may not write to it any more. What is lost is still
@@ -111,6 +130,7 @@ func (r *Registrations) repair(ctx context.Context) error {
 	if r.stream, err = r.j.js.CreateStream(ctx, config); err != nil {
 		return err
 	}
+	clear(r.revisions)
 	for _, object := range left {
 		if err := r.Put(ctx, object.Name, object.Data); err != nil {
 			return err
@@ -119,18 +139,62 @@ func (r *Registrations) repair(ctx context.Context) error {
 	return nil
 }
 
-// Put stores data under a worker's name, and replaces what is there.
+// Put stores data under a worker's name, and replaces what this process has read or written there. The error is an
+// ErrChanged if there is something else.
 func (r *Registrations) Put(ctx context.Context, name string, data []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	_, err := r.kv.Put(ctx, registrationKey(name), data)
+	key := registrationKey(name)
+	err := r.put(ctx, key, data)
 	if err == nil && r.j.server != nil {
-		err = errors.Join(r.sync(), r.setKey(registrationKey(name), true))
+		err = errors.Join(r.j.server.syncMessages(workersStream(r.j.cfg.Stream)), r.setKey(key, true))
 	}
 	if err != nil {
 		return fmt.Errorf("write registration %q: %w", name, r.cause(err))
 	}
 	return nil
+}
+
+func (r *Registrations) put(ctx context.Context, key string, data []byte) error {
+	r.mu.Lock()
+	revision := r.revisions[key]
+	r.mu.Unlock()
+	var err error
+	if revision == 0 {
+		revision, err = r.kv.Create(ctx, key, data)
+	} else {
+		revision, err = r.kv.Update(ctx, key, data, revision)
+	}
+	if errors.Is(err, jetstream.ErrKeyExists) || isWrongLastSeq(err) {
+		e, getErr := r.kv.Get(ctx, key)
+		switch apiErr := (*jetstream.APIError)(nil); {
+		case getErr == nil && bytes.Equal(e.Value(), data): // an earlier attempt has stored it, and its answer did not come
+			revision, err = e.Revision(), nil
+		case errors.As(getErr, &apiErr) && !errors.Is(getErr, jetstream.ErrKeyNotFound): // it is damaged
+			revision, err = r.kv.Put(ctx, key, data)
+		default:
+			return errors.Join(ErrChanged, getErr)
+		}
+	}
+	if err == nil {
+		r.see(key, revision)
+	}
+	return err
+}
+
+// see records the revision of a key; 0: it was deleted.
+func (r *Registrations) see(key string, revision uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.revisions[key] = revision
+	r.last = max(r.last, revision)
+}
+
+// newest returns the newest revision that the bucket must have.
+func (r *Registrations) newest() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.last
 }
 
 // Delete removes the data of a worker, if there is any.
@@ -151,6 +215,7 @@ func (r *Registrations) Delete(ctx context.Context, name string) error {
 	if err = r.kv.Purge(ctx, key, jetstream.PurgeTTL(deletedTTL)); err != nil {
 		return fmt.Errorf("delete registration %q: %w", name, r.cause(err))
 	}
+	r.see(key, 0)
 	return nil
 }
 
@@ -158,22 +223,6 @@ func (r *Registrations) Delete(ctx context.Context, name string) error {
 func (r *Registrations) cause(err error) error {
 	if apiErr := (*jetstream.APIError)(nil); errors.As(err, &apiErr) && isNoSpace(int(apiErr.ErrorCode)) {
 		return r.j.noSpace(workersStream(r.j.cfg.Stream), apiErr.Description)
-	}
-	return err
-}
-
-// sync makes the registrations in a directory survive a crash of the machine.
-func (r *Registrations) sync() error {
-	files, err := filepath.Glob(filepath.Join(r.j.server.streamDir(workersStream(r.j.cfg.Stream)), "msgs", "*.blk"))
-	for _, name := range files {
-		f, openErr := os.Open(name)
-		if errors.Is(openErr, os.ErrNotExist) {
-			continue // nats-server has removed it meanwhile
-		}
-		if openErr == nil {
-			openErr = errors.Join(f.Sync(), f.Close())
-		}
-		err = errors.Join(err, openErr)
 	}
 	return err
 }
@@ -280,6 +329,7 @@ func (r *Registrations) read(ctx context.Context, key string) ([]byte, error) {
 	if err != nil || e == nil {
 		return nil, err
 	}
+	r.see(key, e.Revision())
 	return append([]byte{}, e.Value()...), nil
 }
 

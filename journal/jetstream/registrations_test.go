@@ -168,3 +168,64 @@ func TestDamagedRegistrationsAreReported(t *testing.T) {
 		})
 	}
 }
+
+// TestRegistrationOfAnotherProcessIsNotReplaced registers a worker at two processes, such as two that have just started.
+func TestRegistrationOfAnotherProcessIsNotReplaced(t *testing.T) {
+	s := startServer(t, t.TempDir(), 0)
+	first, _ := load(t, serverConfig(s.ClientURL()))
+	register(t, first, "both", "first", "deleted")
+	second, _ := load(t, serverConfig(s.ClientURL()))
+	for _, name := range []string{"both", "first"} {
+		if err := second.Registrations().Put(t.Context(), name, []byte("other")); !errors.Is(err, jetstream.ErrChanged) {
+			t.Errorf("put %q: got %v, want ErrChanged", name, err)
+		}
+	}
+	wantRegistrations(t, second, "both", "first", "deleted") // it knows them now
+	put := func(j *jetstream.Journal, data string) error {
+		return j.Registrations().Put(t.Context(), "both", []byte(data))
+	}
+	if err := put(second, "changed"); err != nil {
+		t.Error(err)
+	}
+	if err := put(first, "other"); !errors.Is(err, jetstream.ErrChanged) {
+		t.Errorf("put over the registration of the second: got %v, want ErrChanged", err)
+	}
+	if err := put(first, "changed"); err != nil {
+		t.Errorf("put what is there: %v", err)
+	}
+	for range 2 {
+		if err := second.Registrations().Delete(t.Context(), "deleted"); err != nil {
+			t.Fatal(err)
+		}
+		register(t, second, "deleted")
+	}
+}
+
+// TestLostRegistrationsOfServersAreReported brings the bucket back as it was before registrations that a checkpoint has seen.
+func TestLostRegistrationsOfServersAreReported(t *testing.T) {
+	for name, lost := range map[string]bool{"nothing lost": false, "lost": true} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			s := startServer(t, dir, 0)
+			j, _ := load(t, serverConfig(s.ClientURL()))
+			register(t, j, "a", "b")
+			put(t, j, "checkpoint", nil)
+			mustClose(t, j)
+			administer(t, s, func(js natsjs.JetStream) {
+				if !lost {
+					return
+				}
+				if err := js.DeleteStream(t.Context(), "KV_kvcast-workers"); err != nil {
+					t.Fatal(err)
+				}
+			})
+			var lines logLines
+			cfg := serverConfig(s.ClientURL())
+			cfg.Log = lines.logger()
+			mustClose(t, open(t, cfg))
+			if got := lines.contains("lost the newest changes of registrations"); got != lost {
+				t.Errorf("reported: %t, want %t", got, lost)
+			}
+		})
+	}
+}

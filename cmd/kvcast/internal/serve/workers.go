@@ -13,6 +13,7 @@ import (
 	"github.com/kvcast/kvcast/ingest"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/discovery"
+	"github.com/kvcast/kvcast/journal/jetstream"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 )
@@ -96,8 +97,12 @@ func (w workers) AddWorker(ctx context.Context, worker ingestconfig.Worker) erro
 	}
 	if w.durable != nil {
 		if err := w.durable.registrations().Add(ctx, worker); err != nil {
+			failed := notStored(err)
+			if errors.Is(err, jetstream.ErrChanged) { // another server has it
+				failed = ingestconfig.ErrWorkerExists
+			}
 			beyond := context.WithoutCancel(ctx) // so that a client that tries again is not refused
-			return errors.Join(notStored(err), w.ingest.RemoveWorker(beyond, worker.Name, feed.RemovedDeregistered))
+			return errors.Join(failed, w.ingest.RemoveWorker(beyond, worker.Name, feed.RemovedDeregistered))
 		}
 	}
 	return w.follower.Wait(ctx, w.journal.Bounds().Newest)
