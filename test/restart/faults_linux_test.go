@@ -327,16 +327,19 @@ func everywhere(t *testing.T, points []point, flags ...string) {
 }
 
 func TestFaultsAtSingleOperationsLoseNothing(t *testing.T) {
+	t.Parallel()
 	everywhere(t, choose(t, enumerate(t), faultfs.Fault{Errno: syscall.EIO}, faultfs.Fault{Errno: syscall.ENOSPC, Wrote: 1}))
 }
 
 func TestKillsAtSingleOperationsLoseNothing(t *testing.T) {
+	t.Parallel()
 	everywhere(t, choose(t, enumerate(t), faultfs.Fault{Kill: true}, faultfs.Fault{Kill: true, Wrote: 1}))
 }
 
 // TestCheckpointsAreNotNewerThanSyncedEntries takes from the files of the entries what was not synced, as a crash of the
 // machine may, and leaves the checkpoints.
 func TestCheckpointsAreNotNewerThanSyncedEntries(t *testing.T) {
+	t.Parallel()
 	wrapper := anotherBoot(t)
 	h := newHistory(t, point{}, "--journal-sync", "1h", "--journal-max-bytes", "16MiB")
 	var mu sync.Mutex

@@ -100,7 +100,7 @@ func TestReplicatedJournalSurvivesItsServers(t *testing.T) {
 		next := routers[0].seq() + 1 + rng.Uint64N(maxEntries)
 		for i, r := range routers {
 			if err := r.await(t.Context(), next); err != nil {
-				t.Fatalf("router %d: %v", i, err)
+				t.Fatalf("router %d: %v\n%s\n%s", i, err, strings.Join(writer.process.Log(), "\n"), strings.Join(replica.process.Log(), "\n"))
 			}
 		}
 	}

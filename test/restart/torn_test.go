@@ -127,6 +127,7 @@ func (h *tear) restart(t *testing.T, dir string, wrapper ...string) (epoch, log 
 
 // TestTornEntriesBeginAnEpoch cuts the last file of the entries, which were acknowledged.
 func TestTornEntriesBeginAnEpoch(t *testing.T) {
+	t.Parallel()
 	h := newTear(t, "--journal-checkpoint-bytes", "64KiB")
 	for part := range int64(cuts) {
 		epoch, log := h.restart(t, h.cut(t, "kvcast", part))
@@ -138,6 +139,7 @@ func TestTornEntriesBeginAnEpoch(t *testing.T) {
 
 // TestTornCheckpointsLoseNothing cuts the last file of the checkpoints. The entries reach back to the beginning.
 func TestTornCheckpointsLoseNothing(t *testing.T) {
+	t.Parallel()
 	h := newTear(t, "--journal-checkpoint-bytes", "64KiB")
 	for part := range int64(cuts) {
 		if epoch, log := h.restart(t, h.cut(t, "OBJ_kvcast-checkpoints", part)); epoch != h.epoch {
@@ -148,6 +150,7 @@ func TestTornCheckpointsLoseNothing(t *testing.T) {
 
 // TestTornEntriesAfterABootAreKept cuts the last file of the entries as a crash of the machine does.
 func TestTornEntriesAfterABootAreKept(t *testing.T) {
+	t.Parallel()
 	wrapper := anotherBoot(t)
 	h := newTear(t, "--journal-checkpoint-bytes", "1GiB")
 	for part := range int64(cuts) {
