@@ -27,7 +27,9 @@ func (x *Index) Store(r *Rank, tier int, s Stored) {
 		r.table.Prefetch(s.Blocks)
 	}
 	if b.HasParent {
-		before, placed = r.locate(b.Parent)
+		if before, placed = r.recent.find(b.Parent); !placed {
+			before, placed = r.locate(b.Parent)
+		}
 	}
 	bit, held := r.bits[tier], stretch{} // the stretch is not yet held in the tree
 	for i, h := range s.Blocks {
@@ -56,6 +58,9 @@ func (x *Index) Store(r *Rank, tier int, s Stored) {
 		b.Parent, b.HasParent = h, true
 	}
 	x.tree.hold(held, r.number, bit)
+	if placed && len(s.Blocks) > 0 {
+		r.recent.add(b.Parent, before)
+	}
 	r.attrs.Release(attr)
 }
 
@@ -94,7 +99,10 @@ func (x *Index) storeBlock(
 	r *Rank, tier int, b Block, attr uint32, e *entry, existed bool,
 	before position, placed bool,
 ) (_ position, ok bool) {
-	existed = existed && x.clean(r, e)
+	if existed {
+		r.recent.forget(b.Hash)
+		existed = x.clean(r, e)
+	}
 	s, was := &e.Value, e.Value.tag
 	bit := r.bits[tier]
 	added := !was.has(bit)
