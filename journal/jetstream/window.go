@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"bytes"
+	"slices"
 
 	"github.com/nats-io/nats.go"
 
@@ -29,12 +30,13 @@ type inFlight struct {
 // push adds an append.
 func (w *window) push(a *inFlight) { w.appends = append(w.appends, a) }
 
-// next returns the appends to publish, at most limit, and the seq of the first, and marks them as published.
+// next returns the appends to publish, at most limit, and the seq of the first, and marks them as published. The caller may
+// use them while others change the window: an earlier attempt may be acknowledged meanwhile.
 func (w *window) next(limit int) ([]*inFlight, uint64) {
 	from := w.sent
 	w.sent = min(len(w.appends), max(from, from+min(limit, len(w.appends))))
 	w.everSent = max(w.sent, w.everSent)
-	return w.appends[from:w.sent], w.acked + uint64(from) + 1
+	return slices.Clone(w.appends[from:w.sent]), w.acked + uint64(from) + 1
 }
 
 // receive marks the append of a seq as acknowledged. Acknowledgements of earlier entries come again after a
