@@ -14,7 +14,7 @@ import (
 
 // ErrPurged is an error of Load with Config.Follow: entries were removed since Open or Mark. The caller calls Mark, reads
 // the checkpoints again, and calls Load again.
-var ErrPurged = errors.New("entries were removed while checkpoints were read")
+var ErrPurged = errors.New("entries were removed while checkpoints and entries were read")
 
 var errFollowing = errors.New("the journal follows another process, and appends no entries")
 

@@ -152,6 +152,47 @@ func TestFollowerLoadsAnewAfterAPurge(t *testing.T) {
 	wantEntries(t, got, want[3:])
 }
 
+// TestFollowerLoadsAnewAfterAPurgeMeanwhile removes entries during Load. They are more than a consumer delivers at once.
+func TestFollowerLoadsAnewAfterAPurgeMeanwhile(t *testing.T) {
+	s := startServer(t, t.TempDir(), 0)
+	writer, _ := load(t, serverConfig(s.ClientURL()))
+	source := &journal.Source{Worker: "w"}
+	const entries, size = 40, 900 << 10
+	for range entries {
+		p, err := writer.Append(t.Context(), journal.Record{Source: source, Body: make([]byte, size)})
+		if err == nil {
+			_, err = p.Wait(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	follower := open(t, followConfig(s))
+	first := uint64(0)
+	purge := func(e jetstream.Entry) (err error) {
+		if first == 0 {
+			administer(t, s, func(js natsjs.JetStream) {
+				var st natsjs.Stream
+				if st, err = js.Stream(t.Context(), jetstream.DefaultStream); err == nil {
+					err = st.Purge(t.Context(), natsjs.WithPurgeSequence(entries))
+				}
+			})
+			first = e.Seq
+		}
+		return err
+	}
+	if err := follower.Load(t.Context(), purge); !errors.Is(err, jetstream.ErrPurged) || first != 1 {
+		t.Fatalf("got %v after entry %d, want ErrPurged", err, first)
+	}
+	if err := follower.Mark(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	first = 0
+	if err := follower.Load(t.Context(), func(e jetstream.Entry) error { first = e.Seq; return nil }); err != nil || first != entries {
+		t.Errorf("got %v and entry %d, want %d", err, first, entries)
+	}
+}
+
 func TestFollowerNeedsAStream(t *testing.T) {
 	s := startServer(t, t.TempDir(), 0)
 	if _, err := jetstream.Open(t.Context(), followConfig(s)); err == nil || !strings.Contains(err.Error(), "start an instance that reads engines first") {

@@ -148,7 +148,7 @@ func (l *loader) handle(ctx context.Context, m *nats.Msg) error {
 		return fmt.Errorf("interrupted at entry %d: deliveries were lost", l.next)
 	case seq != l.next:
 		if removed, err := l.isRemoved(ctx); removed || err != nil {
-			return errors.Join(fmt.Errorf("entry %d is missing: another process has removed it", l.next), err)
+			return errors.Join(fmt.Errorf("entry %d is missing: another process has removed it: %w", l.next, ErrPurged), err)
 		}
 		return fmt.Errorf("%w: entry %d is missing, and %d follows", ErrUnreadable, l.next, seq)
 	}
