@@ -224,7 +224,7 @@ type event struct {
 	all   []byte           // the whole event
 }
 
-// firstEvent returns the first event of an entry.
+// firstEvent returns the first event of an entry. Its kind is 0 if there is none.
 func firstEvent(body []byte) (event, error) {
 	var model string
 	for b := body; len(b) > 0; {
@@ -243,7 +243,7 @@ func firstEvent(body []byte) (event, error) {
 		default: // a field that recovery does not need
 		}
 	}
-	return event{}, errors.New("entry without events")
+	return event{}, nil
 }
 
 func decodeEvent(b []byte) (e event, err error) {

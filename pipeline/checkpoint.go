@@ -83,7 +83,7 @@ func (c *checkpointPosition) due(bytes int64) bool {
 func (p *Pipeline) CheckpointDue() (names []string) {
 	p.mu.Lock()
 	lanes := maps.Clone(p.lanes)
-	if p.cfg.Durable && p.removed.unstored > 0 {
+	if p.cfg.Durable && !p.cfg.Shared && p.removed.unstored > 0 {
 		names = append(names, RemovedWorkers)
 	}
 	p.mu.Unlock()
@@ -102,7 +102,7 @@ func (p *Pipeline) CheckpointDue() (names []string) {
 // No call of the worker's lane may be in progress, and ingest must be the state after the last call. The lane is locked
 // for some 20 ns a block. ok is false if there is no such worker, or if its state is lost after a failed append.
 func (p *Pipeline) Checkpoint(worker string, ingest []byte) (_ Checkpoint, ok bool) {
-	if worker == RemovedWorkers && p.cfg.Durable {
+	if worker == RemovedWorkers && p.cfg.Durable && !p.cfg.Shared {
 		return p.checkpointRemoved(), true
 	}
 	p.mu.Lock()
@@ -113,7 +113,7 @@ func (p *Pipeline) Checkpoint(worker string, ingest []byte) (_ Checkpoint, ok bo
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.log == nil || l.failed != nil || l.behind {
+	if l.log == nil || l.failed != nil || l.behind || l.left {
 		return Checkpoint{}, false
 	}
 	at := &l.log.position
@@ -150,14 +150,14 @@ func (p *Pipeline) CheckpointStored(c Checkpoint) {
 	if l == nil {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.removed.setStored(c.removed)
-		for _, w := range c.removed {
-			p.obsolete = append(p.obsolete, w.name)
-		}
+		p.retire(c.removed)
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.left {
+		return
+	}
 	at := &l.log.position
 	at.totals.stored.Add(int64(len(c.Data)) - at.size)
 	at.at, at.size = c.position.at, int64(len(c.Data))
@@ -170,18 +170,31 @@ func (p *Pipeline) CheckpointStored(c Checkpoint) {
 	}
 }
 
+// retire makes the checkpoints of removed workers obsolete. The lock is held.
+func (p *Pipeline) retire(removed []removedWorker) {
+	p.removed.setStored(removed)
+	for _, w := range removed {
+		p.obsolete = append(p.obsolete, w.name)
+	}
+}
+
 // ObsoleteCheckpoints returns the names of workers whose stored checkpoints are to be deleted, each once: the workers are
-// removed, which the stored checkpoint RemovedWorkers includes.
+// removed, which the stored checkpoint RemovedWorkers includes. With Config.Shared, the entries that removed them are
+// acknowledged, and RetainAfter retains these entries until this call.
 func (p *Pipeline) ObsoleteCheckpoints() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.cfg.Shared && p.removed.unstored > 0 {
+		_, acknowledged := p.removed.state()
+		p.retire(acknowledged)
+	}
 	names := slices.DeleteFunc(p.obsolete, func(name string) bool { return p.lanes[name] != nil })
 	p.obsolete = nil
 	return names
 }
 
-// RetainAfter returns the seq after which recovery needs the entries, given the newest seq of the journal. It does not
-// decrease.
+// RetainAfter returns the seq after which recovery needs the entries, given the newest seq of the journal. Only Adopt may
+// decrease it.
 func (p *Pipeline) RetainAfter(newest uint64) uint64 {
 	p.mu.Lock()
 	needed, lanes := p.removed.needed(), maps.Clone(p.lanes)

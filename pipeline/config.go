@@ -39,6 +39,15 @@ type Config struct {
 	// checkpoints of all workers are larger; default 32 MiB. So recovery applies entries of not much more bytes than it
 	// reads checkpoints, and checkpoints at most double the bytes that are written.
 	CheckpointBytes int64
+	// Shared reports whether other pipelines append to the same journal, each for other workers, so that no pipeline knows
+	// all removed workers. There is no checkpoint RemovedWorkers then. The caller must give the last event id of a worker
+	// that another pipeline may have removed: with Pipeline.Adopt or Pipeline.SetEventIDFloor.
+	Shared bool
+	// Fenced, if not nil, is called in a goroutine of its own when an append of a worker's lane has failed with
+	// journal.ErrFenced: another pipeline appends for the worker now. It is called once for a lane. Calls of the lane, and
+	// AddWorker and RemoveWorker of the worker, have no effect until Pipeline.Drop. The call may come after Drop. If it is
+	// nil, Pipeline.Failed reports the error.
+	Fenced func(worker string)
 }
 
 // OnGap selects what happens to a dp rank's blocks when batches are lost.

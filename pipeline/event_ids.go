@@ -76,6 +76,25 @@ func (ids *eventIDs) remember(w removedWorker) {
 	}
 }
 
+// raise is remember, unless a larger id of the worker is known.
+func (ids *eventIDs) raise(w removedWorker) {
+	if e := ids.byName[w.name]; e != nil {
+		if e.Value.(*removedWorker).lastID >= w.lastID {
+			return
+		}
+		ids.drop(e)
+	}
+	ids.remember(w)
+}
+
+// merge adds the workers of other.
+func (ids *eventIDs) merge(other *eventIDs) {
+	ids.floor = max(ids.floor, other.floor)
+	for _, w := range other.all() {
+		ids.raise(*w)
+	}
+}
+
 // all returns the removed workers, the first removed in front.
 func (ids *eventIDs) all() (workers []*removedWorker) {
 	for e := ids.removed.Front(); e != nil; e = e.Next() {

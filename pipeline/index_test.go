@@ -16,8 +16,11 @@ import (
 
 // compareIndex returns how the index, which has applied the entries, differs from the pipeline's tables; "" if it does
 // not: in its workers, in the blocks that Holders and a snapshot find, and in their numbers and digests.
-func (s *subject) compareIndex(t harness.Fataler) string {
-	want, x := s.tables(), s.journal.index
+func (s *subject) compareIndex(t harness.Fataler) string { return s.compareTables(t, s.tables()) }
+
+// compareTables is compareIndex with the tables.
+func (s *subject) compareTables(t harness.Fataler, want blockSets) string {
+	x := s.journal.index
 	if diff := cmp.Diff(want, blocksByHash(t, x)); diff != "" {
 		return "holders (-tables +got):\n" + diff
 	}

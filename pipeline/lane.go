@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"context"
 	"math"
 	"sync"
 	"time"
@@ -25,6 +26,8 @@ type Lane struct {
 	tableBlocks *budget.Budget
 	attributes  *budget.Budget // of the tables' attributes
 	failures    chan<- error   // see Pipeline.Failed
+	// cancelAppends ends an append that blocks, and makes later ones fail.
+	cancelAppends context.CancelCauseFunc
 	// desc is the worker as it was added. unclaimed reports whether it was recovered and not added since. Both are
 	// guarded by the pipeline's lock and change only before the lane is used.
 	desc      feed.Worker
@@ -36,6 +39,8 @@ type Lane struct {
 	closed      bool       // no further events are emitted
 	behind      bool       // a call was ignored, since the lane was closed
 	failed      error      // of a failed append, after which the state is discarded
+	fenced      bool       // it failed, which Config.Fenced reports
+	left        bool       // the worker was removed or dropped
 	lastEventID uint64
 	ranks       map[uint32]*rankState
 	lastRawIDs  []uint64 // by source index

@@ -137,3 +137,17 @@ func (p *Pipeline) Lanes() map[string]feed.Lane {
 	}
 	return all
 }
+
+// CheckpointBytes returns the size of the stored checkpoints: the pipeline's total, and the sum over its lanes.
+func (p *Pipeline) CheckpointBytes() (total, sum int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, l := range p.lanes {
+		l.mu.Lock()
+		if l.log != nil {
+			sum += l.log.position.size
+		}
+		l.mu.Unlock()
+	}
+	return p.totals.stored.Load(), sum
+}

@@ -78,19 +78,15 @@ func (p *Pipeline) Failed() <-chan error { return p.failed }
 // event if feed.Worker.Continues allows it; otherwise it is removed first.
 func (p *Pipeline) AddWorker(w feed.Worker) feed.Lane {
 	w = validWorker(w)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if l := p.lanes[w.Name]; l != nil && l.unclaimed && !p.closed {
-		if w.Continues(&l.desc) {
-			l.claim(w)
-			return l
-		}
-		p.removeWorker(w.Name, feed.RemovedDiscovery)
+	if l := p.rejoin(w); l != nil {
+		return l
 	}
+	p.mu.Lock()
 	l := newLane(&p.cfg, w)
 	p.attach(l)
 	if p.closed {
 		l.closed = true
+		p.mu.Unlock()
 		return l
 	}
 	l.lastEventID, l.earlier = p.removed.resume(w.Name)
@@ -98,10 +94,43 @@ func (p *Pipeline) AddWorker(w feed.Worker) feed.Lane {
 	if l.log != nil {
 		l.log.worker = true
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p.mu.Unlock() // an append may block
 	l.emitEntry(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: &kvcastv1.WorkerAdded{
 		Model: w.Model, BlockSize: w.BlockSize, Endpoint: w.Endpoint, Labels: w.Labels, Ranks: w.Ranks,
 	}}})
 	return l
+}
+
+// rejoin returns the lane of a recovered worker that continues, or the lane of a worker that was fenced; nil if there is
+// none. It removes a recovered worker that does not continue.
+func (p *Pipeline) rejoin(w feed.Worker) *Lane {
+	p.mu.Lock()
+	l := p.lanes[w.Name]
+	if l == nil || p.closed {
+		p.mu.Unlock()
+		return nil
+	}
+	unclaimed, continues := l.unclaimed, w.Continues(&l.desc)
+	l.mu.Lock()
+	fenced := l.fenced
+	if unclaimed && continues && !fenced {
+		l.desc, l.unclaimed = w, false
+		p.mu.Unlock() // an append may block
+		l.continuePending()
+		l.mu.Unlock()
+		return l
+	}
+	l.mu.Unlock()
+	p.mu.Unlock()
+	switch {
+	case fenced:
+		return l
+	case unclaimed:
+		p.RemoveWorker(w.Name, feed.RemovedDiscovery)
+	}
+	return nil
 }
 
 // validWorker returns a copy of a worker with strings of UTF-8, which a protobuf string must be.
@@ -129,7 +158,9 @@ func newLane(cfg *Config, w feed.Worker) *Lane {
 // attach connects a lane to the pipeline's journal and budgets.
 func (p *Pipeline) attach(l *Lane) {
 	l.failures = p.failed
-	l.entry = newEntry(p.appends, p.journal, l.worker, l.desc.Model, l.limits.entryBytes)
+	var appends context.Context
+	appends, l.cancelAppends = context.WithCancelCause(p.appends)
+	l.entry = newEntry(appends, p.journal, l.worker, l.desc.Model, l.limits.entryBytes)
 	l.entry.onFailure = func(err error) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -148,23 +179,26 @@ func (p *Pipeline) attach(l *Lane) {
 
 // RemoveWorker emits WorkerRemoved and drops the worker's state.
 func (p *Pipeline) RemoveWorker(name string, reason feed.RemoveReason) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.removeWorker(strings.ToValidUTF8(name, "\uFFFD"), reason)
-}
-
-// removeWorker is RemoveWorker for a caller that has the lock.
-func (p *Pipeline) removeWorker(name string, reason feed.RemoveReason) {
-	l := p.lanes[name]
-	if l == nil || p.closed {
+	l := p.lane(name)
+	if l == nil {
 		return
 	}
-	_ = l.close() // Failed has the error
-	l.emitRemovedWorker(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerRemoved{WorkerRemoved: &kvcastv1.WorkerRemoved{
+	removed, ok := l.leaveStream(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerRemoved{WorkerRemoved: &kvcastv1.WorkerRemoved{
 		Reason: kvcastv1.WorkerRemoved_Reason(reason),
 	}}})
-	p.removed.remember(removedWorker{name: name, lastID: l.lastEventID, appended: l.entry.appended})
-	delete(p.lanes, name)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if ok && p.lanes[l.worker] == l { // else Drop was called
+		p.removed.remember(removed)
+		delete(p.lanes, l.worker)
+	}
+}
+
+// lane returns the lane of a worker; nil if there is none.
+func (p *Pipeline) lane(name string) *Lane {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.lanes[strings.ToValidUTF8(name, "\uFFFD")]
 }
 
 // Close emits pending events and waits until all entries are acknowledged. Later calls of lanes
@@ -173,16 +207,20 @@ func (p *Pipeline) removeWorker(name string, reason feed.RemoveReason) {
 func (p *Pipeline) Close(ctx context.Context) error {
 	defer context.AfterFunc(ctx, p.cancelAppends)()
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.closed = true
+	all := maps.Clone(p.lanes)
+	p.mu.Unlock()
 	var errs []error
-	lanes := slices.Sorted(maps.Keys(p.lanes))
+	lanes := slices.Sorted(maps.Keys(all))
 	for _, name := range lanes {
-		errs = append(errs, p.lanes[name].close())
+		errs = append(errs, all[name].close())
 	}
 	for i, name := range lanes {
-		if err := p.lanes[name].awaitAcknowledged(ctx); errs[i] == nil {
+		if err := all[name].awaitAcknowledged(ctx); errs[i] == nil {
 			errs[i] = err
+		}
+		if p.cfg.Fenced != nil && errors.Is(errs[i], journal.ErrFenced) || errors.Is(errs[i], errDropped) {
+			errs[i] = nil // the worker is another pipeline's
 		}
 	}
 	return errors.Join(errs...)
@@ -190,24 +228,42 @@ func (p *Pipeline) Close(ctx context.Context) error {
 
 // emitEntry emits an event as an entry of its own.
 func (l *Lane) emitEntry(e *kvcastv1.RouterEvent) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.entry.begin(0, 0)
 	l.emit(e)
 	l.commit()
 }
 
-// emitRemovedWorker drops the lane's blocks and emits the event.
-func (l *Lane) emitRemovedWorker(e *kvcastv1.RouterEvent) {
+// leaveStream drops the lane's blocks and emits the event. ok is false if the lane remains: the pipeline is closed, or the
+// worker was fenced.
+func (l *Lane) leaveStream(e *kvcastv1.RouterEvent) (removed removedWorker, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.closed && l.failed == nil {
+		return removedWorker{}, false
+	}
+	l.flushAlone(flushShutdown)
+	if l.fenced {
+		return removedWorker{}, false
+	}
+	l.closed = true
 	for _, r := range l.ranks {
 		l.drop(r)
 	}
 	if l.failed == nil {
-		l.entry.begin(0, 0)
-		l.emit(e)
-		l.commit()
+		l.emitEntry(e)
+	}
+	l.leave()
+	return removedWorker{name: l.worker, lastID: l.lastEventID, appended: l.entry.appended}, true
+}
+
+// leave makes the lane not count any more, since the pipeline has the worker no longer.
+func (l *Lane) leave() {
+	l.left = true
+	l.cancelAppends(nil)
+	if l.log != nil {
+		at := &l.log.position
+		at.totals.stored.Add(-at.size)
+		at.size = 0
 	}
 }
 
@@ -233,7 +289,7 @@ func (l *Lane) commit() {
 }
 
 // fail closes the lane after a failed append, and discards its state: the tables have changes that
-// no router will see. It reports the failure to Pipeline.Failed.
+// no router will see. It reports the failure to Config.Fenced or Pipeline.Failed, unless the worker was dropped.
 func (l *Lane) fail(err error) {
 	if l.failed != nil {
 		return
@@ -249,9 +305,16 @@ func (l *Lane) fail(err error) {
 		l.drop(r)
 	}
 	clear(l.ranks)
-	select {
-	case l.failures <- l.failed:
-	default: // Failed reports the first failure only
+	switch {
+	case errors.Is(context.Cause(l.entry.ctx), errDropped):
+	case l.cfg.Fenced != nil && errors.Is(err, journal.ErrFenced):
+		l.fenced = true
+		go l.cfg.Fenced(l.worker)
+	default:
+		select {
+		case l.failures <- l.failed:
+		default: // Failed reports the first failure only
+		}
 	}
 }
 

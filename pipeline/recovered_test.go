@@ -64,6 +64,11 @@ func (d life) Append(_ context.Context, r journal.Record) (journal.Pending, erro
 	if d.number != d.lives {
 		return journal.Pending{}, journal.ErrClosed // a timer of a pipeline that has crashed
 	}
+	return d.append(r)
+}
+
+// append appends an entry. The lock is held.
+func (d *durableLog) append(r journal.Record) (journal.Pending, error) {
 	e := loggedEntry{
 		worker: r.Source.Worker, body: slices.Clone(r.Body), state: slices.Clone(r.State), decoded: new(kvcastv1.Entry), call: d.call, seq: 1,
 	}

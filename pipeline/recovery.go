@@ -9,7 +9,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/encode"
 	"github.com/kvcast/kvcast/journal"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
@@ -128,7 +127,7 @@ func (r *Recovery) dropOlder(name string) {
 }
 
 // Entry applies an entry of the journal: body and state are journal.Record.Body and State. It ignores entries that the
-// worker's checkpoint includes. The memory may be reused afterwards. After an error, the Recovery must not be used any
+// worker's checkpoint includes. An entry without events changes no state. The memory may be reused afterwards. After an error, the Recovery must not be used any
 // more: a state of a newer version or an invalid entry.
 func (r *Recovery) Entry(seq uint64, worker string, body, state []byte) error {
 	if err := r.entry(seq, worker, body, state); err != nil {
@@ -144,6 +143,11 @@ func (r *Recovery) entry(seq uint64, name string, body, encodedState []byte) err
 	}
 	w := r.workers[name]
 	switch e := r.removed.byName[name]; {
+	case first.id == 0: // a claim
+		if w != nil {
+			w.seq = seq
+		}
+		return nil
 	case w != nil && first.id <= w.lastEventID || e != nil && first.id <= e.Value.(*removedWorker).lastID:
 		return nil
 	case w == nil:
@@ -326,81 +330,20 @@ func (r *Recovery) Workers() (all []feed.Recovered) {
 	return all
 }
 
-// Pipeline returns a pipeline that appends to a journal and continues with the recovered workers. Until a worker is
-// added again, it stays in the stream; RemoveWorker removes it. The blocks count against the budgets, even beyond their
-// limits. Workers whose state is lost are removed from the stream. The Recovery must not be used any more. The errors
-// are those of Config.Validate.
+// Pipeline returns a new pipeline that appends to a journal and has adopted the Recovery. The errors are those of
+// Config.Validate.
 func (r *Recovery) Pipeline(j Journal) (*Pipeline, error) {
 	p, err := New(r.cfg, j)
 	if err != nil {
 		return nil, err
 	}
-	p.removed, p.obsolete = r.removed, r.obsolete
-	p.totals.appended.Store(r.appended)
-	for _, name := range slices.Sorted(maps.Keys(r.workers)) {
-		w := r.workers[name]
-		lost := w.lane == nil
-		if lost {
-			w.lane = newLane(&r.cfg, feed.Worker{Name: name, Model: w.model})
-		}
-		p.resume(w)
-		if lost {
-			p.RemoveWorker(name, feed.RemovedDisconnected)
-		}
-	}
-	return p, nil
+	return p, p.Adopt(r)
 }
 
-// resume adds the lane of a recovered worker.
-func (p *Pipeline) resume(w *recoveredWorker) {
-	l := w.lane
-	l.lastEventID = w.lastEventID
-	p.attach(l)
-	for rank, r := range l.ranks {
-		l.resumeRank(rank, r)
+// Discard releases what a Recovery that is not used has reserved in the budgets of its Config.
+func (r *Recovery) Discard() {
+	for _, w := range r.workers {
+		w.discard()
 	}
-	l.counts = laneCounts{}
-	l.entry.appended = journal.Acknowledged(w.seq)
-	l.unclaimed = true
-	if s := l.log; s != nil {
-		s.first = w.changes
-		s.rawIDs = slices.Clone(l.lastRawIDs)
-		s.position.needed, s.position.size = w.needed, w.checkpoint
-		p.totals.stored.Add(w.checkpoint)
-	}
-	p.lanes[w.name] = l
-}
-
-// resumeRank reserves the blocks and attributes of a recovered rank in the lane's budgets, and counts the children of the
-// blocks of an engine that announces blocks.
-func (l *Lane) resumeRank(rank uint32, r *rankState) {
-	l.tableBlocks.Adjust(int64(r.blocks()))
-	if tracker := l.tracker(rank); tracker != nil {
-		l.log.recordTracker(tracker, rank)
-	}
-	for _, t := range &r.tables {
-		if t != nil {
-			t.attrs.SetBudget(l.attributes)
-		}
-	}
-	for v := range l.announcements.All() {
-		if t := r.tables[wire.TierDevice]; t != nil && v.Rank == rank && l.consolidation != dedup {
-			for !t.countChildren() {
-			}
-		}
-	}
-}
-
-// claim continues a recovered lane, since its worker was added again.
-func (l *Lane) claim(w feed.Worker) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.desc, l.unclaimed = w, false
-	switch {
-	case l.pending.empty():
-	case l.cfg.Timeout == 0 || l.room() <= 0:
-		l.flushAlone(flushBatchEnd)
-	default:
-		l.startTimer()
-	}
+	clear(r.workers)
 }
