@@ -119,7 +119,10 @@ func (s *durableSink) recovered(keep func(n int) int) (all []feed.Recovered) {
 		l.added = 0
 		r := feed.Recovered{Worker: l.desc, Cursors: make(map[feed.Publisher][]byte)}
 		calls := l.calls
-		if l.checkpoint != nil && l.checkpointed <= len(calls) {
+		if l.checkpointed > len(calls) {
+			l.checkpoint, l.checkpointed = nil, 0
+		}
+		if l.checkpoint != nil {
 			r.Checkpoint, calls = l.checkpoint, calls[l.checkpointed:]
 		}
 		for i := range calls {

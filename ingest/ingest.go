@@ -159,7 +159,7 @@ func (in *Ingest) Run(ctx context.Context) error {
 	for _, l := range in.listeners {
 		l.start(ctx)
 	}
-	in.shared.recovered.abandonListeners(in.shared)
+	in.shared.recovered.abandonListeners()
 	for _, l := range in.listeners {
 		r.group.Go(func() {
 			if err := l.run(ctx); err != nil {
@@ -286,36 +286,69 @@ func (in *Ingest) admit(c config.Worker) error {
 // RemoveWorker removes a worker of the Config or of AddWorker from the stream, and returns when it is
 // removed. It returns config.ErrNoWorker, config.ErrEnded, or the error of ctx.
 func (in *Ingest) RemoveWorker(ctx context.Context, name string, why feed.RemoveReason) error {
-	var w *connectedWorker
-	removed := make(chan struct{})
-	err := in.change(ctx, func(_ context.Context, r *running) {
-		if w = r.workers[name]; w == nil {
-			return
-		}
-		delete(r.workers, name)
-		w.stop()
-		r.group.Go(func() {
-			<-w.done
-			w.mu.Lock()
+	return in.end(ctx, name, func(w *connectedWorker) (found bool) {
+		return w.end(func() {
 			w.remove(why)
-			w.mu.Unlock()
-			w.release()
 			w.log.Info("worker removed", "reason", why.String())
-			close(removed)
 		})
 	})
-	switch {
-	case err != nil:
+}
+
+// Release ends the reading of a worker of the Config, of AddWorker or of a listener, or drops what Restore was given of it.
+// The worker stays in the stream: when Release returns without an error, no call of its lane is in progress or follows, and
+// Sink.RemoveWorker is not called. It is forgotten as if it had never been added. The worker of a listener enters the stream
+// again with the next message of its engine. Release returns config.ErrNoWorker, config.ErrEnded, or the error of ctx, after
+// which it goes on.
+func (in *Ingest) Release(ctx context.Context, name string) error {
+	return in.end(ctx, name, func(w *connectedWorker) (found bool) {
+		found = in.shared.recovered.drop(in.shared, name)
+		if w.end(func() { w.detach() }) {
+			w.log.Debug("worker released")
+			return true
+		}
+		for _, l := range in.listeners {
+			found = l.release(name) || found
+		}
+		return found
+	})
+}
+
+// end removes a worker from those of Run, and calls a function with it in a goroutine; with nil if there is no such worker.
+// It waits until the function returns, which reports whether it has found the worker.
+func (in *Ingest) end(ctx context.Context, name string, end func(*connectedWorker) (found bool)) error {
+	found := make(chan bool, 1)
+	err := in.change(ctx, func(_ context.Context, r *running) {
+		w := r.workers[name]
+		delete(r.workers, name)
+		r.group.Go(func() { found <- end(w) })
+	})
+	if err != nil {
 		return err
-	case w == nil:
-		return config.ErrNoWorker
 	}
 	select {
-	case <-removed:
+	case ok := <-found:
+		if !ok {
+			return config.ErrNoWorker
+		}
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// end stops the reading of a worker, calls last with the worker's mutex held, and forgets the worker. It returns false if w
+// is nil.
+func (w *connectedWorker) end(last func()) bool {
+	if w == nil {
+		return false
+	}
+	w.stop()
+	<-w.done
+	w.mu.Lock()
+	last()
+	w.mu.Unlock()
+	w.release()
+	return true
 }
 
 // change makes Run execute a change, and waits until it is done.

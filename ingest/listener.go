@@ -56,6 +56,8 @@ type boundTopic struct {
 type boundWorker struct {
 	*worker
 	topics int // number of its topics; the next topic's source
+	// cancelClaim ends a call of Config.Claim; nil before the first. The listener's mutex guards it.
+	cancelClaim context.CancelFunc
 }
 
 // newListener binds a listener.
@@ -115,7 +117,7 @@ func (l *listener) read(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("read %s: %w", l.address, err)
 		}
-		l.process(c)
+		l.process(ctx, c)
 		l.receiver.Recycle(c)
 	}
 	return nil
@@ -135,13 +137,13 @@ func (l *listener) handleEvent(e transport.Event) {
 }
 
 // process handles the events and messages of a chunk.
-func (l *listener) process(c *transport.Chunk) {
+func (l *listener) process(ctx context.Context, c *transport.Chunk) {
 	in := l.shared.intake()
 	defer l.shared.recycle(in)
 	began := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	n := c.Each(l.handleEvent, func(m transport.Message) { l.message(in, began, m) })
+	n := c.Each(l.handleEvent, func(m transport.Message) { l.message(ctx, in, began, m) })
 	if c.Drops != nil {
 		l.overrun(c.Drops, began)
 	}
@@ -183,7 +185,7 @@ func (l *listener) peerAddress(m transport.Message) netip.Addr {
 	return netip.Addr{}
 }
 
-func (l *listener) message(in *intake, now time.Time, m transport.Message) {
+func (l *listener) message(ctx context.Context, in *intake, now time.Time, m transport.Message) {
 	why, ok := in.open(m)
 	if !ok {
 		l.refuse(why, now, m.Frames[0])
@@ -206,6 +208,11 @@ func (l *listener) message(in *intake, now time.Time, m transport.Message) {
 		}
 		if t, why, ok = l.accept(in.topic); !ok {
 			l.refuse(why, now, in.topic)
+			return
+		}
+	}
+	if in.err == nil && !t.worker.hasEntered() {
+		if t, ok = l.admitWorker(ctx, t, now); !ok {
 			return
 		}
 	}

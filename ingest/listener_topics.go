@@ -1,6 +1,7 @@
 package ingest
 
 import (
+	"context"
 	"maps"
 	"net/netip"
 	"path"
@@ -150,8 +151,108 @@ func (l *listener) forget(w *boundWorker) {
 	if !removed { // a connection has added it again, or the listener is closing
 		return
 	}
-	maps.DeleteFunc(l.topics, func(_ string, t *boundTopic) bool { return t.worker == w })
+	l.dropWorker(w)
+}
+
+// dropWorker forgets a worker and its topics, as if its engines had disconnected. Its lane is not called any more.
+func (l *listener) dropWorker(w *boundWorker) {
+	if w.cancelClaim != nil {
+		w.cancelClaim()
+	}
+	w.close()
+	w.mu.Lock()
+	w.detach()
+	w.mu.Unlock()
+	l.forgetTopics(w)
+	for _, c := range l.peers.byID {
+		maps.DeleteFunc(c.publishers, func(p *publisher, _ struct{}) bool { return p.worker == w.worker })
+	}
 	l.removeWorker(w)
+}
+
+func (l *listener) forgetTopics(w *boundWorker) {
+	maps.DeleteFunc(l.topics, func(_ string, t *boundTopic) bool { return t.worker == w })
+	w.topics = 0
+}
+
+// release forgets the worker of a name. It reports whether there was one.
+func (l *listener) release(name string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w := l.workers[name]
+	if w == nil {
+		return false
+	}
+	l.dropWorker(w)
+	w.log.Debug("worker released")
+	return true
+}
+
+// admitWorker lets a worker that is not in the stream enter it with its recovered state, if there is any. It calls
+// Config.Claim, with the listener unlocked. It returns the topic again, which may be another boundTopic now. If ok is false,
+// the worker does not enter; why is the reason unless it was logged.
+func (l *listener) admitWorker(ctx context.Context, t *boundTopic, now time.Time) (_ *boundTopic, ok bool) {
+	topic := t.name
+	claim := l.shared.config.Claim
+	if len(t.worker.publishers) > 0 && (claim != nil || l.shared.recovered.of(t.worker.desc.Name) != nil) {
+		l.dropWorker(t.worker) // the grace time has removed it, and its publishers are not those that are resumed
+		if t, ok = l.acceptAgain(topic, now); !ok {
+			return nil, false
+		}
+	}
+	w := t.worker
+	if claim != nil && !l.claim(ctx, w, now) {
+		return nil, false
+	}
+	from := l.shared.recovered.of(w.desc.Name)
+	if from == nil {
+		return t, true
+	}
+	l.forgetTopics(w) // the recovered topics have their own sources
+	l.adoptWorker(from)
+	return l.acceptAgain(topic, now)
+}
+
+// acceptAgain returns a topic that was accepted before, and adds it again if it was removed.
+func (l *listener) acceptAgain(topic string, now time.Time) (t *boundTopic, ok bool) {
+	if t = l.topics[topic]; t != nil {
+		return t, true
+	}
+	t, why, ok := l.accept([]byte(topic))
+	if !ok {
+		l.refuse(why, now, []byte(topic))
+	}
+	return t, ok
+}
+
+// claim calls Config.Claim for a worker without publishers, and keeps the recovered state. It returns false if the worker may
+// not enter the stream, or was released meanwhile.
+func (l *listener) claim(ctx context.Context, w *boundWorker, now time.Time) bool {
+	ctx, w.cancelClaim = context.WithCancel(ctx)
+	defer w.cancelClaim()
+	l.mu.Unlock()
+	recovered, err := l.shared.config.Claim(ctx, w.desc.Name)
+	l.mu.Lock()
+	if err == nil {
+		err = ctx.Err() // it was claimed too late
+	}
+	switch {
+	case l.workers[w.desc.Name] != w:
+		return false
+	case err != nil:
+		if ctx.Err() == nil {
+			if suppressed, ok := l.logLimiter.allow(logClaim, now); ok {
+				l.log.Warn("worker does not enter the stream: it cannot be claimed", "worker", w.desc.Name, "error", err, "suppressed", suppressed)
+			}
+		}
+		l.dropWorker(w)
+		return false
+	case recovered == nil:
+		l.shared.recovered.drop(l.shared, w.desc.Name)
+	default:
+		l.shared.recovered.restore(l.shared, recovered)
+	}
+	return true
 }
 
 // refuse counts and logs a message that is refused.

@@ -21,6 +21,7 @@ const (
 	logSilent
 	logConflict
 	logForeignHost
+	logClaim
 	logRefused
 
 	// Each refusal is a kind, from logRefused on.

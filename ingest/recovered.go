@@ -66,15 +66,38 @@ type recoveredPublisher struct {
 func (r *recovered) load(s *shared) {
 	r.workers = make(map[string]*recoveredWorker, len(s.config.Recovered))
 	for i := range s.config.Recovered {
-		from := &s.config.Recovered[i]
-		w := &recoveredWorker{worker: from.Worker}
-		w.err = w.decode(from)
-		if w.err == nil && len(w.publishers) > 0 { // without publishers it may be any listener's
-			s.names.reserveRecovered(w.worker.Name)
-		}
-		r.workers[w.worker.Name] = w
+		r.restore(s, &s.config.Recovered[i])
 	}
 }
+
+// restore decodes a recovered worker, which replaces another of its name.
+func (r *recovered) restore(s *shared, from *feed.Recovered) {
+	w := &recoveredWorker{worker: from.Worker}
+	w.err = w.decode(from)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.names.releaseRecovered(w.worker.Name)
+	// The name of a listener's worker is claimed when the listener resumes it. Without publishers it may be any listener's.
+	if w.err == nil && w.listener == "" && len(w.publishers) > 0 {
+		s.names.reserveRecovered(w.worker.Name)
+	}
+	r.workers[w.worker.Name] = w
+}
+
+// drop forgets a recovered worker that no worker has claimed. It reports whether there was one.
+func (r *recovered) drop(s *shared, name string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, found := r.workers[name]
+	delete(r.workers, name)
+	s.names.releaseRecovered(name)
+	return found
+}
+
+// Restore sets the state with which a worker continues, as Config.Recovered does: a worker that AddWorker adds later, or the
+// worker of a listener when its engine next sends a message. It replaces an earlier state of that worker that none has used.
+// RemoveUnclaimed applies to it too.
+func (in *Ingest) Restore(r feed.Recovered) { in.shared.recovered.restore(in.shared, &r) }
 
 // decode decodes a checkpoint, and the changes and cursors after it.
 func (w *recoveredWorker) decode(from *feed.Recovered) error {
@@ -200,6 +223,16 @@ func (p *recoveredPublisher) setCursor(m *statev1.IngestCursor) error {
 	return nil
 }
 
+// of returns the recovered worker of a name that has publishers to resume; nil if there is none.
+func (r *recovered) of(name string) *recoveredWorker {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if w := r.workers[name]; w != nil && w.err == nil && len(w.publishers) > 0 {
+		return w
+	}
+	return nil
+}
+
 // ofListener returns the workers of a listener, in the order of their names.
 func (r *recovered) ofListener(bind string) (all []*recoveredWorker) {
 	r.mu.Lock()
@@ -232,13 +265,12 @@ func (r *recovered) claim(w *worker) (resumed bool) {
 }
 
 // abandonListeners makes the workers start anew whose listener is not configured any more.
-func (r *recovered) abandonListeners(s *shared) {
+func (r *recovered) abandonListeners() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for name, w := range r.workers {
+	for _, w := range r.workers {
 		if w.err == nil && w.listener != "" {
 			w.err = fmt.Errorf("the listener %s is not configured any more", w.listener)
-			s.names.releaseRecovered(name)
 		}
 	}
 }
@@ -305,24 +337,27 @@ func (l *listener) adopt() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, from := range l.shared.recovered.ofListener(l.config.Bind) {
-		err := l.adoptWorker(from)
-		if err == nil {
-			continue
-		}
-		l.log.Warn("recovered worker not resumed: it starts anew when its engine connects", "worker", from.worker.Name, "error", err)
-		l.shared.recovered.mu.Lock()
-		from.err = err
-		l.shared.recovered.mu.Unlock()
-		if w := l.workers[from.worker.Name]; w != nil {
-			maps.DeleteFunc(l.topics, func(_ string, t *boundTopic) bool { return t.worker == w })
-			l.removeWorker(w)
-		}
+		l.adoptWorker(from)
 	}
 }
 
-// adoptWorker adds a recovered worker with its topics and publishers.
-func (l *listener) adoptWorker(from *recoveredWorker) error {
-	l.shared.names.releaseRecovered(from.worker.Name) // accept claims it
+// adoptWorker adds a recovered worker to the stream. If it cannot be resumed, it starts anew when its engine connects.
+func (l *listener) adoptWorker(from *recoveredWorker) {
+	err := l.resume(from)
+	if err == nil {
+		return
+	}
+	l.log.Warn("recovered worker not resumed: it starts anew when its engine connects", "worker", from.worker.Name, "error", err)
+	l.shared.recovered.mu.Lock()
+	from.err = err
+	l.shared.recovered.mu.Unlock()
+	if w := l.workers[from.worker.Name]; w != nil {
+		l.dropWorker(w)
+	}
+}
+
+// resume adds a recovered worker with its topics and publishers.
+func (l *listener) resume(from *recoveredWorker) error {
 	for _, s := range from.publishers {
 		t := l.topics[s.topic]
 		if t == nil {

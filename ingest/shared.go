@@ -155,11 +155,14 @@ func (r *nameSet) claim(name string, recovered bool) (why refusal, ok bool) {
 	return 0, true
 }
 
-// reserveRecovered adds the name of a recovered worker. It is released by releaseRecovered, unless it is claimed before.
+// reserveRecovered adds the name of a recovered worker, unless it is in use. It is released by releaseRecovered, unless it is
+// claimed before.
 func (r *nameSet) reserveRecovered(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.names[name] = true
+	if _, taken := r.names[name]; !taken {
+		r.names[name] = true
+	}
 }
 
 func (r *nameSet) releaseRecovered(name string) {

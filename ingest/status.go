@@ -132,6 +132,16 @@ func (in *Ingest) Sources() []SourceStatus {
 	return all
 }
 
+// Connected reports whether any source of a worker has a connection.
+func (in *Ingest) Connected(worker string) bool {
+	l := &in.shared.sources
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.ContainsFunc(l.entries, func(e *sourceEntry) bool {
+		return e.initial.Worker == worker && !SourceState(e.state.Load()).down()
+	})
+}
+
 // WorkerStats counts what happened to a worker since it was added.
 type WorkerStats struct {
 	// ConnectAttempts counts the attempts to connect, Connections the successful attempts, and

@@ -156,8 +156,15 @@ func (w *worker) leave(timer *time.Timer) {
 
 // remove removes the worker from the stream if it is there.
 func (w *worker) remove(why feed.RemoveReason) {
+	if w.detach() {
+		w.shared.sink.RemoveWorker(w.desc.Name, why)
+	}
+}
+
+// detach ends the calls of the lane. The worker stays in the stream. It reports whether there was a lane.
+func (w *worker) detach() bool {
 	if w.lane == nil {
-		return
+		return false
 	}
 	for _, p := range w.publishers {
 		p.reset()
@@ -165,7 +172,14 @@ func (w *worker) remove(why feed.RemoveReason) {
 	w.lane, w.hasConnected = nil, false
 	w.shared.entered.Delete(w.desc.Name)
 	w.reset()
-	w.shared.sink.RemoveWorker(w.desc.Name, why)
+	return true
+}
+
+// hasEntered reports whether the worker is in the stream.
+func (w *worker) hasEntered() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.lane != nil
 }
 
 // close stops the reading of the worker. Its blocks stay in the stream.
