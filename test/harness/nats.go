@@ -58,7 +58,8 @@ func StartNATSCluster(t testing.TB) *NATSCluster {
 		routes = append(routes, &url.URL{Scheme: "nats", Host: fmt.Sprintf("127.0.0.1:%d", peer)})
 		c.options = append(c.options, server.Options{
 			ServerName: fmt.Sprintf("nats-%d", i), Port: client, StoreDir: filepath.Join(dir, fmt.Sprint(i)),
-			Cluster: server.ClusterOpts{Name: "nats", Host: "127.0.0.1", Port: peer},
+			// Clients that connect through proxies must not be told other addresses.
+			Cluster: server.ClusterOpts{Name: "nats", Host: "127.0.0.1", Port: peer, NoAdvertise: true},
 		})
 	}
 	for i := range c.options {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/test/faultfs"
+	"github.com/kvcast/kvcast/test/fleet"
 )
 
 var faultPoints = flag.Int("faults", 4, "number of operations at which a fault is injected, of each test")
@@ -130,22 +131,22 @@ var (
 // history is two runs of a server on a file system with faults, and its engines and router.
 type history struct {
 	*server
-	fs    *faultfs.FS
-	fleet *fleet
-	point point
-	ops   *operations
+	fs      *faultfs.FS
+	engines *fleet.Fleet
+	point   point
+	ops     *operations
 }
 
 func newHistory(t *testing.T, p point, flags ...string) *history {
 	t.Helper()
 	fs := faultfs.Mount(t, t.TempDir())
-	h := &history{fs: fs, fleet: newFleet(t), point: p, ops: &operations{counts: make(map[class]int), point: &p}}
+	h := &history{fs: fs, engines: fleet.New(t, *seed), point: p, ops: &operations{counts: make(map[class]int), point: &p}}
 	fs.OnOp(h.ops.decide)
-	h.fleet.rate, h.fleet.pool, h.fleet.prompts, h.fleet.faults = faultRate, faultPool, faultPrompts, nil
+	h.engines.Rate, h.engines.Pool, h.engines.Prompts, h.engines.Faults = faultRate, faultPool, faultPrompts, nil
 	for i := range faultEngines {
-		flags = append(flags, "--worker", h.fleet.add(fmt.Sprintf("engine-%d", i), 0, bound()).flag())
+		flags = append(flags, "--worker", h.engines.Add(fmt.Sprintf("engine-%d", i), 0, fleet.Bound()).Flag())
 	}
-	h.fleet.pause()
+	h.engines.Pause()
 	h.server = newServerIn(t, fs.Dir(), "1MiB", flags...)
 	return h
 }
@@ -153,7 +154,7 @@ func newHistory(t *testing.T, p point, flags ...string) *history {
 // play starts the server, and stops it when it has written entries. It returns errEnded or errNotReady if it does not come
 // to that. The engines are paused then.
 func (h *history) play() error {
-	h.process = start(h.t, h.args...)
+	h.Process = fleet.Start(h.t, h.Args...)
 	ctx, cancel := context.WithCancelCause(h.t.Context())
 	watched := make(chan error, 1)
 	go func() {
@@ -164,7 +165,7 @@ func (h *history) play() error {
 	err := h.write(ctx)
 	if err == nil {
 		cancel(nil)
-		if err = h.process.Stop(); err != nil && !strings.Contains(err.Error(), "did not exit") {
+		if err = h.Process.Stop(); err != nil && !strings.Contains(err.Error(), "did not exit") {
 			err = errEnded
 		}
 	}
@@ -182,28 +183,28 @@ func (h *history) play() error {
 
 // write makes the server write entries, and waits until the router has what the engines hold.
 func (h *history) write(ctx context.Context) error {
-	addr, err := h.process.Addr()
+	addr, err := h.Process.Addr()
 	if err != nil {
 		return err
 	}
-	h.proxy.Retarget(addr)
-	target := h.router.seq() + runEntries[min(h.ops.run, 1)]
+	h.Proxy.Retarget(addr)
+	target := h.router.Seq() + runEntries[min(h.ops.run, 1)]
 	for complete := false; err == nil && !complete; {
-		err = h.router.converge(ctx, h.fleet.publish(turnBatches))
-		complete = h.router.seq() >= target && (h.ops.isReached() || h.isCompacted(ctx))
+		err = h.router.Converge(ctx, h.engines.Publish(turnBatches))
+		complete = h.router.Seq() >= target && (h.ops.isReached() || h.isCompacted(ctx))
 	}
 	return err
 }
 
 // isCompacted reports whether the server has written a checkpoint in this run, and has evicted entries.
 func (h *history) isCompacted(ctx context.Context) bool {
-	m, err := h.process.Metrics(ctx)
+	m, err := h.Process.Metrics(ctx)
 	return err == nil && m.Sum("kvcast_checkpoint_bytes_total") > 0 && m.Sum("kvcast_server_journal_oldest_seq") > 1
 }
 
 // watch waits until a server has ended, or is not ready any more and says that it is because of the fault, or ctx ends.
 func (h *history) watch(ctx context.Context) error {
-	p := h.process
+	p := h.Process
 	if _, err := p.Admin(); err != nil {
 		<-p.Ended()
 		return errEnded
@@ -227,7 +228,7 @@ func (h *history) watch(ctx context.Context) error {
 
 // namesFault reports whether the server has logged the error of the fault.
 func (h *history) namesFault() bool {
-	return slices.ContainsFunc(h.process.Log(), func(line string) bool {
+	return slices.ContainsFunc(h.Process.Log(), func(line string) bool {
 		return strings.Contains(line, h.point.fault.Errno.Error()) ||
 			strings.Contains(line, "storage directory is not writable") // nats-server does not say why
 	})
@@ -285,17 +286,17 @@ func survive(t *testing.T, p point, flags ...string) (reached bool, outcome erro
 	}
 	reached = h.ops.end()
 	if outcome != nil && !errors.Is(outcome, errEnded) && !errors.Is(outcome, errNotReady) {
-		t.Fatalf("%v: %v\n%s", p, outcome, strings.Join(h.process.Log(), "\n"))
+		t.Fatalf("%v: %v\n%s", p, outcome, strings.Join(h.Process.Log(), "\n"))
 	}
-	if err := h.process.Kill(); err != nil {
+	if err := h.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	lines := h.process.Log()
+	lines := h.Process.Log()
 	if outcome != nil && !p.fault.Kill && !h.namesFault() {
 		t.Errorf("%v: %v, and no line names the fault:\n%s", p, outcome, strings.Join(lines, "\n"))
 	}
 	if err := h.play(); err != nil {
-		t.Errorf("%v: after %v: %v\n%s", p, outcome, err, strings.Join(slices.Concat(lines, h.process.Log()), "\n"))
+		t.Errorf("%v: after %v: %v\n%s", p, outcome, err, strings.Join(slices.Concat(lines, h.Process.Log()), "\n"))
 	}
 	return reached, outcome
 }
@@ -362,15 +363,15 @@ func crashMachine(t *testing.T, interval string, continues bool) {
 		}
 		return faultfs.Fault{}
 	})
-	h.process = start(t, h.args...)
-	h.proxy.Retarget(address(t, h.process))
+	h.Process = fleet.Start(t, h.Args...)
+	h.Proxy.Retarget(fleet.Address(t, h.Process))
 	var states map[string]client.BlocksDigest
 	for turns := 0; turns < 2; { // one with a checkpoint, and one after it
-		states = h.fleet.publish(turnBatches)
-		if err := h.router.converge(t.Context(), states); err != nil {
+		states = h.engines.Publish(turnBatches)
+		if err := h.router.Converge(t.Context(), states); err != nil {
 			t.Fatal(err)
 		}
-		m, err := h.process.Metrics(t.Context())
+		m, err := h.Process.Metrics(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -379,7 +380,7 @@ func crashMachine(t *testing.T, interval string, continues bool) {
 		}
 	}
 	h.end()
-	epoch := h.router.epoch()
+	epoch := h.router.Epoch()
 	lost := int64(0)
 	for _, name := range blocks(t, h.fs.Files(), "kvcast") {
 		info, err := os.Stat(name)
@@ -401,7 +402,7 @@ func crashMachine(t *testing.T, interval string, continues bool) {
 	if t.Logf("%d bytes are lost", lost); lost > 0 && continues {
 		t.Errorf("%d bytes were not synced", lost)
 	}
-	tear := &tear{args: h.args[2:], epoch: epoch, states: states} // without the journal
+	tear := &tear{args: h.Args[2:], epoch: epoch, states: states} // without the journal
 	if got, log := tear.restart(t, h.fs.Dir(), wrapper...); (got == epoch) != continues || strings.Contains(log, "level=ERROR") {
 		t.Errorf("got epoch %s after %s\n%s", got, epoch, log)
 	}

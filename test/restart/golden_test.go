@@ -13,6 +13,7 @@ import (
 	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
+	"github.com/kvcast/kvcast/test/fleet"
 )
 
 // update makes TestStateOfEarlierVersionsIsRead write the directory of the current format first.
@@ -52,9 +53,9 @@ func readGolden(t *testing.T, golden string) {
 	if err := os.CopyFS(dir, os.DirFS(filepath.Join(golden, "journal"))); err != nil {
 		t.Fatal(err)
 	}
-	p := start(t, "--journal", "file:"+dir, "--ingest-start-wait", "0s", "--ingest-grace", "24h",
-		"--worker", "name=golden,model="+model+",connect=tcp://127.0.0.1:1,replay=tcp://127.0.0.1:1")
-	if err := follow(t, address(t, p)).converge(t.Context(), map[string]client.BlocksDigest{"golden": want}); err != nil {
+	p := fleet.Start(t, "--journal", "file:"+dir, "--ingest-start-wait", "0s", "--ingest-grace", "24h",
+		"--worker", "name=golden,model="+fleet.Model+",connect=tcp://127.0.0.1:1,replay=tcp://127.0.0.1:1")
+	if err := follow(t, fleet.Address(t, p)).Converge(t.Context(), map[string]client.BlocksDigest{"golden": want}); err != nil {
 		t.Error(err)
 	}
 	recovered, err := p.Logged(regexp.MustCompile(`msg=recovered .* (checkpoints=\d+)`))
@@ -70,7 +71,7 @@ func readGolden(t *testing.T, golden string) {
 func writeGolden(t *testing.T) {
 	t.Helper()
 	e, err := simulator.New(simulator.Config{
-		SocketConfig: bound(), Pool: blockpool.Config{Capacity: 64, HashSeed: 1}, Seed: 1, Batches: goldenBatches, Subscribers: 1, Linger: true,
+		SocketConfig: fleet.Bound(), Pool: blockpool.Config{Capacity: 64, HashSeed: 1}, Seed: 1, Batches: goldenBatches, Subscribers: 1, Linger: true,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -79,8 +80,8 @@ func writeGolden(t *testing.T) {
 	defer cancel()
 	go func() { _ = e.Run(ctx) }()
 	dir := t.TempDir()
-	p := start(t, "--journal", "file:"+dir, "--journal-checkpoint-bytes", "64KiB",
-		"--worker", "name=golden,model="+model+",connect="+e.Endpoint()+",replay="+e.ReplayEndpoint())
+	p := fleet.Start(t, "--journal", "file:"+dir, "--journal-checkpoint-bytes", "64KiB",
+		"--worker", "name=golden,model="+fleet.Model+",connect="+e.Endpoint()+",replay="+e.ReplayEndpoint())
 	<-e.Finished()
 	for want := uint64(e.Summary().Blocks); ; <-time.After(100 * time.Millisecond) {
 		m, err := p.Metrics(t.Context())

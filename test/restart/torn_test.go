@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -30,24 +31,24 @@ type tear struct {
 // newTear runs a server on some entries, and kills it.
 func newTear(t *testing.T, flags ...string) *tear {
 	t.Helper()
-	fleet := newFleet(t)
-	fleet.faults = nil
+	all := fleet.New(t, *seed)
+	all.Faults = nil
 	h := &tear{dir: t.TempDir(), args: flags, rng: rand.New(rand.NewPCG(*seed, 4))}
-	for i := range engines {
-		h.args = append(h.args, "--worker", fleet.add(fmt.Sprintf("engine-%d", i), 1, bound()).flag())
+	for i := range engineCount {
+		h.args = append(h.args, "--worker", all.Add(fmt.Sprintf("engine-%d", i), 1, fleet.Bound()).Flag())
 	}
 	s := newServerIn(t, h.dir, "16MiB", h.args...)
-	s.process = start(t, s.args...)
-	s.proxy.Retarget(address(t, s.process))
-	if err := s.router.await(t.Context(), 400); err != nil {
+	s.Process = fleet.Start(t, s.Args...)
+	s.Proxy.Retarget(fleet.Address(t, s.Process))
+	if err := s.router.Await(t.Context(), 400); err != nil {
 		t.Fatal(err)
 	}
-	h.states = fleet.pause()
-	if err := s.router.converge(t.Context(), h.states); err != nil {
+	h.states = all.Pause()
+	if err := s.router.Converge(t.Context(), h.states); err != nil {
 		t.Fatal(err)
 	}
 	s.end()
-	h.epoch = s.router.epoch()
+	h.epoch = s.router.Epoch()
 	return h
 }
 
@@ -109,17 +110,17 @@ func (h *tear) restart(t *testing.T, dir string, wrapper ...string) (epoch, log 
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = p.Kill() })
-		r := follow(t, address(t, p))
-		if err := r.converge(t.Context(), h.states); err != nil {
+		r := follow(t, fleet.Address(t, p))
+		if err := r.Converge(t.Context(), h.states); err != nil {
 			t.Errorf("%v\n%s", err, strings.Join(p.Log(), "\n"))
 		}
 		if err := p.Kill(); err != nil {
 			t.Fatal(err)
 		}
 		if epoch == "" {
-			epoch, log = r.epoch(), strings.Join(p.Log(), "\n")
-		} else if r.epoch() != epoch {
-			t.Errorf("got epoch %s after %s\n%s", r.epoch(), epoch, strings.Join(p.Log(), "\n"))
+			epoch, log = r.Epoch(), strings.Join(p.Log(), "\n")
+		} else if r.Epoch() != epoch {
+			t.Errorf("got epoch %s after %s\n%s", r.Epoch(), epoch, strings.Join(p.Log(), "\n"))
 		}
 	}
 	return epoch, log

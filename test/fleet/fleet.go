@@ -1,0 +1,138 @@
+// Package fleet has what tests of kvcast serve under faults have in common: a Fleet of engines that lose messages, a Server
+// that is killed and started again at the same address, and Routers that check each entry and compare their views with the
+// engines.
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/simulator/blockpool"
+	"github.com/kvcast/kvcast/internal/simulator/workload"
+	"github.com/kvcast/kvcast/test/harness"
+)
+
+// Model is the model of all engines.
+const Model = "m"
+
+// Fleet is engines that lose messages in transit and restart, and whose replay has every batch.
+type Fleet struct {
+	// Rate is the rate of each engine that is added, in batches a second, and Faults are the rates of its faults.
+	Rate   float64
+	Faults map[simulator.Fault]float64
+	// Pool is the size of the cache of each engine that is added, in blocks, and Prompts the least length of a prompt; 0: the
+	// simulator's default.
+	Pool, Prompts int
+	// Seed is the seed of the engines and their faults.
+	Seed uint64
+
+	t       *testing.T
+	engines []Engine
+}
+
+// Engine is the only engine of a worker.
+type Engine struct {
+	*simulator.Engine
+	Worker string
+}
+
+// New returns a fleet without engines.
+func New(t *testing.T, seed uint64) *Fleet {
+	t.Helper()
+	return &Fleet{t: t, Rate: 60, Pool: 512, Seed: seed, Faults: map[simulator.Fault]float64{
+		simulator.FaultDrop: 0.01, simulator.FaultDuplicate: 0.01, simulator.FaultDelay: 0.01, simulator.FaultTruncate: 0.005,
+		simulator.FaultRestartInPlace: 0.0005,
+	}}
+}
+
+// Bound returns sockets that servers connect to.
+func Bound() simulator.SocketConfig {
+	return simulator.SocketConfig{Mode: simulator.ModeBind, Endpoint: "tcp://127.0.0.1:*", Replay: "tcp://127.0.0.1:*"}
+}
+
+// Add starts an engine for a number of servers. It ends with the test.
+func (f *Fleet) Add(worker string, servers int, sockets simulator.SocketConfig) Engine {
+	f.t.Helper()
+	i := len(f.engines)
+	e, err := simulator.New(simulator.Config{
+		SocketConfig: sockets,
+		Pool:         blockpool.Config{Capacity: f.Pool, HashSeed: f.Seed + uint64(i)},
+		Workload:     workload.Config{ResetEvery: 700 + 100*i, MinPrompt: f.Prompts, MaxPrompt: 3 * f.Prompts},
+		Seed:         f.Seed + uint64(i), Rate: f.Rate, Subscribers: servers,
+		Faults: simulator.Faults{Seed: f.Seed + uint64(i), Rates: f.Faults},
+	})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- e.Run(ctx) }()
+	f.t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			f.t.Errorf("%s: %v", worker, err)
+		}
+	})
+	f.engines = append(f.engines, Engine{e, worker})
+	return f.engines[i]
+}
+
+// Flag returns the value of --worker for a server that connects to the engine.
+func (e Engine) Flag() string { return e.FlagAt(e.Endpoint(), e.ReplayEndpoint()) }
+
+// FlagAt returns the value of --worker for a server that connects to the engine at other endpoints, such as those of proxies.
+func (e Engine) FlagAt(connect, replay string) string {
+	return fmt.Sprintf("name=%s,model=%s,connect=%s,replay=%s", e.Worker, Model, connect, replay)
+}
+
+// WantViews pauses the engines, and waits until the views of routers equal their contents.
+func (f *Fleet) WantViews(routers ...*Router) {
+	f.t.Helper()
+	states := f.Pause()
+	for i, r := range routers {
+		if err := r.Converge(f.t.Context(), states); err != nil {
+			f.t.Errorf("the view of router %d: %v", i, err)
+		}
+	}
+	f.Resume()
+}
+
+// Publish makes each engine publish some batches, and returns what they hold then. They are paused before and after it.
+func (f *Fleet) Publish(batches uint64) map[string]client.BlocksDigest {
+	f.t.Helper()
+	var targets []uint64
+	for _, e := range f.engines {
+		targets = append(targets, e.Summary().Batches+batches)
+	}
+	f.Resume()
+	for i, e := range f.engines {
+		harness.WaitFor(f.t, func() bool { return e.Summary().Batches >= targets[i] })
+	}
+	return f.Pause()
+}
+
+// Pause pauses the engines, and returns what they hold.
+func (f *Fleet) Pause() map[string]client.BlocksDigest {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), harness.Timeout)
+	defer cancel()
+	states := make(map[string]client.BlocksDigest)
+	for _, e := range f.engines {
+		s, err := e.Pause(ctx)
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		states[e.Worker] = client.BlocksDigest{Blocks: uint64(len(s.Blocks)), XOR: s.Digest}
+	}
+	return states
+}
+
+// Resume ends a pause.
+func (f *Fleet) Resume() {
+	for _, e := range f.engines {
+		e.Resume()
+	}
+}

@@ -1,0 +1,200 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/kvcast/kvcast/client"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/harness"
+)
+
+// Router follows a server, or one of several, over all their runs. It needs no snapshot.
+type Router struct {
+	config RouterConfig
+
+	mu      sync.Mutex // guards all below
+	at      client.Position
+	eventID map[string]uint64 // of the last event, by worker
+	view    *client.View
+	gaps    int
+	err     error         // the first violation
+	changed chan struct{} // closed by the next update
+}
+
+// RouterConfig configures a Router.
+type RouterConfig struct {
+	// Lossless makes a gap a failure, though every batch can be replayed unless the machine is too busy. Otherwise ranks with
+	// a gap are not compared with their engines.
+	Lossless bool
+	// IdleTimeout is that of the subscription; 0: the client's default.
+	IdleTimeout time.Duration
+}
+
+// Follow follows the entries from the first on, of a server or of several, separated by commas.
+func Follow(t *testing.T, addr string, config RouterConfig) *Router {
+	t.Helper()
+	r := &Router{config: config, view: client.NewView(), eventID: make(map[string]uint64), changed: make(chan struct{})}
+	c, err := client.New(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	t.Cleanup(func() { cancel(); <-done })
+	go func() {
+		defer close(done)
+		cfg := client.Config{
+			Start: client.FromEarliest(), GapPolicy: client.GapFail, IdleTimeout: config.IdleTimeout, Digests: true,
+			BackoffMin: 10 * time.Millisecond, BackoffMax: 100 * time.Millisecond,
+		}
+		for u, err := range c.Subscribe(ctx, cfg) {
+			if err == nil {
+				err = r.receive(u)
+			}
+			if err != nil && ctx.Err() == nil {
+				r.fail(err)
+				return
+			}
+		}
+	}()
+	return r
+}
+
+// receive checks and applies an update.
+func (r *Router) receive(u client.Update) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if u.Message.GetSnapshotBegin() != nil {
+		return errors.New("got a snapshot, want to resume")
+	}
+	if u.Message.GetAccepted() != nil && r.at.Epoch == "" {
+		r.at = u.Position // the journal begins after it
+	}
+	for _, e := range u.Message.GetEntries() {
+		if e.GetSeq() != r.at.Seq+1 {
+			return fmt.Errorf("got entry %d after entry %d", e.GetSeq(), r.at.Seq)
+		}
+		r.at.Seq = e.GetSeq()
+		for _, ev := range e.GetEvents() {
+			if last := r.eventID[e.GetWorker()]; ev.GetEventId() != last+1 {
+				return fmt.Errorf("entry %d: got event id %d of %s after %d", e.GetSeq(), ev.GetEventId(), e.GetWorker(), last)
+			}
+			r.eventID[e.GetWorker()]++
+			if g := ev.GetGap(); g != nil {
+				r.gaps++
+				if !r.config.Lossless {
+					continue
+				}
+				return fmt.Errorf("entry %d: %s lost batches that its engine has: %v", e.GetSeq(), e.GetWorker(), g)
+			}
+		}
+	}
+	if epoch := u.Position.Epoch; epoch != "" {
+		if r.at.Epoch != "" && epoch != r.at.Epoch {
+			return fmt.Errorf("got epoch %s after %s", epoch, r.at.Epoch)
+		}
+		r.at.Epoch = epoch
+	}
+	r.view.Apply(u)
+	close(r.changed)
+	r.changed = make(chan struct{})
+	return nil
+}
+
+func (r *Router) fail(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.err = err
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+// Seq returns the seq of the last entry.
+func (r *Router) Seq() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.at.Seq
+}
+
+// Epoch returns the epoch of the last entry.
+func (r *Router) Epoch() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.at.Epoch
+}
+
+// Err returns the first violation.
+func (r *Router) Err() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.err
+}
+
+// until waits until a condition returns no error.
+func (r *Router) until(ctx context.Context, condition func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, harness.Timeout)
+	defer cancel()
+	for {
+		r.mu.Lock()
+		failed, unmet, changed := r.err, condition(), r.changed
+		r.mu.Unlock()
+		switch {
+		case failed != nil:
+			return failed
+		case unmet == nil:
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return unmet
+		}
+	}
+}
+
+// Await waits for an entry.
+func (r *Router) Await(ctx context.Context, seq uint64) error {
+	return r.until(ctx, func() error {
+		if r.at.Seq < seq {
+			return fmt.Errorf("entry %d has not arrived: the last is %d", seq, r.at.Seq)
+		}
+		return nil
+	})
+}
+
+// Converge waits until the view equals the engines, except where a gap was reported.
+func (r *Router) Converge(ctx context.Context, engines map[string]client.BlocksDigest) error {
+	return r.until(ctx, func() error {
+		workers := r.view.Workers()
+		if len(workers) != len(engines) {
+			return fmt.Errorf("there are %d workers, want %d", len(workers), len(engines))
+		}
+		for _, w := range workers {
+			if len(w.Ranks) != 1 {
+				return fmt.Errorf("%s has ranks %+v, want one", w.Name, w.Ranks)
+			}
+			if w.Ranks[0].Gaps > 0 && !r.config.Lossless {
+				continue
+			}
+			if got, want := w.Ranks[0].Blocks[kvcastv1.Tier_TIER_DEVICE], engines[w.Name]; got != want {
+				return fmt.Errorf("%s: the view has %+v, the engine %+v", w.Name, got, want)
+			}
+		}
+		return nil
+	})
+}
+
+// Gaps returns the number of gaps that were reported.
+func (r *Router) Gaps() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.gaps
+}
