@@ -102,6 +102,8 @@ type Config struct {
 	// Recovery returns the progress of the recovery from a durable journal; nil if none is in progress. The function may
 	// be nil. It must be safe for concurrent use.
 	Recovery func() *kvcastv1.Recovery
+	// Cluster shows the servers that share the journal; nil: it is not shared. Its methods must be safe for concurrent use.
+	Cluster Cluster
 	// Newest returns the newest seq of a journal that another server writes. Subscribe and Replay then wait for a position
 	// that this server has not read yet. Nil: the journal is written by this server.
 	Newest func(context.Context) (uint64, error)
@@ -113,6 +115,16 @@ type Config struct {
 	Logger *slog.Logger
 	// Registerer receives the metrics; nil: none.
 	Registerer prometheus.Registerer
+}
+
+// Cluster shows the servers that share a journal, and which of them ingests each worker.
+type Cluster interface {
+	// ID names this server.
+	ID() string
+	// Instances returns the servers, by id. The caller keeps them.
+	Instances() []*kvcastv1.InstanceStatus
+	// Owners returns the owner of each worker that has one or is to have one. The caller keeps the elements.
+	Owners() map[string]*kvcastv1.WorkerOwner
 }
 
 func (c Config) withDefaults() Config {

@@ -57,6 +57,9 @@ func (s routerEvents) GetStatus(ctx context.Context, _ *kvcastv1.GetStatusReques
 	if s.cfg.Recovery != nil {
 		out.Recovery = s.cfg.Recovery()
 	}
+	if s.cfg.Cluster != nil {
+		out.InstanceId, out.Instances = s.cfg.Cluster.ID(), s.cfg.Cluster.Instances()
+	}
 	return out, nil
 }
 
@@ -76,31 +79,54 @@ func (s routerEvents) ListWorkers(ctx context.Context, req *kvcastv1.ListWorkers
 	for i := range workers {
 		out.Workers = append(out.Workers, workerStatus(&workers[i]))
 	}
-	if s.cfg.Sources != nil {
-		sources := s.cfg.Sources()
-		for _, w := range out.GetWorkers() {
-			w.Sources = sources[w.GetName()]
-			w.State = workerState(w.GetSources())
-			for _, r := range w.GetRanks() {
-				if down := downTime(w.GetSources(), r.GetDpRank()); down > 0 {
-					r.Trust, r.DownNano = kvcastv1.Trust_TRUST_DEGRADED, uint64(down)
-					r.Reasons = append(r.Reasons, kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN)
-					slices.Sort(r.Reasons)
-				}
-			}
-			delete(sources, w.GetName())
-		}
-		for _, name := range slices.Sorted(maps.Keys(sources)) { // the workers without entries
-			if filter.worker(name, "") {
-				out.Workers = append(out.Workers, &kvcastv1.WorkerStatus{Name: name, State: workerState(sources[name]), Sources: sources[name]})
-			}
-		}
-	}
+	s.addSourcesAndOwners(out, filter.worker)
 	if !fits(out) {
 		return nil, responseTooLarge(s.journal.Bounds(), fmt.Sprintf("the %d workers with their ranks and sources", len(out.GetWorkers())),
 			"narrow the filter to a model, or to some of the workers")
 	}
 	return out, nil
+}
+
+// addSourcesAndOwners adds to the workers with entries what does not follow from entries, and the selected workers without
+// entries.
+func (s routerEvents) addSourcesAndOwners(out *kvcastv1.ListWorkersResponse, selected func(worker, model string) bool) {
+	var sources map[string][]*kvcastv1.SourceStatus
+	if s.cfg.Sources != nil {
+		sources = s.cfg.Sources()
+	}
+	var owners map[string]*kvcastv1.WorkerOwner
+	if s.cfg.Cluster != nil {
+		owners = s.cfg.Cluster.Owners()
+	}
+	others := make(map[string]bool) // the workers without entries
+	for name := range sources {
+		others[name] = true
+	}
+	for name := range owners {
+		others[name] = true
+	}
+	for _, w := range out.GetWorkers() {
+		delete(others, w.GetName())
+	}
+	for _, name := range slices.Sorted(maps.Keys(others)) {
+		if selected(name, "") {
+			out.Workers = append(out.Workers, &kvcastv1.WorkerStatus{Name: name})
+		}
+	}
+	for _, w := range out.GetWorkers() {
+		w.Sources = sources[w.GetName()]
+		w.State = workerState(w.GetSources())
+		if w.Owner = owners[w.GetName()]; w.Owner == nil && s.cfg.Cluster != nil {
+			w.Owner = &kvcastv1.WorkerOwner{} // it was released to nobody
+		}
+		for _, r := range w.GetRanks() {
+			if down := downTime(w.GetSources(), r.GetDpRank()); down > 0 {
+				r.Trust, r.DownNano = kvcastv1.Trust_TRUST_DEGRADED, uint64(down)
+				r.Reasons = append(r.Reasons, kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN)
+				slices.Sort(r.Reasons)
+			}
+		}
+	}
 }
 
 // workerStatus returns the status of a worker as far as it follows from entries.

@@ -44,6 +44,9 @@ type Options struct {
 	// Tails reports whether the server batches over time (batch.timeout above 0), so that
 	// the tail of an engine batch may be an entry of its own.
 	Tails bool
+	// Shared reports whether several servers share the journal, so that entries may have no events: the records of
+	// workers' owners.
+	Shared bool
 }
 
 // Checker checks what one subscriber receives, over any number of streams. It is not safe for

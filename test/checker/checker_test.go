@@ -333,6 +333,15 @@ func TestBatchTailMayBeItsOwnEntry(t *testing.T) {
 	wantProperty(t, playOn(t, checker.New(checker.Options{Tails: true}), streams), "")
 }
 
+func TestEntryWithoutEventsPassesIfTheJournalIsShared(t *testing.T) {
+	for shared, want := range map[bool]checker.Property{true: "", false: checker.Atomic} {
+		streams := goodStreams()
+		last := streams[2].msgs[2]
+		last.Entries, last.Position = append(last.Entries, entry(13, "a")), at(13)
+		wantProperty(t, playOn(t, checker.New(checker.Options{Shared: shared}), streams), want)
+	}
+}
+
 func TestBeginRejectsUnsupportedStarts(t *testing.T) {
 	c := checker.New(checker.Options{})
 	if err := playOn(t, c, goodStreams()[:1]); err != nil {

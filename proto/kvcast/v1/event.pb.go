@@ -367,7 +367,9 @@ func (x *Position) GetSeq() uint64 {
 // All events that result from one batch of an engine, in order. They belong to one
 // worker. An entry is the unit of delivery and resumption: a router receives all events
 // of a batch together. The only exception is an entry larger than 3 MiB, which is split
-// into several entries, between two events.
+// into several entries, between two events. An entry may have no events: if several servers
+// share the journal, they record in such entries which of them owns the worker. A router
+// keeps the seq of such an entry, and ignores it otherwise.
 type Entry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number of the entry, contiguous from 1 within an epoch. Positions refer to it.
@@ -384,7 +386,7 @@ type Entry struct {
 	// The time when kvcast received the batch, or detected the gap or the restart, in
 	// nanoseconds since the Unix epoch. 0 for a worker added or removed.
 	IngestTimeUnixNano int64 `protobuf:"fixed64,5,opt,name=ingest_time_unix_nano,json=ingestTimeUnixNano,proto3" json:"ingest_time_unix_nano,omitempty"`
-	// At least one event. A router must apply the events in this order.
+	// A router must apply the events in this order.
 	Events        []*RouterEvent `protobuf:"bytes,6,rep,name=events,proto3" json:"events,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1514,7 +1514,13 @@ type GetStatusResponse struct {
 	// Version of kvcast.
 	Version string `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
 	// Progress of the recovery from a durable journal; absent if none is in progress.
-	Recovery      *Recovery `protobuf:"bytes,9,opt,name=recovery,proto3" json:"recovery,omitempty"`
+	Recovery *Recovery `protobuf:"bytes,9,opt,name=recovery,proto3" json:"recovery,omitempty"`
+	// The servers that share the journal, by id, as the answering server sees them. Dead ones
+	// are listed for a minute after their last heartbeat. Empty if the journal is not shared, and
+	// while the server starts.
+	Instances []*InstanceStatus `protobuf:"bytes,10,rep,name=instances,proto3" json:"instances,omitempty"`
+	// id of the answering server; empty if the journal is not shared.
+	InstanceId    string `protobuf:"bytes,11,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1612,6 +1618,159 @@ func (x *GetStatusResponse) GetRecovery() *Recovery {
 	return nil
 }
 
+func (x *GetStatusResponse) GetInstances() []*InstanceStatus {
+	if x != nil {
+		return x.Instances
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
+}
+
+// The status of a server that shares the journal with others. All but live is what it tells by
+// its heartbeats, one in each third of cluster.ttl.
+type InstanceStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names a run of the process: 26 characters, which change with a restart.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Name of the host.
+	Host string `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`
+	// Id of the process.
+	Pid uint32 `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
+	// Address of the gRPC port, as the server listens: it may be a wildcard such as [::]:50051.
+	GrpcAddress string `protobuf:"bytes,4,opt,name=grpc_address,json=grpcAddress,proto3" json:"grpc_address,omitempty"`
+	// Version of kvcast.
+	Version string `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
+	// When it started, in nanoseconds since the Unix epoch, by the clock of its host.
+	StartTimeUnixNano int64 `protobuf:"varint,6,opt,name=start_time_unix_nano,json=startTimeUnixNano,proto3" json:"start_time_unix_nano,omitempty"`
+	// Whether it reads engines (cluster.ingest).
+	Ingests bool `protobuf:"varint,7,opt,name=ingests,proto3" json:"ingests,omitempty"`
+	// Whether it is shutting down and hands its workers over.
+	Draining bool `protobuf:"varint,8,opt,name=draining,proto3" json:"draining,omitempty"`
+	// Whether a heartbeat came within cluster.ttl, by the clock of the answering server.
+	Live bool `protobuf:"varint,9,opt,name=live,proto3" json:"live,omitempty"`
+	// Seq of the newest entry that it has applied. newest_seq of the response minus this is the
+	// number of entries that it lags behind the answering server; it includes the age of the
+	// heartbeat, and is negative if the server is ahead.
+	NewestSeq uint64 `protobuf:"fixed64,10,opt,name=newest_seq,json=newestSeq,proto3" json:"newest_seq,omitempty"`
+	// Number of workers that it ingests.
+	Workers       uint64 `protobuf:"varint,11,opt,name=workers,proto3" json:"workers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InstanceStatus) Reset() {
+	*x = InstanceStatus{}
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InstanceStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InstanceStatus) ProtoMessage() {}
+
+func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InstanceStatus.ProtoReflect.Descriptor instead.
+func (*InstanceStatus) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *InstanceStatus) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *InstanceStatus) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *InstanceStatus) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *InstanceStatus) GetGrpcAddress() string {
+	if x != nil {
+		return x.GrpcAddress
+	}
+	return ""
+}
+
+func (x *InstanceStatus) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *InstanceStatus) GetStartTimeUnixNano() int64 {
+	if x != nil {
+		return x.StartTimeUnixNano
+	}
+	return 0
+}
+
+func (x *InstanceStatus) GetIngests() bool {
+	if x != nil {
+		return x.Ingests
+	}
+	return false
+}
+
+func (x *InstanceStatus) GetDraining() bool {
+	if x != nil {
+		return x.Draining
+	}
+	return false
+}
+
+func (x *InstanceStatus) GetLive() bool {
+	if x != nil {
+		return x.Live
+	}
+	return false
+}
+
+func (x *InstanceStatus) GetNewestSeq() uint64 {
+	if x != nil {
+		return x.NewestSeq
+	}
+	return 0
+}
+
+func (x *InstanceStatus) GetWorkers() uint64 {
+	if x != nil {
+		return x.Workers
+	}
+	return 0
+}
+
 // How far a server that starts has read what an earlier run has stored.
 type Recovery struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1627,7 +1786,7 @@ type Recovery struct {
 
 func (x *Recovery) Reset() {
 	*x = Recovery{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[20]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1639,7 +1798,7 @@ func (x *Recovery) String() string {
 func (*Recovery) ProtoMessage() {}
 
 func (x *Recovery) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[20]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1652,7 +1811,7 @@ func (x *Recovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recovery.ProtoReflect.Descriptor instead.
 func (*Recovery) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{20}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Recovery) GetWorkers() uint64 {
@@ -1687,7 +1846,7 @@ type ListWorkersRequest struct {
 
 func (x *ListWorkersRequest) Reset() {
 	*x = ListWorkersRequest{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[21]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1699,7 +1858,7 @@ func (x *ListWorkersRequest) String() string {
 func (*ListWorkersRequest) ProtoMessage() {}
 
 func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[21]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1712,7 +1871,7 @@ func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkersRequest) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{21}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListWorkersRequest) GetFilter() *Filter {
@@ -1733,7 +1892,7 @@ type ListWorkersResponse struct {
 
 func (x *ListWorkersResponse) Reset() {
 	*x = ListWorkersResponse{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[22]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1745,7 +1904,7 @@ func (x *ListWorkersResponse) String() string {
 func (*ListWorkersResponse) ProtoMessage() {}
 
 func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[22]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1758,7 +1917,7 @@ func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkersResponse) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{22}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListWorkersResponse) GetWorkers() []*WorkerStatus {
@@ -1788,7 +1947,7 @@ type LookupBlocksRequest struct {
 
 func (x *LookupBlocksRequest) Reset() {
 	*x = LookupBlocksRequest{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[23]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1800,7 +1959,7 @@ func (x *LookupBlocksRequest) String() string {
 func (*LookupBlocksRequest) ProtoMessage() {}
 
 func (x *LookupBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[23]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1813,7 +1972,7 @@ func (x *LookupBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupBlocksRequest.ProtoReflect.Descriptor instead.
 func (*LookupBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{23}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LookupBlocksRequest) GetBlockHashes() []uint64 {
@@ -1848,7 +2007,7 @@ type LookupBlocksResponse struct {
 
 func (x *LookupBlocksResponse) Reset() {
 	*x = LookupBlocksResponse{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[24]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1860,7 +2019,7 @@ func (x *LookupBlocksResponse) String() string {
 func (*LookupBlocksResponse) ProtoMessage() {}
 
 func (x *LookupBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[24]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1873,7 +2032,7 @@ func (x *LookupBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupBlocksResponse.ProtoReflect.Descriptor instead.
 func (*LookupBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{24}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LookupBlocksResponse) GetHolders() []*BlockHolder {
@@ -1911,7 +2070,7 @@ type BlockHolder struct {
 
 func (x *BlockHolder) Reset() {
 	*x = BlockHolder{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[25]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1923,7 +2082,7 @@ func (x *BlockHolder) String() string {
 func (*BlockHolder) ProtoMessage() {}
 
 func (x *BlockHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[25]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1936,7 +2095,7 @@ func (x *BlockHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockHolder.ProtoReflect.Descriptor instead.
 func (*BlockHolder) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{25}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *BlockHolder) GetBlockHash() uint64 {
@@ -2004,7 +2163,7 @@ type ListSubscribersRequest struct {
 
 func (x *ListSubscribersRequest) Reset() {
 	*x = ListSubscribersRequest{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[26]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2016,7 +2175,7 @@ func (x *ListSubscribersRequest) String() string {
 func (*ListSubscribersRequest) ProtoMessage() {}
 
 func (x *ListSubscribersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[26]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2029,7 +2188,7 @@ func (x *ListSubscribersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSubscribersRequest.ProtoReflect.Descriptor instead.
 func (*ListSubscribersRequest) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{26}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{27}
 }
 
 // Response of RouterEventService.ListSubscribers.
@@ -2043,7 +2202,7 @@ type ListSubscribersResponse struct {
 
 func (x *ListSubscribersResponse) Reset() {
 	*x = ListSubscribersResponse{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[27]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +2214,7 @@ func (x *ListSubscribersResponse) String() string {
 func (*ListSubscribersResponse) ProtoMessage() {}
 
 func (x *ListSubscribersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[27]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,7 +2227,7 @@ func (x *ListSubscribersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSubscribersResponse.ProtoReflect.Descriptor instead.
 func (*ListSubscribersResponse) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{27}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListSubscribersResponse) GetSubscribers() []*SubscriberStatus {
@@ -2104,7 +2263,7 @@ type SubscriberStatus struct {
 
 func (x *SubscriberStatus) Reset() {
 	*x = SubscriberStatus{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[28]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2116,7 +2275,7 @@ func (x *SubscriberStatus) String() string {
 func (*SubscriberStatus) ProtoMessage() {}
 
 func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[28]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2129,7 +2288,7 @@ func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscriberStatus.ProtoReflect.Descriptor instead.
 func (*SubscriberStatus) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{28}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SubscriberStatus) GetPeer() string {
@@ -2276,7 +2435,7 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\x0fsnapshot_worker\x18\a \x01(\v2\x19.kvcast.v1.SnapshotWorkerR\x0esnapshotWorker\x12B\n" +
 	"\x0fsnapshot_blocks\x18\b \x03(\v2\x19.kvcast.v1.SnapshotBlocksR\x0esnapshotBlocks\x129\n" +
 	"\fsnapshot_end\x18\t \x01(\v2\x16.kvcast.v1.SnapshotEndR\vsnapshotEnd\"\x12\n" +
-	"\x10GetStatusRequest\"\xab\x02\n" +
+	"\x10GetStatusRequest\"\x85\x03\n" +
 	"\x11GetStatusResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\tR\x05epoch\x12\x1d\n" +
 	"\n" +
@@ -2288,7 +2447,25 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\x06blocks\x18\x06 \x01(\x04R\x06blocks\x12 \n" +
 	"\vsubscribers\x18\a \x01(\x04R\vsubscribers\x12\x18\n" +
 	"\aversion\x18\b \x01(\tR\aversion\x12/\n" +
-	"\brecovery\x18\t \x01(\v2\x13.kvcast.v1.RecoveryR\brecovery\"d\n" +
+	"\brecovery\x18\t \x01(\v2\x13.kvcast.v1.RecoveryR\brecovery\x127\n" +
+	"\tinstances\x18\n" +
+	" \x03(\v2\x19.kvcast.v1.InstanceStatusR\tinstances\x12\x1f\n" +
+	"\vinstance_id\x18\v \x01(\tR\n" +
+	"instanceId\"\xb7\x02\n" +
+	"\x0eInstanceStatus\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04host\x18\x02 \x01(\tR\x04host\x12\x10\n" +
+	"\x03pid\x18\x03 \x01(\rR\x03pid\x12!\n" +
+	"\fgrpc_address\x18\x04 \x01(\tR\vgrpcAddress\x12\x18\n" +
+	"\aversion\x18\x05 \x01(\tR\aversion\x12/\n" +
+	"\x14start_time_unix_nano\x18\x06 \x01(\x03R\x11startTimeUnixNano\x12\x18\n" +
+	"\aingests\x18\a \x01(\bR\aingests\x12\x1a\n" +
+	"\bdraining\x18\b \x01(\bR\bdraining\x12\x12\n" +
+	"\x04live\x18\t \x01(\bR\x04live\x12\x1d\n" +
+	"\n" +
+	"newest_seq\x18\n" +
+	" \x01(\x06R\tnewestSeq\x12\x18\n" +
+	"\aworkers\x18\v \x01(\x04R\aworkers\"d\n" +
 	"\bRecovery\x12\x18\n" +
 	"\aworkers\x18\x01 \x01(\x04R\aworkers\x12\x1f\n" +
 	"\vapplied_seq\x18\x02 \x01(\x06R\n" +
@@ -2360,7 +2537,7 @@ func file_kvcast_v1_router_event_service_proto_rawDescGZIP() []byte {
 }
 
 var file_kvcast_v1_router_event_service_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvcast_v1_router_event_service_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_kvcast_v1_router_event_service_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_kvcast_v1_router_event_service_proto_goTypes = []any{
 	(GapPolicy)(0),                  // 0: kvcast.v1.GapPolicy
 	(Accepted_Mode)(0),              // 1: kvcast.v1.Accepted.Mode
@@ -2384,37 +2561,38 @@ var file_kvcast_v1_router_event_service_proto_goTypes = []any{
 	(*SnapshotResponse)(nil),        // 19: kvcast.v1.SnapshotResponse
 	(*GetStatusRequest)(nil),        // 20: kvcast.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 21: kvcast.v1.GetStatusResponse
-	(*Recovery)(nil),                // 22: kvcast.v1.Recovery
-	(*ListWorkersRequest)(nil),      // 23: kvcast.v1.ListWorkersRequest
-	(*ListWorkersResponse)(nil),     // 24: kvcast.v1.ListWorkersResponse
-	(*LookupBlocksRequest)(nil),     // 25: kvcast.v1.LookupBlocksRequest
-	(*LookupBlocksResponse)(nil),    // 26: kvcast.v1.LookupBlocksResponse
-	(*BlockHolder)(nil),             // 27: kvcast.v1.BlockHolder
-	(*ListSubscribersRequest)(nil),  // 28: kvcast.v1.ListSubscribersRequest
-	(*ListSubscribersResponse)(nil), // 29: kvcast.v1.ListSubscribersResponse
-	(*SubscriberStatus)(nil),        // 30: kvcast.v1.SubscriberStatus
-	(Tier)(0),                       // 31: kvcast.v1.Tier
-	(*Position)(nil),                // 32: kvcast.v1.Position
-	(*Entry)(nil),                   // 33: kvcast.v1.Entry
-	(*WorkerAdded)(nil),             // 34: kvcast.v1.WorkerAdded
-	(DegradedReason)(0),             // 35: kvcast.v1.DegradedReason
-	(*RouterEvent)(nil),             // 36: kvcast.v1.RouterEvent
-	(*WorkerStatus)(nil),            // 37: kvcast.v1.WorkerStatus
-	(*MatchPrefixRequest)(nil),      // 38: kvcast.v1.MatchPrefixRequest
-	(*MatchPrefixesRequest)(nil),    // 39: kvcast.v1.MatchPrefixesRequest
-	(*MatchPrefixResponse)(nil),     // 40: kvcast.v1.MatchPrefixResponse
-	(*MatchPrefixesResponse)(nil),   // 41: kvcast.v1.MatchPrefixesResponse
+	(*InstanceStatus)(nil),          // 22: kvcast.v1.InstanceStatus
+	(*Recovery)(nil),                // 23: kvcast.v1.Recovery
+	(*ListWorkersRequest)(nil),      // 24: kvcast.v1.ListWorkersRequest
+	(*ListWorkersResponse)(nil),     // 25: kvcast.v1.ListWorkersResponse
+	(*LookupBlocksRequest)(nil),     // 26: kvcast.v1.LookupBlocksRequest
+	(*LookupBlocksResponse)(nil),    // 27: kvcast.v1.LookupBlocksResponse
+	(*BlockHolder)(nil),             // 28: kvcast.v1.BlockHolder
+	(*ListSubscribersRequest)(nil),  // 29: kvcast.v1.ListSubscribersRequest
+	(*ListSubscribersResponse)(nil), // 30: kvcast.v1.ListSubscribersResponse
+	(*SubscriberStatus)(nil),        // 31: kvcast.v1.SubscriberStatus
+	(Tier)(0),                       // 32: kvcast.v1.Tier
+	(*Position)(nil),                // 33: kvcast.v1.Position
+	(*Entry)(nil),                   // 34: kvcast.v1.Entry
+	(*WorkerAdded)(nil),             // 35: kvcast.v1.WorkerAdded
+	(DegradedReason)(0),             // 36: kvcast.v1.DegradedReason
+	(*RouterEvent)(nil),             // 37: kvcast.v1.RouterEvent
+	(*WorkerStatus)(nil),            // 38: kvcast.v1.WorkerStatus
+	(*MatchPrefixRequest)(nil),      // 39: kvcast.v1.MatchPrefixRequest
+	(*MatchPrefixesRequest)(nil),    // 40: kvcast.v1.MatchPrefixesRequest
+	(*MatchPrefixResponse)(nil),     // 41: kvcast.v1.MatchPrefixResponse
+	(*MatchPrefixesResponse)(nil),   // 42: kvcast.v1.MatchPrefixesResponse
 }
 var file_kvcast_v1_router_event_service_proto_depIdxs = []int32{
-	31, // 0: kvcast.v1.Filter.tiers:type_name -> kvcast.v1.Tier
-	32, // 1: kvcast.v1.SubscribeRequest.after:type_name -> kvcast.v1.Position
+	32, // 0: kvcast.v1.Filter.tiers:type_name -> kvcast.v1.Tier
+	33, // 1: kvcast.v1.SubscribeRequest.after:type_name -> kvcast.v1.Position
 	3,  // 2: kvcast.v1.SubscribeRequest.snapshot:type_name -> kvcast.v1.FromSnapshot
 	4,  // 3: kvcast.v1.SubscribeRequest.latest:type_name -> kvcast.v1.FromLatest
 	5,  // 4: kvcast.v1.SubscribeRequest.earliest:type_name -> kvcast.v1.FromEarliest
 	2,  // 5: kvcast.v1.SubscribeRequest.filter:type_name -> kvcast.v1.Filter
 	0,  // 6: kvcast.v1.SubscribeRequest.gap_policy:type_name -> kvcast.v1.GapPolicy
-	33, // 7: kvcast.v1.SubscribeResponse.entries:type_name -> kvcast.v1.Entry
-	32, // 8: kvcast.v1.SubscribeResponse.position:type_name -> kvcast.v1.Position
+	34, // 7: kvcast.v1.SubscribeResponse.entries:type_name -> kvcast.v1.Entry
+	33, // 8: kvcast.v1.SubscribeResponse.position:type_name -> kvcast.v1.Position
 	8,  // 9: kvcast.v1.SubscribeResponse.accepted:type_name -> kvcast.v1.Accepted
 	9,  // 10: kvcast.v1.SubscribeResponse.progress:type_name -> kvcast.v1.Progress
 	11, // 11: kvcast.v1.SubscribeResponse.snapshot_begin:type_name -> kvcast.v1.SnapshotBegin
@@ -2423,57 +2601,58 @@ var file_kvcast_v1_router_event_service_proto_depIdxs = []int32{
 	15, // 14: kvcast.v1.SubscribeResponse.snapshot_end:type_name -> kvcast.v1.SnapshotEnd
 	1,  // 15: kvcast.v1.Accepted.mode:type_name -> kvcast.v1.Accepted.Mode
 	10, // 16: kvcast.v1.Progress.workers:type_name -> kvcast.v1.WorkerDigest
-	31, // 17: kvcast.v1.WorkerDigest.tier:type_name -> kvcast.v1.Tier
-	34, // 18: kvcast.v1.SnapshotWorker.added:type_name -> kvcast.v1.WorkerAdded
+	32, // 17: kvcast.v1.WorkerDigest.tier:type_name -> kvcast.v1.Tier
+	35, // 18: kvcast.v1.SnapshotWorker.added:type_name -> kvcast.v1.WorkerAdded
 	13, // 19: kvcast.v1.SnapshotWorker.ranks:type_name -> kvcast.v1.SnapshotRank
-	35, // 20: kvcast.v1.SnapshotRank.reasons:type_name -> kvcast.v1.DegradedReason
-	36, // 21: kvcast.v1.SnapshotBlocks.events:type_name -> kvcast.v1.RouterEvent
-	32, // 22: kvcast.v1.SnapshotEnd.position:type_name -> kvcast.v1.Position
-	32, // 23: kvcast.v1.ReplayRequest.after:type_name -> kvcast.v1.Position
-	32, // 24: kvcast.v1.ReplayRequest.until:type_name -> kvcast.v1.Position
+	36, // 20: kvcast.v1.SnapshotRank.reasons:type_name -> kvcast.v1.DegradedReason
+	37, // 21: kvcast.v1.SnapshotBlocks.events:type_name -> kvcast.v1.RouterEvent
+	33, // 22: kvcast.v1.SnapshotEnd.position:type_name -> kvcast.v1.Position
+	33, // 23: kvcast.v1.ReplayRequest.after:type_name -> kvcast.v1.Position
+	33, // 24: kvcast.v1.ReplayRequest.until:type_name -> kvcast.v1.Position
 	2,  // 25: kvcast.v1.ReplayRequest.filter:type_name -> kvcast.v1.Filter
-	33, // 26: kvcast.v1.ReplayResponse.entries:type_name -> kvcast.v1.Entry
-	32, // 27: kvcast.v1.ReplayResponse.position:type_name -> kvcast.v1.Position
+	34, // 26: kvcast.v1.ReplayResponse.entries:type_name -> kvcast.v1.Entry
+	33, // 27: kvcast.v1.ReplayResponse.position:type_name -> kvcast.v1.Position
 	8,  // 28: kvcast.v1.ReplayResponse.accepted:type_name -> kvcast.v1.Accepted
 	2,  // 29: kvcast.v1.SnapshotRequest.filter:type_name -> kvcast.v1.Filter
-	33, // 30: kvcast.v1.SnapshotResponse.entries:type_name -> kvcast.v1.Entry
-	32, // 31: kvcast.v1.SnapshotResponse.position:type_name -> kvcast.v1.Position
+	34, // 30: kvcast.v1.SnapshotResponse.entries:type_name -> kvcast.v1.Entry
+	33, // 31: kvcast.v1.SnapshotResponse.position:type_name -> kvcast.v1.Position
 	9,  // 32: kvcast.v1.SnapshotResponse.progress:type_name -> kvcast.v1.Progress
 	11, // 33: kvcast.v1.SnapshotResponse.snapshot_begin:type_name -> kvcast.v1.SnapshotBegin
 	12, // 34: kvcast.v1.SnapshotResponse.snapshot_worker:type_name -> kvcast.v1.SnapshotWorker
 	14, // 35: kvcast.v1.SnapshotResponse.snapshot_blocks:type_name -> kvcast.v1.SnapshotBlocks
 	15, // 36: kvcast.v1.SnapshotResponse.snapshot_end:type_name -> kvcast.v1.SnapshotEnd
-	22, // 37: kvcast.v1.GetStatusResponse.recovery:type_name -> kvcast.v1.Recovery
-	2,  // 38: kvcast.v1.ListWorkersRequest.filter:type_name -> kvcast.v1.Filter
-	37, // 39: kvcast.v1.ListWorkersResponse.workers:type_name -> kvcast.v1.WorkerStatus
-	2,  // 40: kvcast.v1.LookupBlocksRequest.filter:type_name -> kvcast.v1.Filter
-	27, // 41: kvcast.v1.LookupBlocksResponse.holders:type_name -> kvcast.v1.BlockHolder
-	31, // 42: kvcast.v1.BlockHolder.tier:type_name -> kvcast.v1.Tier
-	30, // 43: kvcast.v1.ListSubscribersResponse.subscribers:type_name -> kvcast.v1.SubscriberStatus
-	2,  // 44: kvcast.v1.SubscriberStatus.filter:type_name -> kvcast.v1.Filter
-	6,  // 45: kvcast.v1.RouterEventService.Subscribe:input_type -> kvcast.v1.SubscribeRequest
-	16, // 46: kvcast.v1.RouterEventService.Replay:input_type -> kvcast.v1.ReplayRequest
-	18, // 47: kvcast.v1.RouterEventService.Snapshot:input_type -> kvcast.v1.SnapshotRequest
-	20, // 48: kvcast.v1.RouterEventService.GetStatus:input_type -> kvcast.v1.GetStatusRequest
-	23, // 49: kvcast.v1.RouterEventService.ListWorkers:input_type -> kvcast.v1.ListWorkersRequest
-	25, // 50: kvcast.v1.RouterEventService.LookupBlocks:input_type -> kvcast.v1.LookupBlocksRequest
-	28, // 51: kvcast.v1.RouterEventService.ListSubscribers:input_type -> kvcast.v1.ListSubscribersRequest
-	38, // 52: kvcast.v1.RouterEventService.MatchPrefix:input_type -> kvcast.v1.MatchPrefixRequest
-	39, // 53: kvcast.v1.RouterEventService.MatchPrefixes:input_type -> kvcast.v1.MatchPrefixesRequest
-	7,  // 54: kvcast.v1.RouterEventService.Subscribe:output_type -> kvcast.v1.SubscribeResponse
-	17, // 55: kvcast.v1.RouterEventService.Replay:output_type -> kvcast.v1.ReplayResponse
-	19, // 56: kvcast.v1.RouterEventService.Snapshot:output_type -> kvcast.v1.SnapshotResponse
-	21, // 57: kvcast.v1.RouterEventService.GetStatus:output_type -> kvcast.v1.GetStatusResponse
-	24, // 58: kvcast.v1.RouterEventService.ListWorkers:output_type -> kvcast.v1.ListWorkersResponse
-	26, // 59: kvcast.v1.RouterEventService.LookupBlocks:output_type -> kvcast.v1.LookupBlocksResponse
-	29, // 60: kvcast.v1.RouterEventService.ListSubscribers:output_type -> kvcast.v1.ListSubscribersResponse
-	40, // 61: kvcast.v1.RouterEventService.MatchPrefix:output_type -> kvcast.v1.MatchPrefixResponse
-	41, // 62: kvcast.v1.RouterEventService.MatchPrefixes:output_type -> kvcast.v1.MatchPrefixesResponse
-	54, // [54:63] is the sub-list for method output_type
-	45, // [45:54] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	23, // 37: kvcast.v1.GetStatusResponse.recovery:type_name -> kvcast.v1.Recovery
+	22, // 38: kvcast.v1.GetStatusResponse.instances:type_name -> kvcast.v1.InstanceStatus
+	2,  // 39: kvcast.v1.ListWorkersRequest.filter:type_name -> kvcast.v1.Filter
+	38, // 40: kvcast.v1.ListWorkersResponse.workers:type_name -> kvcast.v1.WorkerStatus
+	2,  // 41: kvcast.v1.LookupBlocksRequest.filter:type_name -> kvcast.v1.Filter
+	28, // 42: kvcast.v1.LookupBlocksResponse.holders:type_name -> kvcast.v1.BlockHolder
+	32, // 43: kvcast.v1.BlockHolder.tier:type_name -> kvcast.v1.Tier
+	31, // 44: kvcast.v1.ListSubscribersResponse.subscribers:type_name -> kvcast.v1.SubscriberStatus
+	2,  // 45: kvcast.v1.SubscriberStatus.filter:type_name -> kvcast.v1.Filter
+	6,  // 46: kvcast.v1.RouterEventService.Subscribe:input_type -> kvcast.v1.SubscribeRequest
+	16, // 47: kvcast.v1.RouterEventService.Replay:input_type -> kvcast.v1.ReplayRequest
+	18, // 48: kvcast.v1.RouterEventService.Snapshot:input_type -> kvcast.v1.SnapshotRequest
+	20, // 49: kvcast.v1.RouterEventService.GetStatus:input_type -> kvcast.v1.GetStatusRequest
+	24, // 50: kvcast.v1.RouterEventService.ListWorkers:input_type -> kvcast.v1.ListWorkersRequest
+	26, // 51: kvcast.v1.RouterEventService.LookupBlocks:input_type -> kvcast.v1.LookupBlocksRequest
+	29, // 52: kvcast.v1.RouterEventService.ListSubscribers:input_type -> kvcast.v1.ListSubscribersRequest
+	39, // 53: kvcast.v1.RouterEventService.MatchPrefix:input_type -> kvcast.v1.MatchPrefixRequest
+	40, // 54: kvcast.v1.RouterEventService.MatchPrefixes:input_type -> kvcast.v1.MatchPrefixesRequest
+	7,  // 55: kvcast.v1.RouterEventService.Subscribe:output_type -> kvcast.v1.SubscribeResponse
+	17, // 56: kvcast.v1.RouterEventService.Replay:output_type -> kvcast.v1.ReplayResponse
+	19, // 57: kvcast.v1.RouterEventService.Snapshot:output_type -> kvcast.v1.SnapshotResponse
+	21, // 58: kvcast.v1.RouterEventService.GetStatus:output_type -> kvcast.v1.GetStatusResponse
+	25, // 59: kvcast.v1.RouterEventService.ListWorkers:output_type -> kvcast.v1.ListWorkersResponse
+	27, // 60: kvcast.v1.RouterEventService.LookupBlocks:output_type -> kvcast.v1.LookupBlocksResponse
+	30, // 61: kvcast.v1.RouterEventService.ListSubscribers:output_type -> kvcast.v1.ListSubscribersResponse
+	41, // 62: kvcast.v1.RouterEventService.MatchPrefix:output_type -> kvcast.v1.MatchPrefixResponse
+	42, // 63: kvcast.v1.RouterEventService.MatchPrefixes:output_type -> kvcast.v1.MatchPrefixesResponse
+	55, // [55:64] is the sub-list for method output_type
+	46, // [46:55] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_router_event_service_proto_init() }
@@ -2490,14 +2669,14 @@ func file_kvcast_v1_router_event_service_proto_init() {
 		(*SubscribeRequest_Latest)(nil),
 		(*SubscribeRequest_Earliest)(nil),
 	}
-	file_kvcast_v1_router_event_service_proto_msgTypes[25].OneofWrappers = []any{}
+	file_kvcast_v1_router_event_service_proto_msgTypes[26].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvcast_v1_router_event_service_proto_rawDesc), len(file_kvcast_v1_router_event_service_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   29,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -599,7 +599,7 @@ func (x *SourceSpec) GetCopies() Copies {
 }
 
 // The status of a worker. A configured worker without entries, for instance because its
-// engine cannot be reached, has only name, state and sources.
+// engine cannot be reached, has only name, state, sources and owner.
 type WorkerStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Unique name.
@@ -619,7 +619,9 @@ type WorkerStatus struct {
 	// The sources, one element for each dp rank of each source.
 	Sources []*SourceStatus `protobuf:"bytes,8,rep,name=sources,proto3" json:"sources,omitempty"`
 	// event_id of the worker's last event.
-	LastEventId   uint64 `protobuf:"varint,9,opt,name=last_event_id,json=lastEventId,proto3" json:"last_event_id,omitempty"`
+	LastEventId uint64 `protobuf:"varint,9,opt,name=last_event_id,json=lastEventId,proto3" json:"last_event_id,omitempty"`
+	// The server that owns the worker; absent if the journal is not shared.
+	Owner         *WorkerOwner `protobuf:"bytes,10,opt,name=owner,proto3" json:"owner,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -717,6 +719,68 @@ func (x *WorkerStatus) GetLastEventId() uint64 {
 	return 0
 }
 
+func (x *WorkerStatus) GetOwner() *WorkerOwner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+// Which of the servers that share a journal reads a worker's engines and appends its entries.
+type WorkerOwner struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// id of the server, see InstanceStatus; empty if no server owns the worker.
+	InstanceId string `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	// Whether the former owner has handed the worker over, and the server has not taken it yet.
+	HandedOver    bool `protobuf:"varint,2,opt,name=handed_over,json=handedOver,proto3" json:"handed_over,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkerOwner) Reset() {
+	*x = WorkerOwner{}
+	mi := &file_kvcast_v1_worker_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkerOwner) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkerOwner) ProtoMessage() {}
+
+func (x *WorkerOwner) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_worker_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkerOwner.ProtoReflect.Descriptor instead.
+func (*WorkerOwner) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *WorkerOwner) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
+}
+
+func (x *WorkerOwner) GetHandedOver() bool {
+	if x != nil {
+		return x.HandedOver
+	}
+	return false
+}
+
 // The status of a dp rank.
 type RankStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -742,7 +806,7 @@ type RankStatus struct {
 
 func (x *RankStatus) Reset() {
 	*x = RankStatus{}
-	mi := &file_kvcast_v1_worker_proto_msgTypes[3]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -754,7 +818,7 @@ func (x *RankStatus) String() string {
 func (*RankStatus) ProtoMessage() {}
 
 func (x *RankStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_worker_proto_msgTypes[3]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -767,7 +831,7 @@ func (x *RankStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankStatus.ProtoReflect.Descriptor instead.
 func (*RankStatus) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{3}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RankStatus) GetDpRank() uint32 {
@@ -839,7 +903,7 @@ type TierBlocks struct {
 
 func (x *TierBlocks) Reset() {
 	*x = TierBlocks{}
-	mi := &file_kvcast_v1_worker_proto_msgTypes[4]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -851,7 +915,7 @@ func (x *TierBlocks) String() string {
 func (*TierBlocks) ProtoMessage() {}
 
 func (x *TierBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_worker_proto_msgTypes[4]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -864,7 +928,7 @@ func (x *TierBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierBlocks.ProtoReflect.Descriptor instead.
 func (*TierBlocks) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{4}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *TierBlocks) GetTier() Tier {
@@ -906,7 +970,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_kvcast_v1_worker_proto_msgTypes[5]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -918,7 +982,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_worker_proto_msgTypes[5]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -931,7 +995,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{5}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SourceStatus) GetEngine() string {
@@ -1015,7 +1079,7 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x06replay\x18\x03 \x01(\tR\x06replay\x12\x17\n" +
 	"\adp_size\x18\x04 \x01(\rR\x06dpSize\x12\x14\n" +
 	"\x05topic\x18\x05 \x01(\tR\x05topic\x12)\n" +
-	"\x06copies\x18\x06 \x01(\x0e2\x11.kvcast.v1.CopiesR\x06copies\"\x9d\x03\n" +
+	"\x06copies\x18\x06 \x01(\x0e2\x11.kvcast.v1.CopiesR\x06copies\"\xcb\x03\n" +
 	"\fWorkerStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x1d\n" +
@@ -1026,10 +1090,17 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x05state\x18\x06 \x01(\x0e2\x16.kvcast.v1.WorkerStateR\x05state\x12+\n" +
 	"\x05ranks\x18\a \x03(\v2\x15.kvcast.v1.RankStatusR\x05ranks\x121\n" +
 	"\asources\x18\b \x03(\v2\x17.kvcast.v1.SourceStatusR\asources\x12\"\n" +
-	"\rlast_event_id\x18\t \x01(\x04R\vlastEventId\x1a9\n" +
+	"\rlast_event_id\x18\t \x01(\x04R\vlastEventId\x12,\n" +
+	"\x05owner\x18\n" +
+	" \x01(\v2\x16.kvcast.v1.WorkerOwnerR\x05owner\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa9\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"O\n" +
+	"\vWorkerOwner\x12\x1f\n" +
+	"\vinstance_id\x18\x01 \x01(\tR\n" +
+	"instanceId\x12\x1f\n" +
+	"\vhanded_over\x18\x02 \x01(\bR\n" +
+	"handedOver\"\xa9\x02\n" +
 	"\n" +
 	"RankStatus\x12\x17\n" +
 	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x12\x1e\n" +
@@ -1106,7 +1177,7 @@ func file_kvcast_v1_worker_proto_rawDescGZIP() []byte {
 }
 
 var file_kvcast_v1_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_kvcast_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_kvcast_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_kvcast_v1_worker_proto_goTypes = []any{
 	(Consolidate)(0),     // 0: kvcast.v1.Consolidate
 	(Copies)(0),          // 1: kvcast.v1.Copies
@@ -1117,32 +1188,34 @@ var file_kvcast_v1_worker_proto_goTypes = []any{
 	(*WorkerSpec)(nil),   // 6: kvcast.v1.WorkerSpec
 	(*SourceSpec)(nil),   // 7: kvcast.v1.SourceSpec
 	(*WorkerStatus)(nil), // 8: kvcast.v1.WorkerStatus
-	(*RankStatus)(nil),   // 9: kvcast.v1.RankStatus
-	(*TierBlocks)(nil),   // 10: kvcast.v1.TierBlocks
-	(*SourceStatus)(nil), // 11: kvcast.v1.SourceStatus
-	nil,                  // 12: kvcast.v1.WorkerSpec.LabelsEntry
-	nil,                  // 13: kvcast.v1.WorkerStatus.LabelsEntry
-	(Tier)(0),            // 14: kvcast.v1.Tier
+	(*WorkerOwner)(nil),  // 9: kvcast.v1.WorkerOwner
+	(*RankStatus)(nil),   // 10: kvcast.v1.RankStatus
+	(*TierBlocks)(nil),   // 11: kvcast.v1.TierBlocks
+	(*SourceStatus)(nil), // 12: kvcast.v1.SourceStatus
+	nil,                  // 13: kvcast.v1.WorkerSpec.LabelsEntry
+	nil,                  // 14: kvcast.v1.WorkerStatus.LabelsEntry
+	(Tier)(0),            // 15: kvcast.v1.Tier
 }
 var file_kvcast_v1_worker_proto_depIdxs = []int32{
-	12, // 0: kvcast.v1.WorkerSpec.labels:type_name -> kvcast.v1.WorkerSpec.LabelsEntry
+	13, // 0: kvcast.v1.WorkerSpec.labels:type_name -> kvcast.v1.WorkerSpec.LabelsEntry
 	7,  // 1: kvcast.v1.WorkerSpec.sources:type_name -> kvcast.v1.SourceSpec
 	0,  // 2: kvcast.v1.WorkerSpec.consolidate:type_name -> kvcast.v1.Consolidate
 	1,  // 3: kvcast.v1.SourceSpec.copies:type_name -> kvcast.v1.Copies
-	13, // 4: kvcast.v1.WorkerStatus.labels:type_name -> kvcast.v1.WorkerStatus.LabelsEntry
+	14, // 4: kvcast.v1.WorkerStatus.labels:type_name -> kvcast.v1.WorkerStatus.LabelsEntry
 	2,  // 5: kvcast.v1.WorkerStatus.state:type_name -> kvcast.v1.WorkerState
-	9,  // 6: kvcast.v1.WorkerStatus.ranks:type_name -> kvcast.v1.RankStatus
-	11, // 7: kvcast.v1.WorkerStatus.sources:type_name -> kvcast.v1.SourceStatus
-	10, // 8: kvcast.v1.RankStatus.blocks:type_name -> kvcast.v1.TierBlocks
-	4,  // 9: kvcast.v1.RankStatus.trust:type_name -> kvcast.v1.Trust
-	5,  // 10: kvcast.v1.RankStatus.reasons:type_name -> kvcast.v1.DegradedReason
-	14, // 11: kvcast.v1.TierBlocks.tier:type_name -> kvcast.v1.Tier
-	3,  // 12: kvcast.v1.SourceStatus.state:type_name -> kvcast.v1.SourceState
-	13, // [13:13] is the sub-list for method output_type
-	13, // [13:13] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	10, // 6: kvcast.v1.WorkerStatus.ranks:type_name -> kvcast.v1.RankStatus
+	12, // 7: kvcast.v1.WorkerStatus.sources:type_name -> kvcast.v1.SourceStatus
+	9,  // 8: kvcast.v1.WorkerStatus.owner:type_name -> kvcast.v1.WorkerOwner
+	11, // 9: kvcast.v1.RankStatus.blocks:type_name -> kvcast.v1.TierBlocks
+	4,  // 10: kvcast.v1.RankStatus.trust:type_name -> kvcast.v1.Trust
+	5,  // 11: kvcast.v1.RankStatus.reasons:type_name -> kvcast.v1.DegradedReason
+	15, // 12: kvcast.v1.TierBlocks.tier:type_name -> kvcast.v1.Tier
+	3,  // 13: kvcast.v1.SourceStatus.state:type_name -> kvcast.v1.SourceState
+	14, // [14:14] is the sub-list for method output_type
+	14, // [14:14] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_worker_proto_init() }
@@ -1157,7 +1230,7 @@ func file_kvcast_v1_worker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvcast_v1_worker_proto_rawDesc), len(file_kvcast_v1_worker_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
