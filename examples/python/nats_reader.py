@@ -1,7 +1,8 @@
 """Reads the entries of a kvcast journal from NATS servers, without a kvcast server.
 
-Prints a line per entry: position, worker, kinds of events. To resume in another run, pass the
-first word of the last line as --after. See README.md for how to run it, and docs/nats.md for
+Prints a line per entry: position, worker, kinds of events. Entries without events, which say
+which server reads a worker's engines, are skipped. To resume in another run, pass the first word
+of the last line as --after. See README.md for how to run it, and docs/nats.md for
 the format.
 """
 
@@ -51,6 +52,8 @@ async def read(servers, stream, after, count):
     )
     async for message in subscription.messages:
         entry = decode(message)
+        if not entry.events:
+            continue
         kinds = " ".join(event.WhichOneof("event") or "?" for event in entry.events)
         print(f"{epoch}:{entry.seq} {entry.worker} {kinds}", flush=True)
         count -= 1
@@ -69,7 +72,7 @@ def main():
     parser.add_argument("--servers", default="nats://localhost:4222", help="NATS servers, separated by commas (%(default)s)")
     parser.add_argument("--stream", default="kvcast", help="name of the stream (%(default)s)")
     parser.add_argument("--after", type=position, metavar="EPOCH:SEQ", help="resume after this position (default: read all)")
-    parser.add_argument("--count", type=int, default=0, metavar="N", help="stop after this many entries")
+    parser.add_argument("--count", type=int, default=0, metavar="N", help="stop after this many lines")
     args = parser.parse_args()
     asyncio.run(read(args.servers.split(","), args.stream, args.after, args.count))
 

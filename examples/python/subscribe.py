@@ -59,6 +59,7 @@ class Follower:
                 self.apply_event(entry.worker, event)
             if self.after is not None:
                 self.after.seq = entry.seq
+            if self.after is not None and entry.events:  # without events, it says which server reads the worker's engines
                 self.entries += 1
                 kinds = " ".join(event.WhichOneof("event") or "?" for event in entry.events)
                 print_line(f"{self.after.epoch}:{entry.seq} {entry.worker} {kinds}")

@@ -23,7 +23,9 @@ func (j *Journal) Append(ctx context.Context, r journal.Record) (journal.Pending
 	if j.cfg.Follow {
 		return journal.Pending{}, errFollowing
 	}
-	j.startLoops()
+	if j.shared == nil {
+		j.startLoops()
+	}
 	m, err := j.encode(r)
 	if err == nil {
 		select {
@@ -35,6 +37,13 @@ func (j *Journal) Append(ctx context.Context, r journal.Record) (journal.Pending
 		case <-j.failed:
 			return journal.Pending{}, j.Err()
 		}
+	}
+	if j.shared != nil {
+		if err != nil { // no later entry of the worker may be visible without this one
+			j.shared.cancel(r.Source, err)
+			return journal.Pending{}, err
+		}
+		return j.shared.append(r, m)
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -61,6 +70,16 @@ func (j *Journal) Append(ctx context.Context, r journal.Record) (journal.Pending
 	j.w.push(a)
 	signal(j.wake)
 	return a.ack.Pending(), nil
+}
+
+// refusal returns why no append is taken any more; nil if appends are.
+func (j *Journal) refusal() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.refusing {
+		return journal.ErrClosed
+	}
+	return j.err
 }
 
 // signal makes a loop that waits for c run once.
@@ -205,6 +224,7 @@ func acknowledgedSeq(data []byte) (uint64, bool) {
 // Error codes of JetStream, from nats-server's errors.json.
 const (
 	codeAccountResources  = 10002
+	codeUnavailable       = 10008
 	codeInsufficient      = 10023
 	codeStorageResources  = 10047
 	codeMessageTooLarge   = 10054
@@ -319,6 +339,9 @@ func (j *Journal) fail(err error) {
 	close(j.failed)
 	if !errors.Is(err, context.Canceled) {
 		j.log.Error("The journal has failed: it accepts no entries until it is opened again.", "error", err)
+	}
+	if j.shared != nil {
+		j.shared.fail(err)
 	}
 	for _, a := range appends {
 		a.ack.Resolve(0, err)

@@ -7,12 +7,16 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/journal/jetstream"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // benchRecord is like the entry of a store of 16 blocks of 16 tokens.
@@ -91,6 +95,63 @@ func BenchmarkAppend(b *testing.B) {
 			}
 			b.ReportMetric(float64(cpuTime()-cpu)/float64(n), "cpu-ns/op")
 			b.ReportMetric(float64(diskBytes(b, dir)-before)/float64(n), "disk-B/op")
+		})
+	}
+}
+
+// BenchmarkSharedAppend appends to a stream of NATS servers in this process, for workers that the instance owns, with the
+// default number in flight. The instance reads each entry back, and so does each follower. Three servers keep three copies.
+func BenchmarkSharedAppend(b *testing.B) {
+	for _, c := range []struct{ servers, workers, followers int }{{1, 1, 0}, {1, 1000, 0}, {1, 1000, 4}, {3, 1, 0}, {3, 1000, 0}} {
+		b.Run(fmt.Sprintf("servers=%d/workers=%d/followers=%d", c.servers, c.workers, c.followers), func(b *testing.B) {
+			cfg := benchConfig(b, "")
+			if c.servers == 1 {
+				cfg.Servers = []string{harness.StartNATS(b)}
+			} else {
+				cluster := harness.StartNATSCluster(b)
+				cluster.AwaitLeader()
+				cfg.Servers, cfg.Replicas = strings.Split(cluster.URLs(), ","), c.servers
+			}
+			j, _ := load(b, cfg)
+			following := cfg
+			following.Follow, following.Replicas = true, 0
+			followers := make([]*jetstream.Journal, c.followers)
+			for i := range followers {
+				followers[i], _ = load(b, following)
+			}
+			records := make([]journal.Record, c.workers)
+			var claims errgroup.Group
+			claims.SetLimit(16)
+			for i := range records {
+				records[i] = benchRecord(i)
+				claims.Go(func() error {
+					_, err := j.Claim(b.Context(), *records[i].Source, jetstream.Owner{})
+					return err
+				})
+			}
+			if err := claims.Wait(); err != nil {
+				b.Fatal(err)
+			}
+			pending := make([]journal.Pending, c.workers) // the last of each worker
+			start, cpu, n := time.Now(), cpuTime(), 0
+			for b.Loop() {
+				p, err := j.Append(b.Context(), records[n%c.workers])
+				if err != nil {
+					b.Fatal(err)
+				}
+				pending[n%c.workers] = p
+				n++
+			}
+			for _, p := range pending[:min(n, c.workers)] {
+				if _, err := p.Wait(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+			for _, f := range followers {
+				awaitNewest(f, uint64(c.workers+n))
+			}
+			b.ReportMetric(float64(n)/time.Since(start).Seconds(), "entries/s")
+			b.ReportMetric(float64(cpuTime()-cpu)/float64(n), "cpu-ns/op")
 		})
 	}
 }

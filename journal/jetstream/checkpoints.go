@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -28,10 +27,10 @@ const chunkBytes = 256 << 10
 // checkpointTimeout bounds the write or the read of one checkpoint.
 const checkpointTimeout = time.Minute
 
-// Metadata of an object: what was there when the checkpoint was written.
+// Metadata of an object.
 const (
-	metadataSeq      = "kvcast.seq"      // the newest acknowledged seq
-	metadataRevision = "kvcast.revision" // the newest revision of the registrations
+	metadataClaim    = "kvcast.claim"    // that of PutClaimed
+	metadataRevision = "kvcast.revision" // the newest revision of the registrations when the checkpoint was written
 )
 
 // Checkpoints stores named data of any length beside the journal, in the JetStream object store <stream>-checkpoints
@@ -41,9 +40,6 @@ type Checkpoints struct {
 	j      *Journal
 	stream jetstream.Stream
 	prefix string // of the subjects
-	owner  owner  // this process; zero in a directory
-
-	describing sync.Mutex // held while a description is published
 }
 
 // Object is stored data.
@@ -70,7 +66,8 @@ func (j *Journal) openCheckpoints(opening context.Context) error {
 	s, err := j.js.Stream(ctx, bucketStream(j.cfg.Stream))
 	if errors.Is(err, jetstream.ErrStreamNotFound) && !j.cfg.Follow {
 		config := jetstream.ObjectStoreConfig{Bucket: name, Description: "Checkpoints of kvcast.", Replicas: max(j.cfg.Replicas, 1)}
-		if _, err = j.js.CreateObjectStore(ctx, config); err == nil {
+		// Another process may have created and configured it meanwhile.
+		if _, err = j.js.CreateObjectStore(ctx, config); err == nil || errors.Is(err, jetstream.ErrBucketExists) {
 			s, err = j.js.Stream(ctx, bucketStream(j.cfg.Stream))
 		}
 	}
@@ -81,9 +78,6 @@ func (j *Journal) openCheckpoints(opening context.Context) error {
 	if err == nil {
 		c.stream, err = c.configure(ctx, s)
 	}
-	if err == nil && j.server == nil {
-		err = c.claim(opening)
-	}
 	if err != nil {
 		return fmt.Errorf("open object store %q: %w", name, err)
 	}
@@ -93,20 +87,16 @@ func (j *Journal) openCheckpoints(opening context.Context) error {
 	return nil
 }
 
-// configure gives the stream a subject for its owner, makes all reads go to the stream's leader, since a replica may not
-// have the newest messages yet, and sets the number of replicas.
+// configure makes all reads go to the stream's leader, since a replica may not have the newest messages yet, and sets the
+// number of replicas.
 func (c *Checkpoints) configure(ctx context.Context, s jetstream.Stream) (jetstream.Stream, error) {
 	config := s.CachedInfo().Config
-	owned := slices.Contains(config.Subjects, c.ownerSubject())
 	replicas := c.j.cfg.Replicas
 	if replicas == 0 {
 		replicas = config.Replicas
 	}
-	if owned && !config.AllowDirect && config.Replicas == replicas {
+	if !config.AllowDirect && config.Replicas == replicas {
 		return s, nil
-	}
-	if !owned {
-		config.Subjects = append(slices.Clone(config.Subjects), c.ownerSubject())
 	}
 	config.AllowDirect, config.Replicas = false, replicas
 	return c.j.js.UpdateStream(ctx, config)
@@ -118,9 +108,14 @@ func (c *Checkpoints) metaSubject(name string) string {
 
 func (c *Checkpoints) chunkSubject(id string) string { return c.prefix + "C." + id }
 
-// Put stores data under a name. It tries again while the servers do not answer. The error is a journal.ErrFenced if another
-// process uses the streams now.
+// Put stores data under a name. It tries again while the servers do not answer.
 func (c *Checkpoints) Put(ctx context.Context, name string, data []byte) error {
+	return c.PutClaimed(ctx, name, data, 0)
+}
+
+// PutClaimed is Put for data of a worker that this instance has claimed with a seq. The error is a journal.ErrFenced if the
+// data that is stored has a later claim: another instance owns the worker now.
+func (c *Checkpoints) PutClaimed(ctx context.Context, name string, data []byte, claim uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, checkpointTimeout)
 	defer cancel()
 	go func() {
@@ -131,11 +126,11 @@ func (c *Checkpoints) Put(ctx context.Context, name string, data []byte) error {
 		}
 	}()
 	for {
-		err := c.put(ctx, name, data)
+		err := c.put(ctx, name, data, claim)
 		if err == nil {
 			return nil
 		}
-		if isUnanswered(err) {
+		if isUnanswered(err) || isWrongLastSeq(err) { // another process may have stored data meanwhile
 			select {
 			case <-time.After(retryInterval):
 				continue
@@ -149,9 +144,13 @@ func (c *Checkpoints) Put(ctx context.Context, name string, data []byte) error {
 	}
 }
 
-// isUnanswered reports whether an error means that no server has answered.
+// ErrUnanswered means that the servers do not answer, so that it is not known what they have.
+var ErrUnanswered = errors.New("the servers do not answer")
+
+// isUnanswered reports whether an error means that no server has answered, or one has that has no leader to ask.
 func isUnanswered(err error) bool {
-	return errors.Is(err, errNoAnswer) || errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, nats.ErrNoResponders) ||
+	var apiErr *jetstream.APIError
+	return errors.As(err, &apiErr) && apiErr.ErrorCode == codeUnavailable || errors.Is(err, errNoAnswer) || errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, nats.ErrNoResponders) ||
 		errors.Is(err, nats.ErrReconnectBufExceeded) || errors.Is(err, nats.ErrConnectionReconnecting)
 }
 
@@ -162,13 +161,21 @@ var errNoAnswer = errors.New("no answer")
 const retryInterval = 500 * time.Millisecond
 
 // put is one attempt of Put.
-func (c *Checkpoints) put(ctx context.Context, name string, data []byte) (err error) {
-	old, _ := c.info(ctx, c.metaSubject(name))
+func (c *Checkpoints) put(ctx context.Context, name string, data []byte, claim uint64) (err error) {
+	old, replaced, err := c.info(ctx, c.metaSubject(name))
+	if replaced == 0 && err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
+		return err
+	}
+	if old != nil {
+		if other, _ := strconv.ParseUint(old.Metadata[metadataClaim], 10, 64); other > claim {
+			return fmt.Errorf("%w: the one that is stored has the claim %d, after %d", journal.ErrFenced, other, claim)
+		}
+	}
 	info := jetstream.ObjectInfo{
 		ObjectMeta: jetstream.ObjectMeta{
 			Name: escape(name),
 			Metadata: map[string]string{
-				metadataSeq:      strconv.FormatUint(c.j.mirror.Load().Bounds().Newest, 10),
+				metadataClaim:    strconv.FormatUint(claim, 10),
 				metadataRevision: strconv.FormatUint(c.j.registrations.newest(), 10),
 			},
 			Opts: &jetstream.ObjectMetaOptions{ChunkSize: chunkBytes},
@@ -203,7 +210,7 @@ func (c *Checkpoints) put(ctx context.Context, name string, data []byte) (err er
 		}
 	}
 	described = true // also if the answer does not come; the next Open removes the chunks if it is not
-	if err := c.describe(ctx, m); err != nil {
+	if err := c.publish(ctx, m, jetstream.WithExpectLastSequencePerSubject(replaced)); err != nil {
 		return err
 	}
 	if old != nil {
@@ -212,32 +219,23 @@ func (c *Checkpoints) put(ctx context.Context, name string, data []byte) (err er
 	return nil
 }
 
-// describe stores an object's description, if this process is the owner of the streams. Otherwise, the journal fails.
-func (c *Checkpoints) describe(ctx context.Context, m *nats.Msg) error {
-	if c.owner.Token == "" {
-		return c.publish(ctx, m)
-	}
-	c.describing.Lock()
-	defer c.describing.Unlock()
-	err := c.publish(ctx, m, jetstream.WithExpectLastSequenceForSubject(c.owner.seq, c.ownerSubject()))
-	if !isWrongLastSeq(err) {
+// publish stores a message.
+func (c *Checkpoints) publish(ctx context.Context, m *nats.Msg, opts ...jetstream.PublishOpt) error {
+	err := c.ask(ctx, func(ctx context.Context) error {
+		_, err := c.j.js.PublishMsg(ctx, m, opts...)
 		return err
-	}
-	if fenced := c.checkOwner(ctx); errors.Is(fenced, journal.ErrFenced) {
-		c.j.yield(fenced)
-		return fenced
+	})
+	if apiErr := (*jetstream.APIError)(nil); errors.As(err, &apiErr) && isNoSpace(int(apiErr.ErrorCode)) {
+		return c.j.noSpace(bucketStream(c.j.cfg.Stream), apiErr.Description)
 	}
 	return err
 }
 
-// publish stores a message.
-func (c *Checkpoints) publish(ctx context.Context, m *nats.Msg, opts ...jetstream.PublishOpt) error {
-	publishing, cancel := context.WithTimeout(ctx, requestTimeout)
+// ask makes a request, which may take requestTimeout.
+func (c *Checkpoints) ask(ctx context.Context, request func(context.Context) error) error {
+	asking, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	_, err := c.j.js.PublishMsg(publishing, m, opts...)
-	if apiErr := (*jetstream.APIError)(nil); errors.As(err, &apiErr) && isNoSpace(int(apiErr.ErrorCode)) {
-		return c.j.noSpace(bucketStream(c.j.cfg.Stream), apiErr.Description)
-	}
+	err := request(asking)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		return fmt.Errorf("%w from stream %q of %s within %v", errNoAnswer, bucketStream(c.j.cfg.Stream), c.j.where(), requestTimeout)
 	}
@@ -297,6 +295,39 @@ func (c *Checkpoints) All(ctx context.Context) iter.Seq2[Object, error] {
 	}
 }
 
+// Get returns the data of a name; nil if there is none. It tries again for a minute while the servers do not answer: the
+// error is an ErrUnanswered then. Any other error means that the data cannot be read.
+func (c *Checkpoints) Get(ctx context.Context, name string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, checkpointTimeout)
+	defer cancel()
+	subject := c.metaSubject(name)
+	for {
+		info, seq, err := c.info(ctx, subject)
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			return nil, nil
+		}
+		var data []byte
+		if err == nil {
+			data, err = c.chunks(ctx, info)
+		}
+		if err == nil {
+			return data, nil
+		}
+		if !isUnanswered(err) && ctx.Err() == nil {
+			if _, newest, again := c.info(ctx, subject); again == nil && newest != seq {
+				continue // another process has replaced it, and removed the chunks, meanwhile
+			}
+			return nil, fmt.Errorf("read checkpoint %q: %w", name, err)
+		}
+		c.j.log.Debug("A checkpoint cannot be read now.", "name", name, "error", err)
+		select {
+		case <-time.After(retryInterval):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("read checkpoint %q: %w: %w", name, ErrUnanswered, err)
+		}
+	}
+}
+
 // subjects returns the subjects of the stored messages of a kind, "M." or "C.".
 func (c *Checkpoints) subjects(ctx context.Context, kind string) ([]string, error) {
 	info, err := c.stream.Info(ctx, jetstream.WithSubjectFilter(c.prefix+kind+">"))
@@ -310,19 +341,21 @@ func (c *Checkpoints) subjects(ctx context.Context, kind string) ([]string, erro
 	return subjects, nil
 }
 
-// info returns an object's description.
-func (c *Checkpoints) info(ctx context.Context, subject string) (*jetstream.ObjectInfo, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	m, err := c.stream.GetLastMsgForSubject(ctx, subject)
+// info returns an object's description, and its seq in the bucket's stream.
+func (c *Checkpoints) info(ctx context.Context, subject string) (*jetstream.ObjectInfo, uint64, error) {
+	var m *jetstream.RawStreamMsg
+	err := c.ask(ctx, func(ctx context.Context) (err error) {
+		m, err = c.stream.GetLastMsgForSubject(ctx, subject)
+		return err
+	})
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	var info jetstream.ObjectInfo
 	if err := json.Unmarshal(m.Data, &info); err != nil {
-		return nil, err
+		return nil, m.Sequence, err
 	}
-	return &info, nil
+	return &info, m.Sequence, nil
 }
 
 // read returns the name and the data of an object, given its description's subject.
@@ -337,24 +370,34 @@ func (c *Checkpoints) read(ctx context.Context, subject string) (string, []byte,
 	if err != nil {
 		return subject, nil, err
 	}
-	info, err := c.info(ctx, subject)
+	info, _, err := c.info(ctx, subject)
 	if err != nil {
 		return name, nil, err
 	}
+	data, err := c.chunks(ctx, info)
+	return name, data, err
+}
+
+// chunks returns the data of an object.
+func (c *Checkpoints) chunks(ctx context.Context, info *jetstream.ObjectInfo) ([]byte, error) {
 	var data bytes.Buffer
 	seq := uint64(1)
 	for range info.Chunks {
-		m, err := c.stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(c.chunkSubject(info.NUID)))
+		var m *jetstream.RawStreamMsg
+		err := c.ask(ctx, func(ctx context.Context) (err error) {
+			m, err = c.stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(c.chunkSubject(info.NUID)))
+			return err
+		})
 		if err != nil {
-			return name, nil, fmt.Errorf("after %d bytes of %d: %w", data.Len(), info.Size, err)
+			return nil, fmt.Errorf("after %d bytes of %d: %w", data.Len(), info.Size, err)
 		}
 		data.Write(m.Data)
 		seq = m.Sequence + 1
 	}
 	if got := digest(data.Bytes()); got != info.Digest {
-		return name, nil, fmt.Errorf("checksum of %d bytes is %s, want %s of %d bytes", data.Len(), got, info.Digest, info.Size)
+		return nil, fmt.Errorf("checksum of %d bytes is %s, want %s of %d bytes", data.Len(), got, info.Digest, info.Size)
 	}
-	return name, data.Bytes(), nil
+	return data.Bytes(), nil
 }
 
 // newest returns the largest number that checkpoints have in a field of their metadata.
@@ -365,7 +408,7 @@ func (c *Checkpoints) newest(ctx context.Context, field string) (uint64, error) 
 	}
 	newest := uint64(0)
 	for _, subject := range subjects {
-		if info, err := c.info(ctx, subject); err == nil {
+		if info, _, err := c.info(ctx, subject); err == nil {
 			n, _ := strconv.ParseUint(info.Metadata[field], 10, 64)
 			newest = max(newest, n)
 		}
@@ -385,18 +428,30 @@ func (c *Checkpoints) removeOrphans(ctx context.Context) error {
 	}
 	referenced := make(map[string]bool)
 	for _, subject := range descriptions {
-		info, err := c.info(ctx, subject)
+		info, _, err := c.info(ctx, subject)
 		if err != nil {
 			return nil //nolint:nilerr // All reports it; its chunks cannot be told apart from orphans
 		}
 		referenced[c.chunkSubject(info.NUID)] = true
 	}
 	for _, subject := range chunks {
-		if !referenced[subject] {
-			c.purge(ctx, subject)
+		if referenced[subject] {
+			continue
 		}
+		if c.j.server == nil { // another process may be writing it
+			m, err := c.stream.GetLastMsgForSubject(ctx, subject)
+			if err != nil || time.Since(m.Time) < 2*checkpointTimeout {
+				continue
+			}
+		}
+		c.purge(ctx, subject)
 	}
 	return nil
+}
+
+func isWrongLastSeq(err error) bool {
+	var apiErr *jetstream.APIError
+	return errors.As(err, &apiErr) && (apiErr.ErrorCode == codeWrongLastSeq || apiErr.ErrorCode == codeWrongLastSeqConst)
 }
 
 // discard removes all checkpoints.

@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -56,9 +57,15 @@ type Config struct {
 	TLSCA string
 	// TLSCert and TLSKey are files of the client's certificate and key.
 	TLSCert, TLSKey string
-	// Follow is for a stream of Servers that another process appends to. After Load, the journal also reads what is appended
-	// later. Append returns an error, and the journal changes nothing on the servers.
+	// Follow is for a process that appends nothing to a stream of Servers. Append returns an error, and the journal changes
+	// nothing on the servers.
 	Follow bool
+	// Instance names this process among those that use the stream of Servers: 1 to 64 letters, digits, hyphens and
+	// underscores. No two processes may have the same name, nor one after the other; default: random.
+	Instance string
+	// Owned, if not nil, is called with each record of an owner in a stream of Servers, in order, before the entry is
+	// visible, which waits for it. It must not call the journal's methods that wait.
+	Owned func(journal.Source, Owner)
 	// Replicas is the number of Servers that store the stream: 1, 3 or 5; 0 means 1 for a new stream, and no change of
 	// an existing one.
 	Replicas int
@@ -101,6 +108,7 @@ func (c Config) Validate() error {
 	check(!c.SyncAlways || c.SyncInterval == 0, "sync interval %v: want none with sync always", c.SyncInterval)
 	check(c.Replicas >= 0 && c.Replicas <= maxReplicas && c.Replicas != 2 && c.Replicas != 4, "replicas %d: want 1, 3 or 5", c.Replicas)
 	check((c.TLSCert == "") == (c.TLSKey == ""), "tls cert %q and key %q: want both or none", c.TLSCert, c.TLSKey)
+	check(c.Instance == "" || IsStream(c.Instance), "instance %q: want %s", c.Instance, streamName)
 	check(!c.Follow || !embedded, "follow: want servers, not dir %q", c.Dir)
 	check(!c.Follow || c.Replicas == 0, "follow: want no replicas, which the process that appends sets")
 	if embedded {
@@ -116,6 +124,9 @@ func (c Config) Validate() error {
 func (c Config) withDefaults() Config {
 	if c.Stream == "" {
 		c.Stream = DefaultStream
+	}
+	if c.Instance == "" {
+		c.Instance = rand.Text()
 	}
 	if c.InFlight == 0 {
 		c.InFlight = DefaultInFlight

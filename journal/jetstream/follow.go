@@ -12,11 +12,15 @@ import (
 	"github.com/kvcast/kvcast/journal"
 )
 
-// ErrPurged is an error of Load with Config.Follow: entries were removed since Open or Mark. The caller calls Mark, reads
+// ErrPurged is an error of Load with Config.Servers: entries were removed since Open or Mark. The caller calls Mark, reads
 // the checkpoints again, and calls Load again.
 var ErrPurged = errors.New("entries were removed while checkpoints and entries were read")
 
 var errFollowing = errors.New("the journal follows another process, and appends no entries")
+
+// ErrOutdated means that the process has stood still for longer than the stream keeps entries. The journal must be opened
+// again, and the checkpoints read.
+var ErrOutdated = errors.New("journal is outdated")
 
 const (
 	// deliveryTimeout is how long a consumer may deliver neither entries nor heartbeats.
@@ -25,7 +29,7 @@ const (
 	checkInterval = time.Second
 )
 
-// Mark remembers the oldest entry of the stream, for a Load with Config.Follow. Checkpoints that are read between Mark
+// Mark remembers the oldest entry of the stream, for a Load with Config.Servers. Checkpoints that are read between Mark
 // and a Load without error are complete together with the entries of Load.
 func (j *Journal) Mark(ctx context.Context) error {
 	_, info, err := j.streamInfo(ctx)
@@ -36,13 +40,22 @@ func (j *Journal) Mark(ctx context.Context) error {
 	return nil
 }
 
-// Newest returns the newest seq of the stream, which a journal with Config.Follow may not have read yet.
+// Newest returns the newest seq of the stream, which a journal in Servers may not have read yet.
 func (j *Journal) Newest(ctx context.Context) (uint64, error) {
 	_, info, err := j.streamInfo(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("read the state of %s: %w", j.place(), err)
 	}
 	return info.State.LastSeq, nil
+}
+
+// First returns the seq of the oldest entry of the stream, or of the next one if it has none.
+func (j *Journal) First(ctx context.Context) (uint64, error) {
+	_, info, err := j.streamInfo(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("read the state of %s: %w", j.place(), err)
+	}
+	return firstSeq(info), nil
 }
 
 // followLoop reads the entries after those that Load has read, until the journal fails or ends. It reads from a new
@@ -54,10 +67,11 @@ func (j *Journal) followLoop() {
 		if j.ctx.Err() != nil || j.Err() != nil {
 			return
 		}
-		if errors.Is(err, ErrUnreadable) || errors.Is(err, journal.ErrFenced) {
+		if errors.Is(err, ErrUnreadable) || errors.Is(err, ErrOutdated) || errors.Is(err, journal.ErrFenced) {
 			j.fail(err)
 			return
 		}
+		signal(j.suspect) // what is in flight may be lost
 		j.log.Debug("Following the stream is interrupted.", "error", err)
 		select {
 		case <-time.After(heartbeat):
@@ -73,7 +87,8 @@ func (j *Journal) follow(sources map[journal.Source]*journal.Source) error {
 		return err
 	}
 	l := &loader{j: j, stream: s, sources: sources, next: j.mirror.Load().Bounds().Newest + 1}
-	return j.consume(j.ctx, l, func(sub *nats.Subscription) error {
+	return j.consume(j.ctx, s, l.next, "", func(sub *nats.Subscription) error {
+		j.following.Store(sub)
 		checked := time.Now()
 		for j.ctx.Err() == nil {
 			m, err := sub.NextMsg(deliveryTimeout)
@@ -111,12 +126,28 @@ func (j *Journal) check() (jetstream.Stream, error) {
 	case epoch != b.Epoch:
 		return nil, fmt.Errorf("%w: %s has the new epoch %q", journal.ErrFenced, j.place(), epoch)
 	case info.State.LastSeq < b.Newest:
-		return nil, fmt.Errorf("%w: %s has lost the entries %d to %d", ErrUnreadable, j.place(), info.State.LastSeq+1, b.Newest)
+		if j.shorter++; j.shorter < shorterChecks { // a former leader may have answered
+			return nil, fmt.Errorf("%s ends at %d, before entry %d", j.place(), info.State.LastSeq, b.Newest)
+		}
+		err := fmt.Errorf("%w: %s has lost the entries %d to %d", ErrUnreadable, j.place(), info.State.LastSeq+1, b.Newest)
+		if j.cfg.Follow {
+			return nil, err
+		}
+		// No seq may be used twice in an epoch.
+		if err := j.beginEpoch(info.Config); err != nil {
+			return nil, fmt.Errorf("begin a new epoch: %w", err)
+		}
+		return nil, fmt.Errorf("%w; it continues in a new epoch", err)
 	case firstSeq(info) > b.Newest+1:
-		return nil, fmt.Errorf("%w: the entries %d to %d of %s were removed before they were read", ErrUnreadable, b.Newest+1, firstSeq(info)-1, j.place())
+		return nil, fmt.Errorf("%w: the entries %d to %d of %s were removed before they were read", ErrOutdated, b.Newest+1, firstSeq(info)-1, j.place())
 	}
+	j.shorter = 0
 	return s, nil
 }
+
+// shorterChecks is the number of answers in turn, some 500 ms apart, after which the journal believes that the stream has lost
+// entries.
+const shorterChecks = 5
 
 // setAnswering records whether the servers answer. Stalled returns the time since which they do not.
 func (j *Journal) setAnswering(answering bool) {

@@ -5,20 +5,21 @@
 // acknowledged it, and never before. Reads are served from a mirror in memory, so they never wait for a network or a
 // disk. After a restart, Load returns all retained entries, once, in order, and the epoch and all seqs continue.
 //
-// # One writer
+// # One writer, or several
 //
-// A journal publishes each entry with the last seq that the stream must have. If another process has appended, the
-// stream refuses the entry, the journal fails with journal.ErrFenced, and nothing is interleaved. A failed journal stays
-// failed: the appends in flight and all later ones return the first error, while reads continue.
+// A directory has one writer: the journal locks it. It publishes each entry with the last seq that the stream must have. An
+// append whose fate is unknown is never published blindly a second time: the journal reads the stream's last seq and compares
+// the messages after the last acknowledged entry with those in flight. Equal ones are acknowledged, and the rest is published
+// again.
 //
-// With Servers and without Follow, Open claims the streams for its process, and asks the process that has claimed them before to stop: that
-// one fails with journal.ErrFenced when its appends in flight are acknowledged, and Open waits for it. The checkpoints of
-// a former owner, such as one that was paused meanwhile, are refused.
+// The stream in Servers has any number of writers, each for the workers that it owns. Claim makes a process the owner of a
+// worker: it writes a record among the worker's entries. The owner publishes each entry, or each atomic batch, with the seq
+// that the worker's last entry must have. So after a claim by another process, the stream refuses what the former owner
+// publishes, however late it comes, and its appends fail with journal.ErrFenced. A message may be published again as long as
+// its fate is unknown, since it is stored once at most. Every process reads the stream by a consumer, and what that delivers
+// becomes visible and is acknowledged.
 //
-// An append whose fate is unknown, because a connection was lost or an acknowledgement did not come, is never published
-// blindly a second time. The journal reads the stream's last seq and compares the messages after the last acknowledged
-// entry with those in flight: equal ones are acknowledged, a different one means that another process has appended, and
-// the rest is published again.
+// A failed journal stays failed: the appends in flight and all later ones return the first error, while reads continue.
 //
 // # What survives
 //
@@ -63,6 +64,7 @@ type Journal struct {
 	js            jetstream.JetStream
 	checkpoints   *Checkpoints
 	registrations *Registrations
+	shared        *shared                        // nil with Config.Dir
 	mirror        atomic.Pointer[journal.Memory] // the acknowledged entries; replaced by Load and Discard
 	slots         chan struct{}                  // has one element per append in flight
 	wake          chan struct{}                  // there is a message to publish
@@ -76,8 +78,6 @@ type Journal struct {
 	start  sync.Once // starts the loops; Load or the first Append does
 	closed sync.Once
 	denied atomic.Pointer[error] // the last permission that a server has denied
-	// yielding is done when another process has become the owner of the streams.
-	yielding sync.Once
 
 	acking sync.Mutex // held while entries are acknowledged; taken before mu
 
@@ -88,10 +88,12 @@ type Journal struct {
 	canceled map[*journal.Source]error
 	since    time.Time // of the last progress while appends are in flight or the connection is lost
 
-	retain   atomic.Uint64 // entries after it stay in the stream
-	retained chan struct{} // retain was set
-	first    uint64        // oldest seq of the stream when it was opened, or by Mark; with Config.Follow alone
-	purged   uint64        // last seq that was removed from the stream; used by the retention loop alone
+	retain    atomic.Uint64                     // entries after it stay in the stream
+	retained  chan struct{}                     // retain was set
+	first     uint64                            // oldest seq of the stream when it was opened, or by Mark; with Config.Servers alone
+	following atomic.Pointer[nats.Subscription] // of the consumer that is followed
+	shorter   int                               // answers in turn that the stream is shorter than it was; used by the loop that follows it alone
+	purged    uint64                            // last seq that was removed from the stream; used by the retention loop alone
 }
 
 var _ journal.Journal = (*Journal)(nil)
@@ -117,6 +119,9 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 		closing:  make(chan struct{}),
 		canceled: make(map[*journal.Source]error),
 	}
+	if cfg.Dir == "" {
+		j.shared = newShared(j)
+	}
 	j.ctx, j.stop = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
@@ -133,25 +138,50 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	} else if err := j.connect(); err != nil {
 		return nil, fmt.Errorf("connect to %v: %w", cfg.Servers, err)
 	}
-	st, err := j.openStream(ctx)
+	var st streamState
+	err = j.untilAnswered(ctx, func() error {
+		st, err = j.openStream(ctx)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
 	j.first = st.first
 	j.reset(st.epoch, st.last)
-	if err := j.openCheckpoints(ctx); err != nil {
+	if err := j.untilAnswered(ctx, func() error { return j.openCheckpoints(ctx) }); err != nil {
 		return nil, err
 	}
-	if !cfg.Follow { // the process that appends has the workers
-		if err := j.openRegistrations(ctx); err != nil {
+	if !cfg.Follow { // the processes that append have the workers
+		if err := j.untilAnswered(ctx, func() error { return j.openRegistrations(ctx) }); err != nil {
 			return nil, err
 		}
 	}
-	acks, err := j.conn.Subscribe(j.replies+"*.*.*", j.onReply)
+	onReply := j.onReply
+	if j.shared != nil {
+		onReply = j.shared.onReply
+	}
+	acks, err := j.conn.Subscribe(j.replies+">", onReply)
 	if err != nil {
 		return nil, err
 	}
 	return j, acks.SetPendingLimits(-1, -1)
+}
+
+// untilAnswered calls a function until Servers answer it, or ctx ends: they may be electing a leader, or be creating the stream
+// for another process.
+func (j *Journal) untilAnswered(ctx context.Context, ask func() error) error {
+	for {
+		err := ask()
+		if j.server != nil || !isUnanswered(err) && !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+			return err
+		}
+		j.log.Debug("The servers do not answer.", "error", err)
+		select {
+		case <-time.After(retryInterval):
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 // reset makes the journal continue an epoch after a seq, with an empty mirror.
@@ -160,16 +190,25 @@ func (j *Journal) reset(epoch string, last uint64) {
 	retention.Epoch, retention.After = epoch, last
 	j.mirror.Store(journal.NewMemory(retention))
 	j.w = window{acked: last}
+	if j.shared != nil {
+		j.shared.forgetOwners()
+	}
 }
 
 // startLoops starts the loops, once.
 func (j *Journal) startLoops() {
 	j.start.Do(func() {
-		if j.cfg.Follow {
+		if j.shared == nil {
+			j.loops.Go(j.publishLoop)
+		} else {
 			j.loops.Go(j.followLoop)
+		}
+		if j.cfg.Follow {
 			return
 		}
-		j.loops.Go(j.publishLoop)
+		if j.shared != nil {
+			j.loops.Go(j.shared.loop)
+		}
 		j.loops.Go(j.retentionLoop)
 	})
 }
@@ -198,9 +237,16 @@ func (j *Journal) EvictedBytes() int { return j.mirror.Load().EvictedBytes() }
 // Stalled returns since when no append in flight was acknowledged, or since when the connection to the servers is lost:
 // a moment ago while the journal makes progress, and the zero time while it has nothing to do. It never blocks.
 func (j *Journal) Stalled() time.Time {
+	since := time.Time{}
+	if j.shared != nil {
+		since = j.shared.oldest()
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.since
+	if since.IsZero() || !j.since.IsZero() && j.since.Before(since) {
+		since = j.since
+	}
+	return since
 }
 
 // Failed returns a channel that is closed when the journal has failed; see Err.
@@ -288,7 +334,12 @@ func (j *Journal) retentionLoop() {
 
 // purge removes the entries that the mirror has evicted and that recovery does not need.
 func (j *Journal) purge(ctx context.Context) error {
-	until := min(j.mirror.Load().Bounds().Oldest-1, j.retain.Load())
+	evicted := j.mirror.Load().Bounds().Oldest - 1
+	until := min(evicted, j.retain.Load())
+	if j.shared != nil {
+		j.shared.renew(evicted + 1)
+		until = min(until, j.shared.firstRecord(until+1)-1)
+	}
 	if until <= j.purged {
 		return nil
 	}

@@ -19,22 +19,25 @@ type Entry struct {
 	Tiers  journal.Tiers
 	// Body and State are those of the Record. The caller must not modify them.
 	Body, State []byte
+	// Owner is set in an entry without events that says who owns the worker from there on; see Journal.Claim.
+	Owner *Owner
 }
 
 // Load reads all entries of the stream once, in order, and calls f for each. It fills the mirror with the newest. An
 // error of f ends it. The error is an ErrUnreadable if an entry is missing or cannot be decoded; Discard then makes the
-// journal usable. Entries in the mirror expire Retention.MaxAge after Load, however old they are.
+// journal usable. Entries in the mirror expire Retention.MaxAge after Load, however old they are. With Servers, the journal
+// then follows the stream: it reads the entries that any process appends.
 func (j *Journal) Load(ctx context.Context, f func(Entry) error) error {
 	s, info, err := j.streamInfo(ctx)
 	if err != nil {
 		return fmt.Errorf("load %s: %w", j.place(), err)
 	}
 	first, last := firstSeq(info), info.State.LastSeq
-	if j.cfg.Follow {
+	if j.server == nil {
 		if first != j.first {
 			return fmt.Errorf("load %s: %w", j.place(), ErrPurged)
 		}
-	} else if err := j.checkComplete(ctx, first, last); err != nil {
+	} else if err := j.server.position.check(first, last); err != nil {
 		return fmt.Errorf("load %s: %w", j.place(), err)
 	}
 	j.reset(j.mirror.Load().Bounds().Epoch, first-1)
@@ -54,16 +57,66 @@ func (j *Journal) Load(ctx context.Context, f func(Entry) error) error {
 	return nil
 }
 
-// checkComplete returns an error if the stream has lost acknowledged entries at its ends.
-func (j *Journal) checkComplete(ctx context.Context, first, last uint64) error {
-	if j.server != nil {
-		return j.server.position.check(first, last)
+// LoadWorker reads the entries of a worker after a seq and up to another one, which must be one of them, in order, and calls
+// f for each. It does not change the journal.
+func (j *Journal) LoadWorker(ctx context.Context, worker string, after, until uint64, f func(Entry) error) error {
+	s, _, err := j.streamInfo(ctx)
+	if err == nil {
+		err = j.loadWorker(ctx, s, worker, after, until, f)
 	}
-	newest, err := j.checkpoints.newest(ctx, metadataSeq)
-	if err == nil && newest > last {
-		err = fmt.Errorf("%w: the newest entries, %d to at least %d, are lost", ErrUnreadable, last+1, newest)
+	if err != nil {
+		return fmt.Errorf("load worker %q of %s: %w", worker, j.place(), err)
 	}
-	return err
+	return nil
+}
+
+func (j *Journal) loadWorker(ctx context.Context, s jetstream.Stream, worker string, after, until uint64, f func(Entry) error) error {
+	var delivered uint64
+	return j.consume(ctx, s, after+1, j.subjects+escape(worker), func(sub *nats.Subscription) error {
+		for last := after; last < until; {
+			m, err := sub.NextMsgWithContext(ctx)
+			if err != nil {
+				return err
+			}
+			if status := m.Header.Get("Status"); status != "" {
+				if err := j.answerStatus(m, status); err != nil {
+					return fmt.Errorf("interrupted after entry %d: %w", last, err)
+				}
+				continue
+			}
+			meta, err := m.Metadata()
+			if err != nil {
+				return fmt.Errorf("message that a consumer delivered: %w", err)
+			}
+			if delivered++; meta.Sequence.Consumer != delivered {
+				return fmt.Errorf("interrupted after entry %d: deliveries were lost", last)
+			}
+			last = meta.Sequence.Stream
+			if last > until {
+				return fmt.Errorf("%w: entry %d is missing", ErrUnreadable, until)
+			}
+			e, _, err := j.decode(m)
+			if err != nil {
+				return fmt.Errorf("%w: entry %d: %w", ErrUnreadable, last, err)
+			}
+			e.Seq = last
+			if err := f(e); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// answerStatus answers flow control. The error says that the consumer has ended.
+func (j *Journal) answerStatus(m *nats.Msg, status string) error {
+	switch {
+	case m.Reply != "":
+		return j.conn.Publish(m.Reply, nil)
+	case status != "100":
+		return fmt.Errorf("status %s %s", status, m.Header.Get("Description"))
+	}
+	return nil
 }
 
 // heartbeat is how often the server says that it has nothing to deliver.
@@ -72,7 +125,7 @@ const heartbeat = 500 * time.Millisecond
 // load reads the entries from first to last.
 func (j *Journal) load(ctx context.Context, s jetstream.Stream, first, last uint64, f func(Entry) error) error {
 	l := &loader{j: j, stream: s, sources: make(map[journal.Source]*journal.Source), next: first, f: f}
-	return j.consume(ctx, l, func(sub *nats.Subscription) error {
+	return j.consume(ctx, s, first, "", func(sub *nats.Subscription) error {
 		for l.next <= last {
 			m, err := sub.NextMsgWithContext(ctx)
 			if err != nil {
@@ -86,9 +139,9 @@ func (j *Journal) load(ctx context.Context, s jetstream.Stream, first, last uint
 	})
 }
 
-// consume creates a push consumer of the entries from l.next on, and calls read with its subscription. A push consumer takes
-// a third of the time of direct gets in batches.
-func (j *Journal) consume(ctx context.Context, l *loader, read func(*nats.Subscription) error) error {
+// consume creates a push consumer of the entries of a subject, or of all, from a seq on, and calls read with its subscription.
+// A push consumer takes a third of the time of direct gets in batches.
+func (j *Journal) consume(ctx context.Context, s jetstream.Stream, first uint64, subject string, read func(*nats.Subscription) error) error {
 	inbox := nats.NewInbox()
 	sub, err := j.conn.SubscribeSync(inbox)
 	if err != nil {
@@ -101,10 +154,11 @@ func (j *Journal) consume(ctx context.Context, l *loader, read func(*nats.Subscr
 	}
 	creating, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	consumer, err := l.stream.CreatePushConsumer(creating, jetstream.ConsumerConfig{
+	consumer, err := s.CreatePushConsumer(creating, jetstream.ConsumerConfig{
 		DeliverSubject:    inbox,
 		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
-		OptStartSeq:       l.next,
+		OptStartSeq:       first,
+		FilterSubject:     subject,
 		AckPolicy:         jetstream.AckNonePolicy,
 		FlowControl:       true,
 		IdleHeartbeat:     heartbeat,
@@ -118,7 +172,7 @@ func (j *Journal) consume(ctx context.Context, l *loader, read func(*nats.Subscr
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
 		defer cancel()
-		_ = l.stream.DeleteConsumer(ctx, consumer.CachedInfo().Name)
+		_ = s.DeleteConsumer(ctx, consumer.CachedInfo().Name)
 	}()
 	return read(sub)
 }
@@ -161,7 +215,16 @@ func (l *loader) handle(ctx context.Context, m *nats.Msg) error {
 	if l.sources[source] == nil {
 		l.sources[source] = &source
 	}
-	if _, err := l.j.mirror.Load().Append(ctx, journal.Record{Source: l.sources[source], Tiers: e.Tiers, Body: e.Body}); err != nil {
+	show := func() error {
+		_, err := l.j.mirror.Load().Append(ctx, journal.Record{Source: l.sources[source], Tiers: e.Tiers, Body: e.Body})
+		return err
+	}
+	if l.j.shared != nil {
+		err = l.j.shared.delivered(source, &e, show)
+	} else {
+		err = show()
+	}
+	if err != nil {
 		return err
 	}
 	l.next++
@@ -184,12 +247,10 @@ func (l *loader) isRemoved(ctx context.Context) (bool, error) {
 // handleStatus answers flow control. When the server says that it delivers nothing, though the stream has more entries,
 // it checks whether the next one can be read.
 func (l *loader) handleStatus(ctx context.Context, m *nats.Msg, status string) error {
-	switch {
-	case m.Reply != "":
-		return l.j.conn.Publish(m.Reply, nil)
-	case status != "100":
-		return fmt.Errorf("interrupted at entry %d: status %s %s", l.next, status, m.Header.Get("Description"))
-	case l.f == nil: // nothing may be left
+	if err := l.j.answerStatus(m, status); err != nil {
+		return fmt.Errorf("interrupted at entry %d: %w", l.next, err)
+	}
+	if m.Reply != "" || l.f == nil { // nothing may be left
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
@@ -219,8 +280,8 @@ func (j *Journal) discard(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := j.checkpoints.checkOwner(ctx); err != nil {
-		return err
+	if epoch := info.Config.Metadata[metadataEpoch]; j.server == nil && epoch != j.mirror.Load().Bounds().Epoch {
+		return fmt.Errorf("%w: another instance has begun the new epoch %q", journal.ErrFenced, epoch)
 	}
 	last := info.State.LastSeq
 	if j.server != nil {

@@ -74,13 +74,15 @@ func open(t testing.TB, cfg jetstream.Config) *jetstream.Journal {
 	return j
 }
 
-// load opens a journal and returns it with its entries.
+// load opens a journal and returns it with its entries, without the records of owners.
 func load(t testing.TB, cfg jetstream.Config) (*jetstream.Journal, []jetstream.Entry) {
 	t.Helper()
 	j := open(t, cfg)
 	var entries []jetstream.Entry
 	if err := j.Load(t.Context(), func(e jetstream.Entry) error {
-		entries = append(entries, e)
+		if e.Owner == nil {
+			entries = append(entries, e)
+		}
 		return nil
 	}); err != nil {
 		t.Fatalf("load: %v", err)
@@ -95,10 +97,36 @@ func mustClose(t testing.TB, j *jetstream.Journal) {
 	}
 }
 
-// appendN appends n entries of a worker and waits for them. It returns what Load must return for them, after seq.
-func appendN(t testing.TB, j *jetstream.Journal, worker string, n int) []jetstream.Entry {
+// sources are those that appendN has used, by journal and worker.
+var sources sync.Map
+
+type sourceKey struct {
+	j      *jetstream.Journal
+	worker string
+}
+
+// sourceOf returns the source of a worker, which the journal owns if it must.
+func sourceOf(t testing.TB, j *jetstream.Journal, worker string) *journal.Source {
 	t.Helper()
 	source := &journal.Source{Worker: worker, Model: "org/model 1"}
+	if !j.IsShared() {
+		return source
+	}
+	if known, ok := sources.Load(sourceKey{j, worker}); ok {
+		return known.(*journal.Source)
+	}
+	if _, err := j.Claim(t.Context(), *source, j.Owner(worker)); err != nil {
+		t.Fatal(err)
+	}
+	sources.Store(sourceKey{j, worker}, source)
+	return source
+}
+
+// appendN appends n entries of a worker and waits for them. It returns what Load must return for them. In servers, the
+// journal becomes the worker's owner with the first call.
+func appendN(t testing.TB, j *jetstream.Journal, worker string, n int) []jetstream.Entry {
+	t.Helper()
+	source := sourceOf(t, j, worker)
 	var entries []jetstream.Entry
 	var pending []journal.Pending
 	for i := range n {

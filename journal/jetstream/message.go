@@ -7,8 +7,10 @@ import (
 	"strings"
 
 	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // header is the header of the message that an entry is. Its value is the tiers, the length of the state and the escaped
@@ -63,6 +65,14 @@ func (j *Journal) encode(r journal.Record) (*nats.Msg, error) {
 	return m, nil
 }
 
+// entryHead returns an encoded kvcast.v1.Entry without events.
+func entryHead(source journal.Source) []byte {
+	b := protowire.AppendTag(nil, kvcastv1.EntryWorkerField, protowire.BytesType)
+	b = protowire.AppendString(b, source.Worker)
+	b = protowire.AppendTag(b, kvcastv1.EntryModelField, protowire.BytesType)
+	return protowire.AppendString(b, source.Model)
+}
+
 // MaxRecordBytes returns the size of the largest message that the servers take (max_payload): a record's body and state, the
 // escaped names of worker and model, and some 50 bytes.
 func (j *Journal) MaxRecordBytes() int { return int(j.conn.MaxPayload()) }
@@ -94,5 +104,6 @@ func (j *Journal) decode(m *nats.Msg) (e Entry, model string, err error) {
 	e.Tiers = journal.Tiers(tiers)
 	body := len(m.Data) - state
 	e.Body, e.State = m.Data[:body:body], m.Data[body:]
-	return e, model, nil
+	e.Owner, err = decodeOwner(m)
+	return e, model, err
 }

@@ -118,7 +118,11 @@ func wantFailure(t *testing.T, j *jetstream.Journal, want error, parts ...string
 	t.Helper()
 	var first error
 	for i := 0; first == nil && i < 100_000; i++ {
-		p, err := j.Append(t.Context(), journaltest.Record(i, 300))
+		r := journaltest.Record(i, 300)
+		if j.IsShared() {
+			r.Source = sourceOf(t, j, "w")
+		}
+		p, err := j.Append(t.Context(), r)
 		if err == nil {
 			_, err = p.Wait(t.Context())
 		}
@@ -232,7 +236,7 @@ func TestUnsuitableStreamIsRefused(t *testing.T) {
 		change func(c *natsjs.StreamConfig)
 		want   string
 	}{
-		{"newer format", func(c *natsjs.StreamConfig) { c.Metadata["kvcast.format"] = "3" }, "has format 3, and this version of kvcast reads up to 2"},
+		{"newer format", func(c *natsjs.StreamConfig) { c.Metadata["kvcast.format"] = "4" }, "has format 4, and this version of kvcast reads up to 3"},
 		{"not kvcast's", func(c *natsjs.StreamConfig) { c.Metadata = nil }, "not created by kvcast"},
 		{"limits that drop entries", func(c *natsjs.StreamConfig) { c.Discard, c.MaxAge = natsjs.DiscardOld, time.Hour }, "max_age is 1h0m0s, want none"},
 	} {

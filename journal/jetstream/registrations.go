@@ -82,7 +82,7 @@ func (j *Journal) openRegistrations(opening context.Context) error {
 	}
 	r := &Registrations{j: j, stream: s, prefix: prefix, revisions: make(map[string]uint64)}
 	if err == nil {
-		r.kv, err = j.js.KeyValue(ctx, name)
+		r.kv, err = j.createdBucket(ctx, name)
 	}
 	if err != nil {
 		return fmt.Errorf("open KV bucket %q: %w", name, err)

@@ -90,22 +90,10 @@ func (j *Journal) resync() bool {
 		j.log.Debug("The stream does not answer.", "error", err)
 		return false
 	}
-	if err := j.checkpoints.checkOwner(j.ctx); errors.Is(err, journal.ErrFenced) {
-		j.fail(err)
-		return true
-	}
 	last := info.State.LastSeq
-	switch epoch := info.Config.Metadata[metadataEpoch]; {
-	case epoch != j.mirror.Load().Bounds().Epoch:
-		j.fail(fmt.Errorf("%w: %s has the new epoch %q", journal.ErrFenced, j.place(), epoch))
-		return true
+	switch {
 	case last < acked:
-		// No seq may be used twice in an epoch, and the next Open may not know that entries were lost.
-		if err := j.beginEpoch(info.Config); err != nil {
-			j.log.Debug("The stream's epoch cannot be changed.", "error", err)
-			return false
-		}
-		j.fail(fmt.Errorf("%w: %s has lost the acknowledged entries %d to %d; it continues in a new epoch", ErrUnreadable, j.place(), last+1, acked))
+		j.fail(fmt.Errorf("%w: %s has lost the acknowledged entries %d to %d", ErrUnreadable, j.place(), last+1, acked))
 		return true
 	case last > acked+uint64(sent):
 		j.fail(fmt.Errorf("%w: %s has entry %d, which this process did not append", journal.ErrFenced, j.place(), last))
@@ -192,7 +180,7 @@ func (j *Journal) options() []nats.Option {
 		nats.MaxReconnects(-1),
 		nats.ReconnectBufSize(-1), // what is in flight is published again by resync
 		nats.ReconnectWait(500 * time.Millisecond),
-		nats.PingInterval(5 * time.Second),
+		nats.PingInterval(2 * time.Second), // a connection that has ended unnoticed is replaced after two that are not answered
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			j.mu.Lock()
 			if j.since.IsZero() && j.err == nil {
@@ -210,6 +198,9 @@ func (j *Journal) options() []nats.Option {
 			}
 			j.mu.Unlock()
 			j.log.Info("The connection to the journal's servers is back.")
+			if sub := j.following.Load(); sub != nil { // it may have missed deliveries
+				_ = sub.Unsubscribe()
+			}
 			signal(j.suspect)
 		}),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {

@@ -24,8 +24,20 @@ const (
 )
 
 // format is the version of what is stored: subjects, headers, metadata, checkpoints, registrations. Version 1 has the
-// registrations beside the checkpoints.
-const format = 2
+// registrations beside the checkpoints. Since version 3, the stream in Servers has records of the workers' owners; a
+// directory still has version 2, which is the same without them.
+const (
+	format        = 3
+	formatWithout = 2 // records
+)
+
+// format returns the version that the journal writes.
+func (j *Journal) format() string {
+	if j.shared == nil {
+		return strconv.Itoa(formatWithout)
+	}
+	return strconv.Itoa(format)
+}
 
 // streamState is what Open needs to know of a stream.
 type streamState struct {
@@ -84,10 +96,10 @@ func (j *Journal) openStream(ctx context.Context) (streamState, error) {
 		j.log.Warn("The machine has booted since the journal was written without sync always: entries may be lost. The journal continues in a new epoch.",
 			"dir", j.cfg.Dir, "entries", info.State.Msgs, "last", info.State.LastSeq, "epoch", config.Metadata[metadataEpoch])
 	}
-	config.Metadata[metadataFormat] = strconv.Itoa(format)
+	config.Metadata[metadataFormat] = j.format()
 	config.Metadata[metadataBoot] = boot
 	config.Metadata[metadataSynced] = strconv.FormatBool(j.cfg.SyncAlways && (synced || rebooted))
-	config.AllowAtomicPublish = config.AllowAtomicPublish || j.cfg.SyncAlways
+	config.AllowAtomicPublish = config.AllowAtomicPublish || j.cfg.SyncAlways || j.shared != nil
 	if j.cfg.Replicas != 0 {
 		config.Replicas = j.cfg.Replicas
 	}
@@ -112,15 +124,18 @@ func (j *Journal) createStream(ctx context.Context, boot string) (streamState, e
 		Discard:            jetstream.DiscardNew,
 		Replicas:           max(j.cfg.Replicas, 1),
 		DenyDelete:         true,
-		AllowAtomicPublish: j.cfg.SyncAlways,
+		AllowAtomicPublish: j.cfg.SyncAlways || j.shared != nil,
 		Duplicates:         100 * time.Millisecond, // the shortest: message ids are not used, and Open reads what is in the window
 		Metadata: map[string]string{
 			metadataEpoch:  epoch,
 			metadataBoot:   boot,
 			metadataSynced: strconv.FormatBool(j.cfg.SyncAlways),
-			metadataFormat: strconv.Itoa(format),
+			metadataFormat: j.format(),
 		},
 	})
+	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+		return j.openStream(ctx) // another process has created it meanwhile
+	}
 	if err != nil {
 		return streamState{}, fmt.Errorf("create %s: %w", j.place(), err)
 	}
@@ -128,7 +143,7 @@ func (j *Journal) createStream(ctx context.Context, boot string) (streamState, e
 	if j.server != nil {
 		j.server.position.forget()
 	}
-	return streamState{epoch: epoch}, j.syncMetadata()
+	return streamState{epoch: epoch, first: 1}, j.syncMetadata()
 }
 
 func (j *Journal) updateStream(ctx context.Context, config jetstream.StreamConfig) error {

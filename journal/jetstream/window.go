@@ -25,6 +25,7 @@ type inFlight struct {
 	message  *nats.Msg
 	ack      *journal.Ack
 	received bool // the stream has acknowledged it
+	isRecord bool // it is no entry of the caller, but the record of the worker's owner
 }
 
 // push adds an append.

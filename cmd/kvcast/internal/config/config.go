@@ -30,6 +30,8 @@ type Config struct {
 	Journal Journal
 	// IngestsEngines reports whether the server reads engines. If not, another server writes the journal.
 	IngestsEngines bool
+	// ClusterTTL is how long an instance without a heartbeat is held for live.
+	ClusterTTL time.Duration
 
 	Pipeline  pipeline.Config
 	Ingest    ingestconfig.Config

@@ -42,7 +42,9 @@ func (c *Config) fields() mapping {
 		{"journal", c.journalFields(), ""},
 		{"cluster", mapping{
 			{"ingest", boolean(&c.IngestsEngines, true),
-				"Whether to read engines. With false, the server only serves what another server writes to the same stream of NATS servers."},
+				"Whether to read engines. Servers with the same stream of NATS servers share the engines among them. With false, the server only serves what the others read."},
+			{"ttl", duration(&c.ClusterTTL, 3*time.Second, 500*time.Millisecond, time.Minute),
+				"How long a server with a journal in NATS servers may give no sign of life before others read its engines, 500ms to 1m; the same for all of them."},
 		}, ""},
 		{"batch", mapping{
 			{"timeout", duration(&c.Pipeline.Timeout, 0, 0, pipeline.MaxBatchTimeout),

@@ -3,6 +3,7 @@ package recovery
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -17,6 +18,12 @@ const (
 	workerPrefix = "worker."
 	removedName  = "removed"
 )
+
+// CheckpointName returns the name of a worker's checkpoint in the store.
+func CheckpointName(worker string) string { return workerPrefix + worker }
+
+// WorkerOf returns the worker whose checkpoint has a name.
+func WorkerOf(name string) (worker string, ok bool) { return strings.CutPrefix(name, workerPrefix) }
 
 func checkVersion(got uint32) error {
 	if got != version {

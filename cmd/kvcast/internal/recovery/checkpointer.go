@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
@@ -50,7 +51,8 @@ func (c *Checkpointer) Run(ctx context.Context) {
 	}
 }
 
-// Turn writes the checkpoints that are due. One that fails does not prevent the others.
+// Turn writes the checkpoints that are due. One that fails does not prevent the others. That of a worker which another
+// instance has claimed is left to that one.
 func (c *Checkpointer) Turn(ctx context.Context) error {
 	var errs []error
 	for _, name := range c.Pipeline.CheckpointDue() {
@@ -60,7 +62,7 @@ func (c *Checkpointer) Turn(ctx context.Context) error {
 		} else {
 			err = c.write(ctx, name)
 		}
-		if err != nil {
+		if err != nil && !errors.Is(err, journal.ErrFenced) {
 			errs = append(errs, fmt.Errorf("worker %q: %w", name, err))
 		}
 	}

@@ -3,6 +3,7 @@ package recovery
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"testing"
@@ -177,6 +178,11 @@ func TestFailedCheckpointIsTriedAgain(t *testing.T) {
 		t.Errorf("got error %v", err)
 	}
 	if _, ok := j.store.objects["worker.b"]; !ok || r.retained != 0 || r.written != 1 {
+		t.Errorf("entries after %d are retained, and %d checkpoints are written", r.retained, r.written)
+	}
+	j.store.fail = fmt.Errorf("%w: another instance has the worker", journal.ErrFenced)
+	r.turn(t) // is no failure
+	if r.retained != 0 || r.written != 1 {
 		t.Errorf("entries after %d are retained, and %d checkpoints are written", r.retained, r.written)
 	}
 	j.store.fail = nil

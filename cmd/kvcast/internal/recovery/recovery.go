@@ -77,8 +77,7 @@ func Recover(
 	}
 	err = r.read(ctx)
 	if errors.Is(err, jetstream.ErrUnreadable) || errors.Is(err, errShort) {
-		log.Error("the journal cannot be read: starting with an empty journal and a new epoch; routers take a snapshot, and the "+
-			"engines' caches are read again", "error", err)
+		log.Error(unreadable, "error", err)
 		return all.workers, r.discard(ctx, begin)
 	}
 	if err != nil {
@@ -87,6 +86,9 @@ func Recover(
 	r.logRecovered(began)
 	return all.workers, nil
 }
+
+const unreadable = "the journal cannot be read: starting with an empty journal and a new epoch; routers take a snapshot, and the " +
+	"engines' caches are read again"
 
 func (r *reader) logRecovered(began time.Time) {
 	workers, blocks := r.index.Len()

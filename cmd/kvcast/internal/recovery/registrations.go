@@ -62,7 +62,7 @@ func (r Registrations) read(ctx context.Context, log *slog.Logger) (*registered,
 func (r *registered) add(name string, data []byte, err error) (w ingestconfig.Worker, ok bool) {
 	r.known[name] = true
 	if err == nil {
-		w, err = decodeRegistration(name, data)
+		w, err = DecodeRegistration(name, data)
 	}
 	if err != nil {
 		r.log.Error("a registration cannot be read: register the worker again", "worker", name, "error", err)
@@ -99,7 +99,8 @@ func encodeRegistration(w ingestconfig.Worker) ([]byte, error) {
 	return proto.Marshal(&statev1.Registration{Version: version, Worker: b})
 }
 
-func decodeRegistration(name string, data []byte) (w ingestconfig.Worker, err error) {
+// DecodeRegistration decodes the registration of a worker.
+func DecodeRegistration(name string, data []byte) (w ingestconfig.Worker, err error) {
 	var r statev1.Registration
 	if err := proto.Unmarshal(data, &r); err != nil {
 		return w, err

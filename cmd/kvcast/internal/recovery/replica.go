@@ -57,6 +57,24 @@ func Replicate(ctx context.Context, j Followed, s Store, log *slog.Logger, p *Pr
 	}
 }
 
+// Join is Replicate for a process that appends, too. If the journal cannot be read, it begins anew with an empty journal and
+// a new epoch.
+func Join(ctx context.Context, j Followed, s Store, log *slog.Logger, p *Progress, x *index.Index) error {
+	err := Replicate(ctx, j, s, log, p, x)
+	if !errors.Is(err, jetstream.ErrUnreadable) && !errors.Is(err, errShort) {
+		return err
+	}
+	log.Error(unreadable, "error", err)
+	r := &reader{journal: j, index: x}
+	if err := r.discard(ctx, func() Pipeline { return noPipeline{} }); err != nil {
+		return err
+	}
+	if err := j.Mark(ctx); err != nil {
+		return err
+	}
+	return j.Load(ctx, func(e jetstream.Entry) error { return x.ApplyBody(e.Seq, e.Body) })
+}
+
 // noPipeline is the pipeline of a process that reads no engines.
 type noPipeline struct{}
 

@@ -171,10 +171,11 @@ func identity(t *testing.T, create func() (nkeys.KeyPair, error)) (pair nkeys.Ke
 	return pair, public
 }
 
-func TestJournalWithCredentials(t *testing.T) {
+// startWithAccount starts a nats-server that demands credentials of users of an account.
+func startWithAccount(t *testing.T) (url string, account nkeys.KeyPair) {
+	t.Helper()
 	operator, operatorKey := identity(t, nkeys.CreateOperator)
 	account, accountKey := identity(t, nkeys.CreateAccount)
-	stranger, _ := identity(t, nkeys.CreateAccount)
 	claims := jwt.NewAccountClaims(accountKey)
 	claims.Limits.JetStreamLimits = jwt.JetStreamLimits{MemoryStorage: jwt.NoLimit, DiskStorage: jwt.NoLimit, Streams: jwt.NoLimit, Consumer: jwt.NoLimit}
 	accountJWT, err := claims.Encode(operator)
@@ -190,42 +191,58 @@ func TestJournalWithCredentials(t *testing.T) {
 	if err := errors.Join(resolver.Store(accountKey, accountJWT), resolver.Store(systemKey, systemJWT)); err != nil {
 		t.Fatal(err)
 	}
-	url := startNATS(t, &server.Options{TrustedKeys: []string{operatorKey}, AccountResolver: resolver, SystemAccount: systemKey})
-	credentials := func(signer nkeys.KeyPair, change func(c *jwt.UserClaims)) string {
-		user, userKey := identity(t, nkeys.CreateUser)
-		c := jwt.NewUserClaims(userKey)
-		change(c)
-		token, err := c.Encode(signer)
-		if err != nil {
-			t.Fatal(err)
-		}
-		seed, err := user.Seed()
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := jwt.FormatUserConfig(token, seed)
-		if err != nil {
-			t.Fatal(err)
-		}
-		file := filepath.Join(t.TempDir(), "user.creds")
-		if err := os.WriteFile(file, text, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return file
+	return startNATS(t, &server.Options{TrustedKeys: []string{operatorKey}, AccountResolver: resolver, SystemAccount: systemKey}), account
+}
+
+// credentials returns the file of a user's credentials.
+func credentials(t *testing.T, account nkeys.KeyPair, change func(c *jwt.UserClaims)) string {
+	t.Helper()
+	user, userKey := identity(t, nkeys.CreateUser)
+	c := jwt.NewUserClaims(userKey)
+	change(c)
+	token, err := c.Encode(account)
+	if err != nil {
+		t.Fatal(err)
 	}
-	plain := func(*jwt.UserClaims) {}
-	wantOpened(t, config.Journal{Store: url, Credentials: credentials(account, plain)})
+	seed, err := user.Seed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := jwt.FormatUserConfig(token, seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "user.creds")
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// unlimited are the permissions of a user without any limit, and the others those of docs/nats.md, for the stream kvcast.
+func unlimited(*jwt.UserClaims) {}
+
+func ingestingUser(c *jwt.UserClaims) {
+	c.Pub.Allow.Add("kvcast.kvcast.>", "$O.kvcast-checkpoints.>", "$KV.kvcast-workers.>", "$KV.kvcast-instances.>", "$JS.API.>", "$JS.FC.>", "_INBOX.>")
+	c.Sub.Allow.Add("kvcast.kvcast.>", "_INBOX.>")
+}
+
+func servingUser(c *jwt.UserClaims) {
+	c.Pub.Allow.Add("$JS.API.STREAM.INFO.>", "$JS.API.STREAM.MSG.GET.>", "$JS.API.DIRECT.GET.>", "$JS.API.CONSUMER.>", "$JS.FC.>")
+	c.Sub.Allow.Add("_INBOX.>")
+}
+
+func TestJournalWithCredentials(t *testing.T) {
+	url, account := startWithAccount(t)
+	stranger, _ := identity(t, nkeys.CreateAccount)
+	wantOpened(t, config.Journal{Store: url, Credentials: credentials(t, account, unlimited)})
 	wantOpened(t, config.Journal{Store: url}, "Authorization Violation", "--journal-credentials")
-	wantOpened(t, config.Journal{Store: url, Credentials: credentials(stranger, plain)}, "Authorization Violation", "--journal-credentials")
-	expired := credentials(account, func(c *jwt.UserClaims) { c.Expires = time.Now().Add(-time.Hour).Unix() })
+	wantOpened(t, config.Journal{Store: url, Credentials: credentials(t, stranger, unlimited)}, "Authorization Violation", "--journal-credentials")
+	expired := credentials(t, account, func(c *jwt.UserClaims) { c.Expires = time.Now().Add(-time.Hour).Unix() })
 	wantOpened(t, config.Journal{Store: url, Credentials: expired}, "--journal-credentials")
-	denied := credentials(account, func(c *jwt.UserClaims) { c.Pub.Deny.Add("$JS.API.STREAM.>") })
+	denied := credentials(t, account, func(c *jwt.UserClaims) { c.Pub.Deny.Add("$JS.API.STREAM.>") })
 	wantOpened(t, config.Journal{Store: url, Credentials: denied}, `"$JS.API.STREAM.INFO.kvcast"`, "permit it to the NATS user")
-	allowed := credentials(account, func(c *jwt.UserClaims) {
-		c.Pub.Allow.Add("kvcast.kvcast.>", "$O.kvcast-checkpoints.>", "$KV.kvcast-workers.>", "$JS.API.>", "$JS.FC.>", "_INBOX.>")
-		c.Sub.Allow.Add("kvcast.kvcast.>", "_INBOX.>")
-	})
-	wantOpened(t, config.Journal{Store: url, Credentials: allowed})
+	wantOpened(t, config.Journal{Store: url, Credentials: credentials(t, account, ingestingUser)})
 	missing := filepath.Join(t.TempDir(), "none.creds")
 	wantOpened(t, config.Journal{Store: url, Credentials: missing}, missing)
 }

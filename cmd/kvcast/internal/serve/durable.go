@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/member"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/recovery"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/journal/jetstream"
@@ -34,6 +35,7 @@ const (
 // durable is a durable journal, and what is stored beside it.
 type durable struct {
 	*jetstream.Journal
+	member     *member.Member // nil unless other instances may use the journal too
 	log        *slog.Logger
 	progress   recovery.Progress
 	recovering atomic.Bool
@@ -55,6 +57,11 @@ func openDurable(ctx context.Context, c *config.Config, log *slog.Logger, regist
 	} else if cfg.Follow = !c.IngestsEngines; !cfg.Follow {
 		cfg.Replicas = j.Replicas
 	}
+	var m *member.Member
+	if len(cfg.Servers) > 0 {
+		m = newMember(c, log, registry)
+		cfg.Instance, cfg.Owned = m.ID(), m.Owned
+	}
 	stop := logOpening(log, j.Store)
 	entries, err := jetstream.Open(opening, cfg)
 	stop()
@@ -63,7 +70,7 @@ func openDurable(ctx context.Context, c *config.Config, log *slog.Logger, regist
 	}
 	c.Pipeline.MaxRecordBytes = entries.MaxRecordBytes()
 	d := &durable{
-		Journal: entries, log: log,
+		Journal: entries, member: m, log: log,
 		checkpointTime: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "kvcast_checkpoint_seconds", Help: "Time to write a checkpoint of a worker.",
 			Buckets: prometheus.ExponentialBuckets(1e-3, 2, 14),
@@ -146,8 +153,11 @@ func (s *Service) recover(ctx context.Context) ([]ingestconfig.Worker, error) {
 			return nil, err
 		}
 		d.Pin(s.follower.Index().Seq())
+		d.member.Attach(d.Journal, s.follower, nil, nil, pipeline.Config{}, s.Addr())
 		d.recovering.Store(false)
 		return nil, nil
+	case d.member != nil:
+		return nil, s.join(ctx)
 	}
 	var recovered *pipeline.Recovery
 	s.cfg.Pipeline.Durable = true
@@ -176,13 +186,13 @@ func (s *Service) recover(ctx context.Context) ([]ingestconfig.Worker, error) {
 // run registers the workers that were registered before, writes checkpoints, and tells the server whether the journal
 // stalls, until ctx ends or the journal fails.
 func (d *durable) run(ctx context.Context, s *Service, registered []ingestconfig.Worker, discovered <-chan struct{}) error {
+	if d.member != nil {
+		return d.runMember(ctx, s)
+	}
 	d.register(ctx, s, registered)
 	checkpointer := recovery.Checkpointer{
 		Store: d.Checkpoints(), Log: s.log, Pipeline: s.pipeline, State: s.ingest.Checkpoint, Follower: s.follower, Retain: d.Retain,
-		Written: func(bytes int, took time.Duration) {
-			d.checkpointBytes.Add(float64(bytes))
-			d.checkpointTime.Observe(took.Seconds())
-		},
+		Written: d.checkpointWritten,
 	}
 	working, stop := context.WithCancel(ctx)
 	var group sync.WaitGroup
@@ -199,6 +209,11 @@ func (d *durable) run(ctx context.Context, s *Service, registered []ingestconfig
 		}
 	})
 	return d.watch(ctx, s)
+}
+
+func (d *durable) checkpointWritten(bytes int, took time.Duration) {
+	d.checkpointBytes.Add(float64(bytes))
+	d.checkpointTime.Observe(took.Seconds())
 }
 
 // register registers the workers that were registered before, unless ctx ends.
@@ -231,6 +246,9 @@ func (d *durable) watch(ctx context.Context, s *Service) error {
 		case now := <-ticker.C:
 			s.server.SetStalled(d.isStalled(now))
 		case <-d.Failed(): // an idle pipeline would not notice
+			if err := d.Err(); errors.Is(err, jetstream.ErrOutdated) {
+				return fmt.Errorf("%w, because the process stood still or was cut off for too long; kvcast exits: restart it, and it reads the present state", err)
+			}
 			return fmt.Errorf("%w; kvcast exits, because routers would miss entries: remove the cause and restart kvcast", d.Err())
 		case <-ctx.Done():
 			return nil

@@ -15,6 +15,7 @@ func (s *Service) runReplica(ctx context.Context, grpcDone, adminDone <-chan err
 	followDone := background(func() error { return s.follower.Run(following) })
 	startDone := background(func() error { s.serveFrom(starting); return nil })
 	watchDone := background(func() error { return s.durable.watch(starting, s) })
+	observeDone := background(func() error { s.durable.member.Observe(starting); return nil })
 
 	var failure error
 	select {
@@ -26,7 +27,7 @@ func (s *Service) runReplica(ctx context.Context, grpcDone, adminDone <-chan err
 	case failure = <-watchDone:
 	}
 	stopStarting()
-	errs := []error{failure, <-startDone, <-watchDone}
+	errs := []error{failure, <-startDone, <-watchDone, <-observeDone}
 	s.log.Info("shutting down")
 	s.server.StopServing()
 	stopFollowing()

@@ -94,8 +94,11 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	c.Server.MaxEvictedBytes = c.Journal.Retention.MaxBytes
 	c.Server.Version, c.Server.Logger, c.Server.Registerer = cli.Version(), log, s.registry
 	c.Server.Sources, c.Server.Workers = s.sourceStatus, workers{s}
+	if s.durable != nil && s.durable.member != nil {
+		c.Server.Workers, c.Server.Cluster = sharedWorkers{s}, s.durable.member
+	}
 	c.Server.Aliases, c.Server.Recovery = s.aliases, s.durable.status
-	if !c.IngestsEngines {
+	if len(c.Journal.Servers()) > 0 {
 		c.Server.Newest = s.durable.Newest
 	}
 	s.server = server.New(c.Server, s.follower, s.follower.Index())
@@ -252,7 +255,11 @@ func (s *Service) run(ctx context.Context, registered []ingestconfig.Worker, grp
 	discovered := make(chan struct{})
 	followDone := background(func() error { return s.follower.Run(following) })
 	ingestDone := background(func() error { return s.ingest.Run(ingesting) })
-	discoveryDone := background(func() error { return discover(discovering, s.watches, s.ingest, discovered) })
+	var discoverer discovery.Workers = s.ingest
+	if s.durable != nil && s.durable.member != nil {
+		discoverer = s.durable.member
+	}
+	discoveryDone := background(func() error { return discover(discovering, s.watches, discoverer, discovered) })
 	startDone := background(func() error { s.start(starting, discovered); return nil })
 	var durableDone <-chan error // nil with a journal in memory
 	if s.durable != nil {
@@ -296,6 +303,16 @@ func (s *Service) run(ctx context.Context, registered []ingestconfig.Worker, grp
 
 // start starts serving routers once the engines have been read, unless ctx is done first.
 func (s *Service) start(ctx context.Context, discovered <-chan struct{}) {
+	if s.durable != nil && s.durable.member != nil && s.cfg.StartWait > 0 {
+		wait := time.NewTimer(s.cfg.StartWait)
+		defer wait.Stop()
+		select {
+		case <-s.durable.member.Settled():
+		case <-wait.C:
+		case <-ctx.Done():
+			return
+		}
+	}
 	missing, ok := startup{sources: s.ingest.Sources, discovered: discovered, wait: s.cfg.StartWait}.run(ctx)
 	if !ok {
 		return

@@ -126,12 +126,12 @@ func (w workers) RemoveWorker(ctx context.Context, name string, why feed.RemoveR
 
 // awaitRegistered waits until the state is recovered and the workers of an earlier run are registered again, so that a
 // change is not undone by that. It returns an error if the server reads no engines.
-func (w workers) awaitRegistered(ctx context.Context) error {
-	if !w.cfg.IngestsEngines {
+func (s *Service) awaitRegistered(ctx context.Context) error {
+	if !s.cfg.IngestsEngines {
 		return server.ErrNotIngesting
 	}
 	select {
-	case <-w.registered:
+	case <-s.registered:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

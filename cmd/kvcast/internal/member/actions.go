@@ -1,0 +1,248 @@
+package member
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvcast/kvcast/cluster"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/recovery"
+	"github.com/kvcast/kvcast/feed"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/journal"
+)
+
+// execute executes an action, and gives the machine the result.
+func (m *Member) execute(ctx context.Context, a cluster.Action) {
+	log := m.cfg.Log.With("worker", a.Worker, "reason", a.Reason.String())
+	began := time.Now()
+	switch a.Kind {
+	case cluster.Claim:
+		seq, err := m.claim(ctx, a)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.claiming--
+		if err != nil {
+			if ctx.Err() == nil && !errors.Is(err, journal.ErrFenced) {
+				log.Warn("a worker is not taken: it is tried again", "error", err)
+			}
+			delete(m.recovered, a.Worker)
+			m.machine.Claimed(a.Worker, false, time.Now())
+			break
+		}
+		log.Info("worker taken", "seq", seq, "took", time.Since(began).Round(time.Millisecond))
+		m.claims[a.Worker] = seq
+		m.metrics.takeovers.WithLabelValues(a.Reason.String()).Inc()
+		m.metrics.takeoverTime.Observe(time.Since(began).Seconds())
+		m.machine.Claimed(a.Worker, true, time.Now())
+		if waiting := m.waiting[a.Worker]; waiting != nil {
+			delete(m.waiting, a.Worker)
+			waiting <- m.takeRecovered(a.Worker)
+		}
+	case cluster.Release, cluster.Remove:
+		seq, err := m.release(ctx, a)
+		if err != nil {
+			log.Warn("a worker is not handed over as planned", "action", a.Kind.String(), "to", a.To, "error", err)
+		} else {
+			m.metrics.releases.Inc()
+			log.Info("worker released", "action", a.Kind.String(), "to", a.To, "took", time.Since(began).Round(time.Millisecond))
+		}
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.claims, a.Worker)
+		delete(m.recovered, a.Worker)
+		m.machine.Released(a.Worker, seq, time.Now())
+	case cluster.Drop:
+		m.drop(ctx, a.Worker)
+		log.Warn("worker dropped: another instance has it now")
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.bound[a.Worker] {
+			m.lost[a.Worker] = time.Now()
+		}
+		delete(m.claims, a.Worker)
+		delete(m.recovered, a.Worker)
+		m.machine.Dropped(a.Worker, time.Now())
+	}
+	m.signal()
+}
+
+// claim claims a worker, recovers it, and lets ingest read it. For a worker that is not wanted, the state of ingest waits in
+// m.recovered: its engine connects to a listener, or it will be removed.
+func (m *Member) claim(ctx context.Context, a cluster.Action) (seq uint64, err error) {
+	seen := m.journal.Owner(a.Worker)
+	if seen.Seq > a.Seq {
+		return 0, errOwned
+	}
+	w, wanted := m.worker(a.Worker)
+	source := journal.Source{Worker: a.Worker, Model: w.Model}
+	if known, ok := m.follower.Index().Worker(a.Worker); ok && source.Model == "" {
+		source.Model = known.Model
+	}
+	if seq, err = m.journal.Claim(ctx, source, seen); err != nil {
+		return 0, err
+	}
+	defer func() {
+		if err != nil {
+			m.drop(ctx, a.Worker)
+		}
+	}()
+	if err := m.follower.Wait(ctx, seq); err != nil {
+		return 0, err
+	}
+	recovered, err := m.recover(ctx, a.Worker, seq)
+	if err != nil {
+		return 0, fmt.Errorf("recover: %w", err)
+	}
+	if !wanted {
+		m.mu.Lock()
+		m.recovered[a.Worker] = recovered
+		m.mu.Unlock()
+		return seq, nil
+	}
+	if recovered != nil {
+		m.ingest.Restore(*recovered)
+	}
+	return seq, m.ingest.AddWorker(ctx, w)
+}
+
+// takeRecovered returns the state of ingest of a worker that is not wanted; nil if there is none. It has not been used.
+func (m *Member) takeRecovered(worker string) *feed.Recovered {
+	r := m.recovered[worker]
+	delete(m.recovered, worker)
+	return r
+}
+
+// recover adds the state of a worker at its claim to the pipeline.
+func (m *Member) recover(ctx context.Context, worker string, claim uint64) (*feed.Recovered, error) {
+	state, err := recovery.Worker(ctx, m.journal, m.journal.Checkpoints(), m.cfg.Log, m.follower.Index(), worker, claim, m.pipelineConfig)
+	if err != nil {
+		return nil, err
+	}
+	for name, cause := range state.Recovery.Lost() {
+		m.cfg.Log.Warn("the state of a worker is lost: routers drop its blocks, and its engine is read again", "worker", name, "error", cause)
+	}
+	var recovered *feed.Recovered
+	if all := state.Recovery.Workers(); len(all) > 0 {
+		recovered = &all[0]
+	}
+	if err := m.pipeline.Adopt(state.Recovery); err != nil {
+		return nil, err
+	}
+	if state.EventIDFloor > 0 {
+		m.pipeline.SetEventIDFloor(worker, state.EventIDFloor)
+	}
+	return recovered, nil
+}
+
+// release stops reading a worker, hands over what it has appended, and writes the record. If it is to be removed, it removes
+// it from the stream before.
+func (m *Member) release(ctx context.Context, a cluster.Action) (seq uint64, err error) {
+	if err := m.stopReading(ctx, a.Worker); err != nil {
+		return 0, err
+	}
+	if m.journal.Owner(a.Worker).Instance != m.cfg.ID {
+		m.drop(ctx, a.Worker)
+		return 0, errOwned
+	}
+	if a.Kind == cluster.Remove {
+		m.pipeline.RemoveWorker(a.Worker, m.whyRemoved(a.Worker))
+		if err := m.journal.Checkpoints().Delete(ctx, recovery.CheckpointName(a.Worker)); err != nil {
+			m.cfg.Log.Warn("the checkpoint of a removed worker is kept", "worker", a.Worker, "error", err)
+		}
+	}
+	if err := m.pipeline.Flush(ctx, a.Worker); err != nil {
+		m.drop(ctx, a.Worker)
+		return 0, err
+	}
+	seq, err = m.journal.Release(ctx, a.Worker, a.To)
+	if seq == 0 && err == nil { // an earlier action has failed after the claim
+		w, _ := m.worker(a.Worker)
+		if _, err = m.journal.Claim(ctx, journal.Source{Worker: a.Worker, Model: w.Model}, m.journal.Owner(a.Worker)); err == nil {
+			seq, err = m.journal.Release(ctx, a.Worker, a.To)
+		}
+	}
+	m.pipeline.Drop(a.Worker)
+	if err != nil {
+		m.journal.Forget(a.Worker)
+		return 0, err
+	}
+	return seq, nil
+}
+
+// whyRemoved returns why a worker is removed from the stream.
+func (m *Member) whyRemoved(worker string) feed.RemoveReason {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.deregistered[worker] {
+		delete(m.deregistered, worker)
+		return feed.RemovedDeregistered
+	}
+	return feed.RemovedDiscovery
+}
+
+// drop forgets a worker without a record.
+func (m *Member) drop(ctx context.Context, worker string) {
+	m.journal.Forget(worker)
+	m.pipeline.Drop(worker)
+	if err := m.stopReading(context.WithoutCancel(ctx), worker); err != nil {
+		m.cfg.Log.Warn("reading of a worker does not stop", "worker", worker, "error", err)
+	}
+	m.pipeline.Drop(worker) // ingest may have added it meanwhile
+}
+
+// stopReading makes ingest forget a worker.
+func (m *Member) stopReading(ctx context.Context, worker string) error {
+	err := m.ingest.Release(ctx, worker)
+	if errors.Is(err, ingestconfig.ErrNoWorker) || errors.Is(err, ingestconfig.ErrEnded) {
+		return nil
+	}
+	return err
+}
+
+// Retain is recovery.Checkpointer's Retain: it notes the seq after which this instance's workers need the entries, and lets
+// the journal remove what no instance needs, if this instance is the first of those that ingest.
+func (m *Member) Retain(after uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.claiming == 0 { // the workers that are claimed now need earlier entries
+		m.retain.after, m.retain.at = after, m.follower.Bounds().Newest
+	}
+	m.journal.Retain(m.retainAll())
+}
+
+// retainAll returns the seq after which some instance needs the entries; 0 if that is not known, or if it is for another
+// instance to remove entries.
+func (m *Member) retainAll() uint64 {
+	after := m.retain.after
+	live := make(map[string]*instance)
+	for _, s := range m.machine.Instances() {
+		if !s.Live || !s.Ingest || s.ID == m.cfg.ID {
+			continue
+		}
+		i := m.instances[s.ID]
+		if s.ID < m.cfg.ID || i == nil {
+			return 0
+		}
+		live[s.ID] = i
+		after = min(after, i.RetainAfter)
+	}
+	for _, o := range m.owners {
+		at := m.retain.at
+		if o.Instance != m.cfg.ID {
+			i := live[o.Instance]
+			switch {
+			case o.Instance == "":
+				continue
+			case i == nil:
+				return 0
+			}
+			at = i.RetainAt
+		}
+		if o.Seq > at {
+			return 0
+		}
+	}
+	return after
+}

@@ -1,0 +1,59 @@
+package member
+
+import (
+	"github.com/kvcast/kvcast/cluster"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
+)
+
+var _ server.Cluster = (*Member)(nil)
+
+// ID implements server.Cluster: it names this instance.
+func (m *Member) ID() string { return m.cfg.ID }
+
+// Instances implements server.Cluster. It returns nil before Attach.
+func (m *Member) Instances() []*kvcastv1.InstanceStatus {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.attached {
+		return nil
+	}
+	known := m.machine.Instances()
+	all := make([]*kvcastv1.InstanceStatus, 0, len(known))
+	for _, i := range known {
+		all = append(all, m.instanceStatus(i))
+	}
+	return all
+}
+
+func (m *Member) instanceStatus(i cluster.InstanceStatus) *kvcastv1.InstanceStatus {
+	var h heartbeat
+	if i.ID == m.cfg.ID {
+		h = m.heartbeat()
+	} else {
+		h = m.instances[i.ID].heartbeat
+	}
+	return &kvcastv1.InstanceStatus{
+		Id: i.ID, Host: h.Host, Pid: uint32(h.PID), GrpcAddress: h.Address, Version: h.Version,
+		StartTimeUnixNano: h.Started.UnixNano(), Ingests: i.Ingest, Draining: i.Draining, Live: i.Live,
+		NewestSeq: h.Seq, Workers: uint64(h.Workers),
+	}
+}
+
+// Owners implements server.Cluster.
+func (m *Member) Owners() map[string]*kvcastv1.WorkerOwner {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := make(map[string]*kvcastv1.WorkerOwner, len(m.owners))
+	for name, o := range m.owners {
+		if o.Instance != "" {
+			all[name] = &kvcastv1.WorkerOwner{InstanceId: o.Instance, HandedOver: o.IsReleased()}
+		}
+	}
+	for name := range m.wanted {
+		if all[name] == nil {
+			all[name] = &kvcastv1.WorkerOwner{}
+		}
+	}
+	return all
+}

@@ -1,0 +1,156 @@
+package serve
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+	"github.com/kvcast/kvcast/test/harness"
+)
+
+// runWith runs a service with flags, and a worker whose engine does not answer, until stop is called.
+func runWith(t *testing.T, flags map[string]string) (s *Service, stop func()) {
+	t.Helper()
+	flags["listen"], flags["admin"], flags["ingest-start-wait"] = "127.0.0.1:0", "", "0s"
+	cfg, _, err := config.Read(config.Sources{Flags: flags, Workers: []string{"name=w,connect=tcp://127.0.0.1:1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err = Open(t.Context(), cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("run: %v", err)
+		}
+	}
+	t.Cleanup(stop)
+	return s, stop
+}
+
+func await(t *testing.T, what string, met func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(harness.Timeout); !met(); <-time.After(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v, still not: %s", harness.Timeout, what)
+		}
+	}
+}
+
+// TestEachServerShowsTheInstances runs a server that ingests and one that only serves.
+func TestEachServerShowsTheInstances(t *testing.T) {
+	url := harness.StartNATS(t)
+	ingesting, stopIngesting := runWith(t, map[string]string{"journal": url, "cluster-ttl": "1s"})
+	await(t, "serving", func() bool { return isClosed(ingesting.Serving()) })
+	serving, _ := runWith(t, map[string]string{"journal": url, "cluster-ttl": "1s", "cluster-ingest": "false"})
+	id, other := ingesting.durable.member.ID(), serving.durable.member.ID()
+	for _, s := range []*Service{ingesting, serving} {
+		await(t, "two instances and an owner", func() bool {
+			all := s.durable.member.Instances()
+			return len(all) == 2 && all[0].GetNewestSeq() > 0 && all[1].GetNewestSeq() > 0 &&
+				s.durable.member.Owners()["w"].GetInstanceId() == id
+		})
+		for _, i := range s.durable.member.Instances() {
+			ingests, workers := i.GetId() == id, uint64(0)
+			if ingests {
+				workers = 1
+			}
+			if !i.GetLive() || i.GetDraining() || i.GetIngests() != ingests || i.GetWorkers() > workers || i.GetHost() == "" || i.GetPid() == 0 ||
+				i.GetGrpcAddress() == "" || i.GetVersion() == "" || i.GetStartTimeUnixNano() == 0 {
+				t.Errorf("instance: got %v", i)
+			}
+		}
+	}
+	await(t, "the heartbeat has the worker", func() bool {
+		for _, i := range serving.durable.member.Instances() {
+			if i.GetId() == id {
+				return i.GetWorkers() == 1
+			}
+		}
+		return false
+	})
+	wantMetrics(t, ingesting, map[string]float64{
+		"kvcast_cluster_workers": 1, "kvcast_cluster_isolated": 0, `kvcast_cluster_instances{state="live"}`: 2, `kvcast_cluster_instances{state="dead"}`: 0,
+		`kvcast_cluster_takeovers_total{reason="unowned"}`: 1, "kvcast_cluster_releases_total": 0, "kvcast_cluster_fenced_total": 0,
+	})
+	stopIngesting()
+	await(t, "the instance has left", func() bool {
+		all := serving.durable.member.Instances()
+		return len(all) == 1 && all[0].GetId() == other
+	})
+}
+
+// TestServersWithTheDocumentedPermissions runs a server that ingests, and one that only serves and may write nothing.
+func TestServersWithTheDocumentedPermissions(t *testing.T) {
+	url, account := startWithAccount(t)
+	ingesting, _ := runWith(t, map[string]string{
+		"journal": url, "journal-credentials": credentials(t, account, ingestingUser), "cluster-ttl": "1s",
+	})
+	await(t, "serving", func() bool { return isClosed(ingesting.Serving()) })
+	serving, _ := runWith(t, map[string]string{
+		"journal": url, "journal-credentials": credentials(t, account, servingUser), "cluster-ttl": "1s", "cluster-ingest": "false",
+	})
+	await(t, "serving", func() bool { return isClosed(serving.Serving()) })
+	await(t, "the instance that ingests is known", func() bool {
+		for _, i := range serving.durable.member.Instances() {
+			if i.GetId() == ingesting.durable.member.ID() {
+				return i.GetLive()
+			}
+		}
+		return false
+	})
+	await(t, "the owner of w is known", func() bool {
+		return serving.durable.member.Owners()["w"].GetInstanceId() == ingesting.durable.member.ID()
+	})
+	if all := ingesting.durable.member.Instances(); len(all) != 1 {
+		t.Errorf("got the instances %v, want that which ingests alone", all)
+	}
+}
+
+// wantMetrics checks counters and gauges.
+func wantMetrics(t *testing.T, s *Service, want map[string]float64) {
+	t.Helper()
+	families, err := s.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(map[string]float64)
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			name := f.GetName()
+			for _, l := range m.GetLabel() {
+				name += fmt.Sprintf("{%s=%q}", l.GetName(), l.GetValue())
+			}
+			if _, ok := want[name]; ok {
+				got[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("metrics (-want +got):\n%s", diff)
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

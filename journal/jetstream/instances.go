@@ -1,0 +1,127 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// KV is a NATS KV bucket that the instances which use the stream share. Methods are safe for concurrent use.
+type KV struct {
+	j    *Journal
+	name string
+	kv   jetstream.KeyValue
+}
+
+// Value is a value in a KV.
+type Value struct {
+	Key string
+	// Revision grows with each change of any key.
+	Revision uint64
+	// Data is nil if the key was deleted.
+	Data []byte
+}
+
+// instanceTTL is how long the bucket keeps what an instance has written.
+const instanceTTL = time.Minute
+
+// Instances returns the KV bucket <stream>-instances, in which each instance writes what others must know of it. A value is
+// removed a minute after it was written. With Config.Follow, the bucket must exist. Instances tries again while the servers do
+// not answer, until ctx ends.
+func (j *Journal) Instances(ctx context.Context) (*KV, error) {
+	var kv *KV
+	err := j.untilAnswered(ctx, func() (err error) {
+		kv, err = j.openInstances(ctx)
+		return err
+	})
+	return kv, err
+}
+
+func (j *Journal) openInstances(ctx context.Context) (*KV, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	name := j.cfg.Stream + "-instances"
+	kv, err := j.js.KeyValue(ctx, name)
+	if errors.Is(err, jetstream.ErrBucketNotFound) && !j.cfg.Follow {
+		kv, err = j.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
+			Bucket: name, Description: "Instances of kvcast.", TTL: instanceTTL, Replicas: max(j.cfg.Replicas, 1),
+		})
+		if errors.Is(err, jetstream.ErrBucketExists) || errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+			kv, err = j.createdBucket(ctx, name) // another instance has created it meanwhile
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open KV bucket %q: %w", name, err)
+	}
+	return &KV{j, name, kv}, nil
+}
+
+// createdBucket returns a KV bucket that exists. A server that has not heard of it yet has no answer.
+func (j *Journal) createdBucket(ctx context.Context, name string) (jetstream.KeyValue, error) {
+	kv, err := j.js.KeyValue(ctx, name)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		err = fmt.Errorf("%w: %w", errNoAnswer, err)
+	}
+	return kv, err
+}
+
+// KV returns the bucket of the registrations, whose keys are encoded names; see RegistrationName.
+func (r *Registrations) KV() *KV { return &KV{r.j, workersBucket(r.j.cfg.Stream), r.kv} }
+
+// RegistrationName decodes a key of Registrations.KV.
+func RegistrationName(key string) (string, error) { return registrationName(key) }
+
+// ErrDenied means that the NATS user must not write a value.
+var ErrDenied = errors.New("permission denied")
+
+// Put writes a value. It does not try again. The error is an ErrDenied if the servers have denied it; they do so by a message
+// of its own, which may come late: then the next Put returns it.
+func (k *KV) Put(ctx context.Context, key string, data []byte) error {
+	if _, err := k.kv.Put(ctx, key, data); err != nil {
+		if denied := k.j.denied.Load(); denied != nil && strings.Contains((*denied).Error(), strconv.Quote("$KV."+k.name+"."+key)) {
+			err = fmt.Errorf("%w: %w", ErrDenied, *denied)
+		}
+		return fmt.Errorf("write key %q of KV bucket %q: %w", key, k.name, err)
+	}
+	return nil
+}
+
+// Delete deletes a key.
+func (k *KV) Delete(ctx context.Context, key string) error {
+	if err := k.kv.Delete(ctx, key); err != nil {
+		return fmt.Errorf("delete key %q of KV bucket %q: %w", key, k.name, err)
+	}
+	return nil
+}
+
+// Watch calls changed with the values that there are, then loaded, and then changed with each change, until ctx ends. After
+// a loss of the connection, it continues; values may come again.
+func (k *KV) Watch(ctx context.Context, changed func(Value), loaded func()) error {
+	w, err := k.kv.WatchAll(ctx)
+	if err != nil {
+		return fmt.Errorf("watch KV bucket %q: %w", k.name, err)
+	}
+	defer func() { _ = w.Stop() }()
+	for {
+		select {
+		case e, ok := <-w.Updates():
+			switch {
+			case !ok:
+				return fmt.Errorf("watch KV bucket %q: interrupted", k.name)
+			case e == nil:
+				loaded()
+			case e.Operation() == jetstream.KeyValuePut:
+				changed(Value{e.Key(), e.Revision(), append([]byte{}, e.Value()...)})
+			default:
+				changed(Value{e.Key(), e.Revision(), nil})
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
