@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // serverWithGap returns a server with a worker that has three blocks, after a gap.
@@ -146,5 +148,44 @@ func TestWorkersAndStatusCommands(t *testing.T) {
 		if got := kvcast(t, nil, command, "--addr", "127.0.0.1:1"); got.status != 1 || !strings.Contains(got.err, "start one with kvcast serve") {
 			t.Errorf("%s without a server: got status %d and %q", command, got.status, got.err)
 		}
+	}
+}
+
+// TestCommandsShowTheInstances queries each of two servers that share a journal.
+func TestCommandsShowTheInstances(t *testing.T) {
+	t.Parallel()
+	p := publisherOf(t, simulator.SocketConfig{})
+	publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1}, Tokens: []uint32{1, 2}, BlockSize: 2})
+	url := harness.StartNATS(t)
+	var servers []*process
+	for range 2 {
+		// The worker stays where it is for twice the TTL.
+		servers = append(servers, serve(t, "--journal", url, "--cluster-ttl", "1m", "--worker", "name=w,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint()))
+	}
+	owners := make(map[string]bool)
+	for _, s := range servers {
+		s.metric(`kvcast_cluster_instances{state="live"} 2`)
+		status := kvcast(t, nil, "status", "--addr", s.addr())
+		if lines := strings.Split(status.out, "\n"); len(lines) != 12 || !strings.HasPrefix(lines[6], "instance ") || !strings.HasPrefix(lines[8], "INSTANCE  STATE  HOST") ||
+			strings.Count(status.out, "  live  ") != 2 {
+			t.Errorf("status: got %q %q", status.out, status.err)
+		}
+		workers := kvcast(t, nil, "workers", "--addr", s.addr())
+		lines := strings.Split(workers.out, "\n")
+		if len(lines) != 3 || !strings.HasPrefix(lines[0], "INSTANCE  WORKER") {
+			t.Fatalf("workers: got %q %q", workers.out, workers.err)
+		}
+		owner, _, _ := strings.Cut(lines[1], " ")
+		owners[owner] = true
+		if !strings.Contains(status.out, "\n"+owner+"  live") {
+			t.Errorf("the owner %q of the worker is not in %q", owner, status.out)
+		}
+		top := kvcast(t, nil, "top", "--addr", s.addr(), "--once", "--interval", "100ms")
+		if !strings.Contains(top.out, " (this)  live") || !strings.Contains(top.out, owner) {
+			t.Errorf("top: got %q %q", top.out, top.err)
+		}
+	}
+	if len(owners) != 1 {
+		t.Errorf("the servers show the owners %v, want the same", owners)
 	}
 }

@@ -26,7 +26,9 @@ func (*Workers) Help() string {
 		"kvcast workers",
 		"kvcast workers --model Qwen/Qwen3-0.6B",
 		"kvcast workers -o json | jq -r 'select(.state != \"WORKER_STATE_LIVE\").name'") + `
-SOURCE is the state of the connection to an engine: connecting, catching_up (its replay is being read), live, repairing (a replay after a gap), suspect (silent for long), stopped. The blocks that kvcast lists for an INCOMPLETE rank may differ from the engine's.`
+SOURCE is the state of the connection to an engine: connecting, catching_up (its replay is being read), live, repairing (a replay after a gap), suspect (silent for long), stopped. The blocks that kvcast lists for an INCOMPLETE rank may differ from the engine's.
+
+With several servers on one journal, INSTANCE is the server that reads the worker's engines, and SOURCE is known to that server alone. kvcast status lists the servers.`
 }
 
 // Run prints a line for each dp rank and source, or an object for each worker.
@@ -60,10 +62,14 @@ func (c *Workers) Run(ctx context.Context, std cli.Process) error {
 // writeTable writes a line for each source of each dp rank.
 func writeTable(out io.Writer, workers []*kvcastv1.WorkerStatus) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "WORKER\tMODEL\tSTATE\tRANK\tSOURCE\tBLOCKS\tGAPS\tLAST SEQ\tREAD FROM\tENDPOINT")
+	owner := func(string) string { return "" }
+	if output.HasOwners(workers) {
+		owner = func(cell string) string { return cell + "\t" }
+	}
+	_, _ = fmt.Fprintln(t, owner("INSTANCE")+"WORKER\tMODEL\tSTATE\tRANK\tSOURCE\tBLOCKS\tGAPS\tLAST SEQ\tREAD FROM\tENDPOINT")
 	for _, w := range workers {
 		row := func(rank, source, blocks, gaps, lastSeq, readFrom string) {
-			_, _ = fmt.Fprintln(t, strings.Join([]string{
+			_, _ = fmt.Fprintln(t, owner(output.Owner(w))+strings.Join([]string{
 				output.Printable(w.GetName()), output.Printable(cmp.Or(w.GetModel(), "-")), output.WorkerState(w.GetState()),
 				rank, source, blocks, gaps, lastSeq, readFrom, output.Printable(cmp.Or(w.GetEndpoint(), "-")),
 			}, "\t"))
@@ -107,7 +113,8 @@ type Status struct{ flags }
 
 // Help implements kong.HelpProvider.
 func (*Status) Help() string {
-	return cli.Examples("kvcast status", "kvcast status --addr kvcast.default.svc:50051 -o json")
+	return cli.Examples("kvcast status", "kvcast status --addr kvcast.default.svc:50051 -o json") + `
+With several servers on one journal, each has a line: WORKERS is the number of workers that it reads (- if it reads none), and BEHIND the number of entries that it lags behind the server that answers, by its last heartbeat.`
 }
 
 // Run prints the server's status.
@@ -120,13 +127,34 @@ func (c *Status) Run(ctx context.Context, std cli.Process) error {
 		if c.Output == "json" {
 			return output.WriteJSON(std.Out, s)
 		}
-		t := tabwriter.NewWriter(std.Out, 0, 0, 2, ' ', 0)
-		_, _ = fmt.Fprintf(t, "version\t%s\nepoch\t%s\nentries\t%d to %d (%.1f MiB)\nworkers\t%d\nblocks\t%d\nsubscribers\t%d\n",
-			s.GetVersion(), s.GetEpoch(), s.GetOldestSeq(), s.GetNewestSeq(), float64(s.GetJournalBytes())/(1<<20),
-			s.GetWorkers(), s.GetBlocks(), s.GetSubscribers())
-		if r := s.GetRecovery(); r != nil {
-			_, _ = fmt.Fprintf(t, "recovering\t%d workers, entry %d of %d\n", r.GetWorkers(), r.GetAppliedSeq(), r.GetNewestSeq())
-		}
-		return t.Flush()
+		return writeStatus(std.Out, s)
 	})
+}
+
+// writeStatus writes the status of a server, and of the servers that share its journal.
+func writeStatus(out io.Writer, s *kvcastv1.GetStatusResponse) error {
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintf(t, "version\t%s\nepoch\t%s\nentries\t%d to %d (%.1f MiB)\nworkers\t%d\nblocks\t%d\nsubscribers\t%d\n",
+		s.GetVersion(), s.GetEpoch(), s.GetOldestSeq(), s.GetNewestSeq(), float64(s.GetJournalBytes())/(1<<20),
+		s.GetWorkers(), s.GetBlocks(), s.GetSubscribers())
+	if r := s.GetRecovery(); r != nil {
+		_, _ = fmt.Fprintf(t, "recovering\t%d workers, entry %d of %d\n", r.GetWorkers(), r.GetAppliedSeq(), r.GetNewestSeq())
+	}
+	if id := s.GetInstanceId(); id != "" {
+		_, _ = fmt.Fprintf(t, "instance\t%s\n", output.InstanceName(id))
+	}
+	if err := t.Flush(); err != nil || len(s.GetInstances()) == 0 {
+		return err
+	}
+	_, _ = fmt.Fprintln(t, "\nINSTANCE\tSTATE\tHOST\tPID\tGRPC\tVERSION\tSTARTED\tWORKERS\tBEHIND")
+	for _, i := range s.GetInstances() {
+		workers := "-"
+		if i.GetIngests() {
+			workers = fmt.Sprint(i.GetWorkers())
+		}
+		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%d\n", output.InstanceName(i.GetId()), output.InstanceState(i),
+			output.Printable(i.GetHost()), i.GetPid(), output.Printable(i.GetGrpcAddress()), output.Printable(i.GetVersion()),
+			output.InstanceStarted(i), workers, output.Behind(i, s.GetNewestSeq()))
+	}
+	return t.Flush()
 }

@@ -150,10 +150,14 @@ func (s screen) text() string {
 	return strings.Join(lines, "\n")
 }
 
-// body returns the lines of the two tables, which scroll.
+// body returns the lines of the tables, which scroll.
 func (s screen) body() []string {
 	if s.now == nil {
 		return nil
 	}
-	return append(append(s.table(s.workerRows()), ""), s.table(s.subscriberRows())...)
+	lines := append(append(s.table(s.workerRows()), ""), s.table(s.subscriberRows())...)
+	if instances := s.instanceRows(); instances != nil {
+		lines = append(append(lines, ""), s.table(instances)...)
+	}
+	return lines
 }

@@ -124,7 +124,12 @@ type rank struct {
 
 // workerRows returns the table of workers, with a row for each dp rank.
 func (s screen) workerRows() [][]cell {
-	heading := []cell{text("WORKER"), text("MODEL"), text("STATE"), right("RANK"), text("SOURCE"), right("BATCHES/S")}
+	heading := []cell{text("WORKER")}
+	owned := output.HasOwners(s.now.workers)
+	if owned {
+		heading = append(heading, text("INSTANCE"))
+	}
+	heading = append(heading, text("MODEL"), text("STATE"), right("RANK"), text("SOURCE"), right("BATCHES/S"))
 	ranks := s.ranks()
 	var tiers []kvcastv1.Tier // device, and the tiers in use
 	for t := kvcastv1.Tier_TIER_DEVICE; t <= kvcastv1.Tier_TIER_EXTERNAL; t++ {
@@ -144,10 +149,13 @@ func (s screen) workerRows() [][]cell {
 		if r.status.GetIncomplete() {
 			gaps.style = output.Bad
 		}
-		row := []cell{
-			text(r.worker.GetName()).as(output.Strong), text(cmp.Or(r.worker.GetModel(), "-")), text(output.WorkerState(state)).as(stateStyle(state)),
-			number(uint64(r.status.GetDpRank())), source, right(rateText(r.rate)),
+		row := []cell{text(r.worker.GetName()).as(output.Strong)}
+		if owned {
+			row = append(row, text(output.Owner(r.worker)))
 		}
+		row = append(row,
+			text(cmp.Or(r.worker.GetModel(), "-")), text(output.WorkerState(state)).as(stateStyle(state)),
+			number(uint64(r.status.GetDpRank())), source, right(rateText(r.rate)))
 		for _, t := range tiers {
 			row = append(row, number(r.blocks[t]))
 		}
@@ -232,11 +240,46 @@ func (s screen) subscriberRows() [][]cell {
 		}
 		client, _, _ := strings.Cut(sub.GetUserAgent(), " ")
 		rows = append(rows, []cell{
-			text(sub.GetPeer()).as(output.Strong), text(client), right(max(0, s.now.at.Sub(time.Unix(0, sub.GetStartTimeUnixNano()))).Truncate(time.Second).String()),
+			text(sub.GetPeer()).as(output.Strong), text(client), right(s.since(sub.GetStartTimeUnixNano())),
 			number(sub.GetSeq()), behind, right(rateText(rate)), text(filterText(sub.GetFilter())),
 		})
 	}
 	return rows
+}
+
+// instanceRows returns the table of the servers that share the journal; nil if it is not shared.
+func (s screen) instanceRows() [][]cell {
+	all := s.now.status.GetInstances()
+	if len(all) == 0 {
+		return nil
+	}
+	rows := [][]cell{{text("INSTANCE"), text("STATE"), text("HOST"), right("PID"), text("GRPC"), text("VERSION"), right("FOR"), right("WORKERS"), right("BEHIND")}}
+	for _, i := range all {
+		name, state, workers := text(output.InstanceName(i.GetId())).as(output.Strong), text(output.InstanceState(i)).as(output.Good), right("-")
+		if i.GetId() == s.now.status.GetInstanceId() {
+			name.text += " (this)"
+		}
+		switch {
+		case !i.GetLive():
+			state.style = output.Bad
+		case i.GetDraining():
+			state.style = output.Change
+		}
+		if i.GetIngests() {
+			workers = number(i.GetWorkers())
+		}
+		behind := number(output.Behind(i, s.now.status.GetNewestSeq()))
+		rows = append(rows, []cell{
+			name, state, text(i.GetHost()), right(fmt.Sprint(i.GetPid())), text(i.GetGrpcAddress()), text(i.GetVersion()),
+			right(s.since(i.GetStartTimeUnixNano())), workers, behind,
+		})
+	}
+	return rows
+}
+
+// since returns the time from a time in nanoseconds since the Unix epoch until the sample.
+func (s screen) since(unixNano int64) string {
+	return max(0, s.now.at.Sub(time.Unix(0, unixNano))).Truncate(time.Second).String()
 }
 
 // perSecond returns the rate of a counter between the two samples; 0 if the counter was reset.

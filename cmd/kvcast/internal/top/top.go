@@ -30,7 +30,7 @@ func (*Command) Help() string {
 		"kvcast top --once | head -20") + `
 Keys: q quits, s sorts by the next column (name, batches, blocks, gaps), arrow and page keys scroll.
 
-BEHIND is the number of entries that have not been sent to a subscriber.`
+BEHIND is the number of entries that have not been sent to a subscriber, and with several servers on one journal the number that a server has not read.`
 }
 
 // pollTimeout is how long a poll may take, unless the interval is longer.

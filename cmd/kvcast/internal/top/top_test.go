@@ -81,6 +81,34 @@ SUBSCRIBER  CLIENT      FOR    SEQ  BEHIND  ENTRIES/S  FILTER
 	}
 }
 
+func TestScreenOfACluster(t *testing.T) {
+	const second = 3
+	sample := sampled(second, "e", 3, 50)
+	sample.workers[0].Owner = &kvcastv1.WorkerOwner{InstanceId: "ABCDEFGHIJ"}
+	sample.workers[1].Owner = &kvcastv1.WorkerOwner{InstanceId: "KLMNOPQRST", HandedOver: true}
+	started := sample.at.Add(-time.Hour).UnixNano()
+	sample.status.InstanceId = "ABCDEFGHIJ"
+	sample.status.Instances = []*kvcastv1.InstanceStatus{
+		{Id: "ABCDEFGHIJ", Host: "h1", Pid: 7, GrpcAddress: ":50051", Version: "v1", StartTimeUnixNano: started, Ingests: true, Live: true, NewestSeq: 1000 * second, Workers: 1},
+		{Id: "KLMNOPQRST", Host: "h2", Pid: 1808, GrpcAddress: ":50051", Version: "v1", StartTimeUnixNano: started, NewestSeq: 1000},
+	}
+	s := updated(screen{addr: "h:1"}, polled{sample: sampled(1, "e", 3, 50)}, polled{sample: sample})
+	_, tables, _ := strings.Cut(s.text(), "\n\n")
+	want := `WORKER  INSTANCE                MODEL  STATE     RANK  SOURCE     BATCHES/S  DEVICE       DISK  GAPS
+w0      ABCDEFGH                m      live         0  live             3.0      10          0  0
+w1      KLMNOPQR (handed over)  m      degraded     0  repairing         50      11  1,048,576  2 (9 batches) INCOMPLETE
+
+SUBSCRIBER  CLIENT      FOR    SEQ  BEHIND  ENTRIES/S  FILTER
+10.0.0.1:7  grpc-go/1  1m2s  2,995       5      1,000  --worker w1 --tier disk
+
+INSTANCE         STATE  HOST   PID  GRPC    VERSION     FOR  WORKERS  BEHIND
+ABCDEFGH (this)  live   h1       7  :50051  v1       1h0m0s        1       0
+KLMNOPQR         dead   h2    1808  :50051  v1       1h0m0s        -   2,000`
+	if diff := cmp.Diff(want, tables); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func TestSortAndScroll(t *testing.T) {
 	s := updated(screen{}, tea.WindowSizeMsg{Width: 20, Height: 7},
 		polled{sample: sampled(1, "e", 1, 2, 3)}, polled{sample: sampled(2, "e", 1, 2, 3)})
