@@ -9,6 +9,7 @@ BENCH ?= .
 FUZZTIME ?= 20s
 MINUTES ?= 10
 KILLS ?= 200
+SEED ?= 1
 
 # Whether to build with cgo, and so with libzmq and the race detector: 1 or 0. Determined on first use.
 CGO = $(eval CGO := $(shell CGO_ENABLED=$(CGO_ENABLED) tools/scripts/cgo.sh $(GO)))$(CGO)
@@ -20,7 +21,7 @@ NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures|EqualTheModels
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-restart demo-router test live peers clients soak restarts fuzz mutate run build build-static bench bench-indexers lint fmt proto grpcurl libzmq clean
+.PHONY: help demo demo-cluster demo-restart demo-router test live peers clients soak restarts cluster fuzz mutate run build build-static bench bench-indexers lint fmt proto grpcurl libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +31,9 @@ demo: build ## Run engines, a server and a router that reconnects and resumes, a
 
 demo-restart: build ## Kill a server with a journal in files, restart it, and check that a router resumes and nothing is lost.
 	@bin/kvcast demo --restart
+
+demo-cluster: build ## Kill one of three servers that share a journal in a NATS server, and check that the others read its engines and a router loses nothing.
+	@bin/kvcast demo --cluster
 
 demo-router: build ## Route a trace of requests by cached prefix and round robin, and compare the hit rates.
 	$(go) run ./examples/router -demo bin/kvcast
@@ -41,7 +45,7 @@ test: ## Run all tests, with the race detector if there is cgo.
 	@# The timeout ends a test that hangs. No test depends on the speed of the machine.
 	@# Packages wait for timers and processes: four at a time keep two cores busy.
 	$(go) test $(race) -p 4 -skip '$(NO_RACE)' -timeout 60m ./...
-	$(go) test -run 'Allocat|Memory|$(NO_RACE)' ./client ./cmd/kvcast ./index ./ingest ./ingest/sequence ./ingest/transport/... ./ingest/wire ./internal/simulator/workload ./pipeline ./server ./test/checker
+	$(go) test -run 'Allocat|Memory|$(NO_RACE)' ./client ./cluster ./cmd/kvcast ./index ./ingest ./ingest/sequence ./ingest/transport/... ./ingest/wire ./internal/simulator/workload ./pipeline ./server ./test/checker
 
 live: ## Fetch SGLang's publisher into bin/live, and test with it.
 	@tools/scripts/live.sh
@@ -62,6 +66,9 @@ soak: ## Run a server under faults for MINUTES (10) and check it every minute; A
 restarts: ## Kill a server at KILLS (200) random points and at each kind of file operation, and fail those operations, restart it, and check that nothing is lost; ARGS are further flags, such as -seed=2.
 	@# Tests wait for timers more than they compute.
 	$(go) test -count 1 -timeout 120m -parallel 5 -v ./test/restart -kills $(KILLS) -lossless -faults 1000 $(ARGS)
+
+cluster: ## Kill, pause and isolate servers that share a journal in NATS servers, at random for MINUTES (10) with SEED (1), and check that nothing is lost; ARGS are further flags, such as -logs=DIR.
+	$(go) test $(race) -count 1 -timeout 0 -v -run WorkersAreTakenOver ./test/cluster -minutes $(MINUTES) -seed $(SEED) $(ARGS)
 
 fuzz: ## Fuzz the decoders and encoders, each target for FUZZTIME (20s).
 	@for package in ./ingest/wire ./internal/zmtp ./pipeline ./pipeline/consolidate ./server/match; do \

@@ -302,3 +302,11 @@ func TestDemo(t *testing.T) {
 		t.Error("the output has no grpcurl command")
 	}
 }
+
+func TestDemoOfACluster(t *testing.T) {
+	t.Parallel()
+	got := kvcast(t, nil, "demo", "--cluster")
+	if got.status != 0 || strings.Count(got.out, "\nok      ") != 3 || strings.Contains(got.out, "FAILED") {
+		t.Errorf("status %d, want 0 and three successful checks:\n%s%s", got.status, got.out, got.err)
+	}
+}

@@ -27,12 +27,15 @@ import (
 // Command is kvcast demo.
 type Command struct {
 	Listen  string `default:"127.0.0.1:0" placeholder:"ADDR" help:"Listen address of the demo's server; port 0 means any (${default})."`
-	Restart bool   `help:"Kill a server that has a journal in files, and restart it, in place of the other steps."`
+	Restart bool   `xor:"steps" help:"Kill a server that has a journal in files, and restart it, in place of the other steps."`
+	Cluster bool   `xor:"steps" help:"Kill one of three servers that share a journal in a NATS server, in place of the other steps."`
 	Stay    bool   `help:"Keep the server running at the end, to inspect it with grpcurl, until interrupted."`
 }
 
 // Help implements kong.HelpProvider.
-func (*Command) Help() string { return cli.Examples("kvcast demo", "kvcast demo --restart") }
+func (*Command) Help() string {
+	return cli.Examples("kvcast demo", "kvcast demo --restart", "kvcast demo --cluster")
+}
 
 const (
 	engineCount = 2
@@ -55,16 +58,19 @@ func (c *Command) Run(ctx context.Context, p cli.Process) error {
 	defer cancel()
 	d := demo{out: p.Out}
 	var err error
-	if c.Restart {
+	switch {
+	case c.Restart:
 		err = d.runRestart(ctx)
-	} else {
+	case c.Cluster:
+		err = d.runCluster(ctx)
+	default:
 		err = d.run(ctx, c.Listen)
 	}
 	if ctx.Err() != nil {
 		err = cli.ErrSilent // interrupted
 	}
 	switch {
-	case err != nil || c.Restart:
+	case err != nil || c.Restart || c.Cluster:
 	case c.Stay:
 		d.heading("the server runs until you press Ctrl-C; try in another terminal")
 		d.print(grpcurl, d.addr)
@@ -96,7 +102,7 @@ func engineName(i int) string { return fmt.Sprintf("engine-%d", i) }
 func (d *demo) run(ctx context.Context, listen string) error {
 	d.heading("%d simulated engines publish their KV-cache events over ZeroMQ, and some messages are lost", engineCount)
 	for i := range engineCount {
-		if err := d.startEngine(ctx, i); err != nil {
+		if err := d.startEngine(ctx, i, batches); err != nil {
 			return fmt.Errorf("start %s: %w", engineName(i), err)
 		}
 	}
@@ -113,7 +119,7 @@ func (d *demo) run(ctx context.Context, listen string) error {
 	return d.route(ctx, conn)
 }
 
-func (d *demo) startEngine(ctx context.Context, i int) error {
+func (d *demo) startEngine(ctx context.Context, i int, batches uint64) error {
 	faults, err := simulator.ParseFaults(networkFaults)
 	if err != nil {
 		return err

@@ -23,13 +23,25 @@ type process struct {
 	stdin io.Closer // the process ends when it is closed
 }
 
-// startProcess starts kvcast serve with a journal in a directory, and waits until it serves at addr.
-func (d *demo) startProcess(ctx context.Context, dir, addr string) (*process, error) {
+// serveProcess starts kvcast serve, and waits until it serves at addr.
+func (d *demo) serveProcess(ctx context.Context, addr, journal string) (*process, error) {
+	p, err := d.startProcess(ctx, addr, journal)
+	if err != nil {
+		return nil, err
+	}
+	if err := awaitServing(ctx, addr); err != nil {
+		return nil, errors.Join(err, p.kill())
+	}
+	return p, nil
+}
+
+// startProcess starts kvcast serve.
+func (d *demo) startProcess(ctx context.Context, addr, journal string) (*process, error) {
 	program, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"--end-with-stdin", "serve", "--listen", addr, "--admin", "", "--log-level", "error", "--journal", "file:" + dir}
+	args := []string{"--end-with-stdin", "serve", "--listen", addr, "--admin", "", "--log-level", "error", "--journal", journal}
 	for i, e := range d.engines {
 		args = append(args, "--worker", fmt.Sprintf("name=%s,model=demo,block_size=16,connect=%s,replay=%s", engineName(i), e.Endpoint(), e.ReplayEndpoint()))
 	}
@@ -38,13 +50,7 @@ func (d *demo) startProcess(ctx context.Context, dir, addr string) (*process, er
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
-	if err := p.cmd.Start(); err != nil {
-		return nil, err
-	}
-	if err := awaitServing(ctx, addr); err != nil {
-		return nil, errors.Join(err, p.kill())
-	}
-	return p, nil
+	return p, p.cmd.Start()
 }
 
 // awaitServing waits until the server at an address serves.
@@ -91,7 +97,7 @@ func freeAddress(ctx context.Context) (string, error) {
 func (d *demo) runRestart(ctx context.Context) (err error) {
 	d.heading("%d simulated engines publish their KV-cache events over ZeroMQ, and some messages are lost", engineCount)
 	for i := range engineCount {
-		if err := d.startEngine(ctx, i); err != nil {
+		if err := d.startEngine(ctx, i, batches); err != nil {
 			return fmt.Errorf("start %s: %w", engineName(i), err)
 		}
 	}
@@ -104,7 +110,7 @@ func (d *demo) runRestart(ctx context.Context) (err error) {
 		return err
 	}
 	d.heading("kvcast serve --listen %s --journal file:%s", d.addr, dir)
-	server, err := d.startProcess(ctx, dir, d.addr)
+	server, err := d.serveProcess(ctx, d.addr, "file:"+dir)
 	if err != nil {
 		return err
 	}
@@ -137,7 +143,7 @@ func (d *demo) runRestart(ctx context.Context) (err error) {
 	}
 	before := d.engines[0].Summary().Batches
 	began := time.Now()
-	if server, err = d.startProcess(ctx, dir, d.addr); err != nil {
+	if server, err = d.serveProcess(ctx, d.addr, "file:"+dir); err != nil {
 		return err
 	}
 	d.heading("the same command again: the server serves after %v; meanwhile %s has published %d batches",

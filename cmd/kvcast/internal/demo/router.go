@@ -19,6 +19,9 @@ type router struct {
 	at      client.Position // of the last update
 	entries []*kvcastv1.Entry
 
+	// interrupted, if not nil, is called when another stream replaces one, which otherwise is an error.
+	interrupted func(*client.Interruption)
+
 	next       func() (client.Update, error)
 	disconnect func()
 }
@@ -45,6 +48,10 @@ func (r *router) connect(ctx context.Context, start client.Start) {
 func (r *router) receiveUntil(done func() bool, show func(*kvcastv1.Entry) error) error {
 	for !done() {
 		u, err := r.next()
+		if u.Interruption != nil && r.interrupted != nil {
+			r.interrupted(u.Interruption)
+			continue
+		}
 		if u.Interruption != nil {
 			err = u.Interruption.Err
 		}

@@ -1,0 +1,324 @@
+package cluster_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/fleet"
+	"github.com/kvcast/kvcast/test/harness"
+)
+
+const (
+	memberCount = 3
+	workerCount = 8
+	routerCount = 20
+	// batchRate is the rate of each engine, in batches a second.
+	batchRate = 10
+	// takeOverLimit bounds the time from a fault until all workers are taken over and have a new entry. Measured without the race
+	// detector on two cores that other tests share, with the TTL of 3 s: 2.2 s to 4 s after most kills, pauses and partitions, up
+	// to 10 s if all servers are killed or a NATS server is stopped, and 0.1 s to 0.3 s after a planned shutdown. With the race
+	// detector and a load of 15: up to 28 s.
+	takeOverLimit = time.Minute
+	// idleTimeout is after how long routers leave a server that says nothing.
+	idleTimeout = 5 * time.Second
+)
+
+// world is servers that share a stream, their engines, and routers that know all servers.
+type world struct {
+	t       *testing.T
+	rng     *rand.Rand
+	engines *fleet.Fleet
+	nats    *harness.NATSCluster
+	js      jetstream.JetStream
+	owners  *owners
+	members []*member
+	routers []*fleet.Router
+}
+
+// member is one of the servers. It reaches engines and NATS servers through proxies.
+type member struct {
+	*fleet.Server
+	name    string
+	id      string // of the current run
+	runs    []*harness.Process
+	engines []*harness.Proxy
+	nats    []*harness.Proxy
+	router  *fleet.Router // knows this server alone
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{
+		t: t, rng: rand.New(rand.NewPCG(*seed, 1)), engines: fleet.New(t, *seed), nats: harness.StartNATSCluster(t),
+	}
+	w.nats.AwaitLeader()
+	w.js = connect(t, w.nats.URLs())
+	w.engines.Rate = batchRate
+	var all []fleet.Engine
+	for i := range workerCount {
+		all = append(all, w.engines.Add(fmt.Sprintf("engine-%d", i), 1, fleet.Bound()))
+	}
+	registered, configured := all[0], all[1:]
+	for i := range memberCount {
+		w.members = append(w.members, w.newMember(fmt.Sprintf("server-%d", i), configured))
+	}
+	t.Cleanup(w.writeLogs)
+	for _, m := range w.members {
+		m.run(t)
+	}
+	for _, m := range w.members {
+		w.serve(m)
+	}
+	w.register(registered)
+	w.owners = readOwners(t, w.js)
+	config := fleet.RouterConfig{Lossless: *lossless, IdleTimeout: idleTimeout}
+	for i := range routerCount {
+		var addresses []string
+		for k := range w.members {
+			addresses = append(addresses, w.members[(i+k)%memberCount].Proxy.Addr())
+		}
+		w.routers = append(w.routers, fleet.Follow(t, strings.Join(addresses, ","), config))
+	}
+	for _, m := range w.members {
+		m.router = fleet.Follow(t, m.Proxy.Addr(), config)
+	}
+	return w
+}
+
+func (w *world) newMember(name string, engines []fleet.Engine) *member {
+	w.t.Helper()
+	m := &member{name: name}
+	proxied := func(proxies *[]*harness.Proxy, address string) string {
+		u, err := url.Parse(address)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		p := harness.NewProxy(w.t, u.Host)
+		*proxies = append(*proxies, p)
+		u.Host = p.Addr()
+		return u.String()
+	}
+	var servers []string
+	for _, u := range strings.Split(w.nats.URLs(), ",") {
+		servers = append(servers, proxied(&m.nats, u))
+	}
+	args := []string{
+		"--journal", strings.Join(servers, ","), "--journal-replicas", "3", "--journal-max-bytes", *maxBytes,
+		"--journal-checkpoint-bytes", "64KiB", "--subscribers-progress", "1s",
+	}
+	for _, e := range engines {
+		args = append(args, "--worker", e.FlagAt(proxied(&m.engines, e.Endpoint()), proxied(&m.engines, e.ReplayEndpoint())))
+	}
+	m.Server = fleet.NewServer(w.t, args...)
+	return m
+}
+
+// register registers the worker of an engine with one of the members.
+func (w *world) register(e fleet.Engine) {
+	w.t.Helper()
+	conn := harness.Dial(w.t, w.members[w.rng.IntN(memberCount)].Proxy.Addr())
+	_, err := kvcastv1.NewWorkerServiceClient(conn).RegisterWorker(harness.Context(w.t), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
+		Name: e.Worker, Model: fleet.Model, Sources: []*kvcastv1.SourceSpec{{Connect: e.Endpoint(), Replay: e.ReplayEndpoint()}},
+	}})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// run starts the next run of a member.
+func (m *member) run(t *testing.T) {
+	t.Helper()
+	m.Process, m.id = fleet.Start(t, m.Args...), ""
+	m.runs = append(m.runs, m.Process)
+}
+
+// serve waits until a member serves, and finds out its id.
+func (w *world) serve(m *member) {
+	w.t.Helper()
+	m.Serve(w.t)
+	harness.WaitFor(w.t, func() bool {
+		ids, err := instances(w.t.Context(), w.js)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		m.id = ids[m.Process.PID()]
+		return m.id != ""
+	})
+}
+
+// restart starts members whose processes have ended.
+func (w *world) restart(members ...*member) {
+	w.t.Helper()
+	for _, m := range members {
+		m.run(w.t)
+	}
+	for _, m := range members {
+		w.serve(m)
+	}
+}
+
+// victim returns a member at random that owns workers.
+func (w *world) victim() *member {
+	w.t.Helper()
+	var victim *member
+	order := w.rng.Perm(memberCount)
+	w.await("no server owns a worker", func(map[string]worker) bool {
+		i := slices.IndexFunc(order, func(i int) bool { return len(w.ownedBy(w.members[i].id)) > 0 })
+		if i >= 0 {
+			victim = w.members[order[i]]
+		}
+		return i >= 0
+	})
+	return victim
+}
+
+// ownedBy returns the names of the workers that instances have claimed.
+func (w *world) ownedBy(instances ...string) (names []string) {
+	all, _ := w.owners.all()
+	for name, is := range all {
+		if slices.Contains(instances, is.owner) && !is.released {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// await waits until a condition of the workers is true.
+func (w *world) await(unmet string, condition func(map[string]worker) bool) {
+	w.t.Helper()
+	err := w.owners.until(w.t.Context(), harness.Timeout, func(all map[string]worker) error {
+		if condition(all) {
+			return nil
+		}
+		return fmt.Errorf("%s: %+v", unmet, all)
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// entries waits for some entries.
+func (w *world) entries() {
+	w.t.Helper()
+	_, last := w.owners.all()
+	next := last + 1 + w.rng.Uint64N(maxEntries)
+	if err := w.routers[w.rng.IntN(len(w.routers))].Await(w.t.Context(), next); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// progress waits until each of some workers has an entry with events that is not there yet.
+func (w *world) progress(workers ...string) {
+	w.t.Helper()
+	_, last := w.owners.all()
+	began := time.Now()
+	err := w.owners.until(w.t.Context(), takeOverLimit, func(all map[string]worker) error {
+		for _, name := range workers {
+			if all[name].event <= last {
+				return fmt.Errorf("%s has no entry after %d: %+v", name, last, all)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Logf("  %d workers have new entries after %v", len(workers), time.Since(began).Round(time.Millisecond))
+}
+
+// allWorkers returns the names of the workers.
+func (w *world) allWorkers() []string {
+	var names []string
+	for i := range workerCount {
+		names = append(names, fmt.Sprintf("engine-%d", i))
+	}
+	return names
+}
+
+// takenOver waits until instances other than former have claimed workers after an entry, and have appended to them.
+func (w *world) takenOver(began time.Time, after uint64, workers []string, former ...string) {
+	w.t.Helper()
+	err := w.owners.until(w.t.Context(), takeOverLimit, func(all map[string]worker) error {
+		for _, name := range workers {
+			is := all[name]
+			if slices.Contains(former, is.owner) || is.claimed <= after || is.event <= is.claimed {
+				return fmt.Errorf("%s is not taken over since entry %d: %+v", name, after, all)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Logf("  %d workers were taken over within %v", len(workers), time.Since(began).Round(time.Millisecond))
+}
+
+// catchUp waits until the router of a member has all entries that there are now.
+func (w *world) catchUp(m *member) {
+	w.t.Helper()
+	_, last := w.owners.all()
+	began := time.Now()
+	if err := m.router.Await(w.t.Context(), last); err != nil {
+		w.t.Fatalf("the router of %s: %v", m.name, err)
+	}
+	w.t.Logf("  %s has caught up after %v", m.name, time.Since(began).Round(time.Millisecond))
+}
+
+// check compares the views of all routers with the engines, and checks the stream and the logs.
+func (w *world) check() {
+	w.t.Helper()
+	began := time.Now()
+	routers := slices.Clone(w.routers)
+	for _, m := range w.members {
+		routers = append(routers, m.router)
+	}
+	w.engines.WantViews(routers...)
+	w.owners.mu.Lock()
+	last, records, batches, err := w.owners.last, w.owners.records, w.owners.batches, w.owners.err
+	w.owners.mu.Unlock()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, m := range w.members {
+		for i, p := range m.runs {
+			if lines := p.LogFaults(); len(lines) > 0 {
+				w.t.Errorf("run %d of %s logged: %q", i, m.name, lines)
+			}
+		}
+	}
+	if w.t.Failed() {
+		w.t.FailNow()
+	}
+	gaps := w.routers[0].Gaps()
+	stored, err := w.js.Stream(harness.Context(w.t), stream)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Logf("checked after %d entries, %d of them records, %d in batches and %d removed, %d gaps, in %v",
+		last, records, batches, stored.CachedInfo().State.FirstSeq-1, gaps, time.Since(began).Round(time.Millisecond))
+}
+
+// writeLogs writes the logs of all runs to the directory of -logs.
+func (w *world) writeLogs() {
+	if *logs == "" {
+		return
+	}
+	for _, m := range w.members {
+		for i, p := range m.runs {
+			name := filepath.Join(*logs, fmt.Sprintf("%s-%d.log", m.name, i))
+			if err := os.WriteFile(name, []byte(strings.Join(p.Log(), "\n")+"\n"), 0o644); err != nil {
+				w.t.Error(err)
+			}
+		}
+	}
+}
