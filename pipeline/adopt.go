@@ -47,6 +47,7 @@ func (p *Pipeline) adopt(r *Recovery) (lost []string, _ error) {
 			return nil, fmt.Errorf("worker %q is in the pipeline already", name)
 		}
 	}
+	p.adopted++
 	p.removed.merge(&r.removed)
 	p.obsolete = append(p.obsolete, r.obsolete...)
 	appended := p.totals.appended.Load()

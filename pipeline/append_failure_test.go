@@ -72,7 +72,7 @@ func (d *delayedPipeline) wantFailed(t *testing.T, cause error) {
 }
 
 func TestRefusedAppendFailsTheLane(t *testing.T) {
-	for name, cause := range map[string]error{"lease lost": journal.ErrFenced, "disk full": journal.ErrNoSpace} {
+	for name, cause := range map[string]error{"another owner": journal.ErrFenced, "disk full": journal.ErrNoSpace} {
 		t.Run(name, func(t *testing.T) {
 			d := newDelayedPipeline(t, pipeline.Config{})
 			d.journal.Refuse(cause)

@@ -87,15 +87,29 @@ func (p *Pipeline) CheckpointDue() (names []string) {
 		names = append(names, RemovedWorkers)
 	}
 	p.mu.Unlock()
+	oldest := uint64(0)
+	if p.cfg.Oldest != nil {
+		oldest = p.cfg.Oldest()
+	}
 	for _, name := range slices.Sorted(maps.Keys(lanes)) {
 		l := lanes[name]
 		l.mu.Lock()
-		if l.log != nil && l.failed == nil && (l.log.position.due(p.cfg.CheckpointBytes) || len(l.log.changes) >= checkpointWaiting) {
+		if l.log != nil && l.failed == nil &&
+			(l.log.position.due(p.cfg.CheckpointBytes) || len(l.log.changes) >= checkpointWaiting || l.log.position.isOlder(oldest)) {
 			names = append(names, name)
 		}
 		l.mu.Unlock()
 	}
 	return names
+}
+
+// isOlder reports whether recovery needs an entry before a seq.
+func (c *checkpointPosition) isOlder(seq uint64) bool {
+	if seq <= 1 || !c.needed.exists {
+		return false
+	}
+	needed, ok := acknowledged(c.needed.append)
+	return ok && needed < seq
 }
 
 // Checkpoint returns the state of a worker, or of the removed workers, which ingest's state of the worker becomes part of.
@@ -197,7 +211,7 @@ func (p *Pipeline) ObsoleteCheckpoints() []string {
 // decrease it.
 func (p *Pipeline) RetainAfter(newest uint64) uint64 {
 	p.mu.Lock()
-	needed, lanes := p.removed.needed(), maps.Clone(p.lanes)
+	needed, lanes, adopted := p.removed.needed(), maps.Clone(p.lanes), p.adopted
 	p.mu.Unlock()
 	for _, l := range lanes {
 		l.mu.Lock()
@@ -208,6 +222,9 @@ func (p *Pipeline) RetainAfter(newest uint64) uint64 {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.adopted != adopted { // workers that were adopted meanwhile may need earlier entries
+		return p.retainAfter
+	}
 	for _, a := range needed {
 		seq, ok := acknowledged(a)
 		if !ok {

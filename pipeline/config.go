@@ -43,6 +43,10 @@ type Config struct {
 	// all removed workers. There is no checkpoint RemovedWorkers then. The caller must give the last event id of a worker
 	// that another pipeline may have removed: with Pipeline.Adopt or Pipeline.SetEventIDFloor.
 	Shared bool
+	// Oldest, if not nil, returns the seq of the oldest entry that the journal would retain if recovery did not need
+	// earlier ones. A checkpoint is due of a worker that needs an earlier one, so that a worker with few entries does not make
+	// the journal retain all those of others.
+	Oldest func() uint64
 	// Fenced, if not nil, is called in a goroutine of its own when an append of a worker's lane has failed with
 	// journal.ErrFenced: another pipeline appends for the worker now. It is called once for a lane. Calls of the lane, and
 	// AddWorker and RemoveWorker of the worker, have no effect until Pipeline.Drop. The call may come after Drop. If it is

@@ -48,6 +48,7 @@ type Pipeline struct {
 	// obsolete are the names for ObsoleteCheckpoints; retainAfter is the last result of RetainAfter.
 	obsolete    []string
 	retainAfter uint64
+	adopted     int // calls of Adopt
 }
 
 var _ feed.Sink = (*Pipeline)(nil)

@@ -127,8 +127,8 @@ func (r *Recovery) dropOlder(name string) {
 }
 
 // Entry applies an entry of the journal: body and state are journal.Record.Body and State. It ignores entries that the
-// worker's checkpoint includes. An entry without events changes no state. The memory may be reused afterwards. After an error, the Recovery must not be used any
-// more: a state of a newer version or an invalid entry.
+// worker's checkpoint includes. An entry without events changes no state. The memory may be reused afterwards. After an
+// error, the Recovery must not be used any more: a state of a newer version or an invalid entry.
 func (r *Recovery) Entry(seq uint64, worker string, body, state []byte) error {
 	if err := r.entry(seq, worker, body, state); err != nil {
 		return fmt.Errorf("recover worker %q from entry %d: %w", worker, seq, err)
