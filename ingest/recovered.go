@@ -288,8 +288,8 @@ func (r *recovered) remove(s *shared) {
 }
 
 // RemoveUnclaimed removes the workers of Config.Recovered that were not added again: those of AddWorker that it has not
-// added since, and those whose configuration or state does not permit it. It waits until Run is called, or ctx is done. It returns config.ErrEnded, or the error
-// of ctx.
+// added since, and those whose configuration or state does not permit it. It waits until Run is called, or ctx is done. It
+// returns config.ErrEnded, or the error of ctx.
 func (in *Ingest) RemoveUnclaimed(ctx context.Context) error {
 	return in.change(ctx, func(context.Context, *running) { in.shared.recovered.remove(in.shared) })
 }

@@ -39,8 +39,8 @@ type Journal interface {
 var (
 	// ErrClosed means that Close was called.
 	ErrClosed = errors.New("journal is closed")
-	// ErrFenced means that another instance now has the worker's lease.
-	ErrFenced = errors.New("lease lost: another instance appends for the worker")
+	// ErrFenced means that this instance does not own the worker, or not any more: another one appends its entries.
+	ErrFenced = errors.New("another instance owns the worker")
 	// ErrNoSpace means that the storage is full.
 	ErrNoSpace = errors.New("storage of the journal is full")
 )

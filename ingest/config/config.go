@@ -122,9 +122,9 @@ type Config struct {
 	// worker starts anew: Sink.RemoveWorker is called for the recovered worker before it is added.
 	Recovered []feed.Recovered
 	// Claim, if not nil, is called before the worker of a listener enters the stream: before Sink.AddWorker. It returns the
-	// recovered state with which the worker continues, or nil if there is none; either replaces what Restore was given. The worker does not enter if it returns an
-	// error, until the next message of its engine. Meanwhile the messages of the listener wait. ctx ends when Run ends, or
-	// Release is called for the worker.
+	// recovered state with which the worker continues, or nil if there is none; either replaces what Restore was given. The
+	// worker does not enter if it returns an error, until the next message of its engine. Meanwhile the messages of the
+	// listener wait. ctx ends when Run ends, or Release is called for the worker.
 	Claim func(ctx context.Context, worker string) (*feed.Recovered, error)
 	// Metrics has the metrics registered until the Ingest ends; nil means that they are not
 	// registered.

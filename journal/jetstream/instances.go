@@ -27,8 +27,8 @@ type Value struct {
 	Data []byte
 }
 
-// instanceTTL is how long the bucket keeps what an instance has written.
-const instanceTTL = time.Minute
+// InstanceTTL is how long the bucket of Instances keeps what an instance has written.
+const InstanceTTL = time.Minute
 
 // Instances returns the KV bucket <stream>-instances, in which each instance writes what others must know of it. A value is
 // removed a minute after it was written. With Config.Follow, the bucket must exist. Instances tries again while the servers do
@@ -49,7 +49,7 @@ func (j *Journal) openInstances(ctx context.Context) (*KV, error) {
 	kv, err := j.js.KeyValue(ctx, name)
 	if errors.Is(err, jetstream.ErrBucketNotFound) && !j.cfg.Follow {
 		kv, err = j.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
-			Bucket: name, Description: "Instances of kvcast.", TTL: instanceTTL, Replicas: max(j.cfg.Replicas, 1),
+			Bucket: name, Description: "Instances of kvcast.", TTL: InstanceTTL, Replicas: max(j.cfg.Replicas, 1),
 		})
 		if errors.Is(err, jetstream.ErrBucketExists) || errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			kv, err = j.createdBucket(ctx, name) // another instance has created it meanwhile

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -74,13 +75,16 @@ func (j *Journal) loadWorker(ctx context.Context, s jetstream.Stream, worker str
 	var delivered uint64
 	return j.consume(ctx, s, after+1, j.subjects+escape(worker), func(sub *nats.Subscription) error {
 		for last := after; last < until; {
-			m, err := sub.NextMsgWithContext(ctx)
+			m, err := nextMsg(ctx, sub)
 			if err != nil {
-				return err
+				return fmt.Errorf("interrupted after entry %d: %w", last, err)
 			}
 			if status := m.Header.Get("Status"); status != "" {
 				if err := j.answerStatus(m, status); err != nil {
 					return fmt.Errorf("interrupted after entry %d: %w", last, err)
+				}
+				if n, err := strconv.ParseUint(m.Header.Get(headerLastConsumer), 10, 64); err == nil && n > delivered {
+					return fmt.Errorf("interrupted after entry %d: deliveries were lost", last)
 				}
 				continue
 			}
@@ -106,6 +110,16 @@ func (j *Journal) loadWorker(ctx context.Context, s jetstream.Stream, worker str
 		}
 		return nil
 	})
+}
+
+// headerLastConsumer is the header of a heartbeat: the number of messages that the consumer has delivered.
+const headerLastConsumer = "Nats-Last-Consumer"
+
+// nextMsg returns the next message or heartbeat of a consumer. It returns an error if there is none for too long.
+func nextMsg(ctx context.Context, sub *nats.Subscription) (*nats.Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, deliveryTimeout)
+	defer cancel()
+	return sub.NextMsgWithContext(ctx)
 }
 
 // answerStatus answers flow control. The error says that the consumer has ended.
@@ -256,6 +270,12 @@ func (l *loader) handleStatus(ctx context.Context, m *nats.Msg, status string) e
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	_, err := l.stream.GetMsg(ctx, l.next)
+	if isUnanswered(err) {
+		return nil
+	}
+	if removed, infoErr := l.isRemoved(ctx); err != nil && (removed || infoErr != nil) {
+		return errors.Join(fmt.Errorf("%w: entry %d", ErrPurged, l.next), infoErr)
+	}
 	if apiErr := (*jetstream.APIError)(nil); errors.As(err, &apiErr) || errors.Is(err, jetstream.ErrMsgNotFound) {
 		return fmt.Errorf("%w: entry %d: %w", ErrUnreadable, l.next, err)
 	}

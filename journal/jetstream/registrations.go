@@ -168,6 +168,8 @@ func (r *Registrations) put(ctx context.Context, key string, data []byte) error 
 	if errors.Is(err, jetstream.ErrKeyExists) || isWrongLastSeq(err) {
 		e, getErr := r.kv.Get(ctx, key)
 		switch apiErr := (*jetstream.APIError)(nil); {
+		case errors.Is(getErr, jetstream.ErrKeyNotFound) && revision != 0: // another process has deleted it
+			revision, err = r.kv.Create(ctx, key, data)
 		case getErr == nil && bytes.Equal(e.Value(), data): // an earlier attempt has stored it, and its answer did not come
 			revision, err = e.Revision(), nil
 		case errors.As(getErr, &apiErr) && !errors.Is(getErr, jetstream.ErrKeyNotFound): // it is damaged
