@@ -88,7 +88,7 @@ func (m *Machine) decideIngested(w *worker, now time.Time) (a Action, ok bool) {
 	case w.followsConnection && len(m.candidates) > 1:
 		return m.action(w, Release, ReasonDisconnected), passed(w, w.orphanedAt.Add(m.cfg.Settle), now)
 	default:
-		return m.action(w, Remove, ReasonUnwanted), passed(w, w.orphanedAt.Add(m.grace(w)), now)
+		return m.action(w, Remove, ReasonUnwanted), passed(w, m.orphanedSince(w).Add(m.grace(w)), now)
 	}
 }
 
@@ -102,7 +102,7 @@ func (m *Machine) decideIncomplete(w *worker, now time.Time) (a Action, ok bool)
 	case w.wanted, w.connected:
 		return m.action(w, Claim, ReasonIncomplete), true
 	default:
-		return m.action(w, Claim, ReasonUnwanted), passed(w, w.orphanedAt.Add(m.grace(w)), now)
+		return m.action(w, Claim, ReasonUnwanted), passed(w, m.orphanedSince(w).Add(m.grace(w)), now)
 	}
 }
 
@@ -117,7 +117,7 @@ func (m *Machine) decideOther(w *worker, now time.Time) (a Action, ok bool) {
 	}
 	if !w.wanted {
 		exists := w.inStream || w.owner != ""
-		return m.action(w, Claim, ReasonUnwanted), exists && passed(w, latest(w.orphanedAt, w.ownerlessAt).Add(m.grace(w)), now)
+		return m.action(w, Claim, ReasonUnwanted), exists && passed(w, latest(m.orphanedSince(w), w.ownerlessAt).Add(m.grace(w)), now)
 	}
 	reason := ReasonUnowned
 	switch i := m.instances[w.owner]; {
@@ -128,6 +128,10 @@ func (m *Machine) decideOther(w *worker, now time.Time) (a Action, ok bool) {
 	}
 	return m.action(w, Claim, reason), true
 }
+
+// orphanedSince returns since when it is known that the worker is neither wanted nor connected: while this instance was
+// isolated, it could not know who wants it.
+func (m *Machine) orphanedSince(w *worker) time.Time { return latest(w.orphanedAt, m.returnedAt) }
 
 // grace returns how long a worker that is neither wanted nor connected stays in the log.
 func (m *Machine) grace(w *worker) time.Duration {

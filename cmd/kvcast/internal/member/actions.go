@@ -55,9 +55,11 @@ func (m *Member) execute(ctx context.Context, a cluster.Action) {
 		m.machine.Released(a.Worker, seq, time.Now())
 	case cluster.Drop:
 		m.drop(ctx, a.Worker)
-		log.Warn("worker dropped: another instance has it now")
 		m.mu.Lock()
 		defer m.mu.Unlock()
+		if owner := m.owners[a.Worker].Instance; owner != m.cfg.ID {
+			log.Warn("worker dropped: another instance has it now", "owner", owner)
+		}
 		if m.bound[a.Worker] {
 			m.lost[a.Worker] = time.Now()
 		}
@@ -75,7 +77,9 @@ func (m *Member) claim(ctx context.Context, a cluster.Action) (seq uint64, err e
 	if seen.Seq > a.Seq {
 		return 0, errOwned
 	}
+	m.mu.Lock()
 	w, wanted := m.worker(a.Worker)
+	m.mu.Unlock()
 	source := journal.Source{Worker: a.Worker, Model: w.Model}
 	if known, ok := m.follower.Index().Worker(a.Worker); ok && source.Model == "" {
 		source.Model = known.Model
@@ -104,7 +108,13 @@ func (m *Member) claim(ctx context.Context, a cluster.Action) (seq uint64, err e
 	if recovered != nil {
 		m.ingest.Restore(*recovered)
 	}
-	return seq, m.ingest.AddWorker(ctx, w)
+	if err := m.ingest.AddWorker(ctx, w); err != nil {
+		return 0, err
+	}
+	m.mu.Lock()
+	m.reading[a.Worker] = w
+	m.mu.Unlock()
+	return seq, nil
 }
 
 // takeRecovered returns the state of ingest of a worker that is not wanted; nil if there is none. It has not been used.
@@ -139,6 +149,9 @@ func (m *Member) recover(ctx context.Context, worker string, claim uint64) (*fee
 // release stops reading a worker, hands over what it has appended, and writes the record. If it is to be removed, it removes
 // it from the stream before.
 func (m *Member) release(ctx context.Context, a cluster.Action) (seq uint64, err error) {
+	m.mu.Lock()
+	delete(m.reading, a.Worker)
+	m.mu.Unlock()
 	if err := m.stopReading(ctx, a.Worker); err != nil {
 		return 0, err
 	}
@@ -148,17 +161,21 @@ func (m *Member) release(ctx context.Context, a cluster.Action) (seq uint64, err
 	}
 	if a.Kind == cluster.Remove {
 		m.pipeline.RemoveWorker(a.Worker, m.whyRemoved(a.Worker))
-		if err := m.journal.Checkpoints().Delete(ctx, recovery.CheckpointName(a.Worker)); err != nil {
-			m.cfg.Log.Warn("the checkpoint of a removed worker is kept", "worker", a.Worker, "error", err)
-		}
 	}
 	if err := m.pipeline.Flush(ctx, a.Worker); err != nil {
 		m.drop(ctx, a.Worker)
 		return 0, err
 	}
+	if a.Kind == cluster.Remove {
+		if err := m.journal.Checkpoints().Delete(ctx, recovery.CheckpointName(a.Worker)); err != nil {
+			m.cfg.Log.Warn("the checkpoint of a removed worker is kept", "worker", a.Worker, "error", err)
+		}
+	}
 	seq, err = m.journal.Release(ctx, a.Worker, a.To)
 	if seq == 0 && err == nil { // an earlier action has failed after the claim
+		m.mu.Lock()
 		w, _ := m.worker(a.Worker)
+		m.mu.Unlock()
 		if _, err = m.journal.Claim(ctx, journal.Source{Worker: a.Worker, Model: w.Model}, m.journal.Owner(a.Worker)); err == nil {
 			seq, err = m.journal.Release(ctx, a.Worker, a.To)
 		}
@@ -184,6 +201,9 @@ func (m *Member) whyRemoved(worker string) feed.RemoveReason {
 
 // drop forgets a worker without a record.
 func (m *Member) drop(ctx context.Context, worker string) {
+	m.mu.Lock()
+	delete(m.reading, worker)
+	m.mu.Unlock()
 	m.journal.Forget(worker)
 	m.pipeline.Drop(worker)
 	if err := m.stopReading(context.WithoutCancel(ctx), worker); err != nil {
@@ -206,15 +226,35 @@ func (m *Member) stopReading(ctx context.Context, worker string) error {
 func (m *Member) Retain(after uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.claiming == 0 { // the workers that are claimed now need earlier entries
+	// Workers that were claimed since the last call, or are being claimed, or will be, may need earlier entries.
+	if m.claiming == 0 && m.generation == m.retain.generation && m.ingestsAllOwned() {
 		m.retain.after, m.retain.at = after, m.follower.Bounds().Newest
 	}
+	m.retain.generation = m.generation
 	m.journal.Retain(m.retainAll())
+}
+
+// ingestsAllOwned reports whether the pipeline has all workers of which this instance is the owner.
+func (m *Member) ingestsAllOwned() bool {
+	for name, o := range m.owners {
+		if o.Instance == m.cfg.ID && m.claims[name] == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // retainAll returns the seq after which some instance needs the entries; 0 if that is not known, or if it is for another
 // instance to remove entries.
 func (m *Member) retainAll() uint64 {
+	if !m.isLoaded {
+		return 0
+	}
+	for name := range m.inStream {
+		if m.owners[name].Instance == "" { // its next owner needs them
+			return 0
+		}
+	}
 	after := m.retain.after
 	live := make(map[string]*instance)
 	for _, s := range m.machine.Instances() {
@@ -222,7 +262,7 @@ func (m *Member) retainAll() uint64 {
 			continue
 		}
 		i := m.instances[s.ID]
-		if s.ID < m.cfg.ID || i == nil {
+		if s.ID < m.cfg.ID || i == nil || i.RetainAt > m.journal.Bounds().Newest { // it may have claimed workers since
 			return 0
 		}
 		live[s.ID] = i

@@ -13,6 +13,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -97,16 +99,25 @@ type Member struct {
 	instances  map[string]*instance
 	waiting    map[string]chan *feed.Recovered // workers of listeners that wait for a claim
 	recovered  map[string]*feed.Recovered      // of workers that are claimed and not wanted: the state that ingest continues with
+	reading    map[string]ingestconfig.Worker  // those that ingest connects to, as it was told
 	// deregistered are the workers whose registration was removed, until they are removed from the stream.
 	deregistered map[string]bool
 	lost         map[string]time.Time // when workers of listeners were dropped
 	bound        map[string]bool      // workers of listeners: whether they are connected, as the machine knows it
 	inStream     map[string]bool      // as the machine knows it
-	retain       struct{ after, at uint64 }
-	draining     bool
-	settled      chan struct{} // closed when every wanted worker had a live owner once
-	isSettled    bool
-	attached     bool // the parts are set
+	// retain is what the last call of Retain has found: the seq after which this instance needs the entries, the newest one
+	// that it had applied then, and the generation.
+	retain struct {
+		after, at  uint64
+		generation int
+	}
+	draining   bool
+	settled    chan struct{} // closed when every wanted worker had a live owner once
+	isSettled  bool
+	isLoaded   bool // the machine is
+	hasLeft    bool // no heartbeat is written any more
+	generation int  // of claims: each that begins counts
+	attached   bool // the parts are set
 }
 
 // instance is another instance, or this one, as the bucket shows it.
@@ -131,7 +142,7 @@ func New(c Config) *Member {
 		waiting:    make(map[string]chan *feed.Recovered),
 		bound:      make(map[string]bool),
 		recovered:  make(map[string]*feed.Recovered), deregistered: make(map[string]bool), lost: make(map[string]time.Time),
-		inStream: make(map[string]bool),
+		inStream: make(map[string]bool), reading: make(map[string]ingestconfig.Worker),
 	}
 	m.metrics = newMetrics(m, c.Metrics)
 	return m
@@ -198,16 +209,23 @@ func (m *Member) Run(ctx, handOver context.Context) error {
 	defer loops.Wait()
 	defer stop()
 	loops.Go(func() { m.beat(running) })
-	var loaded sync.WaitGroup
-	loaded.Add(2)
-	loops.Go(func() { m.watch(running, kv, m.instanceChanged, sync.OnceFunc(loaded.Done)) })
+	instances, registrations := make(chan struct{}), make(chan struct{})
+	loops.Go(func() { m.watch(running, kv, m.instanceChanged, sync.OnceFunc(func() { close(instances) })) })
 	loops.Go(func() {
-		m.watch(running, m.journal.Registrations().KV(), m.registrationChanged, sync.OnceFunc(loaded.Done))
+		m.watch(running, m.journal.Registrations().KV(), m.registrationChanged, sync.OnceFunc(func() { close(registrations) }))
 	})
 	loops.Go(func() {
-		loaded.Wait()
+		for _, loaded := range []chan struct{}{instances, registrations} {
+			select {
+			case <-loaded:
+			case <-running.Done():
+				return
+			}
+		}
+		m.look() // before workers can be removed
 		m.mu.Lock()
 		defer m.mu.Unlock()
+		m.isLoaded = true
 		m.machine.Loaded(time.Now())
 		m.signal()
 	})
@@ -251,6 +269,7 @@ func (m *Member) turn(acting context.Context) time.Time {
 	for _, a := range actions {
 		if a.Kind == cluster.Claim {
 			m.claiming++
+			m.generation++
 		}
 	}
 	m.settle()
@@ -268,7 +287,7 @@ func (m *Member) wantWorkers() {
 		wanted[name] = true
 	}
 	for id, workers := range m.announced {
-		if i := m.instances[id]; i == nil || id == m.cfg.ID || time.Since(i.seen) > m.cfg.TTL {
+		if !m.announces(id) {
 			continue
 		}
 		for name := range workers {
@@ -291,18 +310,23 @@ func (m *Member) wantWorkers() {
 	m.wanted = wanted
 }
 
-// worker returns how to connect to the engines of a worker.
+// announces reports whether what another instance announces counts.
+func (m *Member) announces(id string) bool {
+	i := m.instances[id]
+	return i != nil && id != m.cfg.ID && time.Since(i.seen) <= m.cfg.TTL
+}
+
+// worker returns how to connect to the engines of a worker: as this instance has found, as it is registered, or as the first
+// of the other instances announces.
 func (m *Member) worker(name string) (w ingestconfig.Worker, ok bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	if w, ok = m.local[name]; ok {
 		return w, true
 	}
 	if w, ok = m.registered[name]; ok {
 		return w, true
 	}
-	for _, workers := range m.announced {
-		if w, ok = workers[name]; ok {
+	for _, id := range slices.Sorted(maps.Keys(m.announced)) {
+		if w, ok = m.announced[id][name]; ok && m.announces(id) {
 			return w, true
 		}
 	}
@@ -311,7 +335,7 @@ func (m *Member) worker(name string) (w ingestconfig.Worker, ok bool) {
 
 // settle closes settled when every wanted worker has a live owner.
 func (m *Member) settle() {
-	if m.isSettled {
+	if m.isSettled || !m.isLoaded {
 		return
 	}
 	live := make(map[string]bool)
@@ -343,9 +367,25 @@ func (m *Member) look() {
 		case !is && was && m.waiting[name] == nil:
 			m.machine.Disconnected(name)
 			m.bound[name] = false
+		case !is && !was && m.claims[name] == 0:
+			delete(m.bound, name)
 		}
 	}
 	maps.DeleteFunc(m.lost, func(_ string, at time.Time) bool { return time.Since(at) >= lostWait*m.cfg.TTL })
+	for name, used := range m.reading {
+		if w, ok := m.worker(name); ok && !reflect.DeepEqual(w, used) {
+			m.cfg.Log.Info("the configuration of a worker has changed: it is read anew", "worker", name)
+			m.machine.Lost(name)
+			delete(m.reading, name)
+		}
+	}
+	for id, i := range m.instances {
+		if time.Since(i.seen) > jetstream.InstanceTTL { // the bucket does not say that it has removed a key
+			delete(m.instances, id)
+			delete(m.announced, id)
+			m.machine.InstanceGone(id)
+		}
+	}
 	now := make(map[string]bool, len(all))
 	for i := range all {
 		now[all[i].Name] = true
@@ -358,6 +398,7 @@ func (m *Member) look() {
 	for name := range m.inStream {
 		if !now[name] {
 			m.machine.InStream(name, false)
+			delete(m.deregistered, name)
 		}
 	}
 	m.inStream = now
@@ -371,6 +412,12 @@ var errLost = errors.New("another instance has taken it a moment ago, because it
 // connected must not claim it in turn all the time.
 const lostWait = 2
 
+// claimWait is how many TTLs a message of an engine waits until this instance has claimed its worker.
+const claimWait = 2
+
+// errWanted means that an engine has the name of a worker to which instances connect.
+var errWanted = errors.New("a worker of this name is configured, found or registered; give the engine another name")
+
 // Claim is ingest's config.Config.Claim.
 func (m *Member) Claim(ctx context.Context, worker string) (*feed.Recovered, error) {
 	m.mu.Lock()
@@ -379,6 +426,10 @@ func (m *Member) Claim(ctx context.Context, worker string) (*feed.Recovered, err
 		m.bound[worker] = true
 		m.machine.Connected(worker)
 		return m.takeRecovered(worker), nil
+	}
+	if m.wanted[worker] { // the instance to which it is assigned connects to its engine
+		defer m.mu.Unlock()
+		return nil, errWanted
 	}
 	if at, ok := m.lost[worker]; ok && time.Since(at) < lostWait*m.cfg.TTL {
 		defer m.mu.Unlock()
@@ -391,6 +442,8 @@ func (m *Member) Claim(ctx context.Context, worker string) (*feed.Recovered, err
 	m.machine.Connected(worker)
 	m.signal()
 	m.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, claimWait*m.cfg.TTL) // other engines of the listener wait, too
+	defer cancel()
 	select {
 	case r := <-claimed:
 		return r, nil
@@ -436,6 +489,9 @@ func (m *Member) drain(ctx, acting context.Context) {
 		m.cfg.Log.Warn("not all workers are handed over: other instances take them when they hold this one for dead")
 		break
 	}
+	m.mu.Lock()
+	m.hasLeft = true
+	m.mu.Unlock()
 	leaving, cancel := context.WithTimeout(acting, leaveTimeout)
 	defer cancel()
 	if err := errors.Join(m.kv.Delete(leaving, m.cfg.ID), m.kv.Delete(leaving, workersKey(m.cfg.ID))); err != nil {
@@ -450,10 +506,8 @@ func (m *Member) AddWorker(_ context.Context, w ingestconfig.Worker) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.wanted[w.Name] || m.inStream[w.Name] {
-		if _, ok := m.local[w.Name]; ok || m.registered[w.Name].Name != "" {
-			return ingestconfig.ErrWorkerExists
-		}
+	if _, ok := m.local[w.Name]; ok || m.registered[w.Name].Name != "" {
+		return ingestconfig.ErrWorkerExists
 	}
 	m.local[w.Name] = w
 	m.changed = true
@@ -503,9 +557,9 @@ func (m *Member) beat(ctx context.Context) {
 	announced := time.Time{}
 	for {
 		m.putHeartbeat(ctx)
-		if workers, ok := m.workers(time.Since(announced) > announceEvery); ok {
+		if workers, ok := m.workers(time.Since(announced) > announceEvery); ok && !m.left() {
 			if err := m.announce(ctx, workers); err != nil {
-				m.cfg.Log.Debug("workers are not announced", "error", err)
+				m.cfg.Log.Warn("other instances do not get to know the workers that this one has found", "error", err)
 				announced = time.Time{}
 			} else {
 				announced = time.Now()
@@ -517,6 +571,12 @@ func (m *Member) beat(ctx context.Context) {
 			return
 		}
 	}
+}
+
+func (m *Member) left() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.hasLeft
 }
 
 func (m *Member) announce(ctx context.Context, workers map[string]ingestconfig.Worker) error {
@@ -538,8 +598,11 @@ func (m *Member) putHeartbeat(ctx context.Context) {
 
 func (m *Member) tryHeartbeat(ctx context.Context) error {
 	m.mu.Lock()
-	h := m.heartbeat()
+	h, hasLeft := m.heartbeat(), m.hasLeft
 	m.mu.Unlock()
+	if hasLeft {
+		return nil
+	}
 	b, err := json.Marshal(h)
 	if err != nil {
 		panic("heartbeat cannot be encoded: " + err.Error())

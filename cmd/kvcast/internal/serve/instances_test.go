@@ -2,6 +2,7 @@ package serve
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"testing"
@@ -10,6 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+	"github.com/kvcast/kvcast/feed"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -93,6 +96,31 @@ func TestEachServerShowsTheInstances(t *testing.T) {
 		all := serving.durable.member.Instances()
 		return len(all) == 1 && all[0].GetId() == other
 	})
+}
+
+// TestWorkerIsReadAnewWhenItsConfigurationChanges changes an endpoint, as a watched file does, and registers a worker again.
+func TestWorkerIsReadAnewWhenItsConfigurationChanges(t *testing.T) {
+	s, _ := runWith(t, map[string]string{"journal": harness.StartNATS(t), "cluster-ttl": "500ms"})
+	reads := func(endpoint string) func() bool {
+		return func() bool {
+			all := s.ingest.Sources()
+			return len(all) == 1 && all[0].Endpoint == endpoint
+		}
+	}
+	await(t, "serving", func() bool { return isClosed(s.Serving()) })
+	await(t, "the worker is read", reads("tcp://127.0.0.1:1"))
+	m := s.durable.member
+	changed := ingestconfig.Worker{Name: "w", Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://127.0.0.1:2", DPSize: 1}}}
+	if err := errors.Join(m.RemoveWorker(t.Context(), "w", feed.RemovedDiscovery), m.AddWorker(t.Context(), changed)); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.AddWorker(t.Context(), changed); !errors.Is(err, ingestconfig.ErrWorkerExists) {
+		t.Errorf("add again: got %v, want ErrWorkerExists", err)
+	}
+	await(t, "the worker is read at its new endpoint", reads("tcp://127.0.0.1:2"))
+	if o := m.Owners()["w"]; o.GetInstanceId() != m.ID() {
+		t.Errorf("owner: got %v, want this instance", o)
+	}
 }
 
 // TestServersWithTheDocumentedPermissions runs a server that ingests, and one that only serves and may write nothing.

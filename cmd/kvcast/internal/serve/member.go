@@ -18,6 +18,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/journal/jetstream"
 	"github.com/kvcast/kvcast/pipeline"
 	"github.com/kvcast/kvcast/server"
 )
@@ -50,6 +51,7 @@ func (s *Service) join(ctx context.Context) error {
 	}
 	d.Pin(s.follower.Index().Seq())
 	s.cfg.Pipeline.Durable, s.cfg.Pipeline.Shared, s.cfg.Pipeline.Fenced = true, true, d.member.Fenced
+	s.cfg.Pipeline.Oldest = func() uint64 { return d.Bounds().Oldest }
 	p, err := pipeline.New(s.cfg.Pipeline, d)
 	if err != nil {
 		return cli.UsageError{Err: err}
@@ -145,7 +147,10 @@ func (w sharedWorkers) AddWorker(ctx context.Context, worker ingestconfig.Worker
 	if _, wanted := w.durable.member.IsWanted(worker.Name); wanted {
 		return ingestconfig.ErrWorkerExists
 	}
-	if err := w.durable.registrations().Add(ctx, worker); err != nil {
+	switch err := w.durable.registrations().Add(ctx, worker); {
+	case errors.Is(err, jetstream.ErrChanged): // another instance has registered it meanwhile
+		return ingestconfig.ErrWorkerExists
+	case err != nil:
 		return notStored(err)
 	}
 	return w.await(ctx, worker.Name, true)
