@@ -24,6 +24,9 @@ var errChanged = errors.New("a checkpoint cannot be read")
 const (
 	replicaAttempts = 20
 	replicaWait     = 250 * time.Millisecond
+	// joinAttempts and joinWait are how often, and how far apart, a journal that is unreadable is read before Join discards it.
+	joinAttempts = 4
+	joinWait     = 2 * time.Second
 )
 
 // Replicate brings an empty index to the state after a journal that another process writes. It changes nothing in the
@@ -57,13 +60,29 @@ func Replicate(ctx context.Context, j Followed, s Store, log *slog.Logger, p *Pr
 	}
 }
 
-// Join is Replicate for a process that appends, too. If the journal cannot be read, it begins anew with an empty journal and
-// a new epoch.
+// Join is Replicate for a process that appends, too. If the journal cannot be read, also not at further attempts, it begins
+// anew with an empty journal and a new epoch, also for the other processes that use the journal.
 func Join(ctx context.Context, j Followed, s Store, log *slog.Logger, p *Progress, x *index.Index) error {
 	err := Replicate(ctx, j, s, log, p, x)
-	if !errors.Is(err, jetstream.ErrUnreadable) && !errors.Is(err, errShort) {
-		return err
+	for attempt := 1; errors.Is(err, jetstream.ErrUnreadable) || errors.Is(err, errShort); attempt++ {
+		if attempt == joinAttempts {
+			return beginAnew(ctx, j, log, x, err)
+		}
+		log.Warn("the journal cannot be read: it is tried again, since a server may have answered that is behind", "error", err)
+		select {
+		case <-time.After(joinWait):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		x.Reset()
+		p.Workers.Store(0)
+		err = Replicate(ctx, j, s, log, p, x)
 	}
+	return err
+}
+
+// beginAnew discards a journal that cannot be read.
+func beginAnew(ctx context.Context, j Followed, log *slog.Logger, x *index.Index, err error) error {
 	log.Error(unreadable, "error", err)
 	r := &reader{journal: j, index: x}
 	if err := r.discard(ctx, func() Pipeline { return noPipeline{} }); err != nil {

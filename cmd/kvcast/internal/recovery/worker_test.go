@@ -5,6 +5,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/index"
@@ -193,15 +195,32 @@ func TestUnansweredCheckpointIsReadAgainLater(t *testing.T) {
 	}
 }
 
-func TestJoinBeginsAnewIfTheJournalIsUnreadable(t *testing.T) {
-	w := newWorld(t)
-	w.checkpoint(t, "a", 5, func(c *statev1.WorkerCheckpoint) { c.IndexUpTo = 99 })
-	l := &followedLog{log: w.log, change: func(int) {}}
-	if err := Join(t.Context(), l, w.store, w.lines.Logger(), &w.progress, w.index); err != nil {
-		t.Fatal(err)
+// TestJoinBeginsAnewIfTheJournalStaysUnreadable has a checkpoint that is newer than the entries, for good or at first.
+func TestJoinBeginsAnewIfTheJournalStaysUnreadable(t *testing.T) {
+	for _, unreadable := range []int{joinAttempts - 1, joinAttempts} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t)
+			w.checkpoint(t, "a", 5, func(c *statev1.WorkerCheckpoint) { c.IndexUpTo = 99 })
+			l := &followedLog{log: w.log, change: func(marks int) {
+				if marks > unreadable {
+					delete(w.store.objects, "worker.a")
+				}
+			}}
+			began := time.Now()
+			if err := Join(t.Context(), l, w.store, w.lines.Logger(), &w.progress, w.index); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(began); took != (joinAttempts-1)*joinWait {
+				t.Errorf("took %v, want %v", took, (joinAttempts-1)*joinWait)
+			}
+			want := "e"
+			if unreadable == joinAttempts {
+				want = "e'"
+				w.wantLogged(t, "level=ERROR", "starting with an empty journal and a new epoch")
+			}
+			if w.log.epoch != want || w.index.Seq() != w.log.newest {
+				t.Errorf("epoch %s, index at %d of %d; want epoch %s", w.log.epoch, w.index.Seq(), w.log.newest, want)
+			}
+		})
 	}
-	if w.log.epoch != "e'" || w.index.Seq() != w.log.newest {
-		t.Errorf("epoch %s, index at %d of %d", w.log.epoch, w.index.Seq(), w.log.newest)
-	}
-	w.wantLogged(t, "level=ERROR", "starting with an empty journal and a new epoch")
 }
