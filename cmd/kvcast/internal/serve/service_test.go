@@ -1,7 +1,6 @@
 package serve
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -135,14 +134,27 @@ func TestChangesDuringAStartAreMadeAfterTheRegisteredWorkersAreBack(t *testing.T
 	})
 }
 
+// lineChannel is a writer whose lines a test receives.
+type lineChannel chan string
+
+func (c lineChannel) Write(line []byte) (int, error) {
+	c <- string(line)
+	return len(line), nil
+}
+
 func TestOpeningIsLoggedWhileItTakesLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var lines bytes.Buffer
-		stop := logOpening(slog.New(slog.NewTextHandler(&lines, nil)), "file:/journal")
-		time.Sleep(2*openLogInterval + time.Second)
+		lines := make(lineChannel)
+		stop := logOpening(slog.New(slog.NewTextHandler(lines, nil)), "file:/journal")
+		began := time.Now()
+		for _, want := range []string{"journal=file:/journal for=5s", "journal=file:/journal for=10s"} {
+			if got := <-lines; !strings.Contains(got, want) {
+				t.Errorf("got %q, want %q in it", got, want)
+			}
+		}
 		stop()
-		if got := lines.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, "journal=file:/journal for=10s") {
-			t.Errorf("got %q, want two lines", got)
+		if took := time.Since(began); took != 2*openLogInterval {
+			t.Errorf("two lines took %v, want %v", took, 2*openLogInterval)
 		}
 	})
 }
