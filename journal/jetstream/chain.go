@@ -17,7 +17,7 @@ type chain struct {
 	worker  string
 	model   string
 	subject string
-	claim   uint64          // seq of the record that made this process the owner, or of the last renewal
+	claim   uint64          // seq of the ownership record that made this process the owner, or of its last renewal
 	last    uint64          // seq of the worker's last entry
 	source  *journal.Source // of the appends; nil before the first
 	// appends are those that are not delivered, oldest first. appends[:unit] are published as one. appends[:sent] were
@@ -29,7 +29,7 @@ type chain struct {
 	number  uint64    // of the unit
 	since   time.Time // when the unit was published, or the last append of it was delivered
 	singly  int       // number of appends to publish one at a time, since the servers have refused a batch
-	// renewing reports whether a record is among the appends.
+	// renewing reports whether a renewed ownership record is among the appends.
 	renewing bool
 	// err is why later appends fail: one before them was not started.
 	err error
@@ -59,7 +59,7 @@ func (c *chain) delivered(seq uint64, now time.Time) (*inFlight, error) {
 	c.appends[0] = nil
 	c.appends, c.unit, c.sent = c.appends[1:], max(c.unit-1, 0), c.sent-1
 	c.last, c.since = seq, now
-	if a.isRecord {
+	if a.isOwnership {
 		c.claim, c.renewing = seq, false
 	}
 	return a, nil

@@ -30,8 +30,8 @@ type Owner struct {
 func (o Owner) IsReleased() bool { return o.Instance != o.Writer }
 
 // shared is the part of a journal in Servers, whose stream several processes append to: each for the workers that it
-// owns. Who owns a worker stands in the stream, as records among the worker's entries. A record is an entry without
-// events; its header headerOwner has the owner and the writer.
+// owns. Who owns a worker stands in the stream, as ownership records among the worker's entries. One is an entry without
+// events; its header headerOwner has the owner and the writer. Below, a record without another word is an ownership record.
 type shared struct {
 	j *Journal
 
@@ -193,15 +193,14 @@ func (j *Journal) Release(ctx context.Context, worker, next string) (uint64, err
 	if c.err == nil {
 		c.err = fmt.Errorf("%w: worker %q was released", journal.ErrFenced, worker)
 	}
-	a := &inFlight{record: journal.Record{Source: &source, Body: m.Data}, message: m, ack: journal.NewAck(), isRecord: true}
 	if s.chains[worker] != c { // it was fenced meanwhile
 		s.mu.Unlock()
 		<-j.slots
 		return 0, c.err
 	}
-	s.push(c, a)
+	pending := s.pushOwnership(c, source, m)
 	s.mu.Unlock()
-	return a.ack.Pending().Wait(ctx)
+	return pending.Wait(ctx)
 }
 
 // Forget ends the appends of a worker without a record: those that are in flight and all later ones fail with
@@ -284,6 +283,13 @@ func (s *shared) push(c *chain, a *inFlight) {
 		s.ready = append(s.ready, c)
 		signal(s.j.wake)
 	}
+}
+
+// pushOwnership is push for an ownership record.
+func (s *shared) pushOwnership(c *chain, source journal.Source, m *nats.Msg) journal.Pending {
+	a := &inFlight{record: journal.Record{Source: &source, Body: m.Data}, message: m, ack: journal.NewAck(), isOwnership: true}
+	s.push(c, a)
+	return a.ack.Pending()
 }
 
 // endUnit is called when a unit is delivered or will be published again.
@@ -456,7 +462,7 @@ func (s *shared) check(age time.Duration) {
 // delivered handles the next entry of the stream, and makes it visible by show. It acknowledges an entry of this instance. A
 // record of another one ends this instance's appends of the worker.
 func (s *shared) delivered(source journal.Source, e *Entry, show func() error) error {
-	a, fenced, err := s.take(source, e)
+	a, fenced, err := s.match(source, e)
 	if err == nil && e.Owner != nil && s.j.cfg.Owned != nil {
 		s.j.cfg.Owned(source, *e.Owner)
 	}
@@ -473,8 +479,8 @@ func (s *shared) delivered(source journal.Source, e *Entry, show func() error) e
 	return err
 }
 
-// take returns the append that an entry is, if it is of this instance, or the chain that a record ends.
-func (s *shared) take(source journal.Source, e *Entry) (a *inFlight, fenced *chain, err error) {
+// match returns the append that an entry is, if it is of this instance, or the chain that a record ends.
+func (s *shared) match(source journal.Source, e *Entry) (a *inFlight, fenced *chain, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	seq, worker, owner := e.Seq, source.Worker, e.Owner
@@ -590,6 +596,6 @@ func (s *shared) renew(before uint64) {
 			continue
 		}
 		c.renewing = true
-		s.push(c, &inFlight{record: journal.Record{Source: &source, Body: m.Data}, message: m, ack: journal.NewAck(), isRecord: true})
+		s.pushOwnership(c, source, m)
 	}
 }

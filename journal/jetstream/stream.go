@@ -27,14 +27,14 @@ const (
 // registrations beside the checkpoints. Since version 3, the stream in Servers has records of the workers' owners; a
 // directory still has version 2, which is the same without them.
 const (
-	format        = 3
-	formatWithout = 2 // records
+	format              = 3
+	formatWithoutOwners = 2
 )
 
 // format returns the version that the journal writes.
 func (j *Journal) format() string {
 	if j.shared == nil {
-		return strconv.Itoa(formatWithout)
+		return strconv.Itoa(formatWithoutOwners)
 	}
 	return strconv.Itoa(format)
 }

@@ -21,11 +21,11 @@ type window struct {
 
 // inFlight is an append that is not acknowledged yet.
 type inFlight struct {
-	record   journal.Record // without State
-	message  *nats.Msg
-	ack      *journal.Ack
-	received bool // the stream has acknowledged it
-	isRecord bool // it is no entry of the caller, but the record of the worker's owner
+	record      journal.Record // without State
+	message     *nats.Msg
+	ack         *journal.Ack
+	received    bool // the stream has acknowledged it
+	isOwnership bool // it is no entry of the caller, but an ownership record
 }
 
 // push adds an append.
