@@ -8,21 +8,17 @@ package member
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"reflect"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvcast/kvcast/cluster"
-	"github.com/kvcast/kvcast/cmd/kvcast/internal/recovery"
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest"
@@ -45,29 +41,6 @@ type Config struct {
 	// Metrics receives the metrics.
 	Metrics prometheus.Registerer
 	Log     *slog.Logger
-}
-
-// About describes an instance.
-type About struct {
-	Host    string    `json:"host"`
-	PID     int       `json:"pid"`
-	Address string    `json:"address"` // of the gRPC port
-	Version string    `json:"version"`
-	Started time.Time `json:"started"`
-	Ingest  bool      `json:"ingest"`
-}
-
-// heartbeat is what an instance writes in each third of the TTL, under its id.
-type heartbeat struct {
-	About
-	Draining bool `json:"draining,omitempty"`
-	// Seq is the newest entry that the instance has applied, and Workers the number of workers that it ingests.
-	Seq     uint64 `json:"seq"`
-	Workers int    `json:"workers"`
-	// RetainAfter is the seq after which the instance's recovery needs the entries of the workers that it had claimed when
-	// it had applied the entry RetainAt.
-	RetainAfter uint64 `json:"retain_after"`
-	RetainAt    uint64 `json:"retain_at"`
 }
 
 // Member is one of the instances.
@@ -118,13 +91,6 @@ type Member struct {
 	hasLeft    bool // no heartbeat is written any more
 	generation int  // of claims: each that begins counts
 	attached   bool // the parts are set
-}
-
-// instance is another instance, or this one, as the bucket shows it.
-type instance struct {
-	heartbeat
-	seen   time.Time
-	before uint64 // the seq of the heartbeat before
 }
 
 // New returns a Member, which must be attached and run.
@@ -280,59 +246,6 @@ func (m *Member) turn(acting context.Context) time.Time {
 	return again
 }
 
-// wantWorkers tells the machine which workers instances announce or are registered.
-func (m *Member) wantWorkers() {
-	wanted := make(map[string]bool)
-	for name := range m.local {
-		wanted[name] = true
-	}
-	for id, workers := range m.announced {
-		if !m.announces(id) {
-			continue
-		}
-		for name := range workers {
-			wanted[name] = true
-		}
-	}
-	for name := range m.registered {
-		wanted[name] = true
-	}
-	for name := range wanted {
-		if !m.wanted[name] {
-			m.machine.Wanted(name, true)
-		}
-	}
-	for name := range m.wanted {
-		if !wanted[name] {
-			m.machine.Wanted(name, false)
-		}
-	}
-	m.wanted = wanted
-}
-
-// announces reports whether what another instance announces counts.
-func (m *Member) announces(id string) bool {
-	i := m.instances[id]
-	return i != nil && id != m.cfg.ID && time.Since(i.seen) <= m.cfg.TTL
-}
-
-// worker returns how to connect to the engines of a worker: as this instance has found, as it is registered, or as the first
-// of the other instances announces.
-func (m *Member) worker(name string) (w ingestconfig.Worker, ok bool) {
-	if w, ok = m.local[name]; ok {
-		return w, true
-	}
-	if w, ok = m.registered[name]; ok {
-		return w, true
-	}
-	for _, id := range slices.Sorted(maps.Keys(m.announced)) {
-		if w, ok = m.announced[id][name]; ok && m.announces(id) {
-			return w, true
-		}
-	}
-	return w, false
-}
-
 // settle closes settled when every wanted worker has a live owner.
 func (m *Member) settle() {
 	if m.isSettled || !m.isLoaded {
@@ -404,61 +317,6 @@ func (m *Member) look() {
 	m.inStream = now
 }
 
-// errLost means that an engine's connection is older than the one by which another instance has got the worker.
-var errLost = errors.New("another instance has taken it a moment ago, because its engine has connected there")
-
-// lostWait is how many TTLs pass before a message of an engine makes this instance claim a worker again that another one has
-// taken. What is left of a connection that has ended must not claim it, and two instances to which the same engine is
-// connected must not claim it in turn all the time.
-const lostWait = 2
-
-// claimWait is how many TTLs a message of an engine waits until this instance has claimed its worker.
-const claimWait = 2
-
-// errWanted means that an engine has the name of a worker to which instances connect.
-var errWanted = errors.New("a worker of this name is configured, found or registered; give the engine another name")
-
-// Claim is ingest's config.Config.Claim.
-func (m *Member) Claim(ctx context.Context, worker string) (*feed.Recovered, error) {
-	m.mu.Lock()
-	if m.machine.Owners()[worker].Ingested { // the grace time has removed it from the stream, or it was to be removed
-		defer m.mu.Unlock()
-		m.bound[worker] = true
-		m.machine.Connected(worker)
-		return m.takeRecovered(worker), nil
-	}
-	if m.wanted[worker] { // the instance to which it is assigned connects to its engine
-		defer m.mu.Unlock()
-		return nil, errWanted
-	}
-	if at, ok := m.lost[worker]; ok && time.Since(at) < lostWait*m.cfg.TTL {
-		defer m.mu.Unlock()
-		return nil, errLost
-	}
-	delete(m.lost, worker)
-	claimed := make(chan *feed.Recovered, 1)
-	m.waiting[worker] = claimed
-	m.bound[worker] = true
-	m.machine.Connected(worker)
-	m.signal()
-	m.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, claimWait*m.cfg.TTL) // other engines of the listener wait, too
-	defer cancel()
-	select {
-	case r := <-claimed:
-		return r, nil
-	case <-ctx.Done():
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if m.waiting[worker] == claimed {
-			delete(m.waiting, worker)
-			m.machine.Disconnected(worker)
-			m.bound[worker] = false
-		}
-		return nil, ctx.Err()
-	}
-}
-
 // drain hands over all workers, until ctx ends.
 func (m *Member) drain(ctx, acting context.Context) {
 	m.mu.Lock()
@@ -497,233 +355,6 @@ func (m *Member) drain(ctx, acting context.Context) {
 	if err := errors.Join(m.kv.Delete(leaving, m.cfg.ID), m.kv.Delete(leaving, workersKey(m.cfg.ID))); err != nil {
 		m.cfg.Log.Warn("others hold this instance for live for a while", "error", err)
 	}
-}
-
-// AddWorker makes the workers that this instance has found known to all. It implements discovery.Workers.
-func (m *Member) AddWorker(_ context.Context, w ingestconfig.Worker) error {
-	if err := (&ingestconfig.Config{Workers: []ingestconfig.Worker{w}}).Validate(); err != nil {
-		return err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if _, ok := m.local[w.Name]; ok || m.registered[w.Name].Name != "" {
-		return ingestconfig.ErrWorkerExists
-	}
-	m.local[w.Name] = w
-	m.changed = true
-	m.signal()
-	return nil
-}
-
-// RemoveWorker removes a worker of AddWorker. It implements discovery.Workers.
-func (m *Member) RemoveWorker(_ context.Context, name string, _ feed.RemoveReason) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if _, ok := m.local[name]; !ok {
-		return ingestconfig.ErrNoWorker
-	}
-	delete(m.local, name)
-	m.changed = true
-	m.signal()
-	return nil
-}
-
-// IsWanted reports whether a worker is registered, and whether it is wanted or in the stream.
-func (m *Member) IsWanted(name string) (registered, wanted bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	_, registered = m.registered[name]
-	return registered, m.wanted[name] || m.inStream[name]
-}
-
-func workersKey(id string) string { return id + ".workers" }
-
-// workers returns a copy of the workers that this instance announces, if they have changed or again is set.
-func (m *Member) workers(again bool) (map[string]ingestconfig.Worker, bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !m.changed && !again {
-		return nil, false
-	}
-	m.changed = false
-	return maps.Clone(m.local), true
-}
-
-// beat writes heartbeats, and announces workers, until ctx ends.
-func (m *Member) beat(ctx context.Context) {
-	const announceEvery = 20 * time.Second // the bucket keeps what is announced for a minute
-	ticker := time.NewTicker(m.cfg.TTL / 3)
-	defer ticker.Stop()
-	announced := time.Time{}
-	for {
-		m.putHeartbeat(ctx)
-		if workers, ok := m.workers(time.Since(announced) > announceEvery); ok && !m.left() {
-			if err := m.announce(ctx, workers); err != nil {
-				m.cfg.Log.Warn("other instances do not get to know the workers that this one has found", "error", err)
-				announced = time.Time{}
-			} else {
-				announced = time.Now()
-			}
-		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-func (m *Member) left() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.hasLeft
-}
-
-func (m *Member) announce(ctx context.Context, workers map[string]ingestconfig.Worker) error {
-	b, err := json.Marshal(workers)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, m.cfg.TTL)
-	defer cancel()
-	return m.kv.Put(ctx, workersKey(m.cfg.ID), b)
-}
-
-// putHeartbeat writes a heartbeat.
-func (m *Member) putHeartbeat(ctx context.Context) {
-	if err := m.tryHeartbeat(ctx); err != nil {
-		m.cfg.Log.Debug("no heartbeat", "error", err)
-	}
-}
-
-func (m *Member) tryHeartbeat(ctx context.Context) error {
-	m.mu.Lock()
-	h, hasLeft := m.heartbeat(), m.hasLeft
-	m.mu.Unlock()
-	if hasLeft {
-		return nil
-	}
-	b, err := json.Marshal(h)
-	if err != nil {
-		panic("heartbeat cannot be encoded: " + err.Error())
-	}
-	ctx, cancel := context.WithTimeout(ctx, m.cfg.TTL/3)
-	defer cancel()
-	return m.kv.Put(ctx, m.cfg.ID, b)
-}
-
-func (m *Member) heartbeat() heartbeat {
-	return heartbeat{
-		About: m.cfg.About, Draining: m.draining, Seq: m.follower.Bounds().Newest, Workers: len(m.claims),
-		RetainAfter: m.retain.after, RetainAt: m.retain.at,
-	}
-}
-
-const (
-	// watchRetry is the wait after a watch was interrupted.
-	watchRetry = time.Second
-	// leaveTimeout bounds the deletion of the instance's heartbeat.
-	leaveTimeout = time.Second
-)
-
-// watch watches a bucket until ctx ends.
-func (m *Member) watch(ctx context.Context, kv *jetstream.KV, changed func(jetstream.Value), loaded func()) {
-	for ctx.Err() == nil {
-		err := kv.Watch(ctx, changed, loaded)
-		if ctx.Err() != nil {
-			return
-		}
-		m.cfg.Log.Warn("watching is interrupted", "error", err)
-		select {
-		case <-time.After(watchRetry):
-		case <-ctx.Done():
-		}
-	}
-}
-
-// instanceChanged handles a value of the bucket of the instances.
-func (m *Member) instanceChanged(v jetstream.Value) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	defer m.signal()
-	if id, ok := strings.CutSuffix(v.Key, ".workers"); ok {
-		workers := make(map[string]ingestconfig.Worker)
-		if err := json.Unmarshal(v.Data, &workers); v.Data != nil && err != nil {
-			m.cfg.Log.Warn("the workers of another instance cannot be read", "instance", id, "error", err)
-			return
-		}
-		if m.announced[id] = workers; v.Data == nil {
-			delete(m.announced, id)
-		}
-		return
-	}
-	if v.Data == nil {
-		delete(m.instances, v.Key)
-		delete(m.announced, v.Key)
-		m.machine.InstanceGone(v.Key)
-		return
-	}
-	var h heartbeat
-	if err := json.Unmarshal(v.Data, &h); err != nil {
-		m.cfg.Log.Warn("the heartbeat of another instance cannot be read", "instance", v.Key, "error", err)
-		return
-	}
-	now := time.Now()
-	known := m.instances[v.Key]
-	if known == nil {
-		m.replaced(h)
-		known = new(instance)
-	}
-	m.instances[v.Key] = &instance{heartbeat: h, seen: now, before: known.Seq}
-	if v.Key == m.cfg.ID && m.isBehind() {
-		return // what it would decide rests on outdated records
-	}
-	m.machine.Instance(v.Key, v.Revision, cluster.Info{Ingest: h.Ingest, Draining: h.Draining}, now)
-}
-
-// isBehind reports whether another instance had read an entry at its heartbeat before the last that this one has not read yet.
-func (m *Member) isBehind() bool {
-	for id, i := range m.instances {
-		if id != m.cfg.ID && time.Since(i.seen) < m.cfg.TTL && i.before > m.journal.Bounds().Newest {
-			return true
-		}
-	}
-	return false
-}
-
-// replaced makes the machine hold an instance for dead that had the host and the address of a new one before.
-func (m *Member) replaced(by heartbeat) {
-	for id, i := range m.instances {
-		if i.Host == by.Host && i.Address == by.Address && i.Started.Before(by.Started) {
-			m.machine.InstanceGone(id)
-		}
-	}
-}
-
-// registrationChanged handles a value of the bucket of the registrations.
-func (m *Member) registrationChanged(v jetstream.Value) {
-	name, err := jetstream.RegistrationName(v.Key)
-	if err != nil {
-		return
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	defer m.signal()
-	if v.Data == nil {
-		delete(m.registered, name)
-		if m.wantWorkers(); !m.wanted[name] && (m.inStream[name] || m.owners[name].Instance != "") {
-			m.deregistered[name] = true
-			m.machine.Unwanted(name)
-		}
-		return
-	}
-	delete(m.deregistered, name)
-	w, err := recovery.DecodeRegistration(name, v.Data)
-	if err != nil {
-		m.cfg.Log.Error("a registration cannot be read: register the worker again", "worker", name, "error", err)
-		return
-	}
-	m.registered[name] = w
 }
 
 // errOwned means that another instance has claimed a worker meanwhile.

@@ -1,0 +1,207 @@
+package member
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"strings"
+	"time"
+
+	"github.com/kvcast/kvcast/cluster"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/journal/jetstream"
+)
+
+// About describes an instance.
+type About struct {
+	Host    string    `json:"host"`
+	PID     int       `json:"pid"`
+	Address string    `json:"address"` // of the gRPC port
+	Version string    `json:"version"`
+	Started time.Time `json:"started"`
+	Ingest  bool      `json:"ingest"`
+}
+
+// heartbeat is what an instance writes in each third of the TTL, under its id.
+type heartbeat struct {
+	About
+	Draining bool `json:"draining,omitempty"`
+	// Seq is the newest entry that the instance has applied, and Workers the number of workers that it ingests.
+	Seq     uint64 `json:"seq"`
+	Workers int    `json:"workers"`
+	// RetainAfter is the seq after which the instance's recovery needs the entries of the workers that it had claimed when
+	// it had applied the entry RetainAt.
+	RetainAfter uint64 `json:"retain_after"`
+	RetainAt    uint64 `json:"retain_at"`
+}
+
+// instance is another instance, or this one, as the bucket shows it.
+type instance struct {
+	heartbeat
+	seen   time.Time
+	before uint64 // the seq of the heartbeat before
+}
+
+func workersKey(id string) string { return id + ".workers" }
+
+// workers returns a copy of the workers that this instance announces, if they have changed or again is set.
+func (m *Member) workers(again bool) (map[string]ingestconfig.Worker, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.changed && !again {
+		return nil, false
+	}
+	m.changed = false
+	return maps.Clone(m.local), true
+}
+
+// beat writes heartbeats, and announces workers, until ctx ends.
+func (m *Member) beat(ctx context.Context) {
+	const announceEvery = 20 * time.Second // the bucket keeps what is announced for a minute
+	ticker := time.NewTicker(m.cfg.TTL / 3)
+	defer ticker.Stop()
+	announced := time.Time{}
+	for {
+		m.putHeartbeat(ctx)
+		if workers, ok := m.workers(time.Since(announced) > announceEvery); ok && !m.left() {
+			if err := m.announce(ctx, workers); err != nil {
+				m.cfg.Log.Warn("other instances do not get to know the workers that this one has found", "error", err)
+				announced = time.Time{}
+			} else {
+				announced = time.Now()
+			}
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (m *Member) left() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.hasLeft
+}
+
+func (m *Member) announce(ctx context.Context, workers map[string]ingestconfig.Worker) error {
+	b, err := json.Marshal(workers)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.TTL)
+	defer cancel()
+	return m.kv.Put(ctx, workersKey(m.cfg.ID), b)
+}
+
+// putHeartbeat writes a heartbeat.
+func (m *Member) putHeartbeat(ctx context.Context) {
+	if err := m.tryHeartbeat(ctx); err != nil {
+		m.cfg.Log.Debug("no heartbeat", "error", err)
+	}
+}
+
+func (m *Member) tryHeartbeat(ctx context.Context) error {
+	m.mu.Lock()
+	h, hasLeft := m.heartbeat(), m.hasLeft
+	m.mu.Unlock()
+	if hasLeft {
+		return nil
+	}
+	b, err := json.Marshal(h)
+	if err != nil {
+		panic("heartbeat cannot be encoded: " + err.Error())
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.TTL/3)
+	defer cancel()
+	return m.kv.Put(ctx, m.cfg.ID, b)
+}
+
+func (m *Member) heartbeat() heartbeat {
+	return heartbeat{
+		About: m.cfg.About, Draining: m.draining, Seq: m.follower.Bounds().Newest, Workers: len(m.claims),
+		RetainAfter: m.retain.after, RetainAt: m.retain.at,
+	}
+}
+
+const (
+	// watchRetry is the wait after a watch was interrupted.
+	watchRetry = time.Second
+	// leaveTimeout bounds the deletion of the instance's heartbeat.
+	leaveTimeout = time.Second
+)
+
+// watch watches a bucket until ctx ends.
+func (m *Member) watch(ctx context.Context, kv *jetstream.KV, changed func(jetstream.Value), loaded func()) {
+	for ctx.Err() == nil {
+		err := kv.Watch(ctx, changed, loaded)
+		if ctx.Err() != nil {
+			return
+		}
+		m.cfg.Log.Warn("watching is interrupted", "error", err)
+		select {
+		case <-time.After(watchRetry):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// instanceChanged handles a value of the bucket of the instances.
+func (m *Member) instanceChanged(v jetstream.Value) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	defer m.signal()
+	if id, ok := strings.CutSuffix(v.Key, ".workers"); ok {
+		workers := make(map[string]ingestconfig.Worker)
+		if err := json.Unmarshal(v.Data, &workers); v.Data != nil && err != nil {
+			m.cfg.Log.Warn("the workers of another instance cannot be read", "instance", id, "error", err)
+			return
+		}
+		if m.announced[id] = workers; v.Data == nil {
+			delete(m.announced, id)
+		}
+		return
+	}
+	if v.Data == nil {
+		delete(m.instances, v.Key)
+		delete(m.announced, v.Key)
+		m.machine.InstanceGone(v.Key)
+		return
+	}
+	var h heartbeat
+	if err := json.Unmarshal(v.Data, &h); err != nil {
+		m.cfg.Log.Warn("the heartbeat of another instance cannot be read", "instance", v.Key, "error", err)
+		return
+	}
+	now := time.Now()
+	known := m.instances[v.Key]
+	if known == nil {
+		m.replaced(h)
+		known = new(instance)
+	}
+	m.instances[v.Key] = &instance{heartbeat: h, seen: now, before: known.Seq}
+	if v.Key == m.cfg.ID && m.isBehind() {
+		return // what it would decide rests on outdated records
+	}
+	m.machine.Instance(v.Key, v.Revision, cluster.Info{Ingest: h.Ingest, Draining: h.Draining}, now)
+}
+
+// isBehind reports whether another instance had read an entry at its heartbeat before the last that this one has not read yet.
+func (m *Member) isBehind() bool {
+	for id, i := range m.instances {
+		if id != m.cfg.ID && time.Since(i.seen) < m.cfg.TTL && i.before > m.journal.Bounds().Newest {
+			return true
+		}
+	}
+	return false
+}
+
+// replaced makes the machine hold an instance for dead that had the host and the address of a new one before.
+func (m *Member) replaced(by heartbeat) {
+	for id, i := range m.instances {
+		if i.Host == by.Host && i.Address == by.Address && i.Started.Before(by.Started) {
+			m.machine.InstanceGone(id)
+		}
+	}
+}

@@ -1,0 +1,64 @@
+package member
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/kvcast/kvcast/feed"
+)
+
+// errLost means that an engine's connection is older than the one by which another instance has got the worker.
+var errLost = errors.New("another instance has taken it a moment ago, because its engine has connected there")
+
+// lostWait is how many TTLs pass before a message of an engine makes this instance claim a worker again that another one has
+// taken. What is left of a connection that has ended must not claim it, and two instances to which the same engine is
+// connected must not claim it in turn all the time.
+const lostWait = 2
+
+// claimWait is how many TTLs a message of an engine waits until this instance has claimed its worker.
+const claimWait = 2
+
+// errWanted means that an engine has the name of a worker to which instances connect.
+var errWanted = errors.New("a worker of this name is configured, found or registered; give the engine another name")
+
+// Claim is ingest's config.Config.Claim.
+func (m *Member) Claim(ctx context.Context, worker string) (*feed.Recovered, error) {
+	m.mu.Lock()
+	if m.machine.Owners()[worker].Ingested { // the grace time has removed it from the stream, or it was to be removed
+		defer m.mu.Unlock()
+		m.bound[worker] = true
+		m.machine.Connected(worker)
+		return m.takeRecovered(worker), nil
+	}
+	if m.wanted[worker] { // the instance to which it is assigned connects to its engine
+		defer m.mu.Unlock()
+		return nil, errWanted
+	}
+	if at, ok := m.lost[worker]; ok && time.Since(at) < lostWait*m.cfg.TTL {
+		defer m.mu.Unlock()
+		return nil, errLost
+	}
+	delete(m.lost, worker)
+	claimed := make(chan *feed.Recovered, 1)
+	m.waiting[worker] = claimed
+	m.bound[worker] = true
+	m.machine.Connected(worker)
+	m.signal()
+	m.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, claimWait*m.cfg.TTL) // other engines of the listener wait, too
+	defer cancel()
+	select {
+	case r := <-claimed:
+		return r, nil
+	case <-ctx.Done():
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.waiting[worker] == claimed {
+			delete(m.waiting, worker)
+			m.machine.Disconnected(worker)
+			m.bound[worker] = false
+		}
+		return nil, ctx.Err()
+	}
+}
