@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/testing/protocmp"
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/feed"
@@ -371,22 +370,7 @@ func TestMovedPipelineEqualsOneThatNeverMoved(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newMovedWorld(t, drawConfig(t), drawCalls(t, false, true))
 		w.run()
-		m := newModel(w.worlds[0].cfg, func(worker string, eventID uint64) []uint64 {
-			for _, e := range w.log.entriesByWorker()[worker] {
-				for _, ev := range e.GetEvents() {
-					if ev.GetEventId() == eventID {
-						return ev.GetRemoved().GetBlockHashes()
-					}
-				}
-			}
-			return nil
-		})
-		for _, c := range w.calls {
-			c.on(m)
-		}
-		if diff := cmp.Diff(m.entries, w.log.entriesByWorker(), protocmp.Transform()); diff != "" {
-			t.Fatalf("entries (-want +got):\n%s", diff)
-		}
+		w.log.compareWithModel(t, w.worlds[0].cfg, w.calls)
 		w.compareTables()
 	})
 }

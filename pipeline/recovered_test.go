@@ -487,6 +487,26 @@ func newDurableWorld(t *rapid.T, cfg pipeline.Config) *durableWorld {
 	return &durableWorld{t: t, random: random, cfg: cfg, log: &durableLog{}, checkpoints: make(map[string]storedCheckpoint)}
 }
 
+// compareWithModel compares the entries with those of the model after some calls.
+func (l *durableLog) compareWithModel(t *rapid.T, cfg pipeline.Config, calls []call) {
+	m := newModel(cfg, func(worker string, eventID uint64) []uint64 {
+		for _, e := range l.entriesByWorker()[worker] {
+			for _, ev := range e.GetEvents() {
+				if ev.GetEventId() == eventID {
+					return ev.GetRemoved().GetBlockHashes()
+				}
+			}
+		}
+		return nil
+	})
+	for _, c := range calls {
+		c.on(m)
+	}
+	if diff := cmp.Diff(m.entries, l.entriesByWorker(), protocmp.Transform()); diff != "" {
+		t.Fatalf("entries (-want +got):\n%s", diff)
+	}
+}
+
 // compareTables compares the blocks in the tables with an index that has applied all entries.
 func (w *durableWorld) compareTables() {
 	x := index.New()
@@ -505,22 +525,7 @@ func TestRecoveredPipelineEqualsOneThatNeverCrashed(t *testing.T) {
 		w := newDurableWorld(t, drawConfig(t))
 		calls := drawCalls(t, false, true)
 		w.run(calls)
-		m := newModel(w.cfg, func(worker string, eventID uint64) []uint64 {
-			for _, e := range w.log.entriesByWorker()[worker] {
-				for _, ev := range e.GetEvents() {
-					if ev.GetEventId() == eventID {
-						return ev.GetRemoved().GetBlockHashes()
-					}
-				}
-			}
-			return nil
-		})
-		for _, c := range calls {
-			c.on(m)
-		}
-		if diff := cmp.Diff(m.entries, w.log.entriesByWorker(), protocmp.Transform()); diff != "" {
-			t.Fatalf("entries (-want +got):\n%s", diff)
-		}
+		w.log.compareWithModel(t, w.cfg, calls)
 		w.compareTables()
 	})
 }
