@@ -86,7 +86,7 @@ const honestWorker = "127.0.0.1"
 
 func newHonest(t *testing.T, s *process) *correctEngine {
 	t.Helper()
-	port := freePort(t)
+	port := harness.FreePort(t)
 	h := &correctEngine{t: t, publisher: publisherOf(t, simulator.SocketConfig{
 		Endpoint: s.endpoint(), Mode: simulator.ModeConnect, Topic: "kv@" + honestWorker + "@m", Replay: fmt.Sprintf("tcp://127.0.0.1:%d", port),
 	})}
@@ -134,17 +134,6 @@ func (h *correctEngine) round() {
 			}
 		}
 	}
-}
-
-// freePort returns a port that was free when it was checked.
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().(*net.TCPAddr).Port
 }
 
 // attacks run concurrently with a correct engine. Each runs until the context is done.

@@ -3,7 +3,6 @@ package cluster_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"syscall"
 	"testing"
 	"time"
@@ -16,7 +15,7 @@ import (
 // TestWorkerFollowsItsConnection moves an engine, which connects to a port behind which there are two servers, from one to the
 // other: its connection closes while the former server lives, is killed, or is paused.
 func TestWorkerFollowsItsConnection(t *testing.T) {
-	replay := freePort(t)
+	replay := harness.FreePort(t)
 	url := harness.StartNATS(t)
 	js := connect(t, url)
 	balancer := harness.NewProxy(t, "")
@@ -30,7 +29,7 @@ func TestWorkerFollowsItsConnection(t *testing.T) {
 	var members []*member
 	var listeners []string
 	for i := range 2 {
-		listeners = append(listeners, fmt.Sprintf("127.0.0.1:%d", freePort(t)))
+		listeners = append(listeners, fmt.Sprintf("127.0.0.1:%d", harness.FreePort(t)))
 		members = append(members, &member{name: fmt.Sprintf("server-%d", i), Server: fleet.NewServer(t,
 			"--journal", url, "--journal-max-bytes", "16MiB", "--journal-checkpoint-bytes", "64KiB", "--subscribers-progress", "1s",
 			"--bind", fmt.Sprintf("tcp://%s,replay_port=%d", listeners[i], replay))})
@@ -81,14 +80,4 @@ func TestWorkerFollowsItsConnection(t *testing.T) {
 			t.Error(err)
 		}
 	}
-}
-
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().(*net.TCPAddr).Port
 }

@@ -54,7 +54,7 @@ func StartNATSCluster(t testing.TB) *NATSCluster {
 	dir := t.TempDir()
 	var routes []*url.URL
 	for i := range size {
-		client, peer := freePort(t), freePort(t)
+		client, peer := FreePort(t), FreePort(t)
 		routes = append(routes, &url.URL{Scheme: "nats", Host: fmt.Sprintf("127.0.0.1:%d", peer)})
 		c.options = append(c.options, server.Options{
 			ServerName: fmt.Sprintf("nats-%d", i), Port: client, StoreDir: filepath.Join(dir, fmt.Sprint(i)),
@@ -74,7 +74,8 @@ func StartNATSCluster(t testing.TB) *NATSCluster {
 	return c
 }
 
-func freePort(t testing.TB) int {
+// FreePort returns a port of 127.0.0.1 that was free when it was checked.
+func FreePort(t testing.TB) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it does not block
 	if err != nil {

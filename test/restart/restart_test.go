@@ -4,7 +4,6 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"testing"
 	"time"
@@ -57,7 +56,7 @@ func TestNothingIsLostWhenTheServerIsKilled(t *testing.T) {
 
 // TestWorkersThatAreNotConfiguredSurvive kills a server with an engine that connects to it, and one that is registered.
 func TestWorkersThatAreNotConfiguredSurvive(t *testing.T) {
-	listener, replay := freePort(t), freePort(t)
+	listener, replay := harness.FreePort(t), harness.FreePort(t)
 	engines := fleet.New(t, *seed)
 	registered := engines.Add("registered", 1, fleet.Bound())
 	engines.Add("127.0.0.1", 1, simulator.SocketConfig{
@@ -137,16 +136,6 @@ func (s *server) end() {
 	if err := s.Process.Kill(); err != nil {
 		s.t.Fatal(err)
 	}
-}
-
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().(*net.TCPAddr).Port
 }
 
 // follow follows a server, or one of several.
