@@ -104,7 +104,7 @@ func mustClose(t testing.TB, j *jetstream.Journal) {
 	}
 }
 
-// sources are those that appendN has used, by journal and worker.
+// sources has the *journal.Source of each worker that appendN has appended for, by sourceKey.
 var sources sync.Map
 
 type sourceKey struct {

@@ -44,8 +44,9 @@ type instance struct {
 
 func workersKey(id string) string { return id + ".workers" }
 
-// workers returns a copy of the workers that this instance announces, if they have changed or again is set.
-func (m *Member) workers(again bool) (map[string]ingestconfig.Worker, bool) {
+// workers returns a copy of the workers that this instance announces. ok is false if they have not changed since the last
+// call, unless again is set.
+func (m *Member) workers(again bool) (_ map[string]ingestconfig.Worker, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.changed && !again {

@@ -19,7 +19,8 @@ const lostWait = 2
 // claimWait is how many TTLs a message of an engine waits until this instance has claimed its worker.
 const claimWait = 2
 
-// errWanted means that an engine has the name of a worker to which instances connect.
+// errWanted means that an engine has connected to a listener under the name of a worker to whose engine instances connect
+// themselves.
 var errWanted = errors.New("a worker of this name is configured, found or registered; give the engine another name")
 
 // Claim is ingest's config.Config.Claim.

@@ -303,18 +303,9 @@ func (m *Member) look() {
 	for i := range all {
 		now[all[i].Name] = true
 	}
-	for name := range now {
-		if !m.inStream[name] {
-			m.machine.InStream(name, true)
-		}
-	}
-	for name := range m.inStream {
-		if !now[name] {
-			m.machine.InStream(name, false)
-			delete(m.deregistered, name)
-		}
-	}
+	tellChanges(m.inStream, now, m.machine.InStream)
 	m.inStream = now
+	maps.DeleteFunc(m.deregistered, func(name string, _ bool) bool { return !now[name] && m.owners[name].Instance == "" })
 }
 
 // drain hands over all workers, until ctx ends.

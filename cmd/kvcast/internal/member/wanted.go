@@ -29,17 +29,22 @@ func (m *Member) wantWorkers() {
 	for name := range m.registered {
 		wanted[name] = true
 	}
-	for name := range wanted {
-		if !m.wanted[name] {
-			m.machine.Wanted(name, true)
-		}
-	}
-	for name := range m.wanted {
-		if !wanted[name] {
-			m.machine.Wanted(name, false)
-		}
-	}
+	tellChanges(m.wanted, wanted, m.machine.Wanted)
 	m.wanted = wanted
+}
+
+// tellChanges calls tell with each name that only one of two sets has, and whether it is in the second.
+func tellChanges(before, now map[string]bool, tell func(name string, is bool)) {
+	for name := range now {
+		if !before[name] {
+			tell(name, true)
+		}
+	}
+	for name := range before {
+		if !now[name] {
+			tell(name, false)
+		}
+	}
 }
 
 // announces reports whether what another instance announces counts.
