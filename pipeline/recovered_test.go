@@ -488,9 +488,9 @@ func newDurableWorld(t *rapid.T, cfg pipeline.Config) *durableWorld {
 }
 
 // compareWithModel compares the entries with those of the model after some calls.
-func (l *durableLog) compareWithModel(t *rapid.T, cfg pipeline.Config, calls []call) {
+func (d *durableLog) compareWithModel(t *rapid.T, cfg pipeline.Config, calls []call) {
 	m := newModel(cfg, func(worker string, eventID uint64) []uint64 {
-		for _, e := range l.entriesByWorker()[worker] {
+		for _, e := range d.entriesByWorker()[worker] {
 			for _, ev := range e.GetEvents() {
 				if ev.GetEventId() == eventID {
 					return ev.GetRemoved().GetBlockHashes()
@@ -502,7 +502,7 @@ func (l *durableLog) compareWithModel(t *rapid.T, cfg pipeline.Config, calls []c
 	for _, c := range calls {
 		c.on(m)
 	}
-	if diff := cmp.Diff(m.entries, l.entriesByWorker(), protocmp.Transform()); diff != "" {
+	if diff := cmp.Diff(m.entries, d.entriesByWorker(), protocmp.Transform()); diff != "" {
 		t.Fatalf("entries (-want +got):\n%s", diff)
 	}
 }
