@@ -21,7 +21,7 @@ NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures|EqualTheModels
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster demo-restart demo-router test live peers clients soak restarts cluster fuzz mutate run build build-static bench bench-indexers lint fmt proto grpcurl libzmq clean
+.PHONY: help demo demo-cluster demo-restart demo-router test live peers clients soak restarts cluster fuzz mutate run build build-static bench bench-indexers lint fmt proto grpcurl kube-apiserver libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,7 @@ test: ## Run all tests, with the race detector if there is cgo.
 	@test -d bin/clients || echo "Skipping the Python and Rust examples: run make clients to prepare them"
 	@test -d bin/peers || echo "Skipping the peers in Python, Java and Rust: run make peers to prepare them"
 	@test -f bin/live/pins || echo "Skipping SGLang's publisher: run make live to fetch it"
+	@test -f bin/kube-apiserver || echo "Skipping the Kubernetes API server: run make kube-apiserver to build it"
 	@# The timeout ends a test that hangs. No test depends on the speed of the machine.
 	@# Packages wait for timers and processes: four at a time keep two cores busy.
 	$(go) test $(race) -p 4 -skip '$(NO_RACE)' -timeout 60m ./...
@@ -119,6 +120,13 @@ proto: $(TOOLS)/buf $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## Genera
 	PATH="$(TOOLS):$$PATH" $(TOOLS)/buf generate
 
 grpcurl: $(TOOLS)/grpcurl ## Build bin/tools/grpcurl, which calls the server by hand.
+
+kube-apiserver: bin/kube-apiserver bin/kubectl ## Build the Kubernetes API server and kubectl of tests into bin, which takes some minutes.
+
+bin/kube-apiserver bin/kubectl: tools/kubernetes/go.mod
+	version=$$($(GO) -C tools/kubernetes list -m -f '{{.Version}}' k8s.io/kubernetes) && \
+	CGO_ENABLED=0 $(GO) -C tools/kubernetes build -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$$version" \
+		-o $(CURDIR)/$@ k8s.io/kubernetes/cmd/$(@F)
 
 clean: ## Delete bin.
 	rm -rf bin
