@@ -21,33 +21,33 @@ type decoder struct {
 // maxHashesKept is how many hashes of each kind the decoder keeps memory for.
 const maxHashesKept = 64 << 10
 
+// entryTimes are the times in an entry, in nanoseconds since the Unix epoch; 0 if it has none.
+type entryTimes struct{ engine, ingest int64 }
+
 // applyEncoded applies entries in the encoding of journal.Chunk: the fields entries of a kvcast.v1.SubscribeResponse.
-// It returns the ingest time of the first entry that has one, in nanoseconds since the Unix epoch. The caller must hold
-// the lock.
-func (x *Index) applyEncoded(entries []byte) (ingestTime int64, err error) {
+// It appends their times. The caller must hold the lock.
+func (x *Index) applyEncoded(entries []byte, times []entryTimes) ([]entryTimes, error) {
 	for len(entries) > 0 {
 		f, rest, err := encode.Next(entries)
 		if err == nil && (f.Number != kvcastv1.ResponseEntriesField || f.Type != protowire.BytesType) {
 			err = fmt.Errorf("field %d is not an entry", f.Number)
 		}
-		var t int64
+		var t entryTimes
 		if err == nil {
 			t, err = x.applyEncodedEntry(0, f.Bytes)
 		}
 		if err != nil {
-			return ingestTime, fmt.Errorf("entry after seq %d: %w", x.seq, err)
+			return times, fmt.Errorf("entry after seq %d: %w", x.seq, err)
 		}
-		if ingestTime == 0 {
-			ingestTime = t
-		}
+		times = append(times, t)
 		entries = rest
 	}
-	return ingestTime, nil
+	return times, nil
 }
 
 // applyEncodedEntry applies an encoded kvcast.v1.Entry whose events are its last fields. Its field seq replaces the given
 // seq.
-func (x *Index) applyEncodedEntry(seq uint64, b []byte) (ingestTime int64, err error) {
+func (x *Index) applyEncodedEntry(seq uint64, b []byte) (times entryTimes, err error) {
 	var (
 		name, modelName []byte
 		w               *worker
@@ -55,7 +55,7 @@ func (x *Index) applyEncodedEntry(seq uint64, b []byte) (ingestTime int64, err e
 	for len(b) > 0 {
 		f, rest, err := encode.Next(b)
 		if err != nil {
-			return 0, err
+			return entryTimes{}, err
 		}
 		b = rest
 		switch f.Number {
@@ -65,23 +65,25 @@ func (x *Index) applyEncodedEntry(seq uint64, b []byte) (ingestTime int64, err e
 			name = f.Bytes
 		case kvcastv1.EntryModelField:
 			modelName = f.Bytes
+		case kvcastv1.EntryEngineTimeUnixNanoField:
+			times.engine = int64(f.Value)
 		case kvcastv1.EntryIngestTimeUnixNanoField:
-			ingestTime = int64(f.Value)
+			times.ingest = int64(f.Value)
 		case kvcastv1.EntryEventsField:
 			if w == nil {
 				w = x.encodedWorker(name, modelName)
 			}
 			if w, err = x.applyEncodedEvent(w, f.Bytes); err != nil {
-				return 0, err
+				return entryTimes{}, err
 			}
-		default: // the engine's time, or a field of a later version
+		default: // a field of a later version
 		}
 	}
 	if w == nil { // no events
 		w = x.encodedWorker(name, modelName)
 	}
 	x.entryApplied(w, seq)
-	return ingestTime, nil
+	return times, nil
 }
 
 // encodedWorker is Index.worker for encoded names, without an allocation for a known worker.

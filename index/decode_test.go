@@ -2,6 +2,7 @@ package index_test
 
 import (
 	"math"
+	"slices"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -27,22 +28,20 @@ func TestEncodedEntriesApplyLikeMessages(t *testing.T) {
 		anyParent := rapid.Bool().Draw(t, "any parent")
 		for seq := uint64(1); seq <= 20; {
 			var batch []*kvcastv1.Entry
-			ingestTime := int64(0)
+			var times []index.EntryTimes
 			for range rapid.IntRange(0, 3).Draw(t, "entries") {
 				e := drawEntry(t, seq, anyParent)
 				batch = append(batch, e)
 				want.ApplyEntry(e)
-				if ingestTime == 0 {
-					ingestTime = e.GetIngestTimeUnixNano()
-				}
+				times = append(times, index.NewEntryTimes(e.GetEngineTimeUnixNano(), e.GetIngestTimeUnixNano()))
 				seq++
 			}
 			if len(batch) == 0 {
 				seq++
 			}
-			gotTime, err := got.ApplyEncoded(encodeEntries(t, batch...))
-			if err != nil || gotTime != ingestTime {
-				t.Fatalf("apply: ingest time %d, %v, want %d", gotTime, err, ingestTime)
+			gotTimes, err := got.ApplyEncoded(encodeEntries(t, batch...), nil)
+			if err != nil || !slices.Equal(gotTimes, times) {
+				t.Fatalf("apply: got times %v, %v, want %v", gotTimes, err, times)
 			}
 			if want.Seq() != got.Seq() || want.Models() != got.Models() {
 				t.Fatalf("got seq %d and %d models, want %d and %d", got.Seq(), got.Models(), want.Seq(), want.Models())
@@ -61,7 +60,7 @@ func TestInvalidEntriesAreErrors(t *testing.T) {
 	)
 	for n := range valid {
 		all := index.New()
-		_, err := all.ApplyEncoded(valid[:n])
+		_, err := all.ApplyEncoded(valid[:n], nil)
 		var m kvcastv1.SubscribeResponse
 		if want := proto.Unmarshal(valid[:n], &m); (err == nil) != (want == nil) {
 			t.Errorf("the first %d bytes: got error %v, want %v", n, err, want)
@@ -71,7 +70,7 @@ func TestInvalidEntriesAreErrors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := index.New().ApplyEncoded(another); err == nil {
+	if _, err := index.New().ApplyEncoded(another, nil); err == nil {
 		t.Error("a field that is no entry: got no error")
 	}
 }
@@ -90,7 +89,7 @@ func TestEventsOfAllSizesApply(t *testing.T) {
 	} {
 		e := entryOf(uint64(i+1), ev)
 		want.ApplyEntry(e)
-		if _, err := got.ApplyEncoded(encodeEntries(t, e)); err != nil {
+		if _, err := got.ApplyEncoded(encodeEntries(t, e), nil); err != nil {
 			t.Fatal(err)
 		}
 		if diff := compare(want, got); diff != "" {
@@ -105,8 +104,10 @@ func TestEncodedStoresOfKnownBlocksAllocateNothing(t *testing.T) {
 	s := stored(1, 2, 3)
 	s.LoraName = proto.String("an-adapter")
 	entries := encodeEntries(t, entryOf(1, event(0, s), event(0, removed(9))))
+	var times []index.EntryTimes
 	if allocs := testing.AllocsPerRun(100, func() {
-		if _, err := x.ApplyEncoded(entries); err != nil {
+		var err error
+		if times, err = x.ApplyEncoded(entries, times[:0]); err != nil {
 			panic(err)
 		}
 	}); allocs != 0 {
@@ -122,7 +123,7 @@ func FuzzEncodedEntries(f *testing.F) {
 	f.Fuzz(func(t *testing.T, entries []byte) {
 		x := index.New()
 		x.ApplyEntry(entryOf(1, event(0, stored(1, 2, 3))))
-		_, err := x.ApplyEncoded(entries)
+		_, err := x.ApplyEncoded(entries, nil)
 		var m kvcastv1.SubscribeResponse
 		if invalid := proto.Unmarshal(entries, &m); invalid != nil || err != nil {
 			return

@@ -6,11 +6,17 @@ import (
 	"github.com/kvcast/kvcast/index/radix"
 )
 
-// ApplyEncoded applies encoded entries like a Follower.
-func (x *Index) ApplyEncoded(entries []byte) (ingestTime int64, err error) {
+// EntryTimes are the times in an entry.
+type EntryTimes = entryTimes
+
+// NewEntryTimes returns the times of an entry.
+func NewEntryTimes(engine, ingest int64) EntryTimes { return EntryTimes{engine, ingest} }
+
+// ApplyEncoded applies encoded entries like a Follower, and appends their times.
+func (x *Index) ApplyEncoded(entries []byte, times []EntryTimes) ([]EntryTimes, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.applyEncoded(entries)
+	return x.applyEncoded(entries, times)
 }
 
 // Blocks returns all blocks of a rank by block hash, without their places, which depend on the other ranks.

@@ -32,18 +32,27 @@ type Follower struct {
 	index   *Index
 	slices  [][]byte // reused by turn
 	joined  []byte   // reused by turn
-	delay   func(time.Duration)
+	times   []entryTimes
+	delays  Delays
 
 	applied atomic.Uint64
 	mu      sync.Mutex    // guards changed
 	changed chan struct{} // closed when applied next grows; nil if no reader waits
 }
 
+// Delays receives how long it took until readers could see an engine's batch. A nil function receives nothing.
+type Delays struct {
+	// Receipt is called with the time since the receipt of the oldest batch of those that are applied together.
+	Receipt func(time.Duration)
+	// Engine is called with the time since the engine's own time of each batch that has one after 1970. It is negative if the
+	// engine's clock is ahead of this machine's.
+	Engine func(time.Duration)
+}
+
 // NewFollower returns a follower of a journal's entries after the last one that the index has applied when Run is called.
-// The journal must retain the entries after the last one that it has applied now. Run calls delay with the times from the
-// receipt of an engine's batch until readers see it, for the oldest batch of those that are applied together.
-func NewFollower(j Journal, x *Index, delay func(time.Duration)) *Follower {
-	f := &Follower{journal: j, index: x, delay: delay}
+// The journal must retain the entries after the last one that it has applied now. Run calls delays.
+func NewFollower(j Journal, x *Index, delays Delays) *Follower {
+	f := &Follower{journal: j, index: x, delays: delays}
 	f.applied.Store(x.Seq())
 	j.Pin(x.Seq())
 	return f
@@ -124,7 +133,7 @@ func (f *Follower) turn(ctx context.Context) (more bool, err error) {
 		entries = f.joined
 	}
 	f.index.mu.Lock()
-	ingestTime, err := f.index.applyEncoded(entries)
+	f.times, err = f.index.applyEncoded(entries, f.times[:0])
 	if err == nil {
 		f.applied.Store(chunk.Last) // before a reader of the index sees the entries
 	}
@@ -138,10 +147,23 @@ func (f *Follower) turn(ctx context.Context) (more bool, err error) {
 	}
 	f.journal.Pin(chunk.Last)
 	f.wakeReaders()
-	if ingestTime != 0 {
-		f.delay(max(0, time.Since(time.Unix(0, ingestTime))))
-	}
+	f.reportDelays()
 	return true, nil
+}
+
+// reportDelays reports the delays of the entries that were applied last.
+func (f *Follower) reportDelays() {
+	now := time.Now().UnixNano()
+	isReported := f.delays.Receipt == nil
+	for _, t := range f.times {
+		if t.ingest != 0 && !isReported {
+			f.delays.Receipt(max(0, time.Duration(now-t.ingest)))
+			isReported = true
+		}
+		if t.engine > 0 && f.delays.Engine != nil {
+			f.delays.Engine(time.Duration(now - t.engine))
+		}
+	}
 }
 
 func (f *Follower) wakeReaders() {

@@ -58,7 +58,7 @@ func run(t *testing.T, f *index.Follower) (stop func() error) {
 	return stop
 }
 
-func noDelay(time.Duration) {}
+var noDelay index.Delays
 
 // followed is a journal whose readers read from a follower. Appends wait until the follower has applied them.
 type followed struct {
@@ -436,7 +436,7 @@ func TestFollowerReportsDelaysOfTheOldestBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := journal.NewMemory(journal.Config{})
 		var delays []time.Duration
-		f := index.NewFollower(m, index.New(), func(d time.Duration) { delays = append(delays, d) })
+		f := index.NewFollower(m, index.New(), index.Delays{Receipt: func(d time.Duration) { delays = append(delays, d) }})
 		now := time.Now().UnixNano()
 		for _, ingestTime := range []int64{0, now, now + int64(time.Second)} {
 			e := entryOf(0, event(0, stored(1)))
@@ -460,6 +460,33 @@ func TestFollowerReportsDelaysOfTheOldestBatch(t *testing.T) {
 		}
 		if !slices.Equal(delays, []time.Duration{3 * time.Second, 0}) {
 			t.Errorf("got delays %v, want 3 s and 0", delays)
+		}
+	})
+}
+
+func TestFollowerReportsDelaysSinceTheEngineTimeOfEachBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := journal.NewMemory(journal.Config{})
+		var delays []time.Duration
+		f := index.NewFollower(m, index.New(), index.Delays{Engine: func(d time.Duration) { delays = append(delays, d) }})
+		now := time.Now().UnixNano()
+		for _, engineTime := range []int64{now, 0, math.MinInt64, now + int64(5*time.Second), 1, math.MaxInt64} {
+			e := entryOf(0, event(0, stored(1)))
+			e.EngineTimeUnixNano = engineTime
+			if err := appendEntry(t.Context(), m, e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		<-time.After(3 * time.Second)
+		later := time.Now().UnixNano()
+		stop := run(t, f)
+		synctest.Wait()
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		want := []time.Duration{3 * time.Second, -2 * time.Second, time.Duration(later - 1), time.Duration(later - math.MaxInt64)}
+		if !slices.Equal(delays, want) {
+			t.Errorf("got delays %v, want %v", delays, want)
 		}
 	})
 }

@@ -123,6 +123,7 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 	}
 	if in.batch.HasTime {
 		in.out.EngineTime = unixNano(in.batch.Time)
+		p.status.engineDelay.Store(int64(now.Sub(time.Unix(0, in.out.EngineTime)))) // saturates
 	}
 	p.worker.lane.Batch(&in.out)
 	in.out.Events = nil // the decoder reuses their memory

@@ -133,8 +133,9 @@ func (m *metrics) observe(began time.Time, n int) {
 // of the memory of counters of package prometheus, which matters with thousands of workers.
 type workerCollector struct {
 	counters [numCounters]*prometheus.Desc
-	lastSeq  *prometheus.Desc
-	sources  *sourceList
+	// lastSeq and engineDelay are of each source at each dp rank.
+	lastSeq, engineDelay *prometheus.Desc
+	sources              *sourceList
 
 	mu      sync.Mutex // guards workers
 	workers map[string]*workerMetrics
@@ -145,7 +146,10 @@ func newWorkerCollector(sources *sourceList) *workerCollector {
 		return prometheus.NewDesc(prometheus.BuildFQName(metricsNamespace, metricsSubsystem, name), help, labels, nil)
 	}
 	c := &workerCollector{sources: sources, workers: make(map[string]*workerMetrics)}
-	c.lastSeq = desc("last_seq", "Engine seq of the last batch.", "worker", "source", "rank")
+	c.lastSeq = desc("last_seq", "Engine seq of the last batch.", "worker", "source", "dp_rank")
+	c.engineDelay = desc("engine_delay_seconds",
+		"Time from the engine's time of the last batch to its receipt. Negative if the engine's clock is ahead; a constant offset is that of the clocks.",
+		"worker", "source", "dp_rank")
 	for i, o := range counterOpts {
 		labels := []string{"worker", o.label}
 		if o.label == "" {
@@ -162,14 +166,21 @@ func (c *workerCollector) Describe(ch chan<- *prometheus.Desc) {
 		ch <- d
 	}
 	ch <- c.lastSeq
+	ch <- c.engineDelay
 }
 
 // Collect implements prometheus.Collector. It holds no mutex while it sends, so that a slow reader does
 // not hold up delivery.
 func (c *workerCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, s := range c.sources.started() {
-		ch <- prometheus.MustNewConstMetric(c.lastSeq, prometheus.GaugeValue, float64(s.lastSeq.Load()),
-			s.initial.Worker, strconv.Itoa(s.source), strconv.FormatUint(uint64(s.initial.Rank), 10))
+		gauge := func(d *prometheus.Desc, v float64) {
+			ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v,
+				s.initial.Worker, strconv.Itoa(s.source), strconv.FormatUint(uint64(s.initial.Rank), 10))
+		}
+		gauge(c.lastSeq, float64(s.lastSeq.Load()))
+		if delay := time.Duration(s.engineDelay.Load()); delay != noEngineTime {
+			gauge(c.engineDelay, delay.Seconds())
+		}
 	}
 	c.mu.Lock()
 	workers := slices.Collect(maps.Values(c.workers))

@@ -1,6 +1,7 @@
 package ingest
 
 import (
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -84,11 +85,18 @@ type sourceEntry struct {
 	downSince atomic.Pointer[time.Time] // nil: there is a connection
 	started   atomic.Bool
 	lastSeq   atomic.Uint64
+	// engineDelay is the time.Duration from the engine's time of the last batch that has one to its receipt; noEngineTime
+	// before the first.
+	engineDelay atomic.Int64
 }
+
+// noEngineTime is the engineDelay of a source without times.
+const noEngineTime time.Duration = math.MinInt64
 
 func (l *sourceList) add(source int, initial SourceStatus) *sourceEntry {
 	e := &sourceEntry{source: source, initial: initial}
 	e.replay.Store(&initial.Replay)
+	e.engineDelay.Store(int64(noEngineTime))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.entries = append(l.entries, e)

@@ -18,17 +18,25 @@ func (s *Server) NewAdmin(metrics prometheus.Gatherer) http.Handler {
 		_, _ = fmt.Fprintln(w, "ok")
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		switch {
-		case s.stopping.Load():
-			http.Error(w, "shutting down", http.StatusServiceUnavailable)
-		case !s.started.Load():
-			http.Error(w, "starting", http.StatusServiceUnavailable)
-		case s.stalled.Load():
-			http.Error(w, "the journal does not answer", http.StatusServiceUnavailable)
-		default:
-			_, _ = fmt.Fprintln(w, "ok")
+		if why := s.unready(); why != "" {
+			http.Error(w, why, http.StatusServiceUnavailable)
+			return
 		}
+		_, _ = fmt.Fprintln(w, "ok")
 	})
 	mux.Handle("GET /debug/pprof/", http.DefaultServeMux)
 	return mux
+}
+
+// unready returns why the server is not ready; empty if it is.
+func (s *Server) unready() string {
+	switch {
+	case s.stopping.Load():
+		return "shutting down"
+	case !s.started.Load():
+		return "starting"
+	case s.stalled.Load():
+		return "the journal does not answer"
+	}
+	return ""
 }

@@ -84,6 +84,9 @@ func (c *cursor) next(ctx context.Context, until uint64) error {
 	})
 	defer func() { clear(c.slices) }() // an idle stream must not reference entries
 	c.slices = chunk.Slices
+	if errors.Is(err, journal.ErrCompacted) {
+		c.server.metrics.evicted.Inc()
+	}
 	switch {
 	case errors.Is(err, journal.ErrCompacted) && c.snapshots:
 		return c.snapshot(ctx)
@@ -99,7 +102,14 @@ func (c *cursor) next(ctx context.Context, until uint64) error {
 	m.responses.Inc()
 	m.entries.Add(float64(chunk.Entries))
 	m.bytes.Add(float64(chunk.Bytes))
-	return c.sendChunk(chunk, before, c.out.sendEntries)
+	first := chunk.Slices[0]
+	if err := c.sendChunk(chunk, before, c.out.sendEntries); err != nil {
+		return err
+	}
+	if c.subscription != nil && before >= c.bounds.Newest { // otherwise the client asked for what was old already
+		m.sent(first)
+	}
+	return nil
 }
 
 // sendChunk sends the entries of a chunk, which are after the seq, without the events that the filter excludes.

@@ -8,6 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/encode"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server/match"
 )
 
@@ -20,6 +22,8 @@ type metrics struct {
 	panics    prometheus.Counter
 	stalled   prometheus.Counter
 	late      prometheus.Counter
+	evicted   prometheus.Counter
+	delay     prometheus.Histogram
 
 	matchedPrompts prometheus.Counter
 	matches        prometheus.Counter
@@ -37,6 +41,14 @@ func (s *Server) newMetrics(all promauto.Factory) *metrics {
 	}
 	gauge("receiving_requests", "Calls whose request is being received.", func() float64 { return float64(len(s.receiving)) })
 	gauge("subscribers", "Open Subscribe streams.", func() float64 { return float64(s.subscribers.inUse()) })
+	gauge("subscriber_lag_entries", "Entries that the subscriber furthest behind has not read yet; one that receives a snapshot is not counted.",
+		func() float64 { return float64(s.subscribers.lag(s.journal)) })
+	gauge("ready", "1 while /readyz answers ok, and 0 otherwise.", func() float64 {
+		if s.unready() == "" {
+			return 1
+		}
+		return 0
+	})
 	gauge("snapshots", "Snapshots being sent.", func() float64 { return float64(s.snapshots.inUse()) })
 	gauge("snapshots_waiting", "Snapshots waiting for a slot.", func() float64 { return float64(s.snapshots.waiting()) })
 	gauge("journal_bytes", "Bytes of the retained entries.", func() float64 { return float64(s.journal.Bytes()) })
@@ -50,8 +62,14 @@ func (s *Server) newMetrics(all promauto.Factory) *metrics {
 		bytes:     counter("entry_bytes_sent_total", "Bytes of entries sent to subscribers."),
 		progress:  counter("progress_sent_total", "Progress messages sent to subscribers."),
 		stalled:   counter("stalled_streams_total", "Streams ended because the client did not read, or read a snapshot too slowly."),
+		evicted:   counter("evicted_before_read_total", "Times that entries were evicted before a stream had read them. It continues with a snapshot, or ends with POSITION_COMPACTED."),
 		late:      counter("late_requests_total", "Calls canceled because their request was not received in time."),
 		panics:    counter("panics_total", "Calls ended by a panic; the log has the stack."),
+		delay: all.NewHistogram(prometheus.HistogramOpts{
+			Name:    "engine_delay_seconds",
+			Help:    "Time from the engine's time of a batch until a response with its entry is sent to a subscriber, of the first entry of each response. Entries that were appended before the stream began are not observed.",
+			Buckets: prometheus.ExponentialBuckets(500e-6, 2, 18), // 500 µs to 65 s
+		}),
 
 		matchedPrompts: counter("matched_prompts_total", "Prompts matched by MatchPrefix and MatchPrefixes."),
 		matches:        counter("matches_total", "Matches returned, one for each dp rank that holds a prefix of a prompt."),
@@ -61,6 +79,30 @@ func (s *Server) newMetrics(all promauto.Factory) *metrics {
 			Buckets: prometheus.ExponentialBuckets(4e-6, 4, 10), // 4 µs to 1 s
 		}),
 	}
+}
+
+// sent records that a response was sent whose encoded entries begin with first. The clock of the engine may be ahead of this
+// machine's, which the index counts.
+func (m *metrics) sent(first []byte) {
+	if t := engineTime(first); t > 0 {
+		m.delay.Observe(max(0, time.Since(time.Unix(0, t))).Seconds())
+	}
+}
+
+// engineTime returns the engine's time in the first of encoded entries, in nanoseconds since the Unix epoch; 0 if it has
+// none.
+func engineTime(entries []byte) int64 {
+	f, _, err := encode.Next(entries)
+	for b := f.Bytes; err == nil && len(b) > 0; {
+		f, b, err = encode.Next(b)
+		switch {
+		case err != nil || f.Number == kvcastv1.EntryEventsField:
+			return 0
+		case f.Number == kvcastv1.EntryEngineTimeUnixNanoField:
+			return int64(f.Value)
+		}
+	}
+	return 0
 }
 
 // matched counts an answer.

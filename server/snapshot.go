@@ -95,6 +95,9 @@ func (c *cursor) snapshot(ctx context.Context) error {
 		return err
 	}
 	c.seq = end
+	if c.subscription != nil {
+		c.subscription.seq.Store(end)
+	}
 	c.out.hasPrev = false
 	return c.out.sendPositioned(&kvcastv1.SubscribeResponse{SnapshotEnd: &kvcastv1.SnapshotEnd{
 		Position: &kvcastv1.Position{Epoch: c.out.epoch, Seq: end},

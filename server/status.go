@@ -251,9 +251,11 @@ func newSubscribers(capacity int) *subscribers {
 	return &subscribers{limiter: newLimiter(capacity, 0, 0), open: make(map[*subscriber]struct{})}
 }
 
-// add lists a stream that has acquired a slot.
-func (s *subscribers) add(ctx context.Context, f *kvcastv1.Filter) *subscriber {
+// add lists a stream that has acquired a slot and starts after a seq, or with a snapshot.
+func (s *subscribers) add(ctx context.Context, f *kvcastv1.Filter, after uint64, inSnapshot bool) *subscriber {
 	sub := &subscriber{status: &kvcastv1.SubscriberStatus{Filter: truncateFilter(f), StartTimeUnixNano: time.Now().UnixNano()}}
+	sub.seq.Store(after)
+	sub.inSnapshot.Store(inSnapshot)
 	if p, ok := peer.FromContext(ctx); ok {
 		sub.status.Peer = p.Addr.String()
 	}
@@ -270,6 +272,19 @@ func (s *subscribers) remove(sub *subscriber) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.open, sub)
+}
+
+// lag returns how many entries the stream furthest behind has not read yet, without those that send a snapshot.
+func (s *subscribers) lag(j Journal) (most uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for sub := range s.open {
+		if !sub.inSnapshot.Load() {
+			seq := sub.seq.Load()
+			most = max(most, j.Bounds().Newest-seq) // the newest seq is read after seq, so it is not less
+		}
+	}
+	return most
 }
 
 // list returns the status of the open streams, without the field behind. The oldest stream comes first.

@@ -34,9 +34,8 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 		return err
 	}
 	c.seq = after
-	c.subscription = s.subscribers.add(stream.Context(), req.GetFilter())
+	c.subscription = s.subscribers.add(stream.Context(), req.GetFilter(), after, mode == kvcastv1.Accepted_MODE_SNAPSHOT)
 	defer s.subscribers.remove(c.subscription)
-	c.subscription.seq.Store(c.seq)
 	c.snapshots = req.GetGapPolicy() != kvcastv1.GapPolicy_GAP_POLICY_FAIL
 	c.digests = req.GetProgressDigests()
 	return c.run(func(ctx context.Context) error {

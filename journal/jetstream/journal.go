@@ -249,6 +249,14 @@ func (j *Journal) Stalled() time.Time {
 	return since
 }
 
+// InFlight returns the number of appends that are not acknowledged yet.
+func (j *Journal) InFlight() int { return len(j.slots) }
+
+// Connection reports whether there is a connection to a server, and how often one was restored.
+func (j *Journal) Connection() (connected bool, reconnects uint64) {
+	return j.conn.IsConnected(), j.conn.Stats().Reconnects
+}
+
 // Failed returns a channel that is closed when the journal has failed; see Err.
 func (j *Journal) Failed() <-chan struct{} { return j.failed }
 

@@ -72,7 +72,7 @@ func start(t *testing.T, j *durableJournal) *run {
 	if err != nil {
 		t.Fatal(err)
 	}
-	follower := index.NewFollower(j, x, func(time.Duration) {})
+	follower := index.NewFollower(j, x, index.Delays{})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- follower.Run(ctx) }()

@@ -96,7 +96,24 @@ func openDurable(ctx context.Context, c *config.Config, log *slog.Logger, regist
 					return 1
 				}
 				return 0
-			}))
+			}),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kvcast_journal_appends_in_flight",
+			Help: "Appends that the journal has not acknowledged yet. At 512, ingest waits."},
+			func() float64 { return float64(d.InFlight()) }))
+	if len(cfg.Servers) > 0 {
+		registry.MustRegister(
+			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kvcast_journal_connected",
+				Help: "1 while there is a connection to one of the NATS servers, and 0 otherwise."},
+				func() float64 {
+					if connected, _ := d.Connection(); connected {
+						return 1
+					}
+					return 0
+				}),
+			prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "kvcast_journal_reconnects_total",
+				Help: "Connections to NATS servers that were established again after one was lost."},
+				func() float64 { _, reconnects := d.Connection(); return float64(reconnects) }))
+	}
 	return d, nil
 }
 

@@ -72,7 +72,7 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 		cfg: c, log: log, registry: prometheus.NewRegistry(), serving: make(chan struct{}), assembled: make(chan struct{}),
 		registered: make(chan struct{}), watches: watches(c, log),
 	}
-	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.closeParts(ctx))
@@ -86,7 +86,7 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	} else {
 		s.journal = journal.NewMemory(c.Journal.Retention)
 	}
-	s.follower = index.NewFollower(s.journal, index.New(), indexMetrics(s.registry, s))
+	s.follower = index.NewFollower(s.journal, index.New(), newIndexMetrics(s.registry, s))
 
 	if c.Server.Tokens != nil && c.Server.TLS == nil {
 		log.Warn("tokens without TLS can be read from the network: set --tls-cert and --tls-key, unless a proxy terminates TLS")
@@ -164,25 +164,6 @@ func (s *Service) closeParts(ctx context.Context) error {
 		errs = append(errs, s.durable.Close(ctx))
 	}
 	return errors.Join(errs...)
-}
-
-// indexMetrics registers the metrics of the follower, and returns the function that it calls.
-func indexMetrics(registry *prometheus.Registry, s *Service) func(time.Duration) {
-	delay := prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name:    "kvcast_index_delay_seconds",
-		Help:    "Time from the receipt of a batch until subscribers can read its entry, of the oldest entry of those that are applied to the index together. Includes batch.timeout.",
-		Buckets: prometheus.ExponentialBuckets(50e-6, 2, 16),
-	})
-	registry.MustRegister(delay, prometheus.NewGaugeFunc(
-		prometheus.GaugeOpts{Name: "kvcast_index_behind_entries", Help: "Entries of the journal that are not applied to the index yet."},
-		func() float64 {
-			if s.cfg.IngestsEngines && !s.isAssembled() { // the index is behind by what is not recovered yet
-				return 0
-			}
-			applied := s.follower.Bounds().Newest
-			return float64(s.journal.Bounds().Newest - applied)
-		}))
-	return func(d time.Duration) { delay.Observe(d.Seconds()) }
 }
 
 func listen(ctx context.Context, flag, addr string) (net.Listener, error) {

@@ -1,0 +1,269 @@
+package observe_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/zmtp"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/fleet"
+	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/enginetest"
+	"github.com/kvcast/kvcast/test/rawzmtp"
+)
+
+const bindAny = "tcp://127.0.0.1:*"
+
+var listening = regexp.MustCompile(`msg=listening endpoint=tcp://(\S+)`)
+
+// TestMetricsOfIdleServersAreDocumented checks both directions for each kind of journal: what is served is documented, and what is
+// documented as served is.
+func TestMetricsOfIdleServersAreDocumented(t *testing.T) {
+	rows := documentedMetrics(t)
+	for name, test := range map[string]struct {
+		journal    func(*testing.T) string
+		conditions []string
+	}{
+		"memory": {func(*testing.T) string { return "memory" }, nil},
+		"file":   {func(t *testing.T) string { return "file:" + t.TempDir() }, []string{"durable"}},
+		"nats":   {func(t *testing.T) string { return harness.StartNATS(t) }, []string{"durable", "nats"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := fleet.Start(t, "--bind", bindAny, "--journal", test.journal(t))
+			fleet.Address(t, p)
+			served, text, err := families(t.Context(), p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range disagreements(rows, served, test.conditions, true) {
+				t.Error(d)
+			}
+			lint(t, text)
+		})
+	}
+}
+
+// lint reports names that do not follow Prometheus' conventions.
+func lint(t *testing.T, text string) {
+	t.Helper()
+	problems, err := promlint.New(strings.NewReader(text)).Lint()
+	if err != nil {
+		t.Error(err)
+	}
+	for _, p := range problems {
+		if !strings.HasPrefix(p.Metric, "go_") {
+			t.Errorf("%s: %s", p.Metric, p.Text)
+		}
+	}
+}
+
+// awaitAgreement waits until a server's metrics agree with the documentation, and returns the text of the metrics.
+func awaitAgreement(t *testing.T, p *harness.Process, conditions ...string) {
+	t.Helper()
+	rows, text := documentedMetrics(t), ""
+	var last []string
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the last disagreements:\n%s", strings.Join(last, "\n"))
+		}
+	})
+	harness.WaitFor(t, func() bool {
+		served, now, err := families(t.Context(), p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last, text = disagreements(rows, served, conditions, false), now
+		return len(last) == 0
+	})
+	lint(t, text)
+}
+
+// TestMetricsOfBusyServersAreDocumented makes every event happen that a metric waits for.
+func TestMetricsOfBusyServersAreDocumented(t *testing.T) {
+	engine := enginetest.NewSimulated(t, simulator.PublisherConfig{})
+	offload := enginetest.NewSimulated(t, simulator.PublisherConfig{})
+	file := filepath.Join(t.TempDir(), "kvcast.yaml")
+	if err := os.WriteFile(file, fmt.Appendf(nil, `workers:
+  - name: w
+    consolidate: dedup
+    sources:
+      - {engine: vllm, connect: %q, replay: %q}
+      - {engine: kvbm, connect: %q, replay: %q}
+`, engine.Endpoint(), engine.ReplayEndpoint(), offload.Endpoint(), offload.ReplayEndpoint()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := fleet.Start(t, "--config", file, "--bind", bindAny)
+	addr := fleet.Address(t, p)
+	fleet.Follow(t, addr, fleet.RouterConfig{})
+	if _, err := kvcastv1.NewRouterEventServiceClient(harness.Dial(t, addr)).ListWorkers(harness.Context(t), nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, source := range []*simulator.Publisher{engine, offload} {
+		if _, err := source.Publish(enginetest.Stored(1), wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{1}, Medium: "unheard of"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	endpoint, err := p.Logged(listening)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stranger, err := new(net.Dialer).DialContext(t.Context(), "tcp", endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = stranger.Close() }()
+	if _, err := fmt.Fprint(stranger, "GET / HTTP/1.1\r\nHost: kvcast.example.com\r\nUser-Agent: no ZeroMQ publisher\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	faulty, err := rawzmtp.Dial(t.Context(), zmtp.PUB, endpoint, harness.Timeout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = faulty.Close() }()
+	faulty.Message([]byte("kv@pod@m"), []byte("no seq"), []byte{0xc1})
+	faulty.Message([]byte("kv@pod@m"), make([]byte, 8), []byte{0xc1})
+	if err := faulty.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	awaitAgreement(t, p, "worker", "event", "dedup")
+}
+
+func TestMetricsOfClustersAreDocumented(t *testing.T) {
+	engine := enginetest.NewSimulated(t, simulator.PublisherConfig{})
+	p := fleet.Start(t, "--journal", harness.StartNATS(t), "--worker", "name=w,connect="+engine.Endpoint()+",replay="+engine.ReplayEndpoint())
+	fleet.Address(t, p)
+	if _, err := engine.Publish(enginetest.Stored(1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.AwaitMetric(harness.Context(t), `kvcast_cluster_takeovers_total{reason="unowned"} 1`); err != nil {
+		t.Fatal(err)
+	}
+	awaitAgreement(t, p, "worker", "durable", "nats")
+}
+
+// withLabel returns the names of the metrics that have a sample with a label's value.
+func withLabel(served map[string]*dto.MetricFamily, label, value string) (names []string) {
+	for name, f := range served {
+		if slices.ContainsFunc(f.GetMetric(), func(m *dto.Metric) bool {
+			return slices.ContainsFunc(m.GetLabel(), func(l *dto.LabelPair) bool { return l.GetName() == label && l.GetValue() == value })
+		}) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func TestMetricsOfAWorkerDisappearWithIt(t *testing.T) {
+	engine := enginetest.NewSimulated(t, simulator.PublisherConfig{})
+	offload := enginetest.NewSimulated(t, simulator.PublisherConfig{})
+	p := fleet.Start(t, "--bind", bindAny)
+	workers := kvcastv1.NewWorkerServiceClient(harness.Dial(t, fleet.Address(t, p)))
+	if _, err := workers.RegisterWorker(harness.Context(t), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
+		Name: "w", Sources: []*kvcastv1.SourceSpec{
+			{Connect: engine.Endpoint(), Replay: engine.ReplayEndpoint()}, {Engine: "kvbm", Connect: offload.Endpoint()},
+		},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := engine.Publish(enginetest.Stored(1), wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{1}, Medium: "unheard of"}); err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for name, d := range documentedMetrics(t) {
+		if slices.Contains(d.labels, "worker") && d.isServed([]string{"worker", "event", "dedup"}) &&
+			name != "kvcast_ingest_batches_rejected_total" && name != "kvcast_ingest_messages_refused_total" {
+			want = append(want, name)
+		}
+	}
+	slices.Sort(want)
+	harness.WaitFor(t, func() bool {
+		served, _, err := families(t.Context(), p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.Equal(withLabel(served, "worker", "w"), want)
+	})
+	if _, err := workers.DeregisterWorker(harness.Context(t), &kvcastv1.DeregisterWorkerRequest{Name: "w"}); err != nil {
+		t.Fatal(err)
+	}
+	served, _, err := families(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left := withLabel(served, "worker", "w"); left != nil {
+		t.Errorf("the worker was removed, and has the metrics %q", left)
+	}
+}
+
+// TestPeersCannotAddMetricsWithoutBound sends thousands of names and ranks, to listeners and in calls.
+func TestPeersCannotAddMetricsWithoutBound(t *testing.T) {
+	const maxWorkers, maxRanks, messages = 3, 4, 2000
+	p := fleet.Start(t, "--bind", bindAny, "--ingest-max-workers", fmt.Sprint(maxWorkers), "--ingest-max-ranks", fmt.Sprint(maxRanks))
+	conn := harness.Dial(t, fleet.Address(t, p))
+	endpoint, err := p.Logged(listening)
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer, err := rawzmtp.Dial(t.Context(), zmtp.PUB, endpoint, harness.Timeout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = peer.Close() }()
+	var enc wire.Encoder
+	for i := range uint32(messages) {
+		payload, err := enc.AppendBatch(nil, &wire.Batch{Time: 1, HasTime: true, Rank: i, HasRank: true, Events: []wire.Event{enginetest.Stored(1)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		topic := fmt.Sprintf("kv@pod-%d@model-%d", i%7, i)
+		if i%2 == 0 {
+			topic = fmt.Sprintf("kv@pod-%d@model", i)
+		}
+		peer.Message([]byte(topic), binary.BigEndian.AppendUint64(nil, uint64(i)), payload)
+		_ = conn.Invoke(t.Context(), fmt.Sprintf("/kvcast.v1.Service%d/Method", i), &emptypb.Empty{}, &emptypb.Empty{}) // UNIMPLEMENTED
+	}
+	if err := peer.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.AwaitMetric(harness.Context(t), fmt.Sprintf(`kvcast_ingest_messages_total{worker=""} %d`, messages)); err != nil {
+		t.Fatal(err)
+	}
+	served, _, err := families(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	values, series := make(map[string]map[string]bool), 0
+	for _, f := range served {
+		series += len(f.GetMetric())
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if values[l.GetName()] == nil {
+					values[l.GetName()] = make(map[string]bool)
+				}
+				values[l.GetName()][l.GetValue()] = true
+			}
+		}
+	}
+	for label, most := range map[string]int{"worker": maxWorkers + 1, "dp_rank": maxWorkers + maxRanks, "grpc_method": 0, "grpc_service": 0} {
+		if n := len(values[label]); n > most {
+			t.Errorf("label %s has %d values, want at most %d", label, n, most)
+		}
+	}
+	if most := 100 + maxWorkers*150; series > most || len(values["worker"]) < maxWorkers {
+		t.Errorf("there are %d series and workers %v, want at most %d and %d workers", series, values["worker"], most, maxWorkers)
+	}
+}
