@@ -57,6 +57,7 @@ func (c *Command) Run(ctx context.Context, line *kong.Context, p cli.Process) er
 		return cfg.Write(p.Out, from)
 	}
 	log := slog.New(slog.NewTextHandler(p.Err, &slog.HandlerOptions{Level: cfg.LogLevel}))
+	limitMemory(log)
 	switch {
 	case !cfg.IngestsEngines:
 		log.Info("serving what another server writes to the journal: no engines are read", "journal", cfg.Journal.Store, "stream", cfg.Journal.Stream)
