@@ -10,6 +10,8 @@ FUZZTIME ?= 20s
 MINUTES ?= 10
 KILLS ?= 200
 SEED ?= 1
+# The version of binaries and images: the tag of the commit, and a number of commits and a hash after it.
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 
 # Whether to build with cgo, and so with libzmq and the race detector: 1 or 0. Determined on first use.
 CGO = $(eval CGO := $(shell CGO_ENABLED=$(CGO_ENABLED) tools/scripts/cgo.sh $(GO)))$(CGO)
@@ -21,10 +23,10 @@ NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures|EqualTheModels
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster demo-restart demo-router test live peers clients soak restarts cluster fuzz mutate run build build-static bench bench-indexers lint fmt proto grpcurl kube-apiserver libzmq clean
+.PHONY: help demo demo-cluster demo-restart demo-router test live peers clients soak restarts cluster fuzz mutate run build build-static bench bench-indexers lint fmt proto grpcurl kube-apiserver image libzmq clean
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: build ## Run engines, a server and a router that reconnects and resumes, and check the result.
 	@bin/kvcast demo
@@ -46,7 +48,7 @@ test: ## Run all tests, with the race detector if there is cgo.
 	@# The timeout ends a test that hangs. No test depends on the speed of the machine.
 	@# Packages wait for timers and processes: four at a time keep two cores busy.
 	$(go) test $(race) -p 4 -skip '$(NO_RACE)' -timeout 60m ./...
-	$(go) test -run 'Allocat|Memory|$(NO_RACE)' ./client ./cluster ./cmd/kvcast ./index ./ingest ./ingest/sequence ./ingest/transport/... ./ingest/wire ./internal/simulator/workload ./pipeline ./server ./test/checker
+	$(go) test -run 'Allocat|Memory|$(NO_RACE)' ./client ./cluster ./cmd/kvcast ./index ./ingest ./ingest/sequence ./ingest/transport/... ./ingest/wire ./internal/simulator/workload ./pipeline ./server ./test/checker ./test/limits
 
 live: ## Fetch SGLang's publisher into bin/live, and test with it.
 	@tools/scripts/live.sh
@@ -128,11 +130,16 @@ bin/kube-apiserver bin/kubectl: tools/kubernetes/go.mod
 	CGO_ENABLED=0 $(GO) -C tools/kubernetes build -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$$version" \
 		-o $(CURDIR)/$@ k8s.io/kubernetes/cmd/$(@F)
 
+image: ## Build the images with buildah, without a registry, and check them; needs root.
+	tools/scripts/image.sh
+
 clean: ## Delete bin.
 	rm -rf bin
 
 libzmq: ## Install what cgo needs with apt or brew: libzmq's headers, pkg-config and, with apt, a C compiler.
 	@tools/scripts/libzmq.sh $(GO)
+
+include deploy/deploy.mk
 
 # Tools are built on first use, in the versions that tools/go.mod pins.
 tool = $(GO) -C tools build -o $@

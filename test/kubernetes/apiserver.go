@@ -43,7 +43,7 @@ type APIServer struct {
 // The admission plugin ServiceAccount is disabled: without controllers, no namespace has a default service account.
 func Start(t testing.TB) *APIServer {
 	t.Helper()
-	apiserver := program(t, "kube-apiserver", "kube-apiserver")
+	apiserver := Program(t, "kube-apiserver", "kube-apiserver")
 	etcd := installed(t, "etcd", "etcd-server")
 	dir := t.TempDir()
 	etcdURL := startEtcd(t, etcd, dir)

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// program returns the path of a program that a make target builds into bin. It skips the test if the program is missing.
-func program(t testing.TB, name, target string) string {
+// Program returns the path of a program that a make target builds into bin. It skips the test if the program is missing.
+func Program(t testing.TB, name, target string) string {
 	t.Helper()
 	path := filepath.Join(Root(t), "bin", name)
 	if _, err := os.Stat(path); err != nil {

@@ -1,0 +1,53 @@
+package kubernetes_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/kubernetes"
+)
+
+// command returns a command that runs in the root directory of the repository and ends with the test. It uses the API
+// server unless that is nil.
+func command(t *testing.T, s *kubernetes.APIServer, name string, args ...string) *exec.Cmd {
+	t.Helper()
+	root := kubernetes.Root(t)
+	cmd := exec.CommandContext(harness.Context(t), name, args...)
+	cmd.Dir = root
+	// Tools keep caches and settings in the home directory.
+	cmd.Env = append(os.Environ(), "HOME="+t.TempDir(), "PATH="+filepath.Join(root, "bin")+":"+os.Getenv("PATH"), "MAKEFLAGS=", "MAKELEVEL=")
+	if s != nil {
+		cmd.Env = append(cmd.Env, "KUBECONFIG="+s.Kubeconfig)
+	}
+	return cmd
+}
+
+// run runs a command, and returns what it prints. The test fails if the command does.
+func run(t *testing.T, s *kubernetes.APIServer, name string, args ...string) string {
+	t.Helper()
+	return runWith(t, s, "", name, args...)
+}
+
+// runWith runs a command with a standard input.
+func runWith(t *testing.T, s *kubernetes.APIServer, input, name string, args ...string) string {
+	t.Helper()
+	cmd := command(t, s, name, args...)
+	cmd.Stdin = strings.NewReader(input)
+	output, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, output)
+	}
+	return string(output)
+}
+
+// requireMake skips the test if make is not installed.
+func requireMake(t *testing.T) {
+	t.Helper()
+	if _, err := exec.LookPath("make"); err != nil {
+		t.Skip("make is not installed: run apt-get install make")
+	}
+}

@@ -1,0 +1,168 @@
+// Package limits tests that kvcast serves what docs/operations.md says within the resources that
+// deploy/manifests/zmq-listener/listener.yaml gives it.
+package limits
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/test/harness"
+)
+
+const (
+	// memory and milliCPUs are the limits of the container.
+	memory    = 512 << 20
+	milliCPUs = 500
+
+	engines = 100
+	// cacheBlocks is the size of each engine's cache, a little more than 1,000,000 blocks in all: not all of it is in use.
+	cacheBlocks = 10_100
+	wantBlocks  = 1_000_000
+	// batches and rate make each engine fill its cache within 15 s.
+	batches = 600
+	rate    = 40
+)
+
+func TestMain(m *testing.M) { os.Exit(harness.RunTests(m)) }
+
+// TestMemoryOfAServerInAContainer runs a server with the memory and the CPU time of its container, and with the default
+// journal and index. The race detector changes both, so the test is among those that run without it.
+func TestMemoryOfAServerInAContainer(t *testing.T) {
+	checkManifest(t)
+	container := newContainer(t)
+	port := harness.FreePort(t)
+	server, err := harness.StartProcess(harness.ProcessConfig{
+		Wrapper: container.wrapper(),
+		Args:    []string{"--bind", fmt.Sprintf("tcp://127.0.0.1:%d,replay_port=0", port)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	limits, err := server.Logged(regexp.MustCompile(`msg="limits of the Go runtime" (.*)`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("memory=%d", memory*9/10); !strings.HasPrefix(limits, want+" ") {
+		t.Errorf("limits of the Go runtime: got %s, want %s, nine tenths of the container's memory", limits, want)
+	}
+	startEngines(t, port)
+
+	ctx := harness.Context(t)
+	var blocks float64
+	harness.WaitFor(t, func() bool {
+		m, err := server.Metrics(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		blocks = 0
+		for _, s := range m {
+			if s.Name == "kvcast_index_blocks" {
+				blocks += s.Value
+			}
+		}
+		return blocks >= wantBlocks
+	})
+
+	addr, err := server.Addr()
+	if err != nil {
+		t.Fatal(err)
+	}
+	router, err := client.New(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	view, followed := client.NewView(), make(chan error, 1)
+	go func() { followed <- view.Follow(router.Subscribe(ctx, client.Config{})) }()
+	if err := view.WaitReady(ctx); err != nil {
+		t.Errorf("read a snapshot: %v", err)
+	}
+
+	peak := peakBytes(t, server.PID())
+	t.Logf("%d engines, %.0f blocks and a snapshot: %d MiB at most, %s", engines, blocks, peak>>20, container.description)
+	if peak >= memory {
+		t.Errorf("the server used %d MiB, want less than %d MiB", peak>>20, memory>>20)
+	}
+}
+
+// startEngines starts a program that simulates the engines, which ends with the test.
+func startEngines(t *testing.T, port int) {
+	t.Helper()
+	program, err := harness.Program(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), program, "--end-with-stdin", "simulate", "--connect", fmt.Sprintf("tcp://127.0.0.1:%d", port),
+		"--engines", fmt.Sprint(engines), "--blocks", fmt.Sprint(cacheBlocks), "--batches", fmt.Sprint(batches), "--rate", fmt.Sprint(rate),
+		"--wait", "--stay", "--progress", "0")
+	if _, err := cmd.StdinPipe(); err != nil { // open until this process ends
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Wait() }) // the test's context has ended it
+}
+
+// checkManifest checks that the limits tested here are those of the manifest.
+func checkManifest(t *testing.T) {
+	t.Helper()
+	manifest, err := os.ReadFile(filepath.Join("..", "..", "deploy", "manifests", "zmq-listener", "listener.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := fmt.Sprintf("limits: {memory: %dMi, cpu: %dm}", memory>>20, milliCPUs)
+	if !strings.Contains(string(manifest), want) {
+		t.Errorf("listener.yaml has other limits than this test: want %s", want)
+	}
+}
+
+// peakBytes returns the largest resident memory that a process has had.
+func peakBytes(t *testing.T, pid int) int64 {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	peak := regexp.MustCompile(`VmHWM:\s+(\d+) kB`).FindSubmatch(status)
+	if peak == nil {
+		t.Fatalf("/proc/%d/status has no VmHWM", pid)
+	}
+	kib, err := strconv.ParseInt(string(peak[1]), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kib << 10
+}
+
+func TestGOMEMLIMITOverridesTheContainer(t *testing.T) {
+	t.Setenv("GOMEMLIMIT", "300MiB")
+	server, err := harness.StartProcess(harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limits, err := server.Logged(regexp.MustCompile(`msg="limits of the Go runtime" (.*)`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("memory=%d ", 300<<20); !strings.HasPrefix(limits, want) {
+		t.Errorf("limits of the Go runtime: got %s, want %s", limits, want)
+	}
+	if err := server.Stop(); err != nil {
+		t.Error(err)
+	}
+}
