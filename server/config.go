@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/stats"
 
 	"github.com/kvcast/kvcast/ingest/config"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -113,6 +114,8 @@ type Config struct {
 	RegisterHosts config.Hosts
 	// Logger receives a record for each call that ends; nil: none.
 	Logger *slog.Logger
+	// StatsHandler observes the calls, for example to trace them; nil: none.
+	StatsHandler stats.Handler
 	// Registerer receives the metrics; nil: none.
 	Registerer prometheus.Registerer
 }

@@ -165,6 +165,9 @@ func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
 		grpc.ChainStreamInterceptor(stream...),
 		grpc.ChainUnaryInterceptor(unary...),
 	}
+	if s.cfg.StatsHandler != nil {
+		options = append(options, grpc.StatsHandler(s.cfg.StatsHandler))
+	}
 	if s.cfg.TLS != nil {
 		cfg := s.cfg.TLS.Clone()
 		cfg.MinVersion = max(cfg.MinVersion, tls.VersionTLS12)

@@ -26,6 +26,12 @@ type Config struct {
 	Listen   string // address of the gRPC port
 	Admin    string // address of the admin port; empty: none
 	LogLevel slog.Level
+	// LogFormat is the form of log lines.
+	LogFormat LogFormat
+	// TracingEndpoint is the URL of an OpenTelemetry collector; empty: no tracing. TracingRatio is the part of the calls that
+	// are traced, from 0 to 1.
+	TracingEndpoint string
+	TracingRatio    float64
 
 	Journal Journal
 	// IngestsEngines reports whether the server reads engines. If not, another server writes the journal.
@@ -49,6 +55,15 @@ type Config struct {
 	// TokensFile, CertFile and KeyFile are read by LoadCredentials; empty: none.
 	TokensFile, CertFile, KeyFile string
 }
+
+// LogFormat is the form of log lines.
+type LogFormat string
+
+// The forms.
+const (
+	LogText LogFormat = "text" // key=value pairs
+	LogJSON LogFormat = "json" // an object a line
+)
 
 // Discovery finds workers by a DNS name, or in a file if File is set.
 type Discovery struct {

@@ -39,6 +39,14 @@ func (c *Config) fields() mapping {
 			"Admin listen address: /metrics, /healthz, /readyz, pprof. Empty disables it."},
 		{"log_level", logLevel(&c.LogLevel),
 			"Log level: debug, info, warn or error."},
+		{"log_format", oneOf(&c.LogFormat, LogText, LogJSON),
+			"Form of log lines on standard error: text (key=value pairs) or json (an object a line)."},
+		{"tracing", mapping{
+			{"endpoint", text(&c.TracingEndpoint, "", isCollector, "http://HOST:PORT, or https://HOST:PORT for TLS; or nothing for no tracing"),
+				"OpenTelemetry collector to which spans of calls are sent with OTLP over gRPC: http://HOST:PORT, or https:// for TLS. Empty disables tracing."},
+			{"sample_ratio", ratio(&c.TracingRatio, 1),
+				"Part of the calls that are traced, 0 to 1, of those whose caller has not decided it."},
+		}, ""},
 		{"journal", c.journalFields(), ""},
 		{"cluster", mapping{
 			{"ingest", boolean(&c.IngestsEngines, true),

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"math"
 	"net"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -83,6 +84,15 @@ func number[T int | uint32](to *T, initial, most T) *value {
 		return strconv.FormatInt(int64(n), 10)
 	}
 	return newValue(to, initial, fmt.Sprintf("1 to %d", most), parse, format)
+}
+
+// ratio is a number from 0 to 1.
+func ratio(to *float64, initial float64) *value {
+	parse := func(s string) (float64, bool) {
+		f, err := strconv.ParseFloat(s, 64)
+		return f, err == nil && f >= 0 && f <= 1
+	}
+	return newValue(to, initial, "0 to 1, such as 0.01", parse, func(f float64) string { return strconv.FormatFloat(f, 'g', -1, 64) })
 }
 
 // replayPort is a port. The text 0 is stored as the number none.
@@ -218,4 +228,13 @@ func isAddress(s string) bool {
 	}
 	_, err = strconv.ParseUint(port, 10, 16)
 	return err == nil
+}
+
+// isCollector reports whether s is the URL of a collector, or empty.
+func isCollector(s string) bool {
+	if s == "" {
+		return true
+	}
+	u, err := url.Parse(s)
+	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" && isAddress(u.Host) && s == u.Scheme+"://"+u.Host
 }

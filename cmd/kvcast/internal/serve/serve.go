@@ -4,6 +4,7 @@ package serve
 
 import (
 	"context"
+	"io"
 	"log/slog"
 
 	"github.com/alecthomas/kong"
@@ -56,7 +57,7 @@ func (c *Command) Run(ctx context.Context, line *kong.Context, p cli.Process) er
 	if c.Check {
 		return cfg.Write(p.Out, from)
 	}
-	log := slog.New(slog.NewTextHandler(p.Err, &slog.HandlerOptions{Level: cfg.LogLevel}))
+	log := newLogger(p.Err, cfg)
 	limitMemory(log)
 	switch {
 	case !cfg.IngestsEngines:
@@ -72,4 +73,12 @@ func (c *Command) Run(ctx context.Context, line *kong.Context, p cli.Process) er
 		return err
 	}
 	return s.Run(ctx)
+}
+
+func newLogger(to io.Writer, c *config.Config) *slog.Logger {
+	options := &slog.HandlerOptions{Level: c.LogLevel}
+	if c.LogFormat == config.LogJSON {
+		return slog.New(slog.NewJSONHandler(to, options))
+	}
+	return slog.New(slog.NewTextHandler(to, options))
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/tracing"
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
@@ -30,6 +31,7 @@ const (
 	ingestStopTimeout     = 2 * time.Second
 	pipelineStopTimeout   = 3 * time.Second
 	subscriberStopTimeout = 4 * time.Second
+	tracingStopTimeout    = 500 * time.Millisecond
 )
 
 // entries is a journal that an index.Follower can read.
@@ -52,6 +54,7 @@ type Service struct {
 	follower *index.Follower
 	server   *server.Server
 	admin    *http.Server
+	tracing  *tracing.Tracing // nil: calls are not traced
 
 	grpcPort  net.Listener
 	adminPort net.Listener // nil: none
@@ -90,6 +93,13 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 
 	if c.Server.Tokens != nil && c.Server.TLS == nil {
 		log.Warn("tokens without TLS can be read from the network: set --tls-cert and --tls-key, unless a proxy terminates TLS")
+	}
+	if c.TracingEndpoint != "" {
+		s.tracing, err = tracing.Start(ctx, tracing.Config{Endpoint: c.TracingEndpoint, SampleRatio: c.TracingRatio, Version: cli.Version(), Log: log})
+		if err != nil {
+			return nil, err
+		}
+		c.Server.StatsHandler = s.tracing.Handler()
 	}
 	c.Server.MaxEvictedBytes = c.Journal.Retention.MaxBytes
 	c.Server.Version, c.Server.Logger, c.Server.Registerer = cli.Version(), log, s.registry
@@ -163,7 +173,17 @@ func (s *Service) closeParts(ctx context.Context) error {
 	if s.durable != nil {
 		errs = append(errs, s.durable.Close(ctx))
 	}
+	s.stopTracing(ctx)
 	return errors.Join(errs...)
+}
+
+// stopTracing sends the spans that are left, within tracingStopTimeout.
+func (s *Service) stopTracing(ctx context.Context) {
+	if s.tracing != nil {
+		ctx, cancel := context.WithTimeout(ctx, tracingStopTimeout)
+		defer cancel()
+		s.tracing.Stop(ctx)
+	}
 }
 
 func listen(ctx context.Context, flag, addr string) (net.Listener, error) {
@@ -217,6 +237,7 @@ func (s *Service) Run(ctx context.Context) error {
 	if adminDone != nil {
 		errs = append(errs, <-adminDone)
 	}
+	s.stopTracing(beyond)
 	s.log.Info("stopped")
 	return errors.Join(errs...)
 }
