@@ -145,7 +145,7 @@ func (x *Index) open(r *Rank) {
 		x.ranks = append(x.ranks, numbered{})
 	}
 	r.model.ranks++
-	r.table, r.recent = hashtable.New[slot](), recent{}
+	r.table = hashtable.New[slot]()
 	r.orphans = newOrphans()
 	r.attrs = attribute.NewInterner(nil)
 	r.attrs.Acquire(attribute.Set{}) // stays the slot 0, see Index.attributes

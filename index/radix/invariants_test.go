@@ -126,11 +126,6 @@ func checkRank(n numbered, number uint32, s *sweep, want, stale names) error {
 	if (s != nil) != (r.stale != 0) || s != nil && (s.table != &r.table || s.tiers&^r.stale != 0) {
 		return fmt.Errorf("stale bits %b, sweep %+v", r.stale, s)
 	}
-	for _, e := range r.recent {
-		if at, ok := r.locate(e.hash); e.at != (position{}) && (!ok || at != e.at) {
-			return fmt.Errorf("the recent block %x is at %v, want %v, %t", e.hash, e.at, at, ok)
-		}
-	}
 	sets := map[uint32]bool{0: true} // the rank uses it itself
 	orphaned := 0
 	for e := range r.table.All() {

@@ -14,7 +14,6 @@ type Rank struct {
 	model   *model
 	number  uint32 // in Index.ranks
 	table   table
-	recent  recent // blocks that a live tier holds
 	orphans orphans
 	attrs   attribute.Interner
 	// bits has the bit of each tier in tags and holdings. A tier that is cleared gets another bit.

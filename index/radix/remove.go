@@ -13,7 +13,6 @@ func (x *Index) Remove(r *Rank, tier int, hashes []uint64) {
 		if e == nil || !e.Value.tag.has(bit) {
 			continue
 		}
-		r.recent.forget(hash)
 		t := &e.Value.tag
 		if at := t.place(); t.isPlaced() && !released.extend(at) {
 			x.tree.release(released, r.number, bit)

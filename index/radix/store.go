@@ -27,9 +27,7 @@ func (x *Index) Store(r *Rank, tier int, s Stored) {
 		r.table.Prefetch(s.Blocks)
 	}
 	if b.HasParent {
-		if before, placed = r.recent.find(b.Parent); !placed {
-			before, placed = r.locate(b.Parent)
-		}
+		before, placed = r.locate(b.Parent)
 	}
 	bit, held := r.bits[tier], stretch{} // the stretch is not yet held in the tree
 	for i, h := range s.Blocks {
@@ -58,9 +56,6 @@ func (x *Index) Store(r *Rank, tier int, s Stored) {
 		b.Parent, b.HasParent = h, true
 	}
 	x.tree.hold(held, r.number, bit)
-	if placed && len(s.Blocks) > 0 {
-		r.recent.add(b.Parent, before)
-	}
 	r.attrs.Release(attr)
 }
 
@@ -99,10 +94,7 @@ func (x *Index) storeBlock(
 	r *Rank, tier int, b Block, attr uint32, e *entry, existed bool,
 	before position, placed bool,
 ) (_ position, ok bool) {
-	if existed {
-		r.recent.forget(b.Hash)
-		existed = x.clean(r, e)
-	}
+	existed = existed && x.clean(r, e)
 	s, was := &e.Value, e.Value.tag
 	bit := r.bits[tier]
 	added := !was.has(bit)

@@ -39,7 +39,6 @@ func (x *Index) retireTier(r *Rank, tier int) {
 		x.sweeps = append(x.sweeps, &sweep{rank: r, number: r.number, table: &r.table, tiers: r.bits[tier]})
 	}
 	r.stale |= r.bits[tier]
-	r.recent = recent{}
 	r.bits[tier] = 1 << bits.TrailingZeros8(unused)
 	r.blocks[tier], r.digests[tier] = 0, 0
 	x.number(r)
