@@ -36,6 +36,9 @@ var faults = []fault{
 	{"partition from NATS", (*world).partitionFromNATS},
 	{"partition from the engines", (*world).partitionFromEngines},
 	{"stop a NATS server", (*world).stopNATS},
+	{"kill a NATS server", (*world).killNATS},
+	{"pause a NATS server", (*world).pauseNATS},
+	{"kill two of three NATS servers", (*world).killMajority},
 	{"shutdown", (*world).shutdown},
 	{"kill two", (*world).killTwo},
 	{"kill all", (*world).killAll},
@@ -55,6 +58,7 @@ var combinations = []fault{
 func TestWorkersAreTakenOver(t *testing.T) {
 	t.Logf("seed %d", *seed)
 	w := newWorld(t)
+	w.follow()
 	w.progress(w.allWorkers()...)
 	for _, f := range faults {
 		w.entries()
@@ -308,9 +312,65 @@ func (w *world) stopNATS() {
 	w.startNATS(i)
 }
 
+// killNATS kills one of the NATS servers for a while.
+func (w *world) killNATS() {
+	w.t.Helper()
+	i := w.rng.IntN(memberCount)
+	w.nats.Kill(i)
+	w.progress(w.allWorkers()...)
+	w.startNATS(i)
+}
+
+// pauseNATS pauses one of the NATS servers for a while: its connections do not close.
+func (w *world) pauseNATS() {
+	w.t.Helper()
+	i := w.rng.IntN(memberCount)
+	w.nats.Signal(i, syscall.SIGSTOP)
+	w.progress(w.allWorkers()...)
+	w.nats.Signal(i, syscall.SIGCONT)
+	w.awaitReplicas()
+}
+
+// killMajority kills two of the NATS servers, until no server is ready.
+func (w *world) killMajority() {
+	w.t.Helper()
+	spared := w.rng.IntN(memberCount)
+	for i := range memberCount {
+		if i != spared {
+			w.nats.Kill(i)
+		}
+	}
+	began := time.Now()
+	for _, m := range w.members {
+		harness.WaitFor(w.t, func() bool {
+			_, err := m.Process.Get(w.t.Context(), "/readyz")
+			return err != nil
+		})
+	}
+	w.t.Logf("  no server is ready after %v", time.Since(began).Round(time.Millisecond))
+	for i := range memberCount {
+		if i != spared {
+			w.nats.Start(i)
+		}
+	}
+	w.progress(w.allWorkers()...)
+	w.awaitReplicas()
+	for _, m := range w.members {
+		harness.WaitFor(w.t, func() bool {
+			_, err := m.Process.Get(w.t.Context(), "/readyz")
+			return err == nil
+		})
+	}
+}
+
 // startNATS starts a NATS server, and waits until it has what the others have.
 func (w *world) startNATS(i int) {
 	w.t.Helper()
 	w.nats.Start(i)
+	w.awaitReplicas()
+}
+
+func (w *world) awaitReplicas() {
+	w.t.Helper()
 	w.nats.AwaitReplicas(stream, "OBJ_"+stream+"-checkpoints", "KV_"+stream+"-workers", "KV_"+stream+"-instances")
 }

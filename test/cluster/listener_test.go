@@ -17,7 +17,7 @@ import (
 func TestWorkerFollowsItsConnection(t *testing.T) {
 	replay := harness.FreePort(t)
 	url := harness.StartNATS(t)
-	js := connect(t, url)
+	js := harness.JetStream(t, url)
 	balancer := harness.NewProxy(t, "")
 	engines := fleet.New(t, *seed)
 	engines.Rate = 200

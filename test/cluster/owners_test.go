@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 
@@ -214,19 +213,4 @@ func instances(ctx context.Context, js jetstream.JetStream) (map[int]string, err
 		ids[h.PID] = id
 	}
 	return ids, nil
-}
-
-// connect returns a connection to the NATS servers, which closes with the test.
-func connect(t *testing.T, urls string) jetstream.JetStream {
-	t.Helper()
-	conn, err := nats.Connect(urls, nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond), nats.RetryOnFailedConnect(true))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(conn.Close)
-	js, err := jetstream.New(conn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return js
 }

@@ -14,38 +14,45 @@ import (
 	"go.uber.org/goleak"
 )
 
-// programs are the builds of kvcast by this process.
+// programs are the programs that this process has built.
 var programs struct {
-	mu    sync.Mutex
-	dir   string          // guarded by mu; empty before the first build
-	paths map[bool]string // guarded by mu; the key reports whether the build has the race detector
+	mu    sync.Mutex         // guards all below
+	dir   string             // empty before the first build
+	paths map[program]string // of the executables
+}
+
+type program struct {
+	pkg  string // below the module
+	race bool
 }
 
 // Program returns the path of a build of kvcast, with or without the race detector. The first call for each builds
 // kvcast. RemovePrograms deletes both builds.
-func Program(race bool) (string, error) {
+func Program(race bool) (string, error) { return program{"cmd/kvcast", race}.build() }
+
+func (p program) build() (string, error) {
 	programs.mu.Lock()
 	defer programs.mu.Unlock()
-	if path := programs.paths[race]; path != "" {
+	if path := programs.paths[p]; path != "" {
 		return path, nil
 	}
 	if programs.dir == "" {
 		dir, err := os.MkdirTemp("", "kvcast-test-")
 		if err != nil {
-			return "", fmt.Errorf("build kvcast: %w", err)
+			return "", fmt.Errorf("build %s: %w", p.pkg, err)
 		}
-		programs.dir, programs.paths = dir, make(map[bool]string)
+		programs.dir, programs.paths = dir, make(map[program]string)
 	}
-	path := filepath.Join(programs.dir, fmt.Sprintf("race=%t", race), "kvcast")
-	args := []string{"build", fmt.Sprintf("-race=%t", race), "-o", path, "github.com/kvcast/kvcast/cmd/kvcast"}
+	path := filepath.Join(programs.dir, fmt.Sprintf("race=%t", p.race), filepath.Base(p.pkg))
+	args := []string{"build", fmt.Sprintf("-race=%t", p.race), "-o", path, "github.com/kvcast/kvcast/" + p.pkg}
 	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil { //nolint:noctx // it terminates
-		return "", fmt.Errorf("build kvcast: %w\n%s", err, out)
+		return "", fmt.Errorf("build %s: %w\n%s", p.pkg, err, out)
 	}
-	programs.paths[race] = path
+	programs.paths[p] = path
 	return path, nil
 }
 
-// RemovePrograms deletes the builds of Program.
+// RemovePrograms deletes all builds.
 func RemovePrograms() error {
 	programs.mu.Lock()
 	defer programs.mu.Unlock()

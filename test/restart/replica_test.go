@@ -78,7 +78,6 @@ func TestReplicatedJournalSurvivesItsServers(t *testing.T) {
 	}
 	writer := fleet.NewServer(t, args...)
 	replica := fleet.NewServer(t, append(args[:len(args):len(args)], "--cluster-ingest=false")...)
-	nats.AwaitLeader()
 	writer.Start(t)
 	replica.Start(t)
 	routers := []*fleet.Router{follow(t, writer.Proxy.Addr()), follow(t, replica.Proxy.Addr())}
