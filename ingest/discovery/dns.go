@@ -17,11 +17,8 @@ import (
 // lookupTimeout bounds a lookup of the name.
 const lookupTimeout = 5 * time.Second
 
-// DNS finds workers by a DNS name that has an address for each engine, as the name of a headless service
-// does.
-type DNS struct {
-	// Host is the name.
-	Host string
+// Engines has what the discovered engines have in common.
+type Engines struct {
 	// Port is the port of each engine's PUB socket.
 	Port int
 	// ReplayPort is the port of each engine's replay socket; 0 means that there is none.
@@ -31,6 +28,14 @@ type DNS struct {
 	Copies    config.Copies
 	Model     string
 	BlockSize uint32
+}
+
+// DNS finds workers by a DNS name that has an address for each engine, as the name of a headless service
+// does.
+type DNS struct {
+	// Host is the name.
+	Host string
+	Engines
 
 	// lookup resolves the name; nil means net.DefaultResolver.LookupNetIP.
 	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
@@ -60,12 +65,20 @@ func (d DNS) Find(ctx context.Context) ([]config.Worker, error) {
 	addresses = slices.Compact(addresses)
 	workers := make([]config.Worker, len(addresses))
 	for i, a := range addresses {
-		at := func(port int) string { return net.JoinHostPort(a.String(), strconv.Itoa(port)) }
-		source := config.Source{Engine: d.Engine, Copies: d.Copies, Connect: "tcp://" + at(d.Port)}
-		if d.ReplayPort != 0 {
-			source.Replay = "tcp://" + at(d.ReplayPort)
-		}
-		workers[i] = config.Worker{Name: at(d.Port), Model: d.Model, BlockSize: d.BlockSize, Sources: []config.Source{source}}
+		workers[i] = d.Worker(net.JoinHostPort(a.String(), strconv.Itoa(d.Port)), a.String())
 	}
 	return workers, nil
+}
+
+// Worker returns the worker of the engine at a host.
+func (e Engines) Worker(name, host string) config.Worker {
+	source := config.Source{Engine: e.Engine, Copies: e.Copies, Connect: endpoint(host, e.Port)}
+	if e.ReplayPort != 0 {
+		source.Replay = endpoint(host, e.ReplayPort)
+	}
+	return config.Worker{Name: name, Model: e.Model, BlockSize: e.BlockSize, Sources: []config.Source{source}}
+}
+
+func endpoint(host string, port int) string {
+	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(port))
 }

@@ -39,7 +39,7 @@ func TestDNS(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			d := DNS{Host: "engines", Port: 5557, ReplayPort: tt.replay, Engine: feed.EngineSGLang, Copies: config.CopiesCounted, Model: "m", BlockSize: 16}
+			d := DNS{Host: "engines", Engines: Engines{Port: 5557, ReplayPort: tt.replay, Engine: feed.EngineSGLang, Copies: config.CopiesCounted, Model: "m", BlockSize: 16}}
 			d.lookup = func(_ context.Context, _, host string) ([]netip.Addr, error) {
 				if host != "engines" {
 					t.Errorf("host %q", host)

@@ -1,7 +1,8 @@
 // Package discovery finds workers while the program runs.
 //
-// A Watch polls for workers, for example the addresses of a DNS name or a list in a file, and adds them to and
-// removes them from an Ingest. A poll that fails changes nothing: a broken name server or a half-written file
+// A Watch polls for workers, for example the addresses of a DNS name, a list in a file or the pods of a Kubernetes
+// namespace, and adds them to and removes them from an Ingest. It polls at an interval, and when what it watches says
+// that it has changed. A poll that fails changes nothing: a broken name server or a half-written file
 // removes no worker. A worker that is no longer found is removed after Watch.Grace.
 package discovery
 
@@ -12,6 +13,8 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/kvcast/kvcast/feed"
@@ -31,8 +34,11 @@ type Workers interface {
 type Watch struct {
 	// Name names the watch in the log.
 	Name string
-	// Find returns all workers that exist now, with unique names. If it fails, no worker is added or removed.
+	// Find returns all workers that exist now, with unique names. If it fails with another error than Rejected, no
+	// worker is added or removed.
 	Find func(context.Context) ([]config.Worker, error)
+	// Follow runs beside the polls until ctx is done; it may be nil. It calls changed to have a poll follow at once.
+	Follow func(ctx context.Context, changed func())
 	// Interval is the time between two polls; 0 means DefaultInterval.
 	Interval time.Duration
 	// Grace is how long a worker may be missing before it is removed; 0 means that the first poll without the
@@ -40,8 +46,23 @@ type Watch struct {
 	Grace time.Duration
 	// Polled is called after each poll, even if the poll failed; it may be nil.
 	Polled func()
+	// Metrics is optional.
+	Metrics *Metrics
 	// Logger is optional.
 	Logger *slog.Logger
+}
+
+// Rejected is an error of Watch.Find, with the workers that were found with settings that are not valid, by name. They
+// stay as they are: not added if they were not valid before. Other workers are added and removed.
+type Rejected map[string]error
+
+// Error returns the errors in the order of the names.
+func (r Rejected) Error() string {
+	all := make([]string, 0, len(r))
+	for _, name := range slices.Sorted(maps.Keys(r)) {
+		all = append(all, name+": "+r[name].Error())
+	}
+	return strings.Join(all, "; ")
 }
 
 // watcher is the state of Watch.Run.
@@ -50,9 +71,9 @@ type watcher struct {
 	workers Workers
 	// known are the workers that were added, by name.
 	known map[string]*knownWorker
-	// rejected are the workers that could not be added, by name. A worker is logged again only if it has
+	// rejected are the workers that could not be added, by name. A worker is logged again only if it or the error has
 	// changed.
-	rejected map[string]config.Worker
+	rejected map[string]rejection
 	// lastError is the last error logged. It is logged again only after a successful poll or another error.
 	lastError string
 	// foundNone reports whether the last poll found no workers.
@@ -66,6 +87,12 @@ type knownWorker struct {
 	missingSince time.Time
 }
 
+// rejection is a worker that could not be added.
+type rejection struct {
+	config config.Worker
+	err    string
+}
+
 // Run polls until ctx is done or workers return config.ErrEnded, and then returns nil. It does not remove the workers
 // that it added.
 func (w Watch) Run(ctx context.Context, workers Workers) error {
@@ -76,11 +103,20 @@ func (w Watch) Run(ctx context.Context, workers Workers) error {
 		w.Logger = slog.New(slog.DiscardHandler)
 	}
 	w.Logger = w.Logger.With("discovery", w.Name)
-	running := &watcher{Watch: w, workers: workers, known: make(map[string]*knownWorker), rejected: make(map[string]config.Worker)}
+	running := &watcher{Watch: w, workers: workers, known: make(map[string]*knownWorker), rejected: make(map[string]rejection)}
+	changed := make(chan struct{}, 1)
+	ctx, stop := context.WithCancel(ctx)
+	var following sync.WaitGroup
+	defer following.Wait()
+	defer stop()
+	if w.Follow != nil {
+		following.Go(func() { w.Follow(ctx, func() { signal(changed) }) })
+	}
 	ticker := time.NewTicker(w.Interval)
 	defer ticker.Stop()
 	for {
 		err := running.poll(ctx)
+		w.Metrics.polled(w.Name, err, len(running.known), len(running.rejected))
 		if w.Polled != nil {
 			w.Polled()
 		}
@@ -90,9 +126,18 @@ func (w Watch) Run(ctx context.Context, workers Workers) error {
 		running.log(err)
 		select {
 		case <-ticker.C:
+		case <-changed:
 		case <-ctx.Done():
 			return nil
 		}
+	}
+}
+
+// signal makes a channel with a buffer of one ready to be received from.
+func signal(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
 	}
 }
 
@@ -112,10 +157,11 @@ func (w *watcher) log(err error) {
 // config.ErrEnded.
 func (w *watcher) poll(ctx context.Context) error {
 	found, err := w.Find(ctx)
-	if err != nil {
+	var rejected Rejected
+	if err != nil && !errors.As(err, &rejected) {
 		return err
 	}
-	if foundNone := len(found) == 0; foundNone != w.foundNone {
+	if foundNone := len(found)+len(rejected) == 0; foundNone != w.foundNone {
 		if w.foundNone = foundNone; foundNone {
 			w.Logger.Info("no workers found") // a misspelt name is one cause
 		}
@@ -133,6 +179,9 @@ func (w *watcher) poll(ctx context.Context) error {
 			k.missingSince = time.Time{}
 			continue
 		case ok: // the worker has changed
+		case rejected[name] != nil:
+			k.missingSince = time.Time{}
+			continue
 		case k.missingSince.IsZero() && w.Grace > 0:
 			k.missingSince = now
 			continue
@@ -143,7 +192,13 @@ func (w *watcher) poll(ctx context.Context) error {
 			return err
 		}
 	}
-	maps.DeleteFunc(w.rejected, func(name string, _ config.Worker) bool { _, ok := byName[name]; return !ok })
+	maps.DeleteFunc(w.rejected, func(name string, _ rejection) bool {
+		_, ok := byName[name]
+		return rejected[name] == nil && (!ok || w.known[name] != nil)
+	})
+	for _, name := range slices.Sorted(maps.Keys(rejected)) {
+		w.reject(config.Worker{Name: name}, rejected[name])
+	}
 	for _, c := range found {
 		if w.known[c.Name] != nil {
 			continue
@@ -178,10 +233,21 @@ func (w *watcher) add(ctx context.Context, c config.Worker) error {
 	case errors.Is(err, config.ErrEnded) || ctx.Err() != nil:
 		return err
 	default:
-		if was, ok := w.rejected[c.Name]; !ok || !reflect.DeepEqual(was, c) {
-			w.Logger.Warn("worker cannot be added", "worker", c.Name, "error", err)
-			w.rejected[c.Name] = c
-		}
+		w.reject(c, err)
 	}
 	return nil
+}
+
+// reject logs that a worker cannot be added, or that its change is not valid, unless that was logged before.
+func (w *watcher) reject(c config.Worker, err error) {
+	now := rejection{c, err.Error()}
+	if was, ok := w.rejected[c.Name]; ok && reflect.DeepEqual(was, now) {
+		return
+	}
+	w.rejected[c.Name] = now
+	if w.known[c.Name] != nil {
+		w.Logger.Warn("worker stays as it was: its change is not valid", "worker", c.Name, "error", err)
+		return
+	}
+	w.Logger.Warn("worker cannot be added", "worker", c.Name, "error", err)
 }

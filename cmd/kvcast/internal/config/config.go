@@ -65,11 +65,23 @@ const (
 	LogJSON LogFormat = "json" // an object a line
 )
 
-// Discovery finds workers by a DNS name, or in a file if File is set.
+// Discovery finds workers by a DNS name, among pods, or in a file. Exactly one of DNS, Kubernetes.Selector and File is set.
 type Discovery struct {
-	DNS      discovery.DNS
-	File     string
-	Interval time.Duration
+	DNS        string // a host
+	Kubernetes Kubernetes
+	File       string
+	// Engines is for DNS and Kubernetes.
+	Engines  discovery.Engines
+	Interval time.Duration // for DNS and File
+}
+
+// Kubernetes finds workers among the pods of namespaces.
+type Kubernetes struct {
+	Selector         string
+	Namespaces       []string // kubernetes.AllNamespaces for all; none for that of Kubeconfig
+	Kubeconfig       string
+	HTTPPort, DPSize int
+	Labels           []string
 }
 
 // DefaultBind is the endpoint of the listener of a server without a file, workers, listeners and discovery.

@@ -48,8 +48,16 @@ func TestFileWithEveryKey(t *testing.T) {
 	want.Ingest.ConnectZMQ = ingestconfig.ZMQNative
 	want.Ingest.Listeners = []ingestconfig.Listener{{Bind: "tcp://*:5557", Engine: feed.EngineLLMDSim, Copies: ingestconfig.CopiesCounted, ReplayPort: 5558, Topics: []string{"kv@*"}, ReplayHosts: []string{"10.0.0.0/8", "*.vllm.svc"}}}
 	want.Discovery = []Discovery{
-		{DNS: discovery.DNS{Host: "vllm.default.svc", Port: 5557, ReplayPort: 5558, Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto, Model: "m", BlockSize: 16}, Interval: 5 * time.Second},
-		{DNS: discovery.DNS{Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto}, File: "workers.yaml", Interval: 5 * time.Second},
+		{DNS: "vllm.default.svc", Engines: discovery.Engines{Port: 5557, ReplayPort: 5558, Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto, Model: "m", BlockSize: 16}, Interval: 5 * time.Second},
+		{
+			Kubernetes: Kubernetes{
+				Selector: "llm-d.ai/inference-serving=true", Namespaces: []string{"llm-a", "llm-b"}, Kubeconfig: "kubeconfig.yaml", HTTPPort: 8000, DPSize: 1,
+				Labels: []string{"llm-d.ai/role"},
+			},
+			Engines:  discovery.Engines{Port: 5557, ReplayPort: 5558, Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto, Model: "m", BlockSize: 16},
+			Interval: 5 * time.Second,
+		},
+		{Engines: discovery.Engines{Copies: ingestconfig.CopiesAuto}, File: "workers.yaml", Interval: 5 * time.Second},
 	}
 	if diff := compare(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -160,17 +168,23 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"tracing: {endpoint: \"http://:4317\"}", `f:1: tracing.endpoint: "http://:4317" is not allowed: want http://HOST:PORT, or https://HOST:PORT for TLS; or nothing for no tracing`},
 		{"tracing: {endpoint: \"http://c:4317/v1/traces\"}", `f:1: tracing.endpoint: "http://c:4317/v1/traces" is not allowed: want http://HOST:PORT, or https://HOST:PORT for TLS; or nothing for no tracing`},
 		{"tracing: {sample_ratio: NaN}", `f:1: tracing.sample_ratio: "NaN" is not allowed: want 0 to 1, such as 0.01`},
-		{"discovery:\n- {}", `f:2: discovery[0]: has neither dns nor file: want dns with port, or file`},
+		{"discovery:\n- {}", `f:2: discovery[0]: has neither dns, kubernetes nor file: want dns with port, kubernetes, or file`},
 		{"workers: [{name: a, sources: [{connect: \"tcp://h:1\", copies: Auto}]}]", `f:1: workers[0].sources[0].copies: "Auto" is not allowed: want auto, counted or announced-last`},
 		{"listeners: [{bind: \"tcp://*:1\", copies: set}]", `f:1: listeners[0].copies: "set" is not allowed: want auto, counted or announced-last`},
 		{"discovery: [{dns: engines, port: 1, copies: set}]", `f:1: discovery[0].copies: "set" is not allowed: want auto, counted or announced-last`},
 		{"discovery:\n- dns: engines", `f:2: discovery[0].port: is missing: want 1 to 65535, the port at which each engine publishes, such as 5557`},
 		{"discovery:\n- dns: tcp://h:5557\n  port: 1", `f:2: discovery[0].dns: "tcp://h:5557" is not allowed: want the name of a host, such as vllm.default.svc`},
 		{"discovery:\n- dns: h\n  port: 0", `f:3: discovery[0].port: "0" is not allowed: want 1 to 65535`},
-		{"discovery:\n- file: w.yaml\n  model: m", `f:3: discovery[0].model: is not allowed with file, in which each worker has its own: want file and interval`},
+		{"discovery:\n- file: w.yaml\n  model: m", `f:3: discovery[0].model: is not allowed with file: want file or interval`},
 		{"discovery:\n- file: w.yaml\n  interval: 99ms", `f:3: discovery[0].interval: "99ms" is not allowed: want 100ms to 1h`},
-		{"discovery: [{fil: w.yaml}]", `f:1: discovery[0]: unknown key "fil", did you mean file? want dns, port, replay_port, engine, copies, model, block_size, file or interval`},
-		{"discovery: [w.yaml]", `f:1: discovery[0]: "w.yaml" is not allowed: want a mapping with dns, port, replay_port, engine, copies, model, block_size, file or interval`},
+		{"discovery: [{fil: w.yaml}]", `f:1: discovery[0]: unknown key "fil", did you mean file? want dns, port, replay_port, engine, copies, model, block_size, kubernetes, namespaces, kubeconfig, http_port, dp_size, labels, file or interval`},
+		{"discovery:\n- kubernetes: app=vllm\n  interval: 1s", `f:3: discovery[0].interval: is not allowed with kubernetes: want kubernetes, namespaces, kubeconfig, http_port, dp_size, labels, port, replay_port, engine, copies, model or block_size`},
+		{"discovery:\n- kubernetes: app in vllm", `f:2: discovery[0].kubernetes: "app in vllm" is not allowed: want a label selector, such as llm-d.ai/inference-serving=true`},
+		{"discovery:\n- kubernetes: \"\"", `f:2: discovery[0].kubernetes: "" is not allowed: want a label selector, such as llm-d.ai/inference-serving=true`},
+		{"discovery:\n- kubernetes: app=vllm\n  dns: h", `f:2: discovery[0].kubernetes: is not allowed with dns: want one of the two`},
+		{"discovery: [{kubernetes: app=vllm, namespaces: [LLM]}]", `f:1: discovery[0].namespaces[0]: "LLM" is not allowed: want the name of a namespace, or * for all`},
+		{"discovery: [{kubernetes: app=vllm, labels: [a b]}]", `f:1: discovery[0].labels[0]: "a b" is not allowed: want the key of a label, such as llm-d.ai/role`},
+		{"discovery: [w.yaml]", `f:1: discovery[0]: "w.yaml" is not allowed: want a mapping with dns, port, replay_port, engine, copies, model, block_size, kubernetes, namespaces, kubeconfig, http_port, dp_size, labels, file or interval`},
 		{"- listen", `f:1: a list is not allowed: want a mapping with listen, admin, log_level, log_format, tracing, journal, cluster, batch, ingest, subscribers, auth, tls, emit_token_ids, workers, listeners or discovery`},
 		{"listen: :1\n---\nadmin: :2", `f:2: a second document is not allowed: want one`},
 		{"listen: :1\nadmin: \"", `f: yaml: line 2: found unexpected end of stream`},
@@ -553,10 +567,18 @@ func drawConfig(t *rapid.T) *Config {
 		if rapid.Bool().Draw(t, "by file") {
 			d.File = words.Filter(func(s string) bool { return s != "" }).Draw(t, "file")
 		} else {
-			d.DNS.Host = rapid.SampledFrom([]string{"1", "engines", "vllm.default.svc", "null", "::1"}).Filter(ingestconfig.ValidHost).Draw(t, "host")
-			d.DNS.Port, d.DNS.ReplayPort = ports.Draw(t, "port"), rapid.OneOf(rapid.Just(0), ports).Draw(t, "replay port")
-			d.DNS.Copies = copies.Draw(t, "copies")
-			d.DNS.Engine, d.DNS.Model, d.DNS.BlockSize = engines.Draw(t, "engine"), words.Draw(t, "model"), rapid.Uint32().Draw(t, "block size")
+			d.DNS = rapid.SampledFrom([]string{"1", "engines", "vllm.default.svc", "null", "::1"}).Filter(ingestconfig.ValidHost).Draw(t, "host")
+			if rapid.Bool().Draw(t, "among pods") {
+				d.DNS, d.Interval = "", discovery.DefaultInterval
+				d.Kubernetes.Selector = rapid.SampledFrom([]string{"app=vllm", "a in (b, c),!d", "true"}).Draw(t, "selector")
+				d.Kubernetes.Namespaces = rapid.SampledFrom([][]string{nil, {"*"}, {"1", "null"}}).Draw(t, "namespaces")
+				d.Kubernetes.Kubeconfig = words.Draw(t, "kubeconfig")
+				d.Kubernetes.HTTPPort, d.Kubernetes.DPSize = ports.Draw(t, "http port"), rapid.IntRange(0, feed.MaxRanks).Draw(t, "dp size")
+				d.Kubernetes.Labels = rapid.SampledFrom([][]string{nil, {"llm-d.ai/role", "1"}}).Draw(t, "labels")
+			}
+			d.Engines.Port, d.Engines.ReplayPort = ports.Draw(t, "port"), rapid.OneOf(rapid.Just(0), ports).Draw(t, "replay port")
+			d.Engines.Copies = copies.Draw(t, "copies")
+			d.Engines.Engine, d.Engines.Model, d.Engines.BlockSize = engines.Draw(t, "engine"), words.Draw(t, "model"), rapid.Uint32().Draw(t, "block size")
 		}
 		c.Discovery = append(c.Discovery, d)
 	}

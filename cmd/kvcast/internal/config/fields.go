@@ -2,11 +2,13 @@ package config
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/kvcast/kvcast/feed"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/discovery"
+	"github.com/kvcast/kvcast/ingest/discovery/kubernetes"
 	"github.com/kvcast/kvcast/pipeline"
 	"github.com/kvcast/kvcast/server"
 )
@@ -194,23 +196,34 @@ func listenerFields(l *ingestconfig.Listener) mapping {
 }
 
 func discoveryFields(d *Discovery) mapping {
-	byDNS := mapping{
-		{key: "dns", node: text(&d.DNS.Host, "", ingestconfig.ValidHost, "the name of a host, such as vllm.default.svc")},
-		{key: "port", node: number(&d.DNS.Port, 0, math.MaxUint16)},
-		{key: "replay_port", node: replayPort(&d.DNS.ReplayPort, 0, 0)},
-		{key: "engine", node: engine(&d.DNS.Engine)},
-		{key: "copies", node: copies(&d.DNS.Copies)},
-		{key: "model", node: text(&d.DNS.Model, "", ingestconfig.ValidModel, ingestconfig.AllowedModel)},
-		{key: "block_size", node: number(&d.DNS.BlockSize, 0, math.MaxUint32)},
+	dns := field{key: "dns", node: text(&d.DNS, "", ingestconfig.ValidHost, "the name of a host, such as vllm.default.svc")}
+	engines := mapping{
+		{key: "port", node: number(&d.Engines.Port, 0, math.MaxUint16)},
+		{key: "replay_port", node: replayPort(&d.Engines.ReplayPort, 0, 0)},
+		{key: "engine", node: discoveredEngine(&d.Engines.Engine)},
+		{key: "copies", node: copies(&d.Engines.Copies)},
+		{key: "model", node: text(&d.Engines.Model, "", ingestconfig.ValidModel, ingestconfig.AllowedModel)},
+		{key: "block_size", node: number(&d.Engines.BlockSize, 0, math.MaxUint32)},
+	}
+	k := &d.Kubernetes
+	pods := mapping{
+		{key: "kubernetes", node: text(&k.Selector, "", kubernetes.ValidSelector, "a label selector, such as llm-d.ai/inference-serving=true")},
+		{key: "namespaces", node: listOf(&k.Namespaces, namespace)},
+		{key: "kubeconfig", node: fileName(&k.Kubeconfig, ingestconfig.Printable)},
+		{key: "http_port", node: number(&k.HTTPPort, 0, math.MaxUint16)},
+		{key: "dp_size", node: number(&k.DPSize, 0, feed.MaxRanks)},
+		{key: "labels", node: listOf(&k.Labels, podLabel)},
 	}
 	file := field{key: "file", node: fileName(&d.File, func(s string) bool { return s != "" && ingestconfig.Printable(s) })}
 	interval := field{key: "interval", node: duration(&d.Interval, discovery.DefaultInterval, 100*time.Millisecond, time.Hour)}
 	switch {
 	case d.File != "":
 		return mapping{file, interval}
-	case d.DNS.Host != "":
-		return append(byDNS, interval)
+	case d.DNS != "":
+		return slices.Concat(mapping{dns}, engines, mapping{interval})
+	case k.Selector != "":
+		return append(pods, engines...)
 	default:
-		return append(byDNS, file, interval)
+		return slices.Concat(mapping{dns}, engines, pods, mapping{file, interval})
 	}
 }

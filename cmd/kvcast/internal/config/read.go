@@ -173,24 +173,39 @@ func (r *reader) validatePair(given, file, missing, other string) {
 	}
 }
 
-// validateDiscovery requires either a DNS name with a port or a file in each item.
+// validateDiscovery requires one way to find workers in each item, and only the keys of that.
 func (r *reader) validateDiscovery() {
 	for i := range r.config.Discovery {
 		item := fmt.Sprintf("discovery[%d]", i)
 		given := func(key string) bool { _, ok := r.origins[join(item, key)]; return ok }
+		ways := slices.DeleteFunc([]string{"dns", "kubernetes", "file"}, func(key string) bool { return !given(key) })
 		switch {
-		case given("dns") && given("file"):
-			r.wrongGiven(join(item, "file"), "is not allowed with dns: want one of the two")
-		case given("file"):
-			for _, f := range discoveryFields(new(Discovery)) {
-				if given(f.key) && f.key != "file" && f.key != "interval" {
-					r.wrongGiven(join(item, f.key), "is not allowed with file, in which each worker has its own: want file and interval")
-				}
+		case len(ways) > 1:
+			r.wrongGiven(join(item, ways[1]), "is not allowed with "+ways[0]+": want one of the two")
+			continue
+		case len(ways) == 0:
+			if !r.isWrong(item) && !slices.Contains(r.unreadable, item) {
+				r.wrong(r.origins[item], item, "has neither dns, kubernetes nor file: want dns with port, kubernetes, or file")
 			}
-		case given("dns") && !given("port"):
+			continue
+		case ways[0] == "dns" && !given("port"):
 			r.wrong(r.origins[item], join(item, "port"), "is missing: want 1 to 65535, the port at which each engine publishes, such as 5557")
-		case !given("dns") && !r.isWrong(item) && !slices.Contains(r.unreadable, item):
-			r.wrong(r.origins[item], item, "has neither dns nor file: want dns with port, or file")
+		}
+		one := Discovery{DNS: "dns"}
+		switch ways[0] {
+		case "kubernetes":
+			one = Discovery{Kubernetes: Kubernetes{Selector: "kubernetes"}}
+		case "file":
+			one = Discovery{File: "file"}
+		}
+		var allowed []string
+		for _, f := range discoveryFields(&one) {
+			allowed = append(allowed, f.key)
+		}
+		for _, f := range discoveryFields(new(Discovery)) {
+			if given(f.key) && !slices.Contains(allowed, f.key) {
+				r.wrongGiven(join(item, f.key), "is not allowed with "+ways[0]+": want "+either(allowed))
+			}
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/discovery/kubernetes"
 )
 
 // value is a scalar of the configuration, read and written as text. Reading the written text restores the value.
@@ -189,6 +190,21 @@ func logLevel(to *slog.Level) *value {
 // engine is the name or an alias of an engine.
 func engine(to *feed.Engine) *value {
 	return newValue(to, feed.EngineVLLM, ingestconfig.AllowedEngines, ingestconfig.ParseEngine, func(e feed.Engine) string { return string(e) })
+}
+
+// discoveredEngine is an engine without a default, since a pod may name its engine.
+func discoveredEngine(to *feed.Engine) *value {
+	v := engine(to)
+	v.initial = ""
+	return v
+}
+
+func namespace(to *string) *value {
+	return text(to, "", kubernetes.ValidNamespace, "the name of a namespace, or "+kubernetes.AllNamespaces+" for all")
+}
+
+func podLabel(to *string) *value {
+	return text(to, "", kubernetes.ValidLabel, "the key of a label, such as llm-d.ai/role")
 }
 
 func copies(to *ingestconfig.Copies) *value {

@@ -9,14 +9,19 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/discovery/kubernetes"
 )
 
-// CheckWorkerFiles returns the mistakes in the files of discovery.
-func (c *Config) CheckWorkerFiles() error {
+// CheckDiscovery returns the mistakes in the files of workers and in kubeconfig files.
+func (c *Config) CheckDiscovery() error {
 	var errs []error
 	for _, d := range c.Discovery {
 		if d.File != "" {
 			_, err := ReadWorkers(d.File, c.Ingest.MaxWorkers)
+			errs = append(errs, err)
+		}
+		if file := d.Kubernetes.Kubeconfig; file != "" {
+			_, err := kubernetes.NewClient(file)
 			errs = append(errs, err)
 		}
 	}

@@ -49,7 +49,7 @@ func (c *Command) Run(ctx context.Context, line *kong.Context, p cli.Process) er
 		err = cfg.LoadCredentials()
 	}
 	if err == nil && c.Check {
-		err = cfg.CheckWorkerFiles()
+		err = cfg.CheckDiscovery()
 	}
 	if err != nil {
 		return cli.UsageError{Err: err}

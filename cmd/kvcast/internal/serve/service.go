@@ -73,7 +73,7 @@ type Service struct {
 func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, err error) {
 	s := &Service{
 		cfg: c, log: log, registry: prometheus.NewRegistry(), serving: make(chan struct{}), assembled: make(chan struct{}),
-		registered: make(chan struct{}), watches: watches(c, log),
+		registered: make(chan struct{}),
 	}
 	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
 	defer func() {
@@ -81,6 +81,9 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 			err = errors.Join(err, s.closeParts(ctx))
 		}
 	}()
+	if s.watches, err = watches(c, log, s.registry); err != nil {
+		return nil, cli.UsageError{Err: err}
+	}
 	if c.Journal.Durable() {
 		if s.durable, err = openDurable(ctx, c, log, s.registry); err != nil {
 			return nil, err

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"time"
 
-	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
@@ -17,22 +15,6 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 )
-
-// watches returns a watch for each DNS name and file of the configuration.
-func watches(c *config.Config, log *slog.Logger) []discovery.Watch {
-	var all []discovery.Watch
-	for _, d := range c.Discovery {
-		w := discovery.Watch{Name: d.DNS.Host, Interval: d.Interval, Grace: max(c.Ingest.Grace, 0), Find: d.DNS.Find, Logger: log}
-		if d.File != "" {
-			w.Name, w.Grace = d.File, 0 // a worker missing in a file is removed at once
-			w.Find = func(context.Context) ([]ingestconfig.Worker, error) {
-				return config.ReadWorkers(d.File, c.Ingest.MaxWorkers)
-			}
-		}
-		all = append(all, w)
-	}
-	return all
-}
 
 // discover runs the watches until ctx is done. It closes discovered after the first poll of every watch.
 func discover(ctx context.Context, watches []discovery.Watch, workers discovery.Workers, discovered chan<- struct{}) error {

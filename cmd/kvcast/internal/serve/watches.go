@@ -1,0 +1,79 @@
+package serve
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/discovery"
+	"github.com/kvcast/kvcast/ingest/discovery/kubernetes"
+)
+
+// watches returns a watch for each DNS name, namespace and file of the configuration.
+func watches(c *config.Config, log *slog.Logger, registry prometheus.Registerer) (all []discovery.Watch, err error) {
+	if !c.IngestsEngines {
+		return nil, nil
+	}
+	for i, d := range c.Discovery {
+		w := discovery.Watch{Interval: d.Interval}
+		switch {
+		case d.File != "":
+			w.Name = d.File // a worker missing in a file is removed at once
+			w.Find = func(context.Context) ([]ingestconfig.Worker, error) {
+				return config.ReadWorkers(d.File, c.Ingest.MaxWorkers)
+			}
+			all = append(all, w)
+		case d.Kubernetes.Selector != "":
+			pods, err := podWatches(d, c.Ingest.MaxWorkers, log)
+			if err != nil {
+				return nil, fmt.Errorf("discovery[%d]: %w", i, err)
+			}
+			all = append(all, pods...)
+		default:
+			w.Name, w.Grace = d.DNS, max(c.Ingest.Grace, 0)
+			w.Find = discovery.DNS{Host: d.DNS, Engines: d.Engines}.Find
+			all = append(all, w)
+		}
+	}
+	metrics := discovery.NewMetrics(registry)
+	for i := range all {
+		all[i].Metrics, all[i].Logger = metrics, log
+	}
+	return all, nil
+}
+
+// podWatches returns a watch for each namespace, so that one that is forbidden does not affect the others.
+func podWatches(d config.Discovery, maxWorkers int, log *slog.Logger) (all []discovery.Watch, err error) {
+	client, err := kubernetes.NewClient(d.Kubernetes.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	namespaces := slices.Compact(slices.Sorted(slices.Values(d.Kubernetes.Namespaces)))
+	switch {
+	case len(namespaces) == 0:
+		namespaces = []string{client.Namespace}
+	case slices.Contains(namespaces, kubernetes.AllNamespaces):
+		namespaces = []string{kubernetes.AllNamespaces}
+	}
+	for _, namespace := range namespaces {
+		name := fmt.Sprintf("pods %s in %s", d.Kubernetes.Selector, namespace)
+		if namespace == kubernetes.AllNamespaces {
+			name, namespace = fmt.Sprintf("pods %s in all namespaces", d.Kubernetes.Selector), metav1.NamespaceAll
+		}
+		source := &kubernetes.Source{
+			Client: client.Pods(namespace), Selector: d.Kubernetes.Selector, MaxWorkers: maxWorkers, Logger: log.With("discovery", name),
+			Engines: kubernetes.Engines{
+				Engines: d.Engines, HTTPPort: d.Kubernetes.HTTPPort, DPSize: d.Kubernetes.DPSize, Labels: d.Kubernetes.Labels,
+			},
+		}
+		source.Open()
+		all = append(all, discovery.Watch{Name: name, Find: source.Find, Follow: source.Follow})
+	}
+	return all, nil
+}
