@@ -33,6 +33,8 @@ const (
 	DefaultGrace                    = time.Minute
 	DefaultReconnectMin             = time.Second
 	DefaultReconnectMax             = 30 * time.Second
+	// DefaultPort is the port of the PUB socket of vLLM and SGLang by default.
+	DefaultPort = 5557
 	// DefaultReplayPort is vLLM's default.
 	DefaultReplayPort = 5558
 	DefaultTopics     = "kv@*"
@@ -145,6 +147,9 @@ type Worker struct {
 	// MaxModelBytes bytes, and each key at most MaxNameBytes. There are at most 64 labels.
 	Endpoint string
 	Labels   map[string]string
+	// HTTP is the URL of the engine's HTTP server, http://HOST:PORT; empty means unknown. Package
+	// discovery/enginehttp asks it for the endpoints of the source. An Ingest does not.
+	HTTP string
 	// Sources are the publishers of the worker's events: 1 to feed.MaxSources.
 	Sources []Source
 	// Consolidate applies if there are several sources. The default is feed.ConsolidateDedup.

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/url"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -70,7 +72,21 @@ const maxLabels = 64
 const (
 	AllowedName  = "1 to 253 bytes of UTF-8 without control characters"
 	AllowedModel = "at most 1024 bytes of UTF-8 without control characters"
+	AllowedHTTP  = "http://HOST:PORT or https://HOST:PORT"
 )
+
+// HTTPEngines are the engines that can be asked at Worker.HTTP.
+var HTTPEngines = []feed.Engine{feed.EngineVLLM, feed.EngineSGLang}
+
+// ValidHTTP reports whether a text is a URL with a host and a port alone.
+func ValidHTTP(text string) bool {
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Scheme+"://"+u.Host != text {
+		return false
+	}
+	port, err := strconv.ParseUint(u.Port(), 10, 16)
+	return err == nil && port > 0 && u.Hostname() != ""
+}
 
 // Validate returns nil, or a FieldError for each invalid field, joined.
 func (c Config) Validate() error {
@@ -173,6 +189,9 @@ func (v *Validation) worker(field string, w Worker) {
 	v.Name(field+".Name", w.Name)
 	v.Check(ValidModel(w.Model), field+".Model", w.Model, AllowedModel)
 	v.Check(ValidModel(w.Endpoint), field+".Endpoint", w.Endpoint, AllowedModel)
+	v.Check(w.HTTP == "" || ValidHTTP(w.HTTP), field+".HTTP", w.HTTP, AllowedHTTP)
+	v.Check(w.HTTP == "" || len(w.Sources) == 1 && slices.Contains(HTTPEngines, w.Sources[0].Engine), field+".HTTP", w.HTTP,
+		"none unless the worker has one source, of the engine vllm or sglang")
 	for _, key := range slices.Sorted(maps.Keys(w.Labels)) {
 		label := fmt.Sprintf("%s.Labels[%q]", field, key)
 		v.Check(ValidName(key), label, key, "a key of "+AllowedName)

@@ -96,10 +96,10 @@ func TestWorkersOfPods(t *testing.T) {
 			Name: "llm/a", Sources: []config.Source{{Connect: "tcp://10.0.0.1:5557", DPSize: 1}},
 		}},
 		{"IPv6", kubernetes.Engines{HTTPPort: 8000}, readyPod("a", "fd00::1"), config.Worker{
-			Name: "llm/a", Endpoint: "[fd00::1]:8000", Sources: []config.Source{{Connect: "tcp://[fd00::1]:5557", DPSize: 1}},
+			Name: "llm/a", Endpoint: "[fd00::1]:8000", HTTP: "http://[fd00::1]:8000", Sources: []config.Source{{Connect: "tcp://[fd00::1]:5557", DPSize: 1}},
 		}},
 		{"settings", settings, readyPod("a", "10.0.0.1"), config.Worker{
-			Name: "llm/a", Model: "m/m", BlockSize: 32, Endpoint: "10.0.0.1:8000",
+			Name: "llm/a", Model: "m/m", BlockSize: 32, Endpoint: "10.0.0.1:8000", HTTP: "http://10.0.0.1:8000",
 			Sources: []config.Source{{Engine: feed.EngineSGLang, Copies: config.CopiesCounted, Connect: "tcp://10.0.0.1:6000", Replay: "tcp://10.0.0.1:6001", DPSize: 2}},
 		}},
 		{"llm-d", kubernetes.Engines{Labels: []string{"llm-d.ai/role"}}, readyPod("a", "10.0.0.1", others...), config.Worker{
@@ -107,11 +107,11 @@ func TestWorkersOfPods(t *testing.T) {
 			Sources: []config.Source{{Engine: feed.EngineSGLang, Connect: "tcp://10.0.0.1:5556", Replay: "tcp://10.0.0.1:5559", DPSize: 1}},
 		}},
 		{"settings precede the labels and ports of others", settings, readyPod("a", "10.0.0.1", others...), config.Worker{
-			Name: "llm/a", Model: "m/m", BlockSize: 32, Endpoint: "10.0.0.1:8000", Labels: map[string]string{"llm-d.ai/role": "decode"},
+			Name: "llm/a", Model: "m/m", BlockSize: 32, Endpoint: "10.0.0.1:8000", HTTP: "http://10.0.0.1:8000", Labels: map[string]string{"llm-d.ai/role": "decode"},
 			Sources: []config.Source{{Engine: feed.EngineSGLang, Copies: config.CopiesCounted, Connect: "tcp://10.0.0.1:6000", Replay: "tcp://10.0.0.1:6001", DPSize: 2}},
 		}},
 		{"AIBrix", kubernetes.Engines{}, readyPod("a", "10.0.0.1", annotated("model.aibrix.ai/name", "org/m"), labeled("model.aibrix.ai/engine", "vllm", "model.aibrix.ai/port", "8080", "model", "other")), config.Worker{
-			Name: "llm/a", Model: "org/m", Endpoint: "10.0.0.1:8080", Sources: []config.Source{{Engine: feed.EngineVLLM, Connect: "tcp://10.0.0.1:5557", DPSize: 1}},
+			Name: "llm/a", Model: "org/m", Endpoint: "10.0.0.1:8080", HTTP: "http://10.0.0.1:8080", Sources: []config.Source{{Engine: feed.EngineVLLM, Connect: "tcp://10.0.0.1:5557", DPSize: 1}},
 		}},
 		{"the production stack, with unknown values of others", kubernetes.Engines{}, readyPod("a", "10.0.0.1", labeled("model", "opt125m", "model.aibrix.ai/port", "http", "llm-d.ai/engine-type", "mine")), config.Worker{
 			Name: "llm/a", Model: "opt125m", Sources: []config.Source{{Connect: "tcp://10.0.0.1:5557", DPSize: 1}},
@@ -119,11 +119,11 @@ func TestWorkersOfPods(t *testing.T) {
 		{"annotations precede the settings", settings, readyPod("a", "10.0.0.1", append(others, annotated(
 			"kvcast.io/model", "", "kvcast.io/engine", "vllm", "kvcast.io/block-size", "64", "kvcast.io/event-port", "7000",
 			"kvcast.io/replay-port", "0", "kvcast.io/http-port", "9000", "kvcast.io/dp-size", "8"))...), config.Worker{
-			Name: "llm/a", BlockSize: 64, Endpoint: "10.0.0.1:9000", Labels: map[string]string{"llm-d.ai/role": "decode"},
+			Name: "llm/a", BlockSize: 64, Endpoint: "10.0.0.1:9000", HTTP: "http://10.0.0.1:9000", Labels: map[string]string{"llm-d.ai/role": "decode"},
 			Sources: []config.Source{{Engine: feed.EngineVLLM, Copies: config.CopiesCounted, Connect: "tcp://10.0.0.1:7000", DPSize: 8}},
 		}},
 		{"kvcast's labels", settings, readyPod("a", "10.0.0.1", labeled("kvcast.io/event-port", "7000", "kvcast.io/dp-size", "3"), annotated("kvcast.io/dp-size", "4")), config.Worker{
-			Name: "llm/a", Model: "m/m", BlockSize: 32, Endpoint: "10.0.0.1:8000",
+			Name: "llm/a", Model: "m/m", BlockSize: 32, Endpoint: "10.0.0.1:8000", HTTP: "http://10.0.0.1:8000",
 			Sources: []config.Source{{Engine: feed.EngineSGLang, Copies: config.CopiesCounted, Connect: "tcp://10.0.0.1:7000", Replay: "tcp://10.0.0.1:6001", DPSize: 4}},
 		}},
 	}

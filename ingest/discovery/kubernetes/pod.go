@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -17,9 +18,6 @@ import (
 
 // Prefix is the prefix of kvcast's annotations and labels. An annotation takes precedence over the label of the same key.
 const Prefix = "kvcast.io/"
-
-// DefaultPort is the port of an engine's PUB socket if nothing names it: that of vLLM, SGLang and llm-d's router.
-const DefaultPort = 5557
 
 // Labels, annotations and container ports that other programs define. They are used where neither kvcast's annotation
 // nor Engines has a value.
@@ -53,7 +51,8 @@ type Engines struct {
 	discovery.Engines
 	// DPSize is the number of dp ranks.
 	DPSize int
-	// HTTPPort is the port of requests, which is passed to routers in config.Worker.Endpoint.
+	// HTTPPort is the port of requests, which is passed to routers in config.Worker.Endpoint. It is also config.Worker.HTTP,
+	// where the engine is asked for its event ports.
 	HTTPPort int
 	// Labels are the keys of pods' labels that are passed to routers.
 	Labels []string
@@ -89,7 +88,7 @@ func (e Engines) worker(p *corev1.Pod) (config.Worker, error) {
 		of.Engine = engineTypes[firstNonEmpty(p.Labels[llmdEngine], p.Labels[inferenceEngine], p.Labels[aibrixEngine])]
 	}
 	of.BlockSize = uint32(r.number("block-size", 1, math.MaxUint32, int(of.BlockSize), 0, 0))
-	of.Port = r.number("event-port", 1, config.MaxPort, of.Port, containerPort(p, eventPortName), DefaultPort)
+	of.Port = r.number("event-port", 1, config.MaxPort, of.Port, containerPort(p, eventPortName), config.DefaultPort)
 	of.ReplayPort = r.number("replay-port", 0, config.MaxPort, of.ReplayPort, containerPort(p, replayPortName), 0)
 	httpPort := r.number("http-port", 1, config.MaxPort, e.HTTPPort, portLabel(p, aibrixPort), 0)
 	dpSize := r.number("dp-size", 1, feed.MaxRanks, e.DPSize, 0, 1)
@@ -98,6 +97,9 @@ func (e Engines) worker(p *corev1.Pod) (config.Worker, error) {
 	w.Sources[0].DPSize = dpSize
 	if httpPort > 0 {
 		w.Endpoint = net.JoinHostPort(p.Status.PodIP, strconv.Itoa(httpPort))
+		if slices.Contains(config.HTTPEngines, cmp.Or(of.Engine, feed.EngineVLLM)) {
+			w.HTTP = "http://" + w.Endpoint
+		}
 	}
 	for _, label := range e.Labels {
 		if text, ok := p.Labels[label]; ok {

@@ -148,7 +148,7 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"emit_token_ids: 1", `f:1: emit_token_ids: "1" is not allowed: want true or false`},
 		{"workers: {name: x}", `f:1: workers: a mapping is not allowed: want a list`},
 		{"workers: [{name: x}]", `f:1: workers[0].sources: 0 is not allowed: want one source at least`},
-		{"workers: [null]", `f:1: workers[0]: "null" is not allowed: want a mapping with name, model, block_size, endpoint, consolidate, labels or sources`},
+		{"workers: [null]", `f:1: workers[0]: "null" is not allowed: want a mapping with name, model, block_size, endpoint, http, consolidate, labels or sources`},
 		{labeled("zone"), `f:5: workers[0].labels: "zone" is not allowed: want a mapping of labels`},
 		{labeled("[zone]"), `f:5: workers[0].labels: a list is not allowed: want a mapping of labels`},
 		{labeled("{zone: [a]}"), `f:5: workers[0].labels["zone"]: a list is not allowed: want a text, which may be ""`},
@@ -184,6 +184,8 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"discovery:\n- kubernetes: app=vllm\n  dns: h", `f:2: discovery[0].kubernetes: is not allowed with dns: want one of the two`},
 		{"discovery: [{kubernetes: app=vllm, namespaces: [LLM]}]", `f:1: discovery[0].namespaces[0]: "LLM" is not allowed: want the name of a namespace, or * for all`},
 		{"discovery: [{kubernetes: app=vllm, labels: [a b]}]", `f:1: discovery[0].labels[0]: "a b" is not allowed: want the key of a label, such as llm-d.ai/role`},
+		{"workers: [{name: a, http: \"http://h:1/v1\"}]", `f:1: workers[0].http: "http://h:1/v1" is not allowed: want http://HOST:PORT or https://HOST:PORT`},
+		{"workers: [{name: a, http: \"http://h:1\", sources: [{engine: kvbm}]}]", `f:1: workers[0].http: "http://h:1" is not allowed: want none unless the worker has one source, of the engine vllm or sglang`},
 		{"discovery: [w.yaml]", `f:1: discovery[0]: "w.yaml" is not allowed: want a mapping with dns, port, replay_port, engine, copies, model, block_size, kubernetes, namespaces, kubeconfig, http_port, dp_size, labels, file or interval`},
 		{"- listen", `f:1: a list is not allowed: want a mapping with listen, admin, log_level, log_format, tracing, journal, cluster, batch, ingest, subscribers, auth, tls, emit_token_ids, workers, listeners or discovery`},
 		{"listen: :1\n---\nadmin: :2", `f:2: a second document is not allowed: want one`},
@@ -621,4 +623,24 @@ func TestCorruptFilesAreReadOrRejected(t *testing.T) {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 	})
+}
+
+// TestWorkerWithHTTPNeedsNoEndpoints checks what a worker has whose engine tells its endpoints.
+func TestWorkerWithHTTPNeedsNoEndpoints(t *testing.T) {
+	for _, text := range []string{
+		"workers: [{name: a, http: \"http://vllm-0:8000\"}]",
+		"workers: [{name: a, http: \"http://vllm-0:8000\", endpoint: \"vllm-0:8000\", sources: [{engine: vllm, connect: \"tcp://vllm-0:5557\"}]}]",
+	} {
+		c, _, err := readText(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []ingestconfig.Worker{{
+			Name: "a", HTTP: "http://vllm-0:8000", Endpoint: "vllm-0:8000", Consolidate: feed.ConsolidateDedup,
+			Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://vllm-0:5557", DPSize: 1, Copies: ingestconfig.CopiesAuto}},
+		}}
+		if diff := cmp.Diff(want, c.Ingest.Workers); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", text, diff)
+		}
+	}
 }

@@ -166,6 +166,7 @@ func workerFields(w *ingestconfig.Worker) mapping {
 		{key: "model", node: word(&w.Model)},
 		{key: "block_size", node: number(&w.BlockSize, 0, math.MaxUint32)},
 		{key: "endpoint", node: word(&w.Endpoint)},
+		{key: "http", node: word(&w.HTTP)},
 		{key: "consolidate", node: oneOf(&w.Consolidate, feed.ConsolidateDedup, feed.ConsolidatePassthrough)},
 		{key: "labels", node: labels{&w.Labels}},
 		{key: "sources", node: listOf(&w.Sources, sourceFields)},

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
+	"net/url"
 	"os"
 	"slices"
 	"strconv"
@@ -210,7 +212,29 @@ func (r *reader) validateDiscovery() {
 	}
 }
 
+// completeWorkers adds the source and the endpoint that a worker with the key http need not have.
+func (r *reader) completeWorkers() {
+	for i := range r.config.Ingest.Workers {
+		w := &r.config.Ingest.Workers[i]
+		server, err := url.Parse(w.HTTP)
+		if w.HTTP == "" || err != nil || server.Hostname() == "" {
+			continue
+		}
+		if w.Endpoint == "" {
+			w.Endpoint = server.Host
+		}
+		if len(w.Sources) == 0 {
+			w.Sources = append(w.Sources, ingestconfig.Source{})
+			setDefaults(sourceFields(&w.Sources[0]))
+		}
+		if source := &w.Sources[0]; source.Connect == "" {
+			source.Connect = "tcp://" + net.JoinHostPort(server.Hostname(), strconv.Itoa(ingestconfig.DefaultPort))
+		}
+	}
+}
+
 func (r *reader) validateIngest() {
+	r.completeWorkers()
 	for _, field := range ingestconfig.FieldErrors(r.config.Ingest.Validate()) {
 		if path := filePath(field.Path()); !r.isWrong(path) {
 			r.wrongGiven(path, notAllowed(field.Value, field.Allowed))

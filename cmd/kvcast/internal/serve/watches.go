@@ -12,6 +12,7 @@ import (
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/discovery"
+	"github.com/kvcast/kvcast/ingest/discovery/enginehttp"
 	"github.com/kvcast/kvcast/ingest/discovery/kubernetes"
 )
 
@@ -41,8 +42,23 @@ func watches(c *config.Config, log *slog.Logger, registry prometheus.Registerer)
 			all = append(all, w)
 		}
 	}
+	// Configured workers are read from the start, unless their engines are to be asked first.
+	var asked []ingestconfig.Worker
+	c.Ingest.Workers = slices.DeleteFunc(c.Ingest.Workers, func(w ingestconfig.Worker) bool {
+		if w.HTTP != "" {
+			asked = append(asked, w)
+		}
+		return w.HTTP != ""
+	})
+	if len(asked) > 0 {
+		all = append(all, discovery.Watch{
+			Name: "workers with http", Find: func(context.Context) ([]ingestconfig.Worker, error) { return asked, nil },
+		})
+	}
 	metrics := discovery.NewMetrics(registry)
 	for i := range all {
+		asker := &enginehttp.Asker{Find: all[i].Find, Follow: all[i].Follow, Logger: log.With("discovery", all[i].Name)}
+		all[i].Find, all[i].Follow = asker.FindAsked, asker.FollowAsked
 		all[i].Metrics, all[i].Logger = metrics, log
 	}
 	return all, nil

@@ -1,0 +1,260 @@
+// Package enginehttp asks engines at their HTTP servers where they publish KV-cache events.
+//
+// A worker with config.Worker.HTTP and one source goes in; it comes out with the ports, dp ranks, topic, block size and model
+// that its engine tells. An engine of a version that cannot tell keeps the configured ones. What an answer may take is
+// bounded in time and size, redirects are not followed, and only ports are taken from it: kvcast connects to no other host
+// than the one that it has asked.
+package enginehttp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
+)
+
+const (
+	// timeout bounds a request. SGLang collects the state of all its schedulers for an answer.
+	timeout = 5 * time.Second
+	// maxBytes bounds an answer. SGLang's has all its options and states.
+	maxBytes = 4 << 20
+)
+
+// errNotFound: the engine has no such path.
+var errNotFound = errors.New("not found")
+
+// client follows no redirects and uses no proxy, so that it reaches the engine and nothing else.
+var client = &http.Client{
+	Timeout:       timeout,
+	Transport:     &http.Transport{DisableKeepAlives: true, MaxResponseHeaderBytes: 64 << 10},
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+}
+
+// Ask returns the worker with what its engine tells about its source. It returns the worker unchanged if the engine is of
+// a version that does not tell.
+func Ask(ctx context.Context, w config.Worker) (config.Worker, error) {
+	ask := askVLLM
+	if w.Sources[0].Engine == feed.EngineSGLang {
+		ask = askSGLang
+	}
+	told, err := ask(ctx, w.HTTP)
+	switch {
+	case errors.Is(err, errNotFound):
+		return w, nil
+	case err != nil:
+		return w, fmt.Errorf("ask engine at %s: %w", w.HTTP, err)
+	}
+	server, err := url.Parse(w.HTTP)
+	if err != nil {
+		return w, fmt.Errorf("ask engine: %w", err)
+	}
+	source := w.Sources[0]
+	if source.Connect, err = told.endpoint(ctx, server.Hostname(), func(r rank) string { return r.endpoint }); err != nil {
+		return w, fmt.Errorf("engine at %s publishes events where kvcast cannot connect: %w", w.HTTP, err)
+	}
+	source.Replay = ""
+	if told.ranks[0].replay != "" {
+		if source.Replay, err = told.endpoint(ctx, server.Hostname(), func(r rank) string { return r.replay }); err != nil {
+			return w, fmt.Errorf("engine at %s serves replays where kvcast cannot connect: %w", w.HTTP, err)
+		}
+	}
+	source.DPSize = len(told.ranks)
+	w.Sources = []config.Source{source}
+	if w.BlockSize == 0 {
+		w.BlockSize = told.blockSize
+	}
+	if w.Model == "" && config.ValidModel(told.model) {
+		w.Model = told.model
+	}
+	return w, nil
+}
+
+// answer is what an engine tells.
+type answer struct {
+	ranks     []rank // from rank 0 on, or the only one
+	blockSize uint32 // 0: not told
+	model     string // empty: not told
+}
+
+// rank has the endpoints of a dp rank, as its engine binds them.
+type rank struct{ endpoint, replay string }
+
+// endpoint returns the endpoint of rank 0 at the engine's host. The others' must follow on consecutive ports.
+func (a answer) endpoint(ctx context.Context, host string, of func(rank) string) (string, error) {
+	first := 0
+	for i, r := range a.ranks {
+		e, ok := config.ParseEndpoint(of(r), false)
+		if !ok { // the host may be *
+			e, ok = config.ParseEndpoint(of(r), true)
+		}
+		if !ok || e.Transport != config.TransportTCP || e.Port == 0 {
+			return "", fmt.Errorf("%.200q; want tcp://*:PORT", of(r))
+		}
+		if err := isAt(ctx, e.Address, host); err != nil {
+			return "", fmt.Errorf("%.200q: %w", of(r), err)
+		}
+		switch {
+		case i == 0:
+			first = e.Port
+		case e.Port != first+i:
+			return "", fmt.Errorf("rank %d is at port %d, and rank 0 at port %d; want consecutive ports, by a port other than 0 in --kv-events-config", i, e.Port, first)
+		}
+	}
+	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(first)), nil
+}
+
+// isAt returns nil if an endpoint's host is any address of the engine, or one that the engine's host name has.
+func isAt(ctx context.Context, address, host string) error {
+	if address == "*" || address == host {
+		return nil
+	}
+	ip, err := netip.ParseAddr(address)
+	if err == nil && ip.IsUnspecified() {
+		return nil
+	}
+	if err == nil {
+		ctx, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		of, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+		if err != nil {
+			return fmt.Errorf("look up the engine's host: %w", err)
+		}
+		if slices.ContainsFunc(of, func(a netip.Addr) bool { return a.Unmap() == ip.Unmap() }) {
+			return nil
+		}
+	}
+	return fmt.Errorf("this is not an address of %s; an engine that connects to kvcast needs a listener instead of http", host)
+}
+
+// askVLLM asks vLLM 0.33.0 or later. Its GET /kv_event_sources (vllm/entrypoints/serve/instrumentator/basic.py) answers with
+// the KVEventsConfig (vllm/config/kv_events.py) of each dp rank, by rank, in which the endpoints have the rank's own ports.
+func askVLLM(ctx context.Context, server string) (a answer, err error) {
+	type source struct {
+		Publisher string  `json:"publisher"`
+		Endpoint  string  `json:"endpoint"`
+		Replay    *string `json:"replay_endpoint"`
+	}
+	var sources map[uint32]source
+	if err := get(ctx, server+"/kv_event_sources", &sources); err != nil {
+		return answer{}, err
+	}
+	for i, number := range slices.Sorted(maps.Keys(sources)) {
+		s := sources[number]
+		switch {
+		case s.Publisher != "zmq":
+			return answer{}, fmt.Errorf("rank %d has the publisher %.100q; want zmq", number, s.Publisher)
+		case int(number) != i && len(sources) > 1:
+			return answer{}, fmt.Errorf("it has %d dp ranks, among them rank %d; want ranks from 0 on, or one rank: configure the sources instead of http", len(sources), number)
+		}
+		r := rank{endpoint: s.Endpoint}
+		if s.Replay != nil {
+			r.replay = *s.Replay
+		}
+		a.ranks = append(a.ranks, r)
+	}
+	return a, a.check()
+}
+
+// askSGLang asks SGLang. Its GET /server_info, in earlier versions /get_server_info, has the key kv_events with what
+// describe_kv_events_publisher (python/sglang/srt/runtime_context.py of 0.5.23) returns. Versions without the key do not tell.
+func askSGLang(ctx context.Context, server string) (a answer, err error) {
+	var info struct {
+		Model    string          `json:"served_model_name"`
+		KVEvents json.RawMessage `json:"kv_events"`
+	}
+	err = get(ctx, server+"/server_info", &info)
+	if errors.Is(err, errNotFound) {
+		err = get(ctx, server+"/get_server_info", &info)
+	}
+	if err != nil {
+		return answer{}, err
+	}
+	if info.KVEvents == nil {
+		return answer{}, errNotFound
+	}
+	var events *struct {
+		Publisher  string `json:"publisher"`
+		Host       string `json:"endpoint_host"`
+		Port       int    `json:"endpoint_port_base"`
+		ReplayPort int    `json:"replay_endpoint_port_base"`
+		BlockSize  uint32 `json:"block_size"`
+		DPSize     int    `json:"dp_size"`
+	}
+	if err := json.Unmarshal(info.KVEvents, &events); err != nil {
+		return answer{}, fmt.Errorf("decode kv_events: %w", err)
+	}
+	if events == nil {
+		return answer{}, a.check()
+	}
+	if events.Publisher != "zmq" || events.DPSize < 1 || events.DPSize > feed.MaxRanks {
+		return answer{}, fmt.Errorf("kv_events has the publisher %.100q and the dp_size %d; want zmq and 1 to %d", events.Publisher, events.DPSize, feed.MaxRanks)
+	}
+	a = answer{blockSize: events.BlockSize, model: info.Model}
+	at := func(port, r int) string { return "tcp://" + events.Host + ":" + strconv.Itoa(port+r) } // an IPv6 host has brackets
+	for r := range events.DPSize {
+		told := rank{endpoint: at(events.Port, r)}
+		if events.ReplayPort != 0 {
+			told.replay = at(events.ReplayPort, r)
+		}
+		a.ranks = append(a.ranks, told)
+	}
+	return a, nil
+}
+
+// check returns an error if the engine publishes nothing, or has too many ranks.
+func (a answer) check() error {
+	switch {
+	case len(a.ranks) == 0:
+		return errors.New("it publishes no KV-cache events: want --kv-events-config with the publisher zmq at the engine")
+	case len(a.ranks) > feed.MaxRanks:
+		return fmt.Errorf("it has %d dp ranks; want at most %d", len(a.ranks), feed.MaxRanks)
+	}
+	return nil
+}
+
+// get decodes the JSON at a URL. It returns errNotFound if there is none.
+func get(ctx context.Context, at string, into any) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
+	if err != nil {
+		return err
+	}
+	path := request.URL.Path
+	response, err := client.Do(request)
+	var failed *url.Error
+	if errors.As(err, &failed) {
+		err = failed.Err // the caller has the URL
+	}
+	if err != nil {
+		return fmt.Errorf("GET %s: %w", path, err)
+	}
+	defer func() { _ = response.Body.Close() }() // nothing is written
+	switch {
+	case response.StatusCode == http.StatusNotFound:
+		return errNotFound
+	case response.StatusCode != http.StatusOK:
+		return fmt.Errorf("GET %s: status %s; want 200", path, response.Status)
+	}
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxBytes+1))
+	if err != nil {
+		return fmt.Errorf("GET %s: %w", path, err)
+	}
+	if len(body) > maxBytes {
+		return fmt.Errorf("GET %s: the answer has more than %d MiB", path, maxBytes>>20)
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		return fmt.Errorf("GET %s: decode the answer: %w", path, err)
+	}
+	return nil
+}

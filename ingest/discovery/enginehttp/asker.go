@@ -1,0 +1,251 @@
+package enginehttp
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/discovery"
+)
+
+const (
+	// The time until an engine that has not answered is asked again doubles from minBackoff to maxBackoff.
+	minBackoff, maxBackoff = time.Second, 30 * time.Second
+	// refreshInterval is the time until an engine that has answered is asked again. It may have restarted at other ports.
+	refreshInterval = time.Minute
+	// maxRequests bounds the requests in flight.
+	maxRequests = 16
+)
+
+// Asker stands between a discovery.Watch and what finds its workers, and asks the engines of those with config.Worker.HTTP.
+// A worker is found when its engine has answered. Until then it is in discovery.Rejected with the last error. An engine that
+// has answered and fails later leaves its worker as it is.
+type Asker struct {
+	// Find and Follow are those of the discovery.Watch without the Asker. Follow may be nil.
+	Find   func(context.Context) ([]config.Worker, error)
+	Follow func(ctx context.Context, changed func())
+	// Logger is optional.
+	Logger *slog.Logger
+
+	once    sync.Once
+	limiter chan struct{} // semaphore of maxRequests
+
+	mu      sync.Mutex // guards what follows
+	engines map[string]*engine
+	changed chan struct{} // closed and replaced when an engine has been asked with a new result
+	// found receives the engines that FindAsked has found, to be asked by FollowAsked.
+	found chan *engine
+}
+
+// engine is a worker whose engine is asked.
+type engine struct {
+	config config.Worker
+	gone   chan struct{} // closed when the worker is no longer found, or has changed
+
+	// Asker.mu guards what follows.
+	answer   config.Worker
+	answered bool
+	err      error // of the last request
+}
+
+func (a *Asker) init() {
+	a.once.Do(func() {
+		a.engines, a.changed, a.found = make(map[string]*engine), make(chan struct{}), make(chan *engine)
+		a.limiter = make(chan struct{}, maxRequests)
+		if a.Logger == nil {
+			a.Logger = slog.New(slog.DiscardHandler)
+		}
+	})
+}
+
+// FollowAsked is Follow of a discovery.Watch.
+func (a *Asker) FollowAsked(ctx context.Context, changed func()) {
+	a.init()
+	var group sync.WaitGroup
+	defer group.Wait()
+	if a.Follow != nil {
+		group.Go(func() { a.Follow(ctx, changed) })
+	}
+	for {
+		select {
+		case e := <-a.found:
+			group.Go(func() { a.ask(ctx, e, changed) })
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// FindAsked is Find of a discovery.Watch. It waits until each new engine has been asked once, unless others have been found
+// before.
+func (a *Asker) FindAsked(ctx context.Context) ([]config.Worker, error) {
+	a.init()
+	workers, err := a.Find(ctx)
+	var rejected discovery.Rejected
+	if err != nil && !errors.As(err, &rejected) {
+		return nil, err
+	}
+	if err := a.update(ctx, workers, rejected); err != nil {
+		return nil, err
+	}
+	for {
+		a.mu.Lock()
+		found, waiting, isFirst := a.answers(workers, maps.Clone(rejected))
+		changed := a.changed
+		a.mu.Unlock()
+		if waiting == 0 || !isFirst {
+			return found.workers, found.err()
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// update has new engines asked, and those that are no longer found not any more.
+func (a *Asker) update(ctx context.Context, workers []config.Worker, rejected discovery.Rejected) error {
+	a.mu.Lock()
+	kept := make(map[string]*engine)
+	var added []*engine
+	for _, w := range workers {
+		if w.HTTP == "" {
+			continue
+		}
+		e := a.engines[w.Name]
+		if e == nil || !reflect.DeepEqual(e.config, w) {
+			e = &engine{config: w, gone: make(chan struct{})}
+			added = append(added, e)
+		}
+		kept[w.Name] = e
+	}
+	for name, e := range a.engines {
+		switch {
+		case kept[name] == e:
+		case kept[name] == nil && rejected[name] != nil:
+			kept[name] = e
+		default:
+			close(e.gone)
+		}
+	}
+	a.engines = kept
+	a.mu.Unlock()
+	for _, e := range added {
+		select {
+		case a.found <- e:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// result is what Find returns.
+type result struct {
+	workers  []config.Worker
+	rejected discovery.Rejected
+}
+
+func (r result) err() error {
+	if len(r.rejected) == 0 {
+		return nil
+	}
+	return r.rejected
+}
+
+// answers returns the workers with what their engines have answered, the number of engines that have not been asked, and
+// whether none has been. a.mu must be held.
+func (a *Asker) answers(workers []config.Worker, rejected discovery.Rejected) (r result, waiting int, isFirst bool) {
+	r.rejected, isFirst = rejected, true
+	if r.rejected == nil {
+		r.rejected = make(discovery.Rejected)
+	}
+	for _, w := range workers {
+		e := a.engines[w.Name]
+		switch {
+		case w.HTTP == "":
+			r.workers = append(r.workers, w)
+		case e.answered:
+			r.workers, isFirst = append(r.workers, e.answer), false
+		case e.err != nil:
+			r.rejected[w.Name] = e.err
+		default:
+			waiting++
+		}
+	}
+	return r, waiting, isFirst
+}
+
+// ask asks an engine until it is gone or ctx is done.
+func (a *Asker) ask(ctx context.Context, e *engine, changed func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() { // ends a request in flight
+		select {
+		case <-e.gone:
+			cancel()
+		case <-stop:
+		}
+	}()
+	backoff := minBackoff
+	for ctx.Err() == nil {
+		answer, err := a.request(ctx, e.config)
+		if ctx.Err() != nil {
+			return
+		}
+		wait := refreshInterval
+		if err != nil {
+			a.Logger.Debug("engine has not answered", "worker", e.config.Name, "error", err, "retry", backoff)
+			wait, backoff = backoff, min(2*backoff, maxBackoff)
+		} else {
+			backoff = minBackoff
+		}
+		if a.store(e, answer, err) {
+			changed()
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+	}
+}
+
+// request asks an engine once, when the limiter allows it.
+func (a *Asker) request(ctx context.Context, w config.Worker) (config.Worker, error) {
+	select {
+	case a.limiter <- struct{}{}:
+	case <-ctx.Done():
+		return w, ctx.Err()
+	}
+	defer func() { <-a.limiter }()
+	return Ask(ctx, w)
+}
+
+// store stores the result of a request, and reports whether it changes what FindAsked returns.
+func (a *Asker) store(e *engine, answer config.Worker, err error) (changed bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case err == nil:
+		changed = !e.answered || !reflect.DeepEqual(e.answer, answer)
+		e.answer, e.answered, e.err = answer, true, nil
+	case !e.answered:
+		changed = e.err == nil || e.err.Error() != err.Error()
+		e.err = err
+	}
+	if changed {
+		close(a.changed)
+		a.changed = make(chan struct{})
+	}
+	return changed
+}

@@ -1,0 +1,100 @@
+package enginehttp_test
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/discovery"
+	"github.com/kvcast/kvcast/ingest/discovery/enginehttp"
+	"github.com/kvcast/kvcast/test/harness"
+)
+
+// workerChanges has what a watch adds and removes.
+type workerChanges chan string
+
+func (c workerChanges) AddWorker(_ context.Context, w config.Worker) error {
+	c <- "add " + w.Name + " " + w.Sources[0].Connect
+	return nil
+}
+
+func (c workerChanges) RemoveWorker(_ context.Context, name string, _ feed.RemoveReason) error {
+	c <- "remove " + name
+	return nil
+}
+
+// TestEnginesAreAskedUntilTheyAnswer follows an engine that is not ready at first, and then is no longer found, beside one
+// that never answers and a worker without a URL.
+func TestEnginesAreAskedUntilTheyAnswer(t *testing.T) {
+	ctx := harness.Context(t)
+	var requests atomic.Int32
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if requests.Add(1) == 1 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = w.Write([]byte(`{"0": ` + vllm("tcp://*:6000", "null") + `}`))
+	}))
+	defer engine.Close()
+	hanging := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	defer hanging.Close()
+
+	worker := func(name, url string) config.Worker {
+		return config.Worker{Name: name, HTTP: url, Sources: []config.Source{{Engine: feed.EngineVLLM, Connect: "tcp://127.0.0.1:5557"}}}
+	}
+	var isGone atomic.Bool
+	changed := make(chan func(), 1)
+	asker := &enginehttp.Asker{
+		Find: func(context.Context) ([]config.Worker, error) {
+			found := []config.Worker{worker("plain", ""), worker("engine", engine.URL)}
+			if isGone.Load() {
+				found = []config.Worker{worker("plain", ""), worker("hanging", hanging.URL)}
+			}
+			return found, nil
+		},
+		Follow: func(ctx context.Context, call func()) { changed <- call; <-ctx.Done() },
+	}
+	var log strings.Builder
+	changes := make(workerChanges, 10)
+	watching, stop := context.WithCancel(ctx)
+	done := make(chan error)
+	go func() {
+		done <- discovery.Watch{Name: "engines", Find: asker.FindAsked, Follow: asker.FollowAsked, Logger: slog.New(slog.NewTextHandler(&log, nil))}.Run(watching, changes)
+	}()
+	want := func(want ...string) {
+		t.Helper()
+		var got []string
+		for range want {
+			select {
+			case change := <-changes:
+				got = append(got, change)
+			case <-ctx.Done():
+				t.Fatalf("got %q, want %q", got, want)
+			}
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Fatalf("got %q, want %q", got, want)
+		}
+	}
+	want("add plain tcp://127.0.0.1:5557")
+	want("add engine tcp://127.0.0.1:6000")
+	isGone.Store(true)
+	(<-changed)()
+	want("remove engine")
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	const line = `msg="worker cannot be added" discovery=engines worker=engine error="ask engine at `
+	if n := strings.Count(log.String(), line); n != 1 || !strings.Contains(log.String(), "GET /kv_event_sources: status 503 Service Unavailable; want 200") {
+		t.Errorf("logged %d times:\n%s", n, log.String())
+	}
+}
