@@ -23,7 +23,7 @@ NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures|EqualTheModels
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster demo-restart demo-router test live peers clients soak restarts cluster fuzz mutate run build build-static bench bench-indexers lint fmt proto grpcurl kube-apiserver image libzmq clean
+.PHONY: help demo demo-cluster demo-restart demo-router test live peers clients soak restarts cluster fuzz mutate run build build-static bench bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -133,6 +133,11 @@ bin/kube-apiserver bin/kubectl: tools/kubernetes/go.mod
 image: ## Build the images with buildah, without a registry, and check them; needs root.
 	tools/scripts/image.sh
 
+deploy-check: kube-apiserver $(TOOLS)/helm $(TOOLS)/kubeconform ## Create the manifests and the variants of the Helm chart on a Kubernetes API server; needs etcd.
+	@command -v etcd >/dev/null || { echo "deploy-check: etcd is not installed: run apt-get install etcd-server" >&2; exit 1; }
+	$(go) test -count 1 -v ./test/kubernetes
+	@echo "checked on $$(bin/kube-apiserver --version): the listener's manifests; $$(ls deploy/helm/kvcast/ci | wc -l) variants of the Helm chart by lint, schemas, dry run, creation, Pod Security and kvcast serve --check; roles of discovery"
+
 clean: ## Delete bin.
 	rm -rf bin
 
@@ -146,6 +151,14 @@ tool = $(GO) -C tools build -o $@
 
 $(TOOLS)/buf: tools/go.mod
 	$(tool) github.com/bufbuild/buf/cmd/buf
+
+$(TOOLS)/helm: tools/deploy/go.mod
+	@# The version of Kubernetes that helm template takes for the cluster's, as in helm's own Makefile.
+	CGO_ENABLED=0 $(GO) -C tools/deploy build -ldflags '-s -w $(foreach package,chartutil lint/rules,\
+		-X helm.sh/helm/v3/pkg/$(package).k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/$(package).k8sVersionMinor=34)' -o $@ helm.sh/helm/v3/cmd/helm
+
+$(TOOLS)/kubeconform: tools/deploy/go.mod
+	CGO_ENABLED=0 $(GO) -C tools/deploy build -ldflags '-s -w' -o $@ github.com/yannh/kubeconform/cmd/kubeconform
 
 $(TOOLS)/golangci-lint: tools/go.mod
 	$(tool) github.com/golangci/golangci-lint/v2/cmd/golangci-lint

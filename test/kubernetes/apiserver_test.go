@@ -11,13 +11,11 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/kubernetes"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { os.Exit(harness.RunTests(m)) }
 
 // call calls the API server, and returns the status and the body of the response. The test closes the body.
 func call(t *testing.T, s *kubernetes.APIServer, method, path, body string) (int, io.Reader) {

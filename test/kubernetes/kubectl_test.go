@@ -11,19 +11,29 @@ import (
 	"github.com/kvcast/kvcast/test/kubernetes"
 )
 
-// command returns a command that runs in the root directory of the repository and ends with the test. It uses the API
-// server unless that is nil.
+// command returns a command that runs in the root directory of the repository, with programs of bin and bin/tools before
+// others, and ends with the test. It uses the API server unless that is nil.
 func command(t *testing.T, s *kubernetes.APIServer, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	root := kubernetes.Root(t)
+	for _, dir := range []string{"bin", filepath.Join("bin", "tools")} {
+		if path := filepath.Join(root, dir, name); isFile(path) {
+			name = path
+		}
+	}
 	cmd := exec.CommandContext(harness.Context(t), name, args...)
 	cmd.Dir = root
 	// Tools keep caches and settings in the home directory.
-	cmd.Env = append(os.Environ(), "HOME="+t.TempDir(), "PATH="+filepath.Join(root, "bin")+":"+os.Getenv("PATH"), "MAKEFLAGS=", "MAKELEVEL=")
+	cmd.Env = append(os.Environ(), "HOME="+t.TempDir(), "PATH="+filepath.Join(root, "bin")+":"+filepath.Join(root, "bin", "tools")+":"+os.Getenv("PATH"), "MAKEFLAGS=", "MAKELEVEL=")
 	if s != nil {
 		cmd.Env = append(cmd.Env, "KUBECONFIG="+s.Kubeconfig)
 	}
 	return cmd
+}
+
+func isFile(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular()
 }
 
 // run runs a command, and returns what it prints. The test fails if the command does.
