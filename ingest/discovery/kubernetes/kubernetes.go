@@ -143,6 +143,9 @@ func (h debugHandler) Enabled(ctx context.Context, _ slog.Level) bool {
 }
 
 func (h debugHandler) Handle(ctx context.Context, r slog.Record) error {
+	if !h.Handler.Enabled(ctx, slog.LevelDebug) { // errors come without a call of Enabled
+		return nil
+	}
 	r.Level = slog.LevelDebug
 	return h.Handler.Handle(ctx, r)
 }

@@ -31,8 +31,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// client-go's handlers of errors sleep until 1 ms after the start of the process, by a clock that is ahead of synctest's.
-	utilruntime.ErrorHandlers = nil
+	// One of client-go's handlers of errors sleeps until 1 ms after the start of the process, by a clock that is ahead of synctest's.
+	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1] // which logs
 	goleak.VerifyTestMain(m)
 }
 
@@ -282,7 +282,8 @@ func TestOutageOfTheAPIServer(t *testing.T) {
 				var isAway atomic.Bool
 				isAway.Store(true)
 				client.PrependReactor("list", "pods", func(k8stesting.Action) (bool, runtime.Object, error) { return isAway.Load(), nil, tt.err })
-				f := follow(t, client, &kubernetes.Source{})
+				var log strings.Builder
+				f := follow(t, client, &kubernetes.Source{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 				if _, err := f.Find(t.Context()); err == nil || err.Error() != tt.want {
 					t.Errorf("error %v, want %s", err, tt.want)
 				}
@@ -290,6 +291,9 @@ func TestOutageOfTheAPIServer(t *testing.T) {
 				isAway.Store(false)
 				time.Sleep(10 * time.Second) // the longest backoff
 				f.want(t, "llm/a tcp://10.0.0.1:5557")
+				if log.Len() > 0 {
+					t.Errorf("client-go logged above debug level:\n%s", log.String())
+				}
 			})
 		})
 	}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -109,13 +110,16 @@ func (e Engines) worker(p *corev1.Pod) (config.Worker, error) {
 			w.Labels[label] = text
 		}
 	}
-	return w, errors.Join(r.errs...)
+	if len(r.wrong) > 0 {
+		return w, errors.New(strings.Join(r.wrong, "; "))
+	}
+	return w, nil
 }
 
 // reader reads kvcast's annotations of a pod, and collects what is not valid.
 type reader struct {
-	pod  *corev1.Pod
-	errs []error
+	pod   *corev1.Pod
+	wrong []string
 }
 
 // text returns the annotation with a name, or the label, and its key; none if there is neither.
@@ -132,7 +136,7 @@ func (r *reader) text(name string) (text, key string) {
 func (r *reader) check(ok bool, key, text, allowed string) {
 	const maxShown = 100 // bytes of a text in the log
 	if !ok {
-		r.errs = append(r.errs, fmt.Errorf("%s %.*q is not allowed: want %s", key, maxShown, text, allowed))
+		r.wrong = append(r.wrong, fmt.Sprintf("%s %.*q is not allowed: want %s", key, maxShown, text, allowed))
 	}
 }
 

@@ -15,14 +15,15 @@ import (
 // CheckDiscovery returns the mistakes in the files of workers and in kubeconfig files.
 func (c *Config) CheckDiscovery() error {
 	var errs []error
-	for _, d := range c.Discovery {
+	for i, d := range c.Discovery {
 		if d.File != "" {
 			_, err := ReadWorkers(d.File, c.Ingest.MaxWorkers)
 			errs = append(errs, err)
 		}
 		if file := d.Kubernetes.Kubeconfig; file != "" {
-			_, err := kubernetes.NewClient(file)
-			errs = append(errs, err)
+			if _, err := kubernetes.NewClient(file); err != nil {
+				errs = append(errs, fmt.Errorf("discovery[%d]: %w", i, err))
+			}
 		}
 	}
 	return errors.Join(errs...)
