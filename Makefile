@@ -23,7 +23,7 @@ NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures|EqualTheModels
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster demo-restart demo-router test live peers clients soak restarts cluster fuzz mutate run build build-static bench bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
+.PHONY: help demo demo-cluster demo-restart demo-router test live peers clients observe soak restarts cluster fuzz mutate run build build-static bench bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,7 @@ test: ## Run all tests, with the race detector if there is cgo.
 	@test -d bin/peers || echo "Skipping the peers in Python, Java and Rust: run make peers to prepare them"
 	@test -f bin/live/pins || echo "Skipping SGLang's publisher: run make live to fetch it"
 	@test -f bin/kube-apiserver || echo "Skipping the Kubernetes API server: run make kube-apiserver to build it"
+	@test -d bin/prometheus || command -v prometheus >/dev/null || echo "Skipping the dashboard and the alert rules: run make observe to fetch Prometheus"
 	@# The timeout ends a test that hangs. No test depends on the speed of the machine.
 	@# Packages wait for timers and processes: four at a time keep two cores busy.
 	$(go) test $(race) -p 4 -skip '$(NO_RACE)' -timeout 60m ./...
@@ -62,6 +63,10 @@ peers: ## Prepare peers of other ZeroMQ implementations in bin/peers, and test w
 clients: ## Prepare the Python and Rust examples in bin/clients, and test them.
 	@tools/scripts/clients.sh
 	$(go) test $(race) -count 1 -v -run 'ClientIn' ./cmd/kvcast
+
+observe: ## Test metrics, traces, the dashboard and the alert rules, with Prometheus in bin/prometheus if it is not installed.
+	@tools/scripts/prometheus.sh bin/prometheus
+	$(go) test -count 1 -timeout 10m -v ./test/observe
 
 soak: ## Run a server under faults for MINUTES (10) and check it every minute; ARGS are further flags, such as -race or -transport=native.
 	$(go) run ./test/soak -minutes $(MINUTES) $(ARGS)

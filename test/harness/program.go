@@ -63,7 +63,7 @@ func RemovePrograms() error {
 
 // RunTests runs the tests of a package that uses Program, checks that no goroutine is left, and
 // returns the exit status: TestMain is os.Exit(harness.RunTests(m)).
-func RunTests(m *testing.M) int {
+func RunTests(m *testing.M, leaks ...goleak.Option) int {
 	// By default, a program with the race detector sleeps for a second before it exits.
 	if err := os.Setenv("GORACE", "atexit_sleep_ms=0"); err != nil {
 		panic(err)
@@ -71,7 +71,7 @@ func RunTests(m *testing.M) int {
 	status := m.Run()
 	err := RemovePrograms()
 	if status == 0 {
-		err = errors.Join(err, goleak.Find())
+		err = errors.Join(err, goleak.Find(leaks...))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

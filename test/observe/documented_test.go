@@ -13,11 +13,17 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	"go.uber.org/goleak"
 
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.RunTests(m)) }
+func TestMain(m *testing.M) {
+	// nats-server can leave these behind when it stops.
+	const natsServer = "github.com/nats-io/nats-server/v2/server"
+	os.Exit(harness.RunTests(m, goleak.IgnoreTopFunction(natsServer+".(*msgBlock).flushLoop"),
+		goleak.IgnoreTopFunction(natsServer+".(*fileStore).flushStreamStateLoop"), goleak.IgnoreTopFunction(natsServer+"/ats.Register.func1")))
+}
 
 // documented is a row of docs/metrics.md.
 type documented struct {

@@ -91,6 +91,33 @@ func awaitAgreement(t *testing.T, p *harness.Process, conditions ...string) {
 	lint(t, text)
 }
 
+// sendFaults sends what a server's listener rejects: a peer that speaks another protocol, a message and a batch.
+func sendFaults(t *testing.T, p *harness.Process) {
+	t.Helper()
+	endpoint, err := p.Logged(listening)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stranger, err := new(net.Dialer).DialContext(t.Context(), "tcp", endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = stranger.Close() })
+	if _, err := fmt.Fprint(stranger, "GET / HTTP/1.1\r\nHost: kvcast.example.com\r\nUser-Agent: no ZeroMQ publisher\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	faulty, err := rawzmtp.Dial(t.Context(), zmtp.PUB, endpoint, harness.Timeout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = faulty.Close() })
+	faulty.Message([]byte("kv@pod@m"), []byte("no seq"), []byte{0xc1})
+	faulty.Message([]byte("kv@pod@m"), make([]byte, 8), []byte{0xc1})
+	if err := faulty.Flush(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestMetricsOfBusyServersAreDocumented makes every event happen that a metric waits for.
 func TestMetricsOfBusyServersAreDocumented(t *testing.T) {
 	engine := enginetest.NewSimulated(t, simulator.PublisherConfig{})
@@ -116,29 +143,35 @@ func TestMetricsOfBusyServersAreDocumented(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	endpoint, err := p.Logged(listening)
-	if err != nil {
-		t.Fatal(err)
-	}
-	stranger, err := new(net.Dialer).DialContext(t.Context(), "tcp", endpoint)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = stranger.Close() }()
-	if _, err := fmt.Fprint(stranger, "GET / HTTP/1.1\r\nHost: kvcast.example.com\r\nUser-Agent: no ZeroMQ publisher\r\n\r\n"); err != nil {
-		t.Fatal(err)
-	}
-	faulty, err := rawzmtp.Dial(t.Context(), zmtp.PUB, endpoint, harness.Timeout)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = faulty.Close() }()
-	faulty.Message([]byte("kv@pod@m"), []byte("no seq"), []byte{0xc1})
-	faulty.Message([]byte("kv@pod@m"), make([]byte, 8), []byte{0xc1})
-	if err := faulty.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	sendFaults(t, p)
 	awaitAgreement(t, p, "worker", "event", "dedup")
+}
+
+// withDiscovery writes a configuration with a file of workers, and returns its path.
+func withDiscovery(t *testing.T, workers string) string {
+	t.Helper()
+	dir := t.TempDir()
+	found, config := filepath.Join(dir, "workers.yaml"), filepath.Join(dir, "kvcast.yaml")
+	err := os.WriteFile(found, []byte(workers), 0o600)
+	if err == nil {
+		err = os.WriteFile(config, fmt.Appendf(nil, "discovery: [{file: %q}]\n", found), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return config
+}
+
+func TestMetricsOfDiscoveryAreDocumented(t *testing.T) {
+	p := fleet.Start(t, "--config", withDiscovery(t, "[]"))
+	fleet.Address(t, p)
+	served, _, err := families(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range disagreements(documentedMetrics(t), served, []string{"discovery"}, true) {
+		t.Error(d)
+	}
 }
 
 func TestMetricsOfClustersAreDocumented(t *testing.T) {
