@@ -27,6 +27,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -221,13 +222,8 @@ func (in *Ingest) worker(c config.Worker) *connectedWorker {
 	}
 	w := &connectedWorker{worker: newWorker(in.shared, desc)}
 	for i, src := range c.Sources {
-		connect, _ := config.ParseEndpoint(src.Connect, false)
-		replay, hasReplay := config.ParseEndpoint(src.Replay, false)
-		for rank := range src.DPSize {
-			status := SourceStatus{Engine: src.Engine, Endpoint: connect.OfRank(rank).String(), Rank: uint32(rank)}
-			if hasReplay {
-				status.Replay = replay.OfRank(rank).String()
-			}
+		for _, e := range src.Endpoints() {
+			status := SourceStatus{Engine: src.Engine, Endpoint: e.Connect, Replay: e.Replay, Rank: e.Rank}
 			l := &link{worker: w.worker, endpoint: status.Endpoint, replay: status.Replay, topic: src.Topic}
 			l.p = newPublisher(w.worker, i, status, l.reconnect)
 			l.p.copyRule = src.Copies.Rule(src.Engine)
@@ -366,16 +362,14 @@ func (in *Ingest) change(ctx context.Context, change func(context.Context, *runn
 }
 
 // ranksOf returns the dp ranks of a worker's sources.
-func ranksOf(c config.Worker) []uint32 {
-	n := 0
+func ranksOf(c config.Worker) (ranks []uint32) {
 	for _, s := range c.Sources {
-		n = max(n, s.DPSize)
+		for _, e := range s.Endpoints() {
+			ranks = append(ranks, e.Rank)
+		}
 	}
-	ranks := make([]uint32, n)
-	for i := range ranks {
-		ranks[i] = uint32(i)
-	}
-	return ranks
+	slices.Sort(ranks)
+	return slices.Compact(ranks)
 }
 
 // Close closes an Ingest whose Run was not called. Otherwise it does nothing, because Run closes

@@ -40,6 +40,27 @@ func TestConnectReadsEachRankOnItsPort(t *testing.T) {
 	r.wantNone()
 }
 
+// TestConnectReadsRanksAtAnyPorts checks ranks that do not begin with 0, at ports that the system chose.
+func TestConnectReadsRanksAtAnyPorts(t *testing.T) {
+	ranks := []config.RankEndpoints{{Rank: 6}, {Rank: 4}}
+	engines := make([]*engine, len(ranks))
+	for i := range ranks {
+		engines[i] = newEngine(t)
+		ranks[i].Connect = engines[i].mustBind("tcp://127.0.0.1:*")
+	}
+	r := newRecorder(t)
+	in, _ := start(t, worker(config.Source{Connect: ranks[0].Connect, DPSize: 2, Ranks: ranks}), r)
+	r.want("add w model m block_size 0 ranks [4 6]")
+	for i, e := range engines {
+		e.awaitSubscriber("")
+		e.publish(0, stored(1))
+		r.want(fmt.Sprintf("w 0/%d: batch 0 +[1]", ranks[i].Rank))
+		if s := in.Sources()[i]; s.Rank != ranks[i].Rank || s.Endpoint != ranks[i].Connect {
+			t.Errorf("source %+v, want %+v", s, ranks[i])
+		}
+	}
+}
+
 func TestConnectOverIPC(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kv")
 	rank0, rank1 := newEngine(t), newEngine(t)

@@ -169,10 +169,20 @@ type Source struct {
 	// DPSize is the number of dp ranks: 1 to feed.MaxRanks, default 1. Over ipc only
 	// feed.EngineTRTLLM may have more than one.
 	DPSize int
+	// Ranks has the endpoints of the DPSize dp ranks if they are not at consecutive ports from rank 0
+	// on. Connect and Replay are then those of the first.
+	Ranks []RankEndpoints
 	// Topic is the prefix of the topics to read; empty means all topics.
 	Topic string
 	// Copies is how copies are counted. The default is CopiesAuto.
 	Copies Copies
+}
+
+// RankEndpoints are the endpoints of a dp rank, in the form of Source.Connect and Source.Replay.
+type RankEndpoints struct {
+	Rank    uint32 // below feed.MaxRanks
+	Connect string
+	Replay  string
 }
 
 // Listener is an endpoint to bind, which publishers connect to.

@@ -46,6 +46,11 @@ func TestValidate(t *testing.T) {
 		{"IPv6", connect("tcp://[fd00::5]:5557"), nil},
 		{"ipc", connect("ipc:///run/kv"), nil},
 		{"no endpoint", connect(""), []string{"Workers[0].Sources[0].Connect"}},
+		{"ranks", source(config.Source{Connect: "tcp://h:1", DPSize: 2, Ranks: []config.RankEndpoints{{Rank: 5, Connect: "tcp://h:1", Replay: "tcp://h:9"}, {Rank: 3, Connect: "tcp://h:65535"}}}), nil},
+		{"bad ranks", source(config.Source{Connect: "tcp://h:1", DPSize: 3, Ranks: []config.RankEndpoints{{Rank: 5, Connect: "tcp://h:1", Replay: "h:9"}, {Rank: 5, Connect: "tcp://*:2"}, {Rank: 1024, Connect: "tcp://h:3"}}}), []string{
+			"Workers[0].Sources[0].Ranks[0].Replay", "Workers[0].Sources[0].Ranks[1].Rank", "Workers[0].Sources[0].Ranks[1].Connect", "Workers[0].Sources[0].Ranks[2].Rank",
+		}},
+		{"other number of ranks", source(config.Source{Connect: "tcp://h:1", DPSize: 3, Ranks: []config.RankEndpoints{{Connect: "tcp://h:1"}}}), []string{"Workers[0].Sources[0].Ranks"}},
 		{"no transport", connect("10.0.0.5:5557"), []string{"Workers[0].Sources[0].Connect"}},
 		{"inproc", connect("inproc://kv"), []string{"Workers[0].Sources[0].Connect"}},
 		{"udp", connect("udp://10.0.0.5:5557"), []string{"Workers[0].Sources[0].Connect"}},

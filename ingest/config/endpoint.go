@@ -101,6 +101,23 @@ func RemoveSocket(path string) error {
 	return os.Remove(path)
 }
 
+// Endpoints returns the endpoints of each dp rank of a valid source with defaults.
+func (s Source) Endpoints() []RankEndpoints {
+	if len(s.Ranks) > 0 {
+		return s.Ranks
+	}
+	connect, _ := ParseEndpoint(s.Connect, false)
+	replay, hasReplay := ParseEndpoint(s.Replay, false)
+	all := make([]RankEndpoints, s.DPSize)
+	for rank := range all {
+		all[rank] = RankEndpoints{Rank: uint32(rank), Connect: connect.OfRank(rank).String()}
+		if hasReplay {
+			all[rank].Replay = replay.OfRank(rank).String()
+		}
+	}
+	return all
+}
+
 // OfRank returns the endpoint of a dp rank; e is the endpoint of rank 0. Over tcp rank r has that port
 // + r. Over ipc TensorRT-LLM appends _dpR to the path of a rank R above 0.
 func (e Endpoint) OfRank(rank int) Endpoint {

@@ -147,13 +147,16 @@ func (w Worker) Publishers() (n int) {
 // Bytes returns the approximate memory of the worker's strings, in bytes. Ingest and pipeline each have a
 // copy.
 func (w Worker) Bytes() int64 {
-	const labelOverhead = 128
+	const labelOverhead, rankOverhead = 128, 48
 	n := len(w.Name) + len(w.Model) + len(w.Endpoint)
 	for k, value := range w.Labels {
 		n += len(k) + len(value) + labelOverhead
 	}
 	for _, s := range w.Sources {
 		n += len(s.Connect) + len(s.Replay) + len(s.Topic)
+		for _, r := range s.Ranks {
+			n += len(r.Connect) + len(r.Replay) + rankOverhead
+		}
 	}
 	return 2 * int64(n)
 }
@@ -214,9 +217,29 @@ func (v *Validation) source(field string, s Source) {
 	v.Check(s.Copies.known(), field+".Copies", string(s.Copies), allowedCopies)
 	v.Check(s.DPSize >= 1 && s.DPSize <= feed.MaxRanks, field+".DPSize", s.DPSize, fmt.Sprintf("1 to %d", feed.MaxRanks))
 	v.Check(ValidModel(s.Topic), field+".Topic", s.Topic, AllowedModel)
+	if len(s.Ranks) > 0 {
+		v.ranks(field+".Ranks", s)
+		s.DPSize = 1 // of Connect and Replay
+	}
 	v.endpoint(field+".Connect", s.Connect, s)
 	if s.Replay != "" {
 		v.endpoint(field+".Replay", s.Replay, s)
+	}
+}
+
+// ranks checks the endpoints of each dp rank.
+func (v *Validation) ranks(field string, s Source) {
+	v.Check(len(s.Ranks) == s.DPSize, field, len(s.Ranks), fmt.Sprintf("%d, as DPSize", s.DPSize))
+	seen := make(map[uint32]bool)
+	for i, r := range s.Ranks {
+		item := fmt.Sprintf("%s[%d]", field, i)
+		v.Check(r.Rank < feed.MaxRanks && !seen[r.Rank], item+".Rank", r.Rank, fmt.Sprintf("unique, 0 to %d", feed.MaxRanks-1))
+		seen[r.Rank] = true
+		one := Source{Engine: s.Engine, DPSize: 1}
+		v.endpoint(item+".Connect", r.Connect, one)
+		if r.Replay != "" {
+			v.endpoint(item+".Replay", r.Replay, one)
+		}
 	}
 }
 

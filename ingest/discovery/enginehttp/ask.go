@@ -61,16 +61,13 @@ func Ask(ctx context.Context, w config.Worker) (config.Worker, error) {
 		return w, fmt.Errorf("ask engine: %w", err)
 	}
 	source := w.Sources[0]
-	if source.Connect, err = told.endpoint(ctx, server.Hostname(), func(r rank) string { return r.endpoint }); err != nil {
-		return w, fmt.Errorf("engine at %s publishes events where kvcast cannot connect: %w", w.HTTP, err)
+	if source.Ranks, err = told.at(ctx, server.Hostname()); err != nil {
+		return w, fmt.Errorf("engine at %s has endpoints that kvcast cannot connect to: %w", w.HTTP, err)
 	}
-	source.Replay = ""
-	if told.ranks[0].replay != "" {
-		if source.Replay, err = told.endpoint(ctx, server.Hostname(), func(r rank) string { return r.replay }); err != nil {
-			return w, fmt.Errorf("engine at %s serves replays where kvcast cannot connect: %w", w.HTTP, err)
-		}
+	source.Connect, source.Replay, source.DPSize = source.Ranks[0].Connect, source.Ranks[0].Replay, len(source.Ranks)
+	if isConsecutive(source) {
+		source.Ranks = nil
 	}
-	source.DPSize = len(told.ranks)
 	w.Sources = []config.Source{source}
 	if w.BlockSize == 0 {
 		w.BlockSize = told.blockSize
@@ -83,36 +80,38 @@ func Ask(ctx context.Context, w config.Worker) (config.Worker, error) {
 
 // answer is what an engine tells.
 type answer struct {
-	ranks     []rank // from rank 0 on, or the only one
-	blockSize uint32 // 0: not told
-	model     string // empty: not told
+	ranks     []config.RankEndpoints // as the engine binds them, by rank
+	blockSize uint32                 // 0: not told
+	model     string                 // empty: not told
 }
 
-// rank has the endpoints of a dp rank, as its engine binds them.
-type rank struct{ endpoint, replay string }
-
-// endpoint returns the endpoint of rank 0 at the engine's host. The others' must follow on consecutive ports.
-func (a answer) endpoint(ctx context.Context, host string, of func(rank) string) (string, error) {
-	first := 0
-	for i, r := range a.ranks {
-		e, ok := config.ParseEndpoint(of(r), false)
-		if !ok { // the host may be *
-			e, ok = config.ParseEndpoint(of(r), true)
-		}
-		if !ok || e.Transport != config.TransportTCP || e.Port == 0 {
-			return "", fmt.Errorf("%.200q; want tcp://*:PORT", of(r))
-		}
-		if err := isAt(ctx, e.Address, host); err != nil {
-			return "", fmt.Errorf("%.200q: %w", of(r), err)
-		}
-		switch {
-		case i == 0:
-			first = e.Port
-		case e.Port != first+i:
-			return "", fmt.Errorf("rank %d is at port %d, and rank 0 at port %d; want consecutive ports, by a port other than 0 in --kv-events-config", i, e.Port, first)
+// at returns the endpoints of the dp ranks with the engine's host.
+func (a answer) at(ctx context.Context, host string) ([]config.RankEndpoints, error) {
+	all := slices.Clone(a.ranks)
+	for i := range all {
+		for _, e := range []*string{&all[i].Connect, &all[i].Replay} {
+			if *e == "" && e == &all[i].Replay {
+				continue
+			}
+			told, ok := config.ParseEndpoint(*e, true) // the host may be *
+			if !ok || told.Transport != config.TransportTCP || told.Port == 0 {
+				return nil, fmt.Errorf("%.200q; want tcp://*:PORT", *e)
+			}
+			if err := isAt(ctx, told.Address, host); err != nil {
+				return nil, fmt.Errorf("%.200q: %w", *e, err)
+			}
+			told.Address = host
+			*e = told.String()
 		}
 	}
-	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(first)), nil
+	return all, nil
+}
+
+// isConsecutive reports whether a source has the same dp ranks without Ranks.
+func isConsecutive(s config.Source) bool {
+	ranks := s.Ranks
+	s.Ranks = nil
+	return slices.Equal(s.Endpoints(), ranks)
 }
 
 // isAt returns nil if an endpoint's host is any address of the engine, or one that the engine's host name has.
@@ -150,17 +149,14 @@ func askVLLM(ctx context.Context, server string) (a answer, err error) {
 	if err := get(ctx, server+"/kv_event_sources", &sources); err != nil {
 		return answer{}, err
 	}
-	for i, number := range slices.Sorted(maps.Keys(sources)) {
+	for _, number := range slices.Sorted(maps.Keys(sources)) {
 		s := sources[number]
-		switch {
-		case s.Publisher != "zmq":
+		if s.Publisher != "zmq" {
 			return answer{}, fmt.Errorf("rank %d has the publisher %.100q; want zmq", number, s.Publisher)
-		case int(number) != i && len(sources) > 1:
-			return answer{}, fmt.Errorf("it has %d dp ranks, among them rank %d; want ranks from 0 on, or one rank: configure the sources instead of http", len(sources), number)
 		}
-		r := rank{endpoint: s.Endpoint}
+		r := config.RankEndpoints{Rank: number, Connect: s.Endpoint}
 		if s.Replay != nil {
-			r.replay = *s.Replay
+			r.Replay = *s.Replay
 		}
 		a.ranks = append(a.ranks, r)
 	}
@@ -204,9 +200,9 @@ func askSGLang(ctx context.Context, server string) (a answer, err error) {
 	a = answer{blockSize: events.BlockSize, model: info.Model}
 	at := func(port, r int) string { return "tcp://" + events.Host + ":" + strconv.Itoa(port+r) } // an IPv6 host has brackets
 	for r := range events.DPSize {
-		told := rank{endpoint: at(events.Port, r)}
+		told := config.RankEndpoints{Rank: uint32(r), Connect: at(events.Port, r)}
 		if events.ReplayPort != 0 {
-			told.replay = at(events.ReplayPort, r)
+			told.Replay = at(events.ReplayPort, r)
 		}
 		a.ranks = append(a.ranks, told)
 	}
@@ -220,6 +216,8 @@ func (a answer) check() error {
 		return errors.New("it publishes no KV-cache events: want --kv-events-config with the publisher zmq at the engine")
 	case len(a.ranks) > feed.MaxRanks:
 		return fmt.Errorf("it has %d dp ranks; want at most %d", len(a.ranks), feed.MaxRanks)
+	case a.ranks[len(a.ranks)-1].Rank >= feed.MaxRanks:
+		return fmt.Errorf("it has the dp rank %d; want 0 to %d", a.ranks[len(a.ranks)-1].Rank, feed.MaxRanks-1)
 	}
 	return nil
 }

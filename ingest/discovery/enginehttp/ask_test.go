@@ -33,6 +33,11 @@ func TestAsk(t *testing.T) {
 	source := func(e feed.Engine, connect, replay string, dpSize int) config.Worker {
 		return config.Worker{Name: "w", Sources: []config.Source{{Engine: e, Connect: connect, Replay: replay, DPSize: dpSize}}}
 	}
+	ranks := func(all ...config.RankEndpoints) config.Worker {
+		w := source(feed.EngineVLLM, all[0].Connect, all[0].Replay, len(all))
+		w.Sources[0].Ranks = all
+		return w
+	}
 	asked := func(w config.Worker, blockSize uint32, model string) config.Worker {
 		w.BlockSize, w.Model = blockSize, model
 		return w
@@ -52,7 +57,11 @@ func TestAsk(t *testing.T) {
 		{"vLLM at a port of the system's choice", feed.EngineVLLM, "/kv_event_sources", `{"0": ` + vllm("tcp://127.0.0.1:41001", `"tcp://127.0.0.1:41002"`) + `}`,
 			source(feed.EngineVLLM, "tcp://127.0.0.1:41001", "tcp://127.0.0.1:41002", 1), ""},
 		{"a rank of a larger deployment", feed.EngineVLLM, "/kv_event_sources", `{"3": ` + vllm("tcp://*:6003", "null") + `}`,
-			source(feed.EngineVLLM, "tcp://127.0.0.1:6003", "", 1), ""},
+			ranks(config.RankEndpoints{Rank: 3, Connect: "tcp://127.0.0.1:6003"}), ""},
+		{"ranks at ports of the system's choice", feed.EngineVLLM, "/kv_event_sources", `{"4": ` + vllm("tcp://127.0.0.1:41007", `"tcp://127.0.0.1:41008"`) + `, "5": ` + vllm("tcp://127.0.0.1:41001", `"tcp://127.0.0.1:41002"`) + `}`,
+			ranks(config.RankEndpoints{Rank: 4, Connect: "tcp://127.0.0.1:41007", Replay: "tcp://127.0.0.1:41008"},
+				config.RankEndpoints{Rank: 5, Connect: "tcp://127.0.0.1:41001", Replay: "tcp://127.0.0.1:41002"}), ""},
+		{"a rank that is too large", feed.EngineVLLM, "/kv_event_sources", `{"1024": ` + vllm("tcp://*:6000", "null") + `}`, config.Worker{}, ": it has the dp rank 1024; want 0 to 1023"},
 		{"SGLang", feed.EngineSGLang, "/server_info", sglang(descriptor),
 			asked(source(feed.EngineSGLang, "tcp://127.0.0.1:6000", "tcp://127.0.0.1:6100", 2), 64, "Qwen/Qwen3-0.6B"), ""},
 		{"SGLang's former path", feed.EngineSGLang, "/get_server_info", sglang(descriptor),
@@ -64,16 +73,12 @@ func TestAsk(t *testing.T) {
 		{"SGLang without events", feed.EngineSGLang, "/server_info", sglang("null"), config.Worker{}, ": it publishes no KV-cache events: want --kv-events-config with the publisher zmq at the engine"},
 		{"no JSON", feed.EngineVLLM, "/kv_event_sources", `<html>`, config.Worker{}, ": GET /kv_event_sources: decode the answer: invalid character '<' looking for beginning of value"},
 		{"another form", feed.EngineVLLM, "/kv_event_sources", `{"0": {"publisher": "null"}}`, config.Worker{}, `: rank 0 has the publisher "null"; want zmq`},
-		{"ranks from 4 on", feed.EngineVLLM, "/kv_event_sources", `{"4": ` + vllm("tcp://*:1", "null") + `, "5": ` + vllm("tcp://*:2", "null") + `}`, config.Worker{},
-			": it has 2 dp ranks, among them rank 4; want ranks from 0 on, or one rank: configure the sources instead of http"},
-		{"scattered ports", feed.EngineVLLM, "/kv_event_sources", `{"0": ` + vllm("tcp://*:41001", "null") + `, "1": ` + vllm("tcp://*:41007", "null") + `}`, config.Worker{},
-			" publishes events where kvcast cannot connect: rank 1 is at port 41007, and rank 0 at port 41001; want consecutive ports, by a port other than 0 in --kv-events-config"},
 		{"an engine that connects", feed.EngineVLLM, "/kv_event_sources", `{"0": ` + vllm("tcp://kvcast:5557", "null") + `}`, config.Worker{},
-			` publishes events where kvcast cannot connect: "tcp://kvcast:5557": this is not an address of 127.0.0.1; an engine that connects to kvcast needs a listener instead of http`},
+			` has endpoints that kvcast cannot connect to: "tcp://kvcast:5557": this is not an address of 127.0.0.1; an engine that connects to kvcast needs a listener instead of http`},
 		{"another host", feed.EngineSGLang, "/server_info", sglang(strings.Replace(descriptor, "*", "169.254.169.254", 1)), config.Worker{},
-			` publishes events where kvcast cannot connect: "tcp://169.254.169.254:6000": this is not an address of 127.0.0.1; an engine that connects to kvcast needs a listener instead of http`},
+			` has endpoints that kvcast cannot connect to: "tcp://169.254.169.254:6000": this is not an address of 127.0.0.1; an engine that connects to kvcast needs a listener instead of http`},
 		{"no port", feed.EngineSGLang, "/server_info", sglang(strings.Replace(descriptor, "6100", "-1", 1)), config.Worker{},
-			` serves replays where kvcast cannot connect: "tcp://*:-1"; want tcp://*:PORT`},
+			` has endpoints that kvcast cannot connect to: "tcp://*:-1"; want tcp://*:PORT`},
 		{"too many ranks", feed.EngineSGLang, "/server_info", sglang(strings.Replace(descriptor, `"dp_size": 2`, `"dp_size": 2000000000`, 1)), config.Worker{},
 			`: kv_events has the publisher "zmq" and the dp_size 2000000000; want zmq and 1 to 1024`},
 		{"too large", feed.EngineVLLM, "/kv_event_sources", `{"` + strings.Repeat("a", 5<<20), config.Worker{}, ": GET /kv_event_sources: the answer has more than 4 MiB"},
@@ -106,6 +111,9 @@ func TestAsk(t *testing.T) {
 			}
 			if err != nil {
 				t.Fatal(err)
+			}
+			if err := (config.Config{Workers: []config.Worker{got}}).Validate(); err != nil {
+				t.Error(err)
 			}
 			tt.want.HTTP = server.URL
 			if diff := cmp.Diff(tt.want, got); diff != "" {
