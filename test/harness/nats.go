@@ -33,7 +33,8 @@ func StartNATS(t testing.TB) (url string) {
 // JetStream returns a connection to NATS servers, whose URLs are separated by commas. It is restored until the test closes it.
 func JetStream(t testing.TB, urls string) jetstream.JetStream {
 	t.Helper()
-	conn, err := nats.Connect(urls, nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond), nats.RetryOnFailedConnect(true))
+	conn, err := nats.Connect(urls, nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond), nats.RetryOnFailedConnect(true),
+		nats.PingInterval(time.Second)) // so that it leaves a server that is paused
 	if err != nil {
 		t.Fatal(err)
 	}
