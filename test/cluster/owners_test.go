@@ -29,7 +29,7 @@ const (
 type owners struct {
 	mu      sync.Mutex // guards all below
 	changed chan struct{}
-	last    uint64 // seq of the last entry
+	last    uint64 // seq of the last entry; read writes it
 	workers map[string]*worker
 	records int
 	batches int   // entries that were written with others, which name their writer
@@ -49,60 +49,65 @@ type worker struct {
 func readOwners(t *testing.T, js jetstream.JetStream) *owners {
 	t.Helper()
 	o := &owners{changed: make(chan struct{}), workers: make(map[string]*worker)}
-	ctx := harness.Context(t)
-	consumer, err := js.OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{FilterSubjects: []string{subjects + ">"}})
+	s, err := js.Stream(harness.Context(t), stream)
 	if err != nil {
 		t.Fatal(err)
 	}
-	reading, err := consumer.Consume(o.read)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		reading.Stop()
-		<-reading.Closed()
-	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	t.Cleanup(func() { cancel(); <-done })
+	go func() {
+		defer close(done)
+		o.read(ctx, s)
+	}()
 	return o
 }
 
-func (o *owners) read(m jetstream.Msg) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	meta, err := m.Metadata()
-	if err == nil {
-		err = o.entry(meta.Sequence.Stream, m)
+// pollInterval is the wait for the next entry.
+const pollInterval = 10 * time.Millisecond
+
+// read requests one entry after the other: consumers do not always continue after the loss of NATS servers.
+func (o *owners) read(ctx context.Context, s jetstream.Stream) {
+	for ctx.Err() == nil {
+		asking, cancel := context.WithTimeout(ctx, time.Second)
+		m, err := s.GetMsg(asking, o.last+1)
+		cancel()
+		if err != nil { // there is no such entry yet, or no server answers
+			<-time.After(pollInterval)
+			continue
+		}
+		o.mu.Lock()
+		if err := o.entry(m); err != nil && o.err == nil {
+			o.err = err
+		}
+		close(o.changed)
+		o.changed = make(chan struct{})
+		o.mu.Unlock()
 	}
-	if err != nil && o.err == nil {
-		o.err = err
-	}
-	close(o.changed)
-	o.changed = make(chan struct{})
 }
 
-func (o *owners) entry(seq uint64, m jetstream.Msg) error {
-	if seq != o.last+1 {
-		return fmt.Errorf("read entry %d of the stream after entry %d", seq, o.last)
-	}
+func (o *owners) entry(m *jetstream.RawStreamMsg) error {
+	seq := m.Sequence
 	o.last = seq
-	name := strings.TrimPrefix(m.Subject(), subjects)
+	name := strings.TrimPrefix(m.Subject, subjects)
 	w := o.workers[name]
 	if w == nil {
 		w = &worker{}
 		o.workers[name] = w
 	}
-	if record := m.Headers().Get("Kvcast-Owner"); record != "" {
+	if record := m.Header.Get("Kvcast-Owner"); record != "" {
 		return o.record(seq, name, w, record)
 	}
 	if w.owner == "" || w.released {
 		return fmt.Errorf("entry %d of %s was appended while nobody had claimed it", seq, name)
 	}
-	if batch := m.Headers().Get("Nats-Batch-Id"); batch != "" {
+	if batch := m.Header.Get("Nats-Batch-Id"); batch != "" {
 		o.batches++
 		if writer, _, _ := strings.Cut(batch, "-"); writer != w.owner {
 			return fmt.Errorf("entry %d of %s was appended by %s; the owner is %s", seq, name, writer, w.owner)
 		}
 	}
-	fields := strings.Split(m.Headers().Get("Kvcast"), " ")
+	fields := strings.Split(m.Header.Get("Kvcast"), " ")
 	if len(fields) != 3 {
 		return fmt.Errorf("entry %d has header %q", seq, fields)
 	}
@@ -111,7 +116,7 @@ func (o *owners) entry(seq uint64, m jetstream.Msg) error {
 		return err
 	}
 	var e kvcastv1.Entry
-	if err := proto.Unmarshal(m.Data()[:len(m.Data())-state], &e); err != nil {
+	if err := proto.Unmarshal(m.Data[:len(m.Data)-state], &e); err != nil {
 		return fmt.Errorf("entry %d: %w", seq, err)
 	}
 	for _, ev := range e.GetEvents() {
