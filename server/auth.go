@@ -3,7 +3,7 @@ package server
 import (
 	"context"
 	"crypto/sha256"
-	"errors"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -12,6 +12,7 @@ import (
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/logging"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/selector"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
@@ -19,7 +20,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Role determines the calls that a token permits.
+// Role determines the calls that a token or a client certificate permits.
 type Role string
 
 const (
@@ -50,32 +51,13 @@ type knownToken struct {
 // Errors have the file's name and the line number, but not the line, since it may contain a token.
 func ParseTokens(name string, text []byte) (*Tokens, error) {
 	t := &Tokens{bySum: make(map[[sha256.Size]byte]knownToken)}
-	number := 0
-	for line := range strings.Lines(string(text)) {
-		number++
-		line = strings.TrimSpace(line)
-		if line == "" || strings.HasPrefix(line, "#") {
-			continue
-		}
-		if err := t.add(line, number); err != nil {
-			return nil, fmt.Errorf("%s:%d: %w", name, number, err)
-		}
-	}
-	if len(t.bySum) == 0 {
-		return nil, fmt.Errorf("%s: no token found: want at least one line ROLE TOKEN with the role router or operator", name)
+	if err := parseRoles(name, "token", text, t.add); err != nil {
+		return nil, err
 	}
 	return t, nil
 }
 
-func (t *Tokens) add(line string, number int) error {
-	fields := strings.Fields(line)
-	if len(fields) != 2 {
-		return errors.New("the line is not allowed: want two words, ROLE TOKEN")
-	}
-	role, token := Role(fields[0]), fields[1]
-	if role != RoleRouter && role != RoleOperator {
-		return errors.New("the role is not allowed: want router or operator, then the token")
-	}
+func (t *Tokens) add(role Role, token string, number int) error {
 	invisible := func(c rune) bool { return c <= ' ' || c > '~' }
 	if len(token) < minToken || len(token) > maxToken || strings.IndexFunc(token, invisible) >= 0 {
 		return fmt.Errorf("the token is not allowed: want %d to %d visible ASCII characters", minToken, maxToken)
@@ -88,8 +70,106 @@ func (t *Tokens) add(line string, number int) error {
 	return nil
 }
 
-// authInterceptors returns interceptors that refuse a call unless it has a token whose role permits the call. Health
-// checks and reflection need no token: probes have none, and reflection returns the published contract.
+// parseRoles parses a file whose lines are ROLE and a value, blank, or comments that start with #. There must be a value.
+func parseRoles(name, value string, text []byte, add func(role Role, value string, line int) error) error {
+	number, values := 0, 0
+	for line := range strings.Lines(string(text)) {
+		number++
+		fields := strings.Fields(line)
+		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
+			continue
+		}
+		err := fmt.Errorf("the line is not allowed: want two words, ROLE %s", strings.ToUpper(value))
+		if len(fields) == 2 {
+			if role := Role(fields[0]); role == RoleRouter || role == RoleOperator {
+				err = add(role, fields[1], number)
+			} else {
+				err = fmt.Errorf("the role is not allowed: want router or operator, then the %s", value)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("%s:%d: %w", name, number, err)
+		}
+		values++
+	}
+	if values == 0 {
+		return fmt.Errorf("%s: no %s found: want at least one line ROLE %s with the role router or operator", name, value, strings.ToUpper(value))
+	}
+	return nil
+}
+
+// maxCertificateName bounds a name in a certificates file, in bytes. DNS names have at most 253, SPIFFE ids 2048.
+const maxCertificateName = 2048
+
+// Certificates are the roles of client certificates, by a name in them: a URI, a DNS name, or the common name of the
+// subject. Certificates are immutable.
+type Certificates struct {
+	roles map[string]Role
+}
+
+// ParseCertificates parses the text of a certificates file. Each line is ROLE NAME, blank, or a comment that starts with #.
+func ParseCertificates(name string, text []byte) (*Certificates, error) {
+	c := &Certificates{roles: make(map[string]Role)}
+	err := parseRoles(name, "name", text, func(role Role, value string, _ int) error {
+		switch {
+		case len(value) > maxCertificateName:
+			return fmt.Errorf("the name is not allowed: want at most %d bytes", maxCertificateName)
+		case c.roles[value] != "":
+			return fmt.Errorf("the name %q is there twice", value)
+		}
+		c.roles[value] = role
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// role returns the role of a certificate: that of its first name that has one. Without a list, it is RoleRouter.
+func (c *Certificates) role(cert *x509.Certificate) (Role, bool) {
+	if c == nil {
+		return RoleRouter, true
+	}
+	for _, name := range certificateNames(cert) {
+		if role, ok := c.roles[name]; ok {
+			return role, true
+		}
+	}
+	return "", false
+}
+
+func certificateNames(cert *x509.Certificate) []string {
+	var names []string
+	for _, uri := range cert.URIs {
+		names = append(names, uri.String())
+	}
+	names = append(names, cert.DNSNames...)
+	if cert.Subject.CommonName != "" {
+		names = append(names, cert.Subject.CommonName)
+	}
+	return names
+}
+
+// Access determines who may call the server. A call needs a token of Tokens, or a client certificate that TLS has verified.
+type Access struct {
+	// Tokens are the accepted bearer tokens; nil: none.
+	Tokens *Tokens
+	// Certificates are the roles of client certificates; nil: each one is a router's.
+	Certificates *Certificates
+}
+
+// SetAccess replaces Config.Access. Calls that have begun go on. It has no effect on whether calls need a token or a
+// certificate, which New determines.
+func (s *Server) SetAccess(a Access) { s.access.Store(&a) }
+
+// needsIdentity reports whether calls need a token or a client certificate.
+func (s *Server) needsIdentity() bool {
+	return s.cfg.Access.Tokens != nil || s.cfg.ClientCertificates
+}
+
+// authInterceptors returns interceptors that refuse a call unless it has a token or a client certificate whose role permits
+// the call. Health checks and reflection need none: probes cannot have one, and reflection returns the published contract.
 func (s *Server) authInterceptors() (grpc.StreamServerInterceptor, grpc.UnaryServerInterceptor) {
 	return selector.StreamServerInterceptor(auth.StreamServerInterceptor(s.authenticate), needsToken),
 		selector.UnaryServerInterceptor(auth.UnaryServerInterceptor(s.authenticate), needsToken)
@@ -116,20 +196,56 @@ func (s *Server) authenticate(ctx context.Context) (context.Context, error) {
 	return nil, err
 }
 
-// authorize returns the role of a call's token, and an error if the role does not permit the call.
+// authorize returns the role of a call's token, or of the client's certificate if the call has no token, and an error if the
+// role does not permit the call.
 func (s *Server) authorize(ctx context.Context, method string) (Role, error) {
-	token, err := auth.AuthFromMD(ctx, "bearer")
+	role, err := s.identify(ctx)
 	if err != nil {
-		return "", errorf(reasonUnauthenticated, journal.Bounds{}, "the call has no token; send it in the header authorization: Bearer TOKEN")
-	}
-	known, ok := s.cfg.Tokens.bySum[sha256.Sum256([]byte(token))]
-	if !ok {
-		return "", errorf(reasonUnauthenticated, journal.Bounds{}, "the token is not among those that the server read at its start; ask the server's operator for one")
+		return "", err
 	}
 	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
-	if known.role != RoleOperator && service != kvcastv1.RouterEventService_ServiceDesc.ServiceName {
-		return known.role, errorf(reasonPermissionDenied, s.journal.Bounds(),
-			"the token's role is %s, which may not call %s; ask the server's operator for a token with the role %s", known.role, service, RoleOperator)
+	if role != RoleOperator && service != kvcastv1.RouterEventService_ServiceDesc.ServiceName {
+		return role, errorf(reasonPermissionDenied, s.journal.Bounds(),
+			"the client's role is %s, which may not call %s; ask the server's operator for a token or a certificate with the role %s", role, service, RoleOperator)
 	}
-	return known.role, nil
+	return role, nil
+}
+
+func (s *Server) identify(ctx context.Context) (Role, error) {
+	access := s.access.Load()
+	token, err := auth.AuthFromMD(ctx, "bearer")
+	if err == nil {
+		if access.Tokens != nil {
+			if known, ok := access.Tokens.bySum[sha256.Sum256([]byte(token))]; ok {
+				return known.role, nil
+			}
+		}
+		return "", errorf(reasonUnauthenticated, journal.Bounds{}, "the token is not among those of the server; ask the server's operator for one")
+	}
+	cert := clientCertificate(ctx)
+	if cert == nil {
+		want := "no token; send it in the header authorization: Bearer TOKEN"
+		if s.cfg.ClientCertificates {
+			want += ", or connect with a client certificate"
+		}
+		return "", errorf(reasonUnauthenticated, journal.Bounds{}, "the call has %s", want)
+	}
+	role, ok := access.Certificates.role(cert)
+	if !ok {
+		return "", errorf(reasonUnauthenticated, journal.Bounds{}, "no name of the client's certificate has a role at this server: %.256q; ask the server's operator to add one", certificateNames(cert))
+	}
+	return role, nil
+}
+
+// clientCertificate returns the verified certificate of a call's client; nil if there is none.
+func clientCertificate(ctx context.Context) *x509.Certificate {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return nil
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok || len(info.State.VerifiedChains) == 0 {
+		return nil
+	}
+	return info.State.VerifiedChains[0][0]
 }

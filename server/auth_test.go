@@ -66,6 +66,26 @@ func TestParseTokens(t *testing.T) {
 	}
 }
 
+func TestParseCertificates(t *testing.T) {
+	for _, tt := range []struct {
+		name, text, want string // the error; empty: none
+	}{
+		{"names", "router gateway\noperator spiffe://example.org/ops # not a comment", `f:2: the line is not allowed: want two words, ROLE NAME`},
+		{"both roles", "# a comment\nrouter gateway\noperator spiffe://example.org/ops\n", ""},
+		{"none", "\n", "f: no name found: want at least one line ROLE NAME with the role router or operator"},
+		{"an unknown role", "admin gateway", "f:1: the role is not allowed: want router or operator, then the name"},
+		{"twice", "router a\noperator a", `f:2: the name "a" is there twice`},
+		{"a long name", "router " + strings.Repeat("a", 2049), "f:1: the name is not allowed: want at most 2048 bytes"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := server.ParseCertificates("f", []byte(tt.text))
+			if (err == nil) != (got != nil) || err == nil && tt.want != "" || err != nil && err.Error() != tt.want {
+				t.Errorf("got  %v\nwant %s", err, tt.want)
+			}
+		})
+	}
+}
+
 // syncBuffer is a buffer for concurrent writers.
 type syncBuffer struct {
 	mu  sync.Mutex // guards all below
@@ -88,7 +108,7 @@ func (b *syncBuffer) String() string {
 func TestRolesPermitTheirCalls(t *testing.T) {
 	var log syncBuffer
 	logger := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	h := overTCP(t, server.Config{Tokens: tokens(t), Logger: logger}, journal.Config{})
+	h := overTCP(t, server.Config{Access: server.Access{Tokens: tokens(t)}, Logger: logger}, journal.Config{})
 	h.addWorker()
 	for _, authorization := range []string{"Bearer " + routersToken, "bearer " + operatorsToken} {
 		h.client = kvcastv1.NewRouterEventServiceClient(h.as(authorization))
@@ -122,7 +142,7 @@ func TestRolesPermitTheirCalls(t *testing.T) {
 func TestRefusedCallsAreLogLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // time does not pass
 		var log syncBuffer
-		h := inMemory(t, server.Config{Tokens: tokens(t), Logger: slog.New(slog.NewTextHandler(&log, nil))}, journal.Config{})
+		h := inMemory(t, server.Config{Access: server.Access{Tokens: tokens(t)}, Logger: slog.New(slog.NewTextHandler(&log, nil))}, journal.Config{})
 		for range 200 {
 			_, err := h.client.GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
 			wantStatus(t, err, codes.Unauthenticated, "UNAUTHENTICATED")
@@ -135,7 +155,7 @@ func TestRefusedCallsAreLogLimited(t *testing.T) {
 
 // TestProbesNeedNoToken makes the calls of load balancers and grpcurl.
 func TestProbesNeedNoToken(t *testing.T) {
-	h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
+	h := overTCP(t, server.Config{Access: server.Access{Tokens: tokens(t)}}, journal.Config{})
 	if _, err := healthv1.NewHealthClient(h.conn).Check(t.Context(), &healthv1.HealthCheckRequest{}); err != nil {
 		t.Errorf("health: %v", err)
 	}
@@ -154,7 +174,7 @@ func TestProbesNeedNoToken(t *testing.T) {
 // TestRefusedSubscriberUsesNoSlot subscribes without a token while the only slot is in use. The error must be
 // UNAUTHENTICATED, not TOO_MANY_SUBSCRIBERS.
 func TestRefusedSubscriberUsesNoSlot(t *testing.T) {
-	h := overTCP(t, server.Config{Tokens: tokens(t), MaxSubscribers: 1}, journal.Config{})
+	h := overTCP(t, server.Config{Access: server.Access{Tokens: tokens(t)}, MaxSubscribers: 1}, journal.Config{})
 	stranger := h.client
 	h.client = kvcastv1.NewRouterEventServiceClient(h.as("Bearer " + routersToken))
 	if _, err := h.subscribe(checker.New(checker.Options{}), earliest()).next(); err != nil {

@@ -89,9 +89,15 @@ type Config struct {
 	MaxConnectionAgeGrace time.Duration
 	// TLS secures connections; nil: plaintext.
 	TLS *tls.Config
-	// Tokens are the accepted bearer tokens; nil: calls need no token. Health checks and reflection never need a
-	// token.
-	Tokens *Tokens
+	// Access has the tokens and certificates that permit calls, which SetAccess can replace. Without tokens and
+	// ClientCertificates, calls need neither. Health checks and reflection never need them.
+	Access Access
+	// ClientCertificates says that TLS verifies client certificates, and that one permits calls.
+	ClientCertificates bool
+	// OpenRegistration permits RegisterWorker and DeregisterWorker to everyone if calls need no token or certificate.
+	OpenRegistration bool
+	// NoReflection omits gRPC reflection.
+	NoReflection bool
 	// Version is the version in GetStatusResponse.
 	Version string
 	// Sources returns the status of each worker's sources, by worker name; nil: the sources are unknown. It must be

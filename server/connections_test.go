@@ -214,7 +214,7 @@ func TestLargeHeadersAreRefused(t *testing.T) {
 // TestHealthWatchesAreLimited opens one health watch more than one address may have.
 func TestHealthWatchesAreLimited(t *testing.T) {
 	reg := prometheus.NewRegistry()
-	h := overTCP(t, server.Config{MaxConnectionsPerAddress: 2, Registerer: reg, Tokens: tokens(t)}, journal.Config{})
+	h := overTCP(t, server.Config{MaxConnectionsPerAddress: 2, Registerer: reg, Access: server.Access{Tokens: tokens(t)}}, journal.Config{})
 	health := healthv1.NewHealthClient(h.conn)
 	watch := func(ctx context.Context) (healthv1.Health_WatchClient, error) {
 		stream, err := health.Watch(ctx, &healthv1.HealthCheckRequest{})
@@ -259,7 +259,7 @@ func TestWatchRefusesLongName(t *testing.T) {
 }
 
 func TestReflectionStreamsAreLimited(t *testing.T) {
-	h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
+	h := overTCP(t, server.Config{Access: server.Access{Tokens: tokens(t)}}, journal.Config{})
 	client := reflectionv1.NewServerReflectionClient(h.conn)
 	ask := func() error {
 		stream, err := client.ServerReflectionInfo(t.Context())
@@ -286,7 +286,7 @@ func TestReflectionStreamsAreLimited(t *testing.T) {
 func TestIncompleteRequestsTimeOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := prometheus.NewRegistry()
-		h := inMemory(t, server.Config{Registerer: reg, Tokens: tokens(t)}, journal.Config{})
+		h := inMemory(t, server.Config{Registerer: reg, Access: server.Access{Tokens: tokens(t)}}, journal.Config{})
 		const calls, most = 100, 64 // most is the limit per address
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()

@@ -83,6 +83,7 @@ type Server struct {
 	matchBytes     *budget.Budget // of requests of MatchPrefix and MatchPrefixes in progress
 	matchStreams   *quota
 	sourcesDown    *sourcesDown
+	access         atomic.Pointer[Access]
 
 	refusedConnections logLimiter
 	refusedCalls       logLimiter
@@ -116,6 +117,7 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 		matchStreams:   newQuota(all, "match_streams", maxMatchStreams, maxMatchStreamsPerAddress),
 		sourcesDown:    &sourcesDown{sources: cfg.Sources},
 	}
+	s.SetAccess(cfg.Access)
 	s.connections = newConnections(newQuota(all, "connections", cfg.MaxConnections, cfg.MaxConnectionsPerAddress), s.connectionRefused)
 	s.metrics = s.newMetrics(all)
 	calls := grpcprom.NewServerMetrics()
@@ -124,7 +126,9 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 	kvcastv1.RegisterRouterEventServiceServer(s.grpc, routerEvents{Server: s})
 	kvcastv1.RegisterWorkerServiceServer(s.grpc, workers{Server: s})
 	healthv1.RegisterHealthServer(s.grpc, healthService{s.health})
-	reflection.Register(s.grpc)
+	if !cfg.NoReflection {
+		reflection.Register(s.grpc)
+	}
 	s.setHealth(healthv1.HealthCheckResponse_NOT_SERVING)
 	return s
 }
@@ -140,7 +144,7 @@ type routerEvents struct {
 func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
 	stream := []grpc.StreamServerInterceptor{streamReceived, calls.StreamServerInterceptor(), s.limitPublicStreams}
 	unary := []grpc.UnaryServerInterceptor{unaryReceived, calls.UnaryServerInterceptor()}
-	if s.cfg.Tokens != nil {
+	if s.needsIdentity() {
 		authStream, authUnary := s.authInterceptors()
 		stream, unary = append(stream, authStream), append(unary, authUnary)
 	}

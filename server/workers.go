@@ -37,6 +37,9 @@ func (s workers) RegisterWorker(ctx context.Context, req *kvcastv1.RegisterWorke
 	if s.cfg.Workers == nil {
 		return nil, errorf(reasonUnimplemented, s.journal.Bounds(), "this server does not register workers; name the worker in its configuration")
 	}
+	if err := s.mayRegister(); err != nil {
+		return nil, err
+	}
 	spec := req.GetWorker()
 	if violations := s.validate(spec); len(violations) > 0 {
 		return nil, invalidFields(violations, s.journal.Bounds())
@@ -52,6 +55,9 @@ func (s workers) DeregisterWorker(ctx context.Context, req *kvcastv1.DeregisterW
 	if s.cfg.Workers == nil {
 		return nil, errorf(reasonUnimplemented, s.journal.Bounds(), "this server does not deregister workers; start it without the worker")
 	}
+	if err := s.mayRegister(); err != nil {
+		return nil, err
+	}
 	name := req.GetName()
 	if name == "" {
 		return nil, invalidField(s.journal.Bounds(), "name", "is missing: want a worker's name")
@@ -60,6 +66,15 @@ func (s workers) DeregisterWorker(ctx context.Context, req *kvcastv1.DeregisterW
 		return nil, s.workerError(err, name)
 	}
 	return &kvcastv1.DeregisterWorkerResponse{}, nil
+}
+
+// mayRegister returns an error if everyone who reaches the port could register workers, and that is not wanted.
+func (s workers) mayRegister() error {
+	if s.needsIdentity() || s.cfg.OpenRegistration {
+		return nil
+	}
+	return errorf(reasonPermissionDenied, s.journal.Bounds(),
+		"this server has neither tokens nor client certificates, and so changes no workers: start it with --auth-tokens or --tls-client-ca, or with --auth-open-registration to let everyone change them")
 }
 
 func (s workers) workerError(err error, name string) error {

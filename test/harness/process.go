@@ -22,7 +22,7 @@ type ProcessConfig struct {
 	Race bool
 	// Wrapper is a command that runs the program, such as taskset -c 0.
 	Wrapper []string
-	// Args follow "serve". The harness adds listen addresses with free ports.
+	// Args follow "serve". The harness adds listen addresses with free ports, and permits registrations.
 	Args []string
 }
 
@@ -53,7 +53,7 @@ func StartProcess(cfg ProcessConfig) (*Process, error) {
 		return nil, err
 	}
 	command := slices.Concat(cfg.Wrapper,
-		[]string{program, "--end-with-stdin", "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, cfg.Args)
+		[]string{program, "--end-with-stdin", "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--auth-open-registration"}, cfg.Args)
 	p := &Process{
 		cmd:   exec.Command(command[0], command[1:]...), //nolint:noctx // Stop ends it
 		ended: make(chan struct{}), changed: make(chan struct{}),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -24,6 +25,8 @@ type Connection struct {
 	Addr      string `default:"localhost:50051" placeholder:"ADDR" help:"Server address, or several that are tried in turn, separated by commas (${default})."`
 	TLS       bool   `name:"tls" help:"Use TLS with the system's CAs."`
 	CA        string `name:"ca" placeholder:"FILE" predictor:"file" help:"Use TLS with the CAs in this PEM file only."`
+	Cert      string `placeholder:"FILE" predictor:"file" help:"Client certificate in PEM, for servers that require one; with --key."`
+	Key       string `placeholder:"FILE" predictor:"file" help:"Key of the client certificate in PEM."`
 	TokenFile string `placeholder:"FILE" predictor:"file" help:"File of the token to send ($KVCAST_TOKEN is the token itself)."`
 }
 
@@ -39,6 +42,9 @@ func (c *Connection) ConnectionFlags() string {
 	}
 	if c.CA != "" {
 		text += " --ca " + c.CA
+	}
+	if c.Cert != "" {
+		text += " --cert " + c.Cert + " --key " + c.Key
 	}
 	if c.TokenFile != "" {
 		text += " --token-file " + c.TokenFile
@@ -98,10 +104,22 @@ func (c *Connection) DialOptions(p Process) ([]grpc.DialOption, error) {
 func (c *Connection) usesTLS() bool { return c.TLS || c.CA != "" }
 
 func (c *Connection) transport() (grpccredentials.TransportCredentials, error) {
-	if !c.usesTLS() {
+	switch {
+	case (c.Cert == "") != (c.Key == ""):
+		return nil, errors.New("--cert and --key: want both or neither")
+	case !c.usesTLS() && c.Cert != "":
+		return nil, errors.New("--cert: want --tls or --ca as well")
+	case !c.usesTLS():
 		return insecure.NewCredentials(), nil
 	}
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
+	if c.Cert != "" {
+		pair, err := tls.LoadX509KeyPair(c.Cert, c.Key)
+		if err != nil {
+			return nil, fmt.Errorf("--cert %s with --key %s: %w; want a certificate and its key, each in PEM", c.Cert, c.Key, err)
+		}
+		cfg.Certificates = []tls.Certificate{pair}
+	}
 	if c.CA != "" {
 		pem, err := os.ReadFile(c.CA)
 		if err != nil {
@@ -159,6 +177,17 @@ func (c *Connection) Error(err error) error {
 	return fmt.Errorf("%s: %s", code.Code(s.Code()), s.Message())
 }
 
+// isClosedAfterHandshake reports whether a server has refused the client's certificate. With TLS 1.3 it does so after the
+// client's handshake, and the client may notice the alert or the closed connection first.
+func isClosedAfterHandshake(message string) bool {
+	for _, part := range []string{"remote error: tls: ", "broken pipe", "connection reset by peer"} {
+		if strings.Contains(message, part) {
+			return true
+		}
+	}
+	return false
+}
+
 // connectionError returns why a connection failed. Only the message of the gRPC error has the reason.
 func (c *Connection) connectionError(message string) error {
 	message = strings.TrimSuffix(message, `"`)
@@ -170,6 +199,8 @@ func (c *Connection) connectionError(message string) error {
 	case isCertificate:
 		certificate, _, _ = strings.Cut(certificate, " (")
 		return fmt.Errorf("the certificate of the server at %s is not trusted: %s; give the file of its CA with --ca, and with --addr a name that is in the certificate", c.Addr, certificate)
+	case c.usesTLS() && isClosedAfterHandshake(message):
+		return fmt.Errorf("the server at %s closes the connection after the TLS handshake: it requires another client certificate, or one at all; give it with --cert and --key", c.Addr)
 	case isHandshake:
 		return fmt.Errorf("TLS handshake with the server at %s: %s; omit --tls and --ca if it does not use TLS", c.Addr, handshake)
 	case !c.usesTLS() && strings.Contains(message, "preface"):

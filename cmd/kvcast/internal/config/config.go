@@ -10,9 +10,11 @@ package config
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
@@ -50,10 +52,12 @@ type Config struct {
 	// StartWait is how long the server waits at start for unreachable engines before it serves routers.
 	StartWait time.Duration
 
+	// Reflection is the contrary of Server.NoReflection.
+	Reflection bool
 	// RegisterHosts is Server.RegisterHosts as text.
 	RegisterHosts string
-	// TokensFile, CertFile and KeyFile are read by LoadCredentials; empty: none.
-	TokensFile, CertFile, KeyFile string
+	// The files below are read by LoadCredentials; empty: none.
+	TokensFile, CertificatesFile, CertFile, KeyFile, ClientCAFile string
 }
 
 // LogFormat is the form of log lines.
@@ -99,25 +103,61 @@ func (c *Config) ReadsNothing() bool {
 	return len(c.Ingest.Workers)+len(c.Ingest.Listeners)+len(c.Discovery) == 0
 }
 
-// LoadCredentials reads the files of tokens, certificate and key into the server's configuration. Changes of the files
-// take effect at the next start.
-func (c *Config) LoadCredentials() error {
+// CredentialFiles returns the names of the files that LoadCredentials reads.
+func (c *Config) CredentialFiles() []string {
+	all := []string{c.TokensFile, c.CertificatesFile, c.CertFile, c.KeyFile, c.ClientCAFile}
+	return slices.DeleteFunc(all, func(name string) bool { return name == "" })
+}
+
+// Credentials are what the files of tokens, client certificates and TLS have.
+type Credentials struct {
+	Access server.Access
+	TLS    *tls.Config // nil: no TLS
+}
+
+// LoadCredentials reads the files of tokens, client certificates and TLS.
+func (c *Config) LoadCredentials() (Credentials, error) {
+	var loaded Credentials
 	if c.TokensFile != "" {
 		text, err := os.ReadFile(c.TokensFile)
-		if err != nil {
-			return fmt.Errorf("auth.tokens: %w", err)
+		if err == nil {
+			loaded.Access.Tokens, err = server.ParseTokens(c.TokensFile, text)
 		}
-		if c.Server.Tokens, err = server.ParseTokens(c.TokensFile, text); err != nil {
-			return fmt.Errorf("auth.tokens: %w", err)
+		if err != nil {
+			return Credentials{}, fmt.Errorf("auth.tokens: %w", err)
+		}
+	}
+	if c.CertificatesFile != "" {
+		text, err := os.ReadFile(c.CertificatesFile)
+		if err == nil {
+			loaded.Access.Certificates, err = server.ParseCertificates(c.CertificatesFile, text)
+		}
+		if err != nil {
+			return Credentials{}, fmt.Errorf("auth.certificates: %w", err)
 		}
 	}
 	if c.CertFile == "" {
-		return nil
+		return loaded, nil
 	}
 	pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
 	if err != nil {
-		return fmt.Errorf("tls.cert %s with tls.key %s: %w; want a certificate and its key, each in PEM", c.CertFile, c.KeyFile, err)
+		return Credentials{}, fmt.Errorf("tls.cert %s with tls.key %s: %w; want a certificate and its key, each in PEM", c.CertFile, c.KeyFile, err)
 	}
-	c.Server.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
-	return nil
+	loaded.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}}
+	if c.ClientCAFile == "" {
+		return loaded, nil
+	}
+	pem, err := os.ReadFile(c.ClientCAFile)
+	if err != nil {
+		return Credentials{}, fmt.Errorf("tls.client_ca: %w", err)
+	}
+	loaded.TLS.ClientCAs = x509.NewCertPool()
+	if !loaded.TLS.ClientCAs.AppendCertsFromPEM(pem) {
+		return Credentials{}, fmt.Errorf("tls.client_ca: %s has no certificate: want at least one, in PEM", c.ClientCAFile)
+	}
+	loaded.TLS.ClientAuth = tls.RequireAndVerifyClientCert
+	if c.TokensFile != "" {
+		loaded.TLS.ClientAuth = tls.VerifyClientCertIfGiven
+	}
+	return loaded, nil
 }

@@ -137,11 +137,11 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"journal:\n  max_age: 1", `f:2: journal.max_age: "1" is not allowed: want 1s or more, such as 30s`},
 		{"journal:\n  maxBytes: 1MiB", `f:2: journal: unknown key "maxBytes", did you mean max_bytes? want store, sync, checkpoint_bytes, stream, replicas, credentials, tls_ca, tls_cert, tls_key, max_bytes or max_age`},
 		{"journal:\n  color: 1", `f:2: journal: unknown key "color": want store, sync, checkpoint_bytes, stream, replicas, credentials, tls_ca, tls_cert, tls_key, max_bytes or max_age`},
-		{"lisen: \":1\"", `f:1: unknown key "lisen", did you mean listen? want listen, admin, log_level, log_format, tracing, journal, cluster, batch, ingest, subscribers, auth, tls, emit_token_ids, workers, listeners or discovery`},
+		{"lisen: \":1\"", `f:1: unknown key "lisen", did you mean listen? want listen, admin, log_level, log_format, tracing, journal, cluster, batch, ingest, subscribers, auth, tls, reflection, emit_token_ids, workers, listeners or discovery`},
 		{"batch: {max_blocks: 1e2}", `f:1: batch.max_blocks: "1e2" is not allowed: want 1 to 16384`},
 		{"subscribers: {stall: 999ms}", `f:1: subscribers.stall: "999ms" is not allowed: want 1s to 1h`},
 		{"subscribers: {max_connection_age: 999ms}", `f:1: subscribers.max_connection_age: "999ms" is not allowed: want 0s for no limit, or 1s to 8760h`},
-		{"subscribers: {max_connection_age: 0}\nauth: off", `f:2: auth: "off" is not allowed: want a mapping with tokens`},
+		{"subscribers: {max_connection_age: 0}\nauth: off", `f:2: auth: "off" is not allowed: want a mapping with tokens, certificates or open_registration`},
 		{"tls:\n  cert: c.pem", `f:2: tls.cert: "c.pem" is not allowed: want tls.key as well, or neither`},
 		{"tls: {cert: \"\", key: k.pem}", `f:1: tls.key: "k.pem" is not allowed: want tls.cert as well, or neither`},
 		{"ingest: {on_gap: foo}", `f:1: ingest.on_gap: "foo" is not allowed: want report or clear`},
@@ -187,7 +187,7 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"workers: [{name: a, http: \"http://h:1/v1\"}]", `f:1: workers[0].http: "http://h:1/v1" is not allowed: want http://HOST:PORT or https://HOST:PORT`},
 		{"workers: [{name: a, http: \"http://h:1\", sources: [{engine: kvbm}]}]", `f:1: workers[0].http: "http://h:1" is not allowed: want none unless the worker has one source, of the engine vllm or sglang`},
 		{"discovery: [w.yaml]", `f:1: discovery[0]: "w.yaml" is not allowed: want a mapping with dns, port, replay_port, engine, copies, model, block_size, kubernetes, namespaces, kubeconfig, http_port, dp_size, labels, file or interval`},
-		{"- listen", `f:1: a list is not allowed: want a mapping with listen, admin, log_level, log_format, tracing, journal, cluster, batch, ingest, subscribers, auth, tls, emit_token_ids, workers, listeners or discovery`},
+		{"- listen", `f:1: a list is not allowed: want a mapping with listen, admin, log_level, log_format, tracing, journal, cluster, batch, ingest, subscribers, auth, tls, reflection, emit_token_ids, workers, listeners or discovery`},
 		{"listen: :1\n---\nadmin: :2", `f:2: a second document is not allowed: want one`},
 		{"listen: :1\nadmin: \"", `f: yaml: line 2: found unexpected end of stream`},
 		{"listen: *a", `f: yaml: unknown anchor 'a' referenced`},
@@ -532,7 +532,9 @@ func drawConfig(t *rapid.T) *Config {
 	c.Server.MaxConnectionAgeGrace = rapid.SampledFrom([]time.Duration{time.Second, time.Hour}).Draw(t, "grace")
 	if rapid.Bool().Draw(t, "secured") {
 		c.TokensFile, c.CertFile, c.KeyFile = "tokens", "/etc/a b/tls.crt", "1"
+		c.ClientCAFile, c.CertificatesFile = "ca.crt", "names"
 	}
+	c.Reflection, c.Server.OpenRegistration = rapid.Bool().Draw(t, "reflection"), rapid.Bool().Draw(t, "open registration")
 	c.Pipeline.EmitTokenIDs = rapid.Bool().Draw(t, "token ids")
 	words := rapid.OneOf(rapid.String(), rapid.SampledFrom([]string{
 		"1", "0x1", "1e3", "true", "yes", "null", "~", "# a", "a: b", "'", "\"", "- a", "{a", "*a", "&a", "!a", "%", "@", " a ", "2001-01-01", "\u2028", "\ufeff", "\u0085",

@@ -160,6 +160,15 @@ func notAllowed(v any, want string) string {
 func (r *reader) validateTLS() {
 	r.validatePair("tls.cert", r.config.CertFile, "tls.key", r.config.KeyFile)
 	r.validatePair("journal.tls_cert", r.config.Journal.Cert, "journal.tls_key", r.config.Journal.Key)
+	r.validateNeeds("tls.client_ca", r.config.ClientCAFile, "tls.cert", r.config.CertFile)
+	r.validateNeeds("auth.certificates", r.config.CertificatesFile, "tls.client_ca", r.config.ClientCAFile)
+}
+
+// validateNeeds requires a file if another one is given.
+func (r *reader) validateNeeds(given, file, missing, other string) {
+	if file != "" && other == "" && !r.isWrong(missing) {
+		r.wrongGiven(given, notAllowed(file, missing+" as well"))
+	}
 }
 
 // validatePair requires two files or neither.

@@ -1,18 +1,10 @@
 package serve
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"io"
 	"log/slog"
-	"math/big"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,72 +17,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+	"github.com/kvcast/kvcast/test/harness"
 )
-
-// authority is a CA, with files in a directory.
-type authority struct {
-	t    *testing.T
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	file string
-}
-
-func newAuthority(t *testing.T) *authority {
-	t.Helper()
-	a := &authority{t: t, file: filepath.Join(t.TempDir(), "ca.pem")}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "CA"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	a.key = key
-	a.cert = a.write(template, template, key, a.file)
-	return a
-}
-
-// write writes a certificate.
-func (a *authority) write(template, parent *x509.Certificate, key *ecdsa.PrivateKey, file string) *x509.Certificate {
-	a.t.Helper()
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, a.key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
-		a.t.Fatal(err)
-	}
-	return cert
-}
-
-// issue returns the files of a certificate for 127.0.0.1, and of its key.
-func (a *authority) issue() (cert, keyFile string) {
-	a.t.Helper()
-	dir := a.t.TempDir()
-	cert, keyFile = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	a.write(&x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "127.0.0.1"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}, a.cert, key, cert)
-	der, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	if err := os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600); err != nil {
-		a.t.Fatal(err)
-	}
-	return cert, keyFile
-}
 
 // startNATS starts a nats-server on loopback, and returns its URL.
 func startNATS(t *testing.T, o *server.Options) string {
@@ -135,26 +63,26 @@ func wantOpened(t *testing.T, j config.Journal, want ...string) {
 }
 
 func TestJournalOverTLS(t *testing.T) {
-	ca, other := newAuthority(t), newAuthority(t)
-	cert, key := ca.issue()
+	ca, other := harness.NewAuthority(t), harness.NewAuthority(t)
+	cert, key := ca.Issue("127.0.0.1")
 	for _, mutual := range []bool{false, true} {
-		c, err := server.GenTLSConfig(&server.TLSConfigOpts{CertFile: cert, KeyFile: key, CaFile: ca.file, Verify: mutual})
+		c, err := server.GenTLSConfig(&server.TLSConfigOpts{CertFile: cert, KeyFile: key, CaFile: ca.File, Verify: mutual})
 		if err != nil {
 			t.Fatal(err)
 		}
 		c.MinVersion = tls.VersionTLS12
 		url := startNATS(t, &server.Options{TLSConfig: c, TLS: true, TLSVerify: mutual})
-		mine, mineKey := ca.issue()
-		wantOpened(t, config.Journal{Store: url, CA: ca.file, Cert: mine, Key: mineKey})
-		wantOpened(t, config.Journal{Store: url, CA: other.file, Cert: mine, Key: mineKey}, "certificate signed by unknown authority", "--journal-tls-ca")
+		mine, mineKey := ca.Issue("127.0.0.1")
+		wantOpened(t, config.Journal{Store: url, CA: ca.File, Cert: mine, Key: mineKey})
+		wantOpened(t, config.Journal{Store: url, CA: other.File, Cert: mine, Key: mineKey}, "certificate signed by unknown authority", "--journal-tls-ca")
 		wantOpened(t, config.Journal{Store: url, Cert: mine, Key: mineKey}, "certificate signed by unknown authority", "--journal-tls-ca")
 		if !mutual {
-			wantOpened(t, config.Journal{Store: url, CA: ca.file})
+			wantOpened(t, config.Journal{Store: url, CA: ca.File})
 			continue
 		}
-		wantOpened(t, config.Journal{Store: url, CA: ca.file}, "tls", "--journal-tls-cert")
-		foreign, foreignKey := other.issue()
-		wantOpened(t, config.Journal{Store: url, CA: ca.file, Cert: foreign, Key: foreignKey}, "tls", "--journal-tls-cert")
+		wantOpened(t, config.Journal{Store: url, CA: ca.File}, "tls", "--journal-tls-cert")
+		foreign, foreignKey := other.Issue("127.0.0.1")
+		wantOpened(t, config.Journal{Store: url, CA: ca.File, Cert: foreign, Key: foreignKey}, "tls", "--journal-tls-cert")
 	}
 }
 
@@ -171,7 +99,7 @@ func identity(t *testing.T, create func() (nkeys.KeyPair, error)) (pair nkeys.Ke
 	return pair, public
 }
 
-// startWithAccount starts a nats-server that demands credentials of users of an account.
+// startWithAccount starts a nats-server that demands natsCredentials of users of an account.
 func startWithAccount(t *testing.T) (url string, account nkeys.KeyPair) {
 	t.Helper()
 	operator, operatorKey := identity(t, nkeys.CreateOperator)
@@ -194,8 +122,8 @@ func startWithAccount(t *testing.T) (url string, account nkeys.KeyPair) {
 	return startNATS(t, &server.Options{TrustedKeys: []string{operatorKey}, AccountResolver: resolver, SystemAccount: systemKey}), account
 }
 
-// credentials returns the file of a user's credentials.
-func credentials(t *testing.T, account nkeys.KeyPair, change func(c *jwt.UserClaims)) string {
+// natsCredentials returns the file of a user's natsCredentials.
+func natsCredentials(t *testing.T, account nkeys.KeyPair, change func(c *jwt.UserClaims)) string {
 	t.Helper()
 	user, userKey := identity(t, nkeys.CreateUser)
 	c := jwt.NewUserClaims(userKey)
@@ -235,14 +163,14 @@ func servingUser(c *jwt.UserClaims) {
 func TestJournalWithCredentials(t *testing.T) {
 	url, account := startWithAccount(t)
 	stranger, _ := identity(t, nkeys.CreateAccount)
-	wantOpened(t, config.Journal{Store: url, Credentials: credentials(t, account, unlimited)})
-	wantOpened(t, config.Journal{Store: url}, "Authorization Violation", "--journal-credentials")
-	wantOpened(t, config.Journal{Store: url, Credentials: credentials(t, stranger, unlimited)}, "Authorization Violation", "--journal-credentials")
-	expired := credentials(t, account, func(c *jwt.UserClaims) { c.Expires = time.Now().Add(-time.Hour).Unix() })
-	wantOpened(t, config.Journal{Store: url, Credentials: expired}, "--journal-credentials")
-	denied := credentials(t, account, func(c *jwt.UserClaims) { c.Pub.Deny.Add("$JS.API.STREAM.>") })
+	wantOpened(t, config.Journal{Store: url, Credentials: natsCredentials(t, account, unlimited)})
+	wantOpened(t, config.Journal{Store: url}, "Authorization Violation", "--journal-natsCredentials")
+	wantOpened(t, config.Journal{Store: url, Credentials: natsCredentials(t, stranger, unlimited)}, "Authorization Violation", "--journal-natsCredentials")
+	expired := natsCredentials(t, account, func(c *jwt.UserClaims) { c.Expires = time.Now().Add(-time.Hour).Unix() })
+	wantOpened(t, config.Journal{Store: url, Credentials: expired}, "--journal-natsCredentials")
+	denied := natsCredentials(t, account, func(c *jwt.UserClaims) { c.Pub.Deny.Add("$JS.API.STREAM.>") })
 	wantOpened(t, config.Journal{Store: url, Credentials: denied}, `"$JS.API.STREAM.INFO.kvcast"`, "permit it to the NATS user")
-	wantOpened(t, config.Journal{Store: url, Credentials: credentials(t, account, ingestingUser)})
+	wantOpened(t, config.Journal{Store: url, Credentials: natsCredentials(t, account, ingestingUser)})
 	missing := filepath.Join(t.TempDir(), "none.creds")
 	wantOpened(t, config.Journal{Store: url, Credentials: missing}, missing)
 }

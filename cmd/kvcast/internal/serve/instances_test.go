@@ -127,11 +127,11 @@ func TestWorkerIsReadAnewWhenItsConfigurationChanges(t *testing.T) {
 func TestServersWithTheDocumentedPermissions(t *testing.T) {
 	url, account := startWithAccount(t)
 	ingesting, _ := runWith(t, map[string]string{
-		"journal": url, "journal-credentials": credentials(t, account, ingestingUser), "cluster-ttl": "1s",
+		"journal": url, "journal-credentials": natsCredentials(t, account, ingestingUser), "cluster-ttl": "1s",
 	})
 	await(t, "serving", func() bool { return isClosed(ingesting.Serving()) })
 	serving, _ := runWith(t, map[string]string{
-		"journal": url, "journal-credentials": credentials(t, account, servingUser), "cluster-ttl": "1s", "cluster-ingest": "false",
+		"journal": url, "journal-credentials": natsCredentials(t, account, servingUser), "cluster-ttl": "1s", "cluster-ingest": "false",
 	})
 	await(t, "serving", func() bool { return isClosed(serving.Serving()) })
 	await(t, "the instance that ingests is known", func() bool {

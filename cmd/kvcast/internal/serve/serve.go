@@ -46,7 +46,7 @@ func (c *Command) Run(ctx context.Context, line *kong.Context, p cli.Process) er
 	}
 	cfg, from, err := config.Read(config.Sources{File: file, Environ: p.Environ, Flags: flags, Workers: c.Worker, Binds: c.Bind})
 	if err == nil {
-		err = cfg.LoadCredentials()
+		_, err = cfg.LoadCredentials()
 	}
 	if err == nil && c.Check {
 		err = cfg.CheckDiscovery()

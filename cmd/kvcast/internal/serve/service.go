@@ -56,6 +56,8 @@ type Service struct {
 	admin    *http.Server
 	tracing  *tracing.Tracing // nil: calls are not traced
 
+	credentials *credentials
+
 	grpcPort  net.Listener
 	adminPort net.Listener // nil: none
 
@@ -94,9 +96,10 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	}
 	s.follower = index.NewFollower(s.journal, index.New(), newIndexMetrics(s.registry, s))
 
-	if c.Server.Tokens != nil && c.Server.TLS == nil {
-		log.Warn("tokens without TLS can be read from the network: set --tls-cert and --tls-key, unless a proxy terminates TLS")
+	if s.credentials, err = loadCredentials(c, log); err != nil {
+		return nil, cli.UsageError{Err: err}
 	}
+	warnIfOpen(c, log)
 	if c.TracingEndpoint != "" {
 		s.tracing, err = tracing.Start(ctx, tracing.Config{Endpoint: c.TracingEndpoint, SampleRatio: c.TracingRatio, Version: cli.Version(), Log: log})
 		if err != nil {
@@ -223,6 +226,9 @@ func (s *Service) Run(ctx context.Context) error {
 	if s.adminPort != nil {
 		adminDone = background(s.serveAdmin)
 	}
+	reloading, stopReloading := context.WithCancel(beyond)
+	defer stopReloading()
+	reloadDone := background(func() error { s.credentials.run(reloading, s.server); return nil })
 	s.log.Info("starting", "grpc", s.Addr(), "version", cli.Version())
 	registered, err := s.recover(ctx)
 	switch {
@@ -240,6 +246,8 @@ func (s *Service) Run(ctx context.Context) error {
 	if adminDone != nil {
 		errs = append(errs, <-adminDone)
 	}
+	stopReloading()
+	<-reloadDone
 	s.stopTracing(beyond)
 	s.log.Info("stopped")
 	return errors.Join(errs...)

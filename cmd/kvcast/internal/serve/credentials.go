@@ -1,0 +1,137 @@
+package serve
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"log/slog"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+	"github.com/kvcast/kvcast/server"
+)
+
+// reloadInterval is how often the files of credentials are read. A change takes effect when two readings in turn have the
+// same contents, so that a certificate and its key are replaced together.
+const reloadInterval = time.Second
+
+// credentials are the tokens and certificates of the server, which are loaded again when their files change.
+type credentials struct {
+	cfg  *config.Config
+	log  *slog.Logger
+	tls  atomic.Pointer[tls.Config] // nil: no TLS
+	seen [sha256.Size]byte          // of the files as they were last read
+	used [sha256.Size]byte          // of the files as they were loaded, or could not be
+}
+
+// loadCredentials loads the files for the first time, and sets up the server's configuration.
+func loadCredentials(c *config.Config, log *slog.Logger) (*credentials, error) {
+	loaded, err := c.LoadCredentials()
+	if err != nil {
+		return nil, err
+	}
+	r := &credentials{cfg: c, log: log}
+	r.seen, _ = r.sum() // if a file cannot be read now, it is loaded again
+	r.used = r.seen
+	c.Server.Access, c.Server.NoReflection = loaded.Access, !c.Reflection
+	if loaded.TLS == nil {
+		return r, nil
+	}
+	r.tls.Store(loaded.TLS)
+	c.Server.ClientCertificates = loaded.TLS.ClientCAs != nil
+	c.Server.TLS = &tls.Config{
+		MinVersion: loaded.TLS.MinVersion,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			return r.tls.Load(), nil
+		},
+	}
+	return r, nil
+}
+
+// sum returns a hash of the contents of all files.
+func (r *credentials) sum() ([sha256.Size]byte, error) {
+	h := sha256.New()
+	for _, name := range r.cfg.CredentialFiles() {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return [sha256.Size]byte{}, err
+		}
+		sum := sha256.Sum256(text)
+		_, _ = h.Write(sum[:])
+	}
+	return [sha256.Size]byte(h.Sum(nil)), nil
+}
+
+// run loads the files again when they change, until ctx ends.
+func (r *credentials) run(ctx context.Context, s *server.Server) {
+	if len(r.cfg.CredentialFiles()) == 0 {
+		return
+	}
+	ticker := time.NewTicker(reloadInterval)
+	defer ticker.Stop()
+	unreadable := false
+	for {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+		err := r.reload(s)
+		if err != nil && !unreadable {
+			r.log.Error("tokens and certificates are not read again; the former stay in use", "error", err)
+		}
+		unreadable = err != nil
+	}
+}
+
+// reload loads the files if they have changed before the last call and not since. The error says why a file cannot be read.
+func (r *credentials) reload(s *server.Server) error {
+	sum, err := r.sum()
+	if err != nil {
+		return err
+	}
+	stable := sum == r.seen
+	r.seen = sum
+	if !stable || sum == r.used {
+		return nil
+	}
+	loaded, err := r.cfg.LoadCredentials()
+	if err != nil {
+		r.used = sum
+		r.log.Error("changed tokens or certificates cannot be used; the former stay in use", "error", err)
+		return nil
+	}
+	if again, err := r.sum(); err != nil || again != sum {
+		return err // they change at this moment
+	}
+	r.used = sum
+	s.SetAccess(loaded.Access)
+	if loaded.TLS != nil {
+		r.tls.Store(loaded.TLS)
+	}
+	r.log.Info("tokens and certificates read again, because their files have changed", "files", r.cfg.CredentialFiles())
+	return nil
+}
+
+// warnIfOpen logs who may reach the ports, if that is more than the operator may expect.
+func warnIfOpen(c *config.Config, log *slog.Logger) {
+	switch {
+	case c.Server.Access.Tokens != nil && c.Server.TLS == nil:
+		log.Warn("tokens without TLS can be read from the network: set --tls-cert and --tls-key, unless a proxy terminates TLS")
+	case !isLoopback(c.Listen) && c.Server.Access.Tokens == nil && !c.Server.ClientCertificates:
+		log.Warn("everyone who reaches the gRPC port may call it: set --auth-tokens with --tls-cert and --tls-key, or --tls-client-ca, or listen at 127.0.0.1", "listen", c.Listen)
+	}
+	if c.Admin != "" && !isLoopback(c.Admin) {
+		log.Warn("everyone who reaches the admin port may read metrics and profiles: permit it to Prometheus alone, or listen at 127.0.0.1", "admin", c.Admin)
+	}
+}
+
+// isLoopback reports whether an address of a listener is that of this host alone.
+func isLoopback(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	ip := net.ParseIP(host)
+	return err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
+}
