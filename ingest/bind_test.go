@@ -36,9 +36,9 @@ func TestBind(t *testing.T) {
 				"10.0.0.1:8000 0/0: batch 1 -[1]",
 			},
 			metrics: map[string]float64{
-				`batches_total{worker="10.0.0.1:8000"}`:                2,
-				`last_seq{rank="0",source="0",worker="10.0.0.2:8000"}`: 0,
-				`publishers{state="live"}`:                             2,
+				`batches_total{worker="10.0.0.1:8000"}`:                   2,
+				`last_seq{dp_rank="0",source="0",worker="10.0.0.2:8000"}`: 0,
+				`publishers{state="live"}`:                                2,
 			},
 		},
 		{
