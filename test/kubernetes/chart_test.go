@@ -30,8 +30,8 @@ func requireCharts(t *testing.T) {
 func variants(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(kubernetes.Root(t), chart, "ci", "*.yaml"))
-	if err != nil || len(files) < 6 {
-		t.Fatalf("values of variants: got %q, %v; want at least 6", files, err)
+	if err != nil || len(files) < 7 {
+		t.Fatalf("values of variants: got %q, %v; want at least 7", files, err)
 	}
 	return files
 }
@@ -66,11 +66,7 @@ func objects(t *testing.T, manifest string) (all []object) {
 func TestChartIsAcceptedByTheAPIServer(t *testing.T) {
 	requireCharts(t)
 	s := kubernetes.Start(t)
-	run(t, s, "kubectl", "create", "-f", "test/kubernetes/testdata/servicemonitor.yaml")
-	run(t, s, "kubectl", "wait", "--for=condition=Established", "crd/servicemonitors.monitoring.coreos.com")
-	harness.WaitFor(t, func() bool { // the document is updated later
-		return strings.Contains(run(t, s, "kubectl", "get", "--raw", "/openapi/v2"), "com.coreos.monitoring.v1.ServiceMonitor\"")
-	})
+	createMonitoringKinds(t, s)
 	schemas := writeSchemas(t, s)
 	for _, values := range variants(t) {
 		name := strings.TrimSuffix(filepath.Base(values), ".yaml")
@@ -92,6 +88,16 @@ func TestChartIsAcceptedByTheAPIServer(t *testing.T) {
 			}
 		})
 	}
+}
+
+// createMonitoringKinds makes the API server know kinds of Prometheus Operator.
+func createMonitoringKinds(t *testing.T, s *kubernetes.APIServer) {
+	t.Helper()
+	run(t, s, "kubectl", "create", "-f", "test/kubernetes/testdata/prometheus-operator.yaml")
+	run(t, s, "kubectl", "wait", "--for=condition=Established", "crd/servicemonitors.monitoring.coreos.com", "crd/prometheusrules.monitoring.coreos.com")
+	harness.WaitFor(t, func() bool { // the document is updated later
+		return strings.Contains(run(t, s, "kubectl", "get", "--raw", "/openapi/v2"), "com.coreos.monitoring.v1.ServiceMonitor\"")
+	})
 }
 
 // createPod creates a pod from a template.
