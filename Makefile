@@ -23,7 +23,7 @@ NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures|EqualTheModels
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster demo-restart demo-router test live peers clients observe soak restarts cluster fuzz mutate run build build-static bench bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
+.PHONY: help demo demo-cluster demo-restart demo-router test live peers clients observe soak restarts cluster fuzz mutate run build build-static dist bench bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -101,8 +101,12 @@ build-static: ## Build bin/kvcast-OS-ARCH without cgo for each platform: static,
 	@for platform in $(PLATFORMS); do \
 		os=$${platform%/*} arch=$${platform#*/}; \
 		echo "bin/kvcast-$$os-$$arch"; \
-		CGO_ENABLED=0 GOOS=$$os GOARCH=$$arch $(GO) build -trimpath -ldflags '-s -w' -o bin/kvcast-$$os-$$arch ./cmd/kvcast || exit 1; \
+		CGO_ENABLED=0 GOOS=$$os GOARCH=$$arch $(GO) build -trimpath \
+			-ldflags '-s -w -X github.com/kvcast/kvcast/cmd/kvcast/internal/cli.version=$(VERSION)' -o bin/kvcast-$$os-$$arch ./cmd/kvcast || exit 1; \
 	done
+
+dist: build-static $(TOOLS)/cyclonedx-gomod ## Write archives of VERSION for each platform, their lists of modules and checksums to bin/dist.
+	tools/scripts/dist.sh $(VERSION) $(PLATFORMS)
 
 bench: ## Run the benchmarks that match BENCH (.), COUNT (1) times, and with all of them, compare the index with its goals.
 	$(go) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) ./...
@@ -161,6 +165,9 @@ $(TOOLS)/helm: tools/deploy/go.mod
 	@# The version of Kubernetes that helm template takes for the cluster's, as in helm's own Makefile.
 	CGO_ENABLED=0 $(GO) -C tools/deploy build -ldflags '-s -w $(foreach package,chartutil lint/rules,\
 		-X helm.sh/helm/v3/pkg/$(package).k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/$(package).k8sVersionMinor=34)' -o $@ helm.sh/helm/v3/cmd/helm
+
+$(TOOLS)/cyclonedx-gomod: tools/deploy/go.mod
+	CGO_ENABLED=0 $(GO) -C tools/deploy build -ldflags '-s -w' -o $@ github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod
 
 $(TOOLS)/kubeconform: tools/deploy/go.mod
 	CGO_ENABLED=0 $(GO) -C tools/deploy build -ldflags '-s -w' -o $@ github.com/yannh/kubeconform/cmd/kubeconform
