@@ -25,9 +25,10 @@ zmq-image-push: ## Build the image ZMQ_IMG, and push it to its registry.
 
 remove_image = docker image rm $(ZMQ_IMG)
 else
+# Older versions of podman and buildah do not set BUILDPLATFORM.
 zmq-image-build: ## Build the image ZMQ_IMG for each of ZMQ_IMAGE_PLATFORMS with CONTAINER_TOOL.
 	-$(CONTAINER_TOOL) manifest rm $(ZMQ_IMG)
-	$(CONTAINER_TOOL) build --format docker --platform $(ZMQ_IMAGE_PLATFORMS) $(image_args) --manifest $(ZMQ_IMG) .
+	$(CONTAINER_TOOL) build --format docker --platform $(ZMQ_IMAGE_PLATFORMS) --build-arg BUILDPLATFORM=linux/$$($(GO) env GOHOSTARCH) $(image_args) --manifest $(ZMQ_IMG) .
 
 zmq-image-push: zmq-image-build ## Build the image ZMQ_IMG, and push it to its registry.
 	$(CONTAINER_TOOL) manifest push --all $(ZMQ_IMG) docker://$(ZMQ_IMG)

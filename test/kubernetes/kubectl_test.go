@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,7 +25,11 @@ func command(t *testing.T, s *kubernetes.APIServer, name string, args ...string)
 	cmd := exec.CommandContext(harness.Context(t), name, args...)
 	cmd.Dir = root
 	// Tools keep caches and settings in the home directory.
-	cmd.Env = append(os.Environ(), "HOME="+t.TempDir(), "PATH="+filepath.Join(root, "bin")+":"+filepath.Join(root, "bin", "tools")+":"+os.Getenv("PATH"), "MAKEFLAGS=", "MAKELEVEL=")
+	// Variables of the caller must not change what make does.
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "NAMESPACE=") || strings.HasPrefix(v, "ZMQ_") || strings.HasPrefix(v, "KUBECTL=") || strings.HasPrefix(v, "GO=")
+	})
+	cmd.Env = append(cmd.Env, "HOME="+t.TempDir(), "PATH="+filepath.Join(root, "bin")+":"+filepath.Join(root, "bin", "tools")+":"+os.Getenv("PATH"), "MAKEFLAGS=", "MAKELEVEL=")
 	if s != nil {
 		cmd.Env = append(cmd.Env, "KUBECONFIG="+s.Kubeconfig)
 	}

@@ -26,15 +26,16 @@ func TestMakePrintsTheCommandsOfDeployments(t *testing.T) {
 	vllm, sim := "kubectl apply -n llm -f "+dir+"vllm.yaml", "kubectl apply -n llm -f "+dir+"sim.yaml"
 	deleteListener := "kubectl delete -n llm --ignore-not-found -f " + dir + "listener.yaml -f " + dir + "service.yaml"
 	deleteVLLM, deleteSim := "kubectl delete -n llm --ignore-not-found -f "+dir+"vllm.yaml", "kubectl delete -n llm --ignore-not-found -f "+dir+"sim.yaml"
-	args := "--platform linux/amd64,linux/arm64 --build-arg VERSION=v1 --build-arg REVISION=$(git rev-parse HEAD) "
-	built := []string{"podman manifest rm " + img, "podman build --format docker " + args + "--manifest " + img + " ."}
+	const platforms = "--platform linux/amd64,linux/arm64 "
+	args := "--build-arg VERSION=v1 --build-arg REVISION=$(git rev-parse HEAD) "
+	built := []string{"podman manifest rm " + img, "podman build --format docker " + platforms + "--build-arg BUILDPLATFORM=linux/$(go env GOHOSTARCH) " + args + "--manifest " + img + " ."}
 	for _, test := range []struct {
 		target string
 		args   []string
 		want   []string
 	}{
-		{"zmq-image-build", []string{"CONTAINER_TOOL=docker"}, []string{"docker buildx build " + args + "-t " + img + " ."}},
-		{"zmq-image-push", []string{"CONTAINER_TOOL=docker"}, []string{"docker buildx build " + args + "-t " + img + " --push ."}},
+		{"zmq-image-build", []string{"CONTAINER_TOOL=docker"}, []string{"docker buildx build " + platforms + args + "-t " + img + " ."}},
+		{"zmq-image-push", []string{"CONTAINER_TOOL=docker"}, []string{"docker buildx build " + platforms + args + "-t " + img + " --push ."}},
 		{"zmq-image-build", []string{"CONTAINER_TOOL=podman"}, built},
 		{"zmq-image-push", []string{"CONTAINER_TOOL=podman"}, append(built[:2:2], "podman manifest push --all "+img+" docker://"+img)},
 		{"deploy-zmq-listener", nil, listen},
