@@ -341,12 +341,7 @@ func (w *world) killMajority() {
 		}
 	}
 	began := time.Now()
-	for _, m := range w.members {
-		harness.WaitFor(w.t, func() bool {
-			_, err := m.Process.Get(w.t.Context(), "/readyz")
-			return err != nil
-		})
-	}
+	w.awaitReady(false)
 	w.t.Logf("  no server is ready after %v", time.Since(began).Round(time.Millisecond))
 	for i := range memberCount {
 		if i != spared {
@@ -355,10 +350,16 @@ func (w *world) killMajority() {
 	}
 	w.progress(w.allWorkers()...)
 	w.awaitReplicas()
+	w.awaitReady(true)
+}
+
+// awaitReady waits until all servers are ready, or none.
+func (w *world) awaitReady(ready bool) {
+	w.t.Helper()
 	for _, m := range w.members {
 		harness.WaitFor(w.t, func() bool {
 			_, err := m.Process.Get(w.t.Context(), "/readyz")
-			return err == nil
+			return (err == nil) == ready
 		})
 	}
 }

@@ -81,7 +81,7 @@ func TestChartIsAcceptedByTheAPIServer(t *testing.T) {
 			for _, o := range objects(t, manifest) {
 				switch o.Kind {
 				case "ConfigMap":
-					checkConfig(t, s, o.Data["kvcast.yaml"])
+					checkConfig(t, s, o.Data)
 				case "Deployment", "StatefulSet":
 					createPod(t, s, name, o.Spec.Template)
 				}
@@ -119,8 +119,8 @@ func createPod(t *testing.T, s *kubernetes.APIServer, namespace string, template
 	runWith(t, s, string(pod), "kubectl", "create", "-n", namespace, "-f", "-")
 }
 
-// checkConfig checks a configuration by kvcast serve --check, with files in place of the secrets' volumes.
-func checkConfig(t *testing.T, s *kubernetes.APIServer, config string) {
+// checkConfig checks the files of a ConfigMap by kvcast serve --check, with files in place of the secrets' volumes.
+func checkConfig(t *testing.T, s *kubernetes.APIServer, config map[string]string) {
 	t.Helper()
 	dir := t.TempDir()
 	cert, err := os.ReadFile(s.CAFile)
@@ -132,8 +132,10 @@ func checkConfig(t *testing.T, s *kubernetes.APIServer, config string) {
 		t.Fatal(err)
 	}
 	files := map[string]string{
-		"tls/tls.crt": string(cert), "tls/tls.key": string(key), "auth/tokens": "router 0123456789abcdef\n",
-		"kvcast.yaml": strings.ReplaceAll(config, "/etc/kvcast/", dir+"/"),
+		"tls/tls.crt": string(cert), "tls/tls.key": string(key), "tls/ca.crt": string(cert), "auth/tokens": "router 0123456789abcdef\n",
+	}
+	for name, text := range config {
+		files["config/"+name] = strings.ReplaceAll(text, "/etc/kvcast/", dir+"/")
 	}
 	for name, text := range files {
 		path := filepath.Join(dir, name)
@@ -148,7 +150,7 @@ func checkConfig(t *testing.T, s *kubernetes.APIServer, config string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, nil, program, "serve", "--config", filepath.Join(dir, "kvcast.yaml"), "--check")
+	run(t, nil, program, "serve", "--config", filepath.Join(dir, "config", "kvcast.yaml"), "--check")
 }
 
 // TestChartGrantsWhatDiscoveryNeeds checks what the service account may do.

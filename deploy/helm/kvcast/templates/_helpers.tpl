@@ -64,11 +64,20 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end }}
 {{- $_ := set $config "journal" (mustMergeOverwrite (deepCopy (default dict $config.journal)) $journal) }}
+{{- $auth := dict "open_registration" .Values.auth.openRegistration }}
 {{- if .Values.auth.tokensSecret }}
-{{- $_ := set $config "auth" (dict "tokens" "/etc/kvcast/auth/tokens") }}
+{{- $_ := set $auth "tokens" "/etc/kvcast/auth/tokens" }}
 {{- end }}
+{{- if .Values.auth.certificates }}
+{{- $_ := set $auth "certificates" "/etc/kvcast/config/certificates" }}
+{{- end }}
+{{- $_ := set $config "auth" $auth }}
 {{- if .Values.tls.secret }}
-{{- $_ := set $config "tls" (dict "cert" "/etc/kvcast/tls/tls.crt" "key" "/etc/kvcast/tls/tls.key") }}
+{{- $tls := dict "cert" "/etc/kvcast/tls/tls.crt" "key" "/etc/kvcast/tls/tls.key" }}
+{{- if .Values.tls.clientCertificates }}
+{{- $_ := set $tls "client_ca" "/etc/kvcast/tls/ca.crt" }}
+{{- end }}
+{{- $_ := set $config "tls" $tls }}
 {{- end }}
 {{- $listeners := list }}
 {{- range .Values.listeners }}
@@ -87,6 +96,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- if and (ne .Values.journal.store "nats") (gt (int .Values.replicas) 1) .Values.listeners }}
 {{- fail (printf "replicas is %v with listeners and the journal in %s: each pod would have other engines; want replicas 1, journal.store nats, or listeners [] with discovery or workers" .Values.replicas .Values.journal.store) }}
+{{- end }}
+{{- if and .Values.tls.clientCertificates (not .Values.tls.secret) }}
+{{- fail "tls.clientCertificates is true: want tls.secret as well" }}
+{{- end }}
+{{- if and .Values.auth.certificates (not .Values.tls.clientCertificates) }}
+{{- fail "auth.certificates is not empty: want tls.clientCertificates true as well" }}
 {{- end }}
 {{- range list "listen" "admin" "listeners" "discovery" "workers" "auth" "tls" }}
 {{- if hasKey $.Values.config . }}
