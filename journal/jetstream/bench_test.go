@@ -211,7 +211,7 @@ func BenchmarkLoad(b *testing.B) {
 				start, startCPU := time.Now(), cpuTime()
 				j := open(b, benchConfig(b, dir))
 				opened, n := time.Now(), 0
-				if err := j.Load(b.Context(), func(jetstream.Entry) error { n++; return nil }); err != nil || n != entries {
+				if err := j.Load(b.Context(), 0, func(jetstream.Entry) error { n++; return nil }); err != nil || n != entries {
 					b.Fatalf("load: %d entries, %v", n, err)
 				}
 				opening, loading, cpu = opening+opened.Sub(start), loading+time.Since(opened), cpu+cpuTime()-startCPU

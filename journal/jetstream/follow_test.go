@@ -143,13 +143,13 @@ func TestFollowerLoadsAnewAfterAPurge(t *testing.T) {
 		got = append(got, e)
 		return nil
 	}
-	if err := follower.Load(t.Context(), collect); !errors.Is(err, jetstream.ErrPurged) || got != nil {
+	if err := follower.Load(t.Context(), 0, collect); !errors.Is(err, jetstream.ErrPurged) || got != nil {
 		t.Fatalf("got %v and %d entries, want ErrPurged", err, len(got))
 	}
 	if err := follower.Mark(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := follower.Load(t.Context(), collect); err != nil {
+	if err := follower.Load(t.Context(), 0, collect); err != nil {
 		t.Fatal(err)
 	}
 	wantEntries(t, got, want[2:]) // entry 1 is the record of the owner
@@ -184,14 +184,14 @@ func TestFollowerLoadsAnewAfterAPurgeMeanwhile(t *testing.T) {
 		}
 		return err
 	}
-	if err := follower.Load(t.Context(), purge); !errors.Is(err, jetstream.ErrPurged) || first != 1 {
+	if err := follower.Load(t.Context(), 0, purge); !errors.Is(err, jetstream.ErrPurged) || first != 1 {
 		t.Fatalf("got %v after entry %d, want ErrPurged", err, first)
 	}
 	if err := follower.Mark(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	first = 0
-	if err := follower.Load(t.Context(), func(e jetstream.Entry) error { first = e.Seq; return nil }); err != nil || first != entries {
+	if err := follower.Load(t.Context(), 0, func(e jetstream.Entry) error { first = e.Seq; return nil }); err != nil || first != entries {
 		t.Errorf("got %v and entry %d, want %d", err, first, entries)
 	}
 }

@@ -26,9 +26,10 @@ type Entry struct {
 
 // Load reads all entries of the stream once, in order, and calls f for each. It fills the mirror with the newest. An
 // error of f ends it. The error is an ErrUnreadable if an entry is missing or cannot be decoded; Discard then makes the
-// journal usable. Entries in the mirror expire Retention.MaxAge after Load, however old they are. With Servers, the journal
-// then follows the stream: it reads the entries that any process appends.
-func (j *Journal) Load(ctx context.Context, f func(Entry) error) error {
+// journal usable. So it is if the stream ends before the entry needed, which a checkpoint has seen. Entries in the mirror
+// expire Retention.MaxAge after Load, however old they are. With Servers, the journal then follows the stream: it reads the
+// entries that any process appends.
+func (j *Journal) Load(ctx context.Context, needed uint64, f func(Entry) error) error {
 	s, info, err := j.streamInfo(ctx)
 	if err != nil {
 		return fmt.Errorf("load %s: %w", j.place(), err)
@@ -40,6 +41,9 @@ func (j *Journal) Load(ctx context.Context, f func(Entry) error) error {
 		}
 	} else if err := j.server.position.check(first, last); err != nil {
 		return fmt.Errorf("load %s: %w", j.place(), err)
+	}
+	if last < needed {
+		return fmt.Errorf("load %s: %w: a checkpoint has seen entry %d, and the newest is %d", j.place(), ErrUnreadable, needed, last)
 	}
 	j.reset(j.mirror.Load().Bounds().Epoch, first-1)
 	j.purged = first - 1

@@ -93,7 +93,7 @@ func load(t testing.TB, cfg jetstream.Config) (*jetstream.Journal, []jetstream.E
 	t.Helper()
 	j := open(t, cfg)
 	var entries []jetstream.Entry
-	if err := j.Load(t.Context(), func(e jetstream.Entry) error {
+	if err := j.Load(t.Context(), 0, func(e jetstream.Entry) error {
 		if e.Owner == nil {
 			entries = append(entries, e)
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/journal/jetstream"
 	"github.com/kvcast/kvcast/journal/journaltest"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 func TestEpochChangesWhenTheMachineHasBooted(t *testing.T) {
@@ -150,7 +151,22 @@ func wantFailure(t *testing.T, j *jetstream.Journal, want error, parts ...string
 // loadError returns the error of Load.
 func loadError(t *testing.T, j *jetstream.Journal) error {
 	t.Helper()
-	return j.Load(t.Context(), func(jetstream.Entry) error { return nil })
+	return j.Load(t.Context(), 0, func(jetstream.Entry) error { return nil })
+}
+
+// TestLoadNeedsWhatACheckpointHasSeen loads a stream that is too short, twice: a failed Load must not begin to follow it.
+func TestLoadNeedsWhatACheckpointHasSeen(t *testing.T) {
+	cfg := jetstream.Config{Stream: "s", Servers: []string{harness.StartNATS(t)}, Instance: "a"}
+	j := open(t, cfg)
+	for range 2 {
+		err := j.Load(t.Context(), 1, func(jetstream.Entry) error { return nil })
+		if !errors.Is(err, jetstream.ErrUnreadable) || !strings.Contains(err.Error(), "a checkpoint has seen entry 1, and the newest is 0") {
+			t.Errorf("got %v, want an ErrUnreadable", err)
+		}
+	}
+	if err := loadError(t, j); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestLostEntriesAreUnreadableUntilDiscard(t *testing.T) {

@@ -222,7 +222,7 @@ func TestOwnersTakeWorkersFromEachOther(t *testing.T) {
 	owners, next := make(map[string]string), make(map[string]int)
 	stored := 0
 	reader := open(t, serverConfig(s.ClientURL()))
-	if err := reader.Load(t.Context(), func(e jetstream.Entry) error {
+	if err := reader.Load(t.Context(), 0, func(e jetstream.Entry) error {
 		if e.Owner != nil {
 			owners[e.Worker], next[e.Worker] = e.Owner.Instance, 0
 			return nil

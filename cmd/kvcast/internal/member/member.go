@@ -84,6 +84,7 @@ type Member struct {
 		after, at  uint64
 		generation int
 	}
+	isolated   time.Time // since when the machine is; zero: it is not
 	draining   bool
 	settled    chan struct{} // closed when every wanted worker had a live owner once
 	isSettled  bool
@@ -163,6 +164,13 @@ func (m *Member) Claimed(worker string) uint64 {
 	return m.claims[worker]
 }
 
+// IsolatedSince returns since when this instance cannot read back its heartbeats; the zero time if it can.
+func (m *Member) IsolatedSince() time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.isolated
+}
+
 // Run takes part until ctx ends. It then hands over all workers, until handOver ends.
 func (m *Member) Run(ctx, handOver context.Context) error {
 	kv, err := m.journal.Instances(ctx)
@@ -231,7 +239,13 @@ func (m *Member) decide(ctx, acting context.Context) {
 func (m *Member) turn(acting context.Context) time.Time {
 	m.mu.Lock()
 	m.wantWorkers()
-	actions, again := m.machine.Next(time.Now())
+	now := time.Now()
+	actions, again := m.machine.Next(now)
+	if !m.machine.Isolated() {
+		m.isolated = time.Time{}
+	} else if m.isolated.IsZero() {
+		m.isolated = now
+	}
 	for _, a := range actions {
 		if a.Kind == cluster.Claim {
 			m.claiming++

@@ -34,7 +34,7 @@ func (j *durableJournal) Append(ctx context.Context, r journal.Record) (journal.
 	return j.Memory.Append(ctx, r)
 }
 
-func (j *durableJournal) Load(_ context.Context, each func(jetstream.Entry) error) error {
+func (j *durableJournal) Load(_ context.Context, _ uint64, each func(jetstream.Entry) error) error {
 	for _, e := range j.entries {
 		if err := each(e); err != nil {
 			return err

@@ -28,8 +28,9 @@ import (
 
 // Journal is what is recovered.
 type Journal interface {
-	// Load calls a function for each retained entry, in order.
-	Load(ctx context.Context, each func(jetstream.Entry) error) error
+	// Load calls a function for each retained entry, in order. It fails with a jetstream.ErrUnreadable before the first one
+	// if the newest is older than the entry needed.
+	Load(ctx context.Context, needed uint64, each func(jetstream.Entry) error) error
 	// Discard deletes all entries and checkpoints, and begins a new epoch.
 	Discard(ctx context.Context) error
 	Bounds() journal.Bounds
@@ -57,9 +58,6 @@ type Progress struct {
 	Seq, Until atomic.Uint64
 }
 
-// errShort means that the journal lacks entries that a checkpoint has seen.
-var errShort = errors.New("the journal ends before entries that were acknowledged")
-
 // Recover brings the pipeline state that begin returns, and an empty index, to the state after the journal's newest entry.
 // If the journal cannot be read, Recover discards its entries, and begins anew with an empty journal. It returns the
 // workers to register again.
@@ -76,7 +74,7 @@ func Recover(
 		indexed: make(map[string]uint64), logged: began,
 	}
 	err = r.read(ctx)
-	if errors.Is(err, jetstream.ErrUnreadable) || errors.Is(err, errShort) {
+	if errors.Is(err, jetstream.ErrUnreadable) {
 		log.Error(unreadable, "error", err)
 		return all.workers, r.discard(ctx, begin)
 	}
@@ -154,7 +152,7 @@ func (r *reader) read(ctx context.Context) error {
 	}
 	r.progress.Until.Store(r.journal.Bounds().Newest)
 	last := uint64(0)
-	err := r.journal.Load(ctx, func(e jetstream.Entry) error {
+	err := r.journal.Load(ctx, r.needed, func(e jetstream.Entry) error {
 		r.progress.Seq.Store(e.Seq)
 		r.logProgress()
 		last = e.Seq
@@ -170,9 +168,6 @@ func (r *reader) read(ctx context.Context) error {
 		return err
 	}
 	last = max(last, r.journal.Bounds().Oldest-1)
-	if r.needed > last {
-		return fmt.Errorf("%w: a checkpoint has seen entry %d, and the newest is %d", errShort, r.needed, last)
-	}
 	r.index.Advance(last)
 	// Routers know these workers. The pipeline removes those whose state is lost.
 	for _, worker := range r.unreadable {

@@ -76,7 +76,10 @@ type log struct {
 	pause   time.Duration // before each entry
 }
 
-func (l *log) Load(_ context.Context, each func(jetstream.Entry) error) error {
+func (l *log) Load(_ context.Context, needed uint64, each func(jetstream.Entry) error) error {
+	if l.newest < needed {
+		return fmt.Errorf("%w: a checkpoint has seen entry %d, and the newest is %d", jetstream.ErrUnreadable, needed, l.newest)
+	}
 	for _, e := range l.entries {
 		if l.pause > 0 {
 			<-time.After(l.pause)

@@ -64,7 +64,7 @@ func Replicate(ctx context.Context, j Followed, s Store, log *slog.Logger, p *Pr
 // anew with an empty journal and a new epoch, also for the other processes that use the journal.
 func Join(ctx context.Context, j Followed, s Store, log *slog.Logger, p *Progress, x *index.Index) error {
 	err := Replicate(ctx, j, s, log, p, x)
-	for attempt := 1; errors.Is(err, jetstream.ErrUnreadable) || errors.Is(err, errShort); attempt++ {
+	for attempt := 1; errors.Is(err, jetstream.ErrUnreadable); attempt++ {
 		if attempt == joinAttempts {
 			return beginAnew(ctx, j, log, x, err)
 		}
@@ -91,7 +91,7 @@ func beginAnew(ctx context.Context, j Followed, log *slog.Logger, x *index.Index
 	if err := j.Mark(ctx); err != nil {
 		return err
 	}
-	return j.Load(ctx, func(e jetstream.Entry) error { return x.ApplyBody(e.Seq, e.Body) })
+	return j.Load(ctx, 0, func(e jetstream.Entry) error { return x.ApplyBody(e.Seq, e.Body) })
 }
 
 // noPipeline is the pipeline of a process that reads no engines.

@@ -154,8 +154,21 @@ func (d *durable) registrations() recovery.Registrations {
 }
 
 func (d *durable) isStalled(now time.Time) bool {
-	since := d.Stalled()
-	return !since.IsZero() && now.Sub(since) > stallTime
+	for _, since := range []time.Time{d.Stalled(), d.isolatedSince()} {
+		if !since.IsZero() && now.Sub(since) > stallTime {
+			return true
+		}
+	}
+	return false
+}
+
+// isolatedSince returns since when the servers have accepted no heartbeats. An instance that owns no workers has no appends that
+// would show it.
+func (d *durable) isolatedSince() time.Time {
+	if d.member == nil {
+		return time.Time{}
+	}
+	return d.member.IsolatedSince()
 }
 
 // recover recovers the state from a durable journal, and creates what reads the engines. It returns the
