@@ -70,7 +70,7 @@ func (c *Config) fields() mapping {
 			{"certificates", fileName(&c.CertificatesFile, ingestconfig.Printable),
 				"File of the roles of client certificates: ROLE NAME per line, where NAME is a URI, a DNS name or the common name in the certificate. Without it, each certificate that tls.client_ca verifies has the role router. Read again when it changes."},
 			{"open_registration", boolean(&c.Server.OpenRegistration, false),
-				"Let everyone who reaches the gRPC port register and deregister workers. Without it, that needs a token or a certificate with the role operator."},
+				"Without tokens and client certificates, let everyone who reaches the gRPC port register and deregister workers. Otherwise that needs the role operator."},
 		}, ""},
 		{"tls", mapping{
 			{"cert", fileName(&c.CertFile, ingestconfig.Printable),

@@ -29,13 +29,15 @@ type credentials struct {
 
 // loadCredentials loads the files for the first time, and sets up the server's configuration.
 func loadCredentials(c *config.Config, log *slog.Logger) (*credentials, error) {
+	r := &credentials{cfg: c, log: log}
+	before, _ := r.sum() // LoadCredentials has the error
 	loaded, err := c.LoadCredentials()
 	if err != nil {
 		return nil, err
 	}
-	r := &credentials{cfg: c, log: log}
-	r.seen, _ = r.sum() // if a file cannot be read now, it is loaded again
-	r.used = r.seen
+	if r.seen, err = r.sum(); err == nil && r.seen == before {
+		r.used = r.seen
+	}
 	c.Server.Access, c.Server.NoReflection = loaded.Access, !c.Reflection
 	if loaded.TLS == nil {
 		return r, nil
@@ -51,10 +53,17 @@ func loadCredentials(c *config.Config, log *slog.Logger) (*credentials, error) {
 	return r, nil
 }
 
-// sum returns a hash of the contents of all files.
+// sum returns a hash of the contents of all files. Pipes, which can be read once, count as empty.
 func (r *credentials) sum() ([sha256.Size]byte, error) {
 	h := sha256.New()
 	for _, name := range r.cfg.CredentialFiles() {
+		info, err := os.Stat(name)
+		if err != nil {
+			return [sha256.Size]byte{}, err
+		}
+		if !info.Mode().IsRegular() {
+			continue
+		}
 		text, err := os.ReadFile(name)
 		if err != nil {
 			return [sha256.Size]byte{}, err
@@ -98,16 +107,15 @@ func (r *credentials) reload(s *server.Server) error {
 	if !stable || sum == r.used {
 		return nil
 	}
-	loaded, err := r.cfg.LoadCredentials()
-	if err != nil {
-		r.used = sum
-		r.log.Error("changed tokens or certificates cannot be used; the former stay in use", "error", err)
-		return nil
-	}
+	loaded, loadErr := r.cfg.LoadCredentials()
 	if again, err := r.sum(); err != nil || again != sum {
 		return err // they change at this moment
 	}
 	r.used = sum
+	if loadErr != nil {
+		r.log.Error("changed tokens or certificates cannot be used; the former stay in use", "error", loadErr)
+		return nil
+	}
 	s.SetAccess(loaded.Access)
 	if loaded.TLS != nil {
 		r.tls.Store(loaded.TLS)

@@ -58,7 +58,6 @@ func (c *Command) Run(ctx context.Context, line *kong.Context, p cli.Process) er
 		return cfg.Write(p.Out, from)
 	}
 	log := newLogger(p.Err, cfg)
-	limitMemory(log)
 	switch {
 	case !cfg.IngestsEngines:
 		log.Info("serving what another server writes to the journal: no engines are read", "journal", cfg.Journal.Store, "stream", cfg.Journal.Stream)

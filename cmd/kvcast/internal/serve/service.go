@@ -73,8 +73,15 @@ type Service struct {
 // Open creates the parts and opens their ports. On an error, no port stays open. Open sets the loggers, metrics and
 // budgets in the configuration. With a durable journal, Run creates pipeline and ingest after the recovery.
 func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, err error) {
+	loaded, err := loadCredentials(c, log)
+	if err != nil {
+		return nil, cli.UsageError{Err: err}
+	}
+	limitMemory(log)
+	warnIfOpen(c, log)
 	s := &Service{
-		cfg: c, log: log, registry: prometheus.NewRegistry(), serving: make(chan struct{}), assembled: make(chan struct{}),
+		credentials: loaded,
+		cfg:         c, log: log, registry: prometheus.NewRegistry(), serving: make(chan struct{}), assembled: make(chan struct{}),
 		registered: make(chan struct{}),
 	}
 	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
@@ -96,10 +103,6 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	}
 	s.follower = index.NewFollower(s.journal, index.New(), newIndexMetrics(s.registry, s))
 
-	if s.credentials, err = loadCredentials(c, log); err != nil {
-		return nil, cli.UsageError{Err: err}
-	}
-	warnIfOpen(c, log)
 	if c.TracingEndpoint != "" {
 		s.tracing, err = tracing.Start(ctx, tracing.Config{Endpoint: c.TracingEndpoint, SampleRatio: c.TracingRatio, Version: cli.Version(), Log: log})
 		if err != nil {
@@ -247,7 +250,7 @@ func (s *Service) Run(ctx context.Context) error {
 		errs = append(errs, <-adminDone)
 	}
 	stopReloading()
-	<-reloadDone
+	errs = append(errs, within(discoveryStopTimeout, reloadDone, errors.New("stop reading tokens and certificates: a file takes too long")))
 	s.stopTracing(beyond)
 	s.log.Info("stopped")
 	return errors.Join(errs...)
