@@ -50,7 +50,8 @@ LABEL org.opencontainers.image.title="kvcast" \
 	org.opencontainers.image.licenses="Apache-2.0" \
 	org.opencontainers.image.version="$VERSION" \
 	org.opencontainers.image.revision="$REVISION"
-# The loopback address of a container cannot be reached by probes and Prometheus.
+# The loopback address of a container cannot be reached by probes and Prometheus. The variable overrides the configuration
+# file: set KVCAST_ADMIN to another address, or to nothing for no admin port.
 ENV KVCAST_ADMIN=:9464
 EXPOSE 5557 9464 50051
 USER 65532:65532

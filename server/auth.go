@@ -101,8 +101,8 @@ func parseRoles(name, value string, text []byte, add func(role Role, value strin
 // maxCertificateName bounds a name in a certificates file, in bytes. DNS names have at most 253, SPIFFE ids 2048.
 const maxCertificateName = 2048
 
-// Certificates are the roles of client certificates, by a name in them: a URI, a DNS name, or the common name of the
-// subject. Certificates are immutable.
+// Certificates are the roles of client certificates, by a name in them: a URI or a DNS name, or, if a certificate has neither,
+// the common name of its subject. Certificates are immutable.
 type Certificates struct {
 	roles map[string]Role
 }
@@ -139,13 +139,15 @@ func (c *Certificates) role(cert *x509.Certificate) (Role, bool) {
 	return "", false
 }
 
+// certificateNames returns the names that count. CAs that restrict URIs and DNS names may permit any common name, so it counts
+// alone only, and never as a URI.
 func certificateNames(cert *x509.Certificate) []string {
 	var names []string
 	for _, uri := range cert.URIs {
 		names = append(names, uri.String())
 	}
 	names = append(names, cert.DNSNames...)
-	if cert.Subject.CommonName != "" {
+	if len(names) == 0 && cert.Subject.CommonName != "" && !strings.Contains(cert.Subject.CommonName, "://") {
 		names = append(names, cert.Subject.CommonName)
 	}
 	return names

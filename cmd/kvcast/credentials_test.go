@@ -61,7 +61,8 @@ func TestClientCertificatesAreRoles(t *testing.T) {
 		router, operator codes.Code
 	}{
 		{"any certificate", nil, func() (string, string) { return ca.Issue("anyone") }, codes.OK, codes.PermissionDenied},
-		{"listed by its common name", listed, func() (string, string) { return ca.Issue("gateway", "else.example.com") }, codes.OK, codes.PermissionDenied},
+		{"listed by its common name", listed, func() (string, string) { return ca.Issue("gateway") }, codes.OK, codes.PermissionDenied},
+		{"common name beside another name", listed, func() (string, string) { return ca.Issue("gateway", "else.example.com") }, codes.Unauthenticated, codes.Unauthenticated},
 		{"listed by its DNS name", listed, func() (string, string) { return ca.Issue("gateway", "ops.example.com") }, codes.OK, codes.NotFound},
 		{"not listed", listed, func() (string, string) { return ca.Issue("anyone") }, codes.Unauthenticated, codes.Unauthenticated},
 		{"of another CA", nil, func() (string, string) { return otherCA.Issue("gateway") }, codes.Unavailable, codes.Unavailable},

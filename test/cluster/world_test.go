@@ -29,7 +29,7 @@ const (
 	// partitions of one server or two, 4 s to 8 s if all are killed, 0.1 s to 12 s after a fault of a NATS server, since NATS
 	// elects a leader after 4 s to 9 s, and 0.2 s after a planned shutdown, but 7 s when NATS servers had just started. With a
 	// load of 15: up to 28 s.
-	takeOverLimit = time.Minute
+	takeOverLimit = harness.Timeout
 	// idleTimeout is after how long routers leave a server that says nothing.
 	idleTimeout = 5 * time.Second
 )

@@ -68,7 +68,7 @@ func (c *Config) fields() mapping {
 			{"tokens", fileName(&c.TokensFile, ingestconfig.Printable),
 				"File of the tokens that calls must carry: ROLE TOKEN per line, where ROLE is router or operator; # starts a comment. Read again when it changes."},
 			{"certificates", fileName(&c.CertificatesFile, ingestconfig.Printable),
-				"File of the roles of client certificates: ROLE NAME per line, where NAME is a URI, a DNS name or the common name in the certificate. Without it, each certificate that tls.client_ca verifies has the role router. Read again when it changes."},
+				"File of the roles of client certificates: ROLE NAME per line, where NAME is a URI or a DNS name in the certificate, or the common name of one that has neither. Without it, each certificate that tls.client_ca verifies has the role router. Read again when it changes."},
 			{"open_registration", boolean(&c.Server.OpenRegistration, false),
 				"Without tokens and client certificates, let everyone who reaches the gRPC port register and deregister workers. Otherwise that needs the role operator."},
 		}, ""},
