@@ -15,7 +15,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
-	"github.com/kvcast/kvcast/test/harness"
 )
 
 // stream is the name of the stream, and subjects are those of its entries.
@@ -49,65 +48,91 @@ type worker struct {
 func readOwners(t *testing.T, js jetstream.JetStream) *owners {
 	t.Helper()
 	o := &owners{changed: make(chan struct{}), workers: make(map[string]*worker)}
-	s, err := js.Stream(harness.Context(t), stream)
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	t.Cleanup(func() { cancel(); <-done })
 	go func() {
 		defer close(done)
-		o.read(ctx, s)
+		for ctx.Err() == nil {
+			o.read(ctx, js)
+		}
 	}()
 	return o
 }
 
-// pollInterval is the wait for the next entry.
-const pollInterval = 10 * time.Millisecond
+// readWait is how long the reader waits for entries, and for the NATS servers.
+const readWait = time.Second
 
-// read requests one entry after the other: consumers do not always continue after the loss of NATS servers.
-func (o *owners) read(ctx context.Context, s jetstream.Stream) {
+// read reads entries by a consumer until none come for a while: consumers do not survive each loss of NATS servers.
+func (o *owners) read(ctx context.Context, js jetstream.JetStream) {
+	creating, cancel := context.WithTimeout(ctx, readWait)
+	defer cancel()
+	c, err := js.CreateConsumer(creating, stream, jetstream.ConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: o.last + 1, AckPolicy: jetstream.AckNonePolicy,
+		FilterSubject: subjects + ">", MemoryStorage: true, Replicas: 1, InactiveThreshold: 5 * readWait,
+	})
+	if err != nil {
+		<-creating.Done() // no server answers
+		return
+	}
 	for ctx.Err() == nil {
-		asking, cancel := context.WithTimeout(ctx, time.Second)
-		m, err := s.GetMsg(asking, o.last+1)
-		cancel()
-		if err != nil { // there is no such entry yet, or no server answers
-			<-time.After(pollInterval)
-			continue
+		batch, err := c.Fetch(1000, jetstream.FetchMaxWait(readWait))
+		if err != nil {
+			return
 		}
-		o.mu.Lock()
-		if err := o.entry(m); err != nil && o.err == nil {
-			o.err = err
+		count := 0
+		for m := range batch.Messages() {
+			count++
+			if !o.receive(m) {
+				return
+			}
 		}
-		close(o.changed)
-		o.changed = make(chan struct{})
-		o.mu.Unlock()
+		if count == 0 {
+			return
+		}
 	}
 }
 
-func (o *owners) entry(m *jetstream.RawStreamMsg) error {
-	seq := m.Sequence
+// receive handles the next entry. It returns false for another one, unless the entries before it are not in the stream any more.
+func (o *owners) receive(m jetstream.Msg) bool {
+	meta, err := m.Metadata()
+	if err != nil || meta.Sequence.Stream != o.last+1 && meta.Sequence.Consumer > 1 {
+		return false
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if err := o.entry(meta.Sequence.Stream, m); err != nil && o.err == nil {
+		o.err = err
+	}
+	close(o.changed)
+	o.changed = make(chan struct{})
+	return true
+}
+
+func (o *owners) entry(seq uint64, m jetstream.Msg) error {
+	if seq != o.last+1 {
+		return fmt.Errorf("the entries %d to %d were removed before they were read, or are missing", o.last+1, seq-1)
+	}
 	o.last = seq
-	name := strings.TrimPrefix(m.Subject, subjects)
+	name := strings.TrimPrefix(m.Subject(), subjects)
 	w := o.workers[name]
 	if w == nil {
 		w = &worker{}
 		o.workers[name] = w
 	}
-	if record := m.Header.Get("Kvcast-Owner"); record != "" {
+	if record := m.Headers().Get("Kvcast-Owner"); record != "" {
 		return o.record(seq, name, w, record)
 	}
 	if w.owner == "" || w.released {
 		return fmt.Errorf("entry %d of %s was appended while nobody had claimed it", seq, name)
 	}
-	if batch := m.Header.Get("Nats-Batch-Id"); batch != "" {
+	if batch := m.Headers().Get("Nats-Batch-Id"); batch != "" {
 		o.batches++
 		if writer, _, _ := strings.Cut(batch, "-"); writer != w.owner {
 			return fmt.Errorf("entry %d of %s was appended by %s; the owner is %s", seq, name, writer, w.owner)
 		}
 	}
-	fields := strings.Split(m.Header.Get("Kvcast"), " ")
+	fields := strings.Split(m.Headers().Get("Kvcast"), " ")
 	if len(fields) != 3 {
 		return fmt.Errorf("entry %d has header %q", seq, fields)
 	}
@@ -116,7 +141,7 @@ func (o *owners) entry(m *jetstream.RawStreamMsg) error {
 		return err
 	}
 	var e kvcastv1.Entry
-	if err := proto.Unmarshal(m.Data[:len(m.Data)-state], &e); err != nil {
+	if err := proto.Unmarshal(m.Data()[:len(m.Data())-state], &e); err != nil {
 		return fmt.Errorf("entry %d: %w", seq, err)
 	}
 	for _, ev := range e.GetEvents() {
