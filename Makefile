@@ -76,7 +76,7 @@ restarts: ## Kill a server at KILLS (200) random points and at each kind of file
 	$(go) test -count 1 -timeout 120m -parallel 5 -v ./test/restart -kills $(KILLS) -lossless -faults 1000 $(ARGS)
 
 cluster: ## Kill, pause and isolate servers that share a journal in NATS servers, at random for MINUTES (10) with SEED (1), and check that nothing is lost; ARGS are further flags, such as -logs=DIR.
-	$(go) test $(race) -count 1 -timeout 0 -v -run WorkersAreTakenOver ./test/cluster -minutes $(MINUTES) -seed $(SEED) $(ARGS)
+	$(go) test $(race) -count 1 -timeout 0 -v -run 'WorkersAreTakenOver|ShorterStream' ./test/cluster -minutes $(MINUTES) -seed $(SEED) $(ARGS)
 
 fuzz: ## Fuzz the decoders and encoders, each target for FUZZTIME (20s).
 	@for package in ./ingest/wire ./internal/zmtp ./pipeline ./pipeline/consolidate ./server/match; do \

@@ -218,6 +218,8 @@ func (l *loader) handle(ctx context.Context, m *nats.Msg) error {
 	switch seq := meta.Sequence.Stream; {
 	case meta.Sequence.Consumer != l.delivered:
 		return fmt.Errorf("interrupted at entry %d: deliveries were lost", l.next)
+	case seq < l.next: // from a consumer that was created while servers started
+		return fmt.Errorf("interrupted at entry %d: the consumer begins with entry %d", l.next, seq)
 	case seq != l.next:
 		if removed, err := l.isRemoved(ctx); removed || err != nil {
 			return errors.Join(fmt.Errorf("entry %d is missing: another process has removed it: %w", l.next, ErrPurged), err)

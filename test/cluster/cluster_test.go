@@ -36,9 +36,6 @@ var faults = []fault{
 	{"partition from NATS", (*world).partitionFromNATS},
 	{"partition from the engines", (*world).partitionFromEngines},
 	{"stop a NATS server", (*world).stopNATS},
-	{"kill a NATS server", (*world).killNATS},
-	{"pause a NATS server", (*world).pauseNATS},
-	{"kill two of three NATS servers", (*world).killMajority},
 	{"shutdown", (*world).shutdown},
 	{"kill two", (*world).killTwo},
 	{"kill all", (*world).killAll},
@@ -52,6 +49,9 @@ var combinations = []fault{
 	{"kill one while a NATS server is stopped", (*world).killWithoutNATSServer},
 	{"kill one that starts", (*world).killStarting},
 	{"pause for longer than heartbeats are kept", (*world).pauseLong},
+	{"kill a NATS server", (*world).killNATS},
+	{"pause a NATS server", (*world).pauseNATS},
+	{"kill two of three NATS servers", (*world).killMajority},
 }
 
 // TestWorkersAreTakenOver makes each fault happen, and then, for as long as -minutes says, faults at random.

@@ -93,10 +93,12 @@ func (o *owners) read(ctx context.Context, js jetstream.JetStream) {
 	}
 }
 
-// receive handles the next entry. It returns false for another one, unless the entries before it are not in the stream any more.
+// receive handles the next entry. It returns false for another one: a consumer that is created while NATS servers start may
+// begin elsewhere.
 func (o *owners) receive(m jetstream.Msg) bool {
 	meta, err := m.Metadata()
-	if err != nil || meta.Sequence.Stream != o.last+1 && meta.Sequence.Consumer > 1 {
+	if err != nil || meta.Sequence.Stream != o.last+1 {
+		<-time.After(readWait / 10)
 		return false
 	}
 	o.mu.Lock()
@@ -110,9 +112,6 @@ func (o *owners) receive(m jetstream.Msg) bool {
 }
 
 func (o *owners) entry(seq uint64, m jetstream.Msg) error {
-	if seq != o.last+1 {
-		return fmt.Errorf("the entries %d to %d were removed before they were read, or are missing", o.last+1, seq-1)
-	}
 	o.last = seq
 	name := strings.TrimPrefix(m.Subject(), subjects)
 	w := o.workers[name]
