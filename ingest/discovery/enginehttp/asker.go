@@ -119,8 +119,11 @@ func (a *Asker) update(ctx context.Context, workers []config.Worker, rejected di
 			continue
 		}
 		e := a.engines[w.Name]
-		if e == nil || !reflect.DeepEqual(e.config, w) {
+		if before := e; e == nil || !reflect.DeepEqual(e.config, w) {
 			e = &engine{config: w, gone: make(chan struct{})}
+			if before != nil { // the worker stays as it was until the engine has answered
+				e.answer, e.answered = before.answer, before.answered
+			}
 			added = append(added, e)
 		}
 		kept[w.Name] = e

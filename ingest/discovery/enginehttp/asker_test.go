@@ -98,3 +98,34 @@ func TestEnginesAreAskedUntilTheyAnswer(t *testing.T) {
 		t.Errorf("logged %d times:\n%s", n, log.String())
 	}
 }
+
+// TestChangedWorkerStaysUntilItsEngineAnswers changes the labels of a worker while its engine does not answer.
+func TestChangedWorkerStaysUntilItsEngineAnswers(t *testing.T) {
+	ctx, cancel := context.WithCancel(harness.Context(t))
+	var isHanging atomic.Bool
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if isHanging.Load() {
+			<-r.Context().Done()
+			return
+		}
+		_, _ = w.Write([]byte(`{"0": ` + vllm("tcp://*:6000", "null") + `}`))
+	}))
+	defer engine.Close()
+	asker := &enginehttp.Asker{Find: func(context.Context) ([]config.Worker, error) {
+		w := config.Worker{Name: "w", HTTP: engine.URL, Sources: []config.Source{{Engine: feed.EngineVLLM, Connect: "tcp://127.0.0.1:5557"}}}
+		if isHanging.Load() {
+			w.Labels = map[string]string{"zone": "a"}
+		}
+		return []config.Worker{w}, nil
+	}}
+	done := make(chan struct{})
+	go func() { defer close(done); asker.FollowAsked(ctx, func() {}) }()
+	defer func() { cancel(); <-done }()
+	for _, hanging := range []bool{false, true} {
+		isHanging.Store(hanging)
+		found, err := asker.FindAsked(ctx)
+		if err != nil || len(found) != 1 || found[0].Sources[0].Connect != "tcp://127.0.0.1:6000" || found[0].Labels != nil {
+			t.Errorf("hanging %t: found %+v, error %v; want the worker as its engine has told it", hanging, found, err)
+		}
+	}
+}
