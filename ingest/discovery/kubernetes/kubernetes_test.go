@@ -289,7 +289,9 @@ func TestOutageOfTheAPIServer(t *testing.T) {
 				}
 				synctest.Wait()
 				isAway.Store(false)
-				time.Sleep(10 * time.Second) // the longest backoff
+				for _, err := f.Find(t.Context()); err != nil; _, err = f.Find(t.Context()) {
+					<-f.changed
+				}
 				f.want(t, "llm/a tcp://10.0.0.1:5557")
 				if log.Len() > 0 {
 					t.Errorf("client-go logged above debug level:\n%s", log.String())
@@ -319,7 +321,8 @@ func (fakePods) IsWatchListSemanticsUnSupported() bool { return true }
 // followed is a source that is followed, and its API server.
 type followed struct {
 	*kubernetes.Source
-	client *fake.Clientset
+	client  *fake.Clientset
+	changed chan struct{} // has an element after a change
 }
 
 // follow follows a source until the test ends.
@@ -330,13 +333,18 @@ func follow(t *testing.T, client *fake.Clientset, s *kubernetes.Source) followed
 	}
 	s.Open()
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
+	done, changed := make(chan struct{}), make(chan struct{}, 1)
 	go func() {
 		defer close(done)
-		s.Follow(ctx, func() {})
+		s.Follow(ctx, func() {
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+		})
 	}()
 	t.Cleanup(func() { cancel(); <-done })
-	return followed{s, client}
+	return followed{s, client, changed}
 }
 
 // want checks the workers and the rejected ones when all changes have been processed.
