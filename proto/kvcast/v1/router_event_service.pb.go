@@ -1520,9 +1520,24 @@ type GetStatusResponse struct {
 	// while the server starts.
 	Instances []*InstanceStatus `protobuf:"bytes,10,rep,name=instances,proto3" json:"instances,omitempty"`
 	// id of the answering server; empty if the journal is not shared.
-	InstanceId    string `protobuf:"bytes,11,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	InstanceId string `protobuf:"bytes,11,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	// Number of snapshots being sent, by Snapshot and Subscribe.
+	Snapshots uint64 `protobuf:"varint,12,opt,name=snapshots,proto3" json:"snapshots,omitempty"`
+	// Number of snapshots that wait for others to end.
+	SnapshotsWaiting uint64 `protobuf:"varint,13,opt,name=snapshots_waiting,json=snapshotsWaiting,proto3" json:"snapshots_waiting,omitempty"`
+	// Number of open Replay streams.
+	Replays uint64 `protobuf:"varint,14,opt,name=replays,proto3" json:"replays,omitempty"`
+	// How many bytes of entries the journal retains at most; 0: it is not known.
+	JournalMaxBytes uint64 `protobuf:"varint,15,opt,name=journal_max_bytes,json=journalMaxBytes,proto3" json:"journal_max_bytes,omitempty"`
+	// How long the journal retains an entry at most, in nanoseconds; 0: it is not known.
+	JournalMaxAgeNano uint64 `protobuf:"varint,16,opt,name=journal_max_age_nano,json=journalMaxAgeNano,proto3" json:"journal_max_age_nano,omitempty"`
+	// Bytes of entries that are not retained any more and still in memory, mostly because slow
+	// subscribers read them.
+	JournalEvictedBytes uint64 `protobuf:"varint,17,opt,name=journal_evicted_bytes,json=journalEvictedBytes,proto3" json:"journal_evicted_bytes,omitempty"`
+	// id of the newest incident, see InspectionService.ListIncidents; 0: there was none.
+	NewestIncidentId uint64 `protobuf:"varint,18,opt,name=newest_incident_id,json=newestIncidentId,proto3" json:"newest_incident_id,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -1632,6 +1647,55 @@ func (x *GetStatusResponse) GetInstanceId() string {
 	return ""
 }
 
+func (x *GetStatusResponse) GetSnapshots() uint64 {
+	if x != nil {
+		return x.Snapshots
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetSnapshotsWaiting() uint64 {
+	if x != nil {
+		return x.SnapshotsWaiting
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetReplays() uint64 {
+	if x != nil {
+		return x.Replays
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetJournalMaxBytes() uint64 {
+	if x != nil {
+		return x.JournalMaxBytes
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetJournalMaxAgeNano() uint64 {
+	if x != nil {
+		return x.JournalMaxAgeNano
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetJournalEvictedBytes() uint64 {
+	if x != nil {
+		return x.JournalEvictedBytes
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetNewestIncidentId() uint64 {
+	if x != nil {
+		return x.NewestIncidentId
+	}
+	return 0
+}
+
 // The status of a server that shares the journal with others. All but live is what it tells by
 // its heartbeats, one in each third of cluster.ttl.
 type InstanceStatus struct {
@@ -1659,7 +1723,9 @@ type InstanceStatus struct {
 	// heartbeat, and is negative if the server is ahead.
 	NewestSeq uint64 `protobuf:"fixed64,10,opt,name=newest_seq,json=newestSeq,proto3" json:"newest_seq,omitempty"`
 	// Number of workers that it ingests.
-	Workers       uint64 `protobuf:"varint,11,opt,name=workers,proto3" json:"workers,omitempty"`
+	Workers uint64 `protobuf:"varint,11,opt,name=workers,proto3" json:"workers,omitempty"`
+	// Whether it reaches no engine that kvcast connects to, and another server does. The others read these engines then.
+	CutOff        bool `protobuf:"varint,12,opt,name=cut_off,json=cutOff,proto3" json:"cut_off,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1769,6 +1835,13 @@ func (x *InstanceStatus) GetWorkers() uint64 {
 		return x.Workers
 	}
 	return 0
+}
+
+func (x *InstanceStatus) GetCutOff() bool {
+	if x != nil {
+		return x.CutOff
+	}
+	return false
 }
 
 // How far a server that starts has read what an earlier run has stored.
@@ -2435,7 +2508,7 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\x0fsnapshot_worker\x18\a \x01(\v2\x19.kvcast.v1.SnapshotWorkerR\x0esnapshotWorker\x12B\n" +
 	"\x0fsnapshot_blocks\x18\b \x03(\v2\x19.kvcast.v1.SnapshotBlocksR\x0esnapshotBlocks\x129\n" +
 	"\fsnapshot_end\x18\t \x01(\v2\x16.kvcast.v1.SnapshotEndR\vsnapshotEnd\"\x12\n" +
-	"\x10GetStatusRequest\"\x85\x03\n" +
+	"\x10GetStatusRequest\"\xa9\x05\n" +
 	"\x11GetStatusResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\tR\x05epoch\x12\x1d\n" +
 	"\n" +
@@ -2451,7 +2524,14 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\tinstances\x18\n" +
 	" \x03(\v2\x19.kvcast.v1.InstanceStatusR\tinstances\x12\x1f\n" +
 	"\vinstance_id\x18\v \x01(\tR\n" +
-	"instanceId\"\xb7\x02\n" +
+	"instanceId\x12\x1c\n" +
+	"\tsnapshots\x18\f \x01(\x04R\tsnapshots\x12+\n" +
+	"\x11snapshots_waiting\x18\r \x01(\x04R\x10snapshotsWaiting\x12\x18\n" +
+	"\areplays\x18\x0e \x01(\x04R\areplays\x12*\n" +
+	"\x11journal_max_bytes\x18\x0f \x01(\x04R\x0fjournalMaxBytes\x12/\n" +
+	"\x14journal_max_age_nano\x18\x10 \x01(\x04R\x11journalMaxAgeNano\x122\n" +
+	"\x15journal_evicted_bytes\x18\x11 \x01(\x04R\x13journalEvictedBytes\x12,\n" +
+	"\x12newest_incident_id\x18\x12 \x01(\x04R\x10newestIncidentId\"\xd0\x02\n" +
 	"\x0eInstanceStatus\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x10\n" +
@@ -2465,7 +2545,8 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\n" +
 	"newest_seq\x18\n" +
 	" \x01(\x06R\tnewestSeq\x12\x18\n" +
-	"\aworkers\x18\v \x01(\x04R\aworkers\"d\n" +
+	"\aworkers\x18\v \x01(\x04R\aworkers\x12\x17\n" +
+	"\acut_off\x18\f \x01(\bR\x06cutOff\"d\n" +
 	"\bRecovery\x12\x18\n" +
 	"\aworkers\x18\x01 \x01(\x04R\aworkers\x12\x1f\n" +
 	"\vapplied_seq\x18\x02 \x01(\x06R\n" +

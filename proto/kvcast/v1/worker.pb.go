@@ -511,10 +511,11 @@ type SourceSpec struct {
 	// or llm-d-sim; empty means vllm.
 	Engine string `protobuf:"bytes,1,opt,name=engine,proto3" json:"engine,omitempty"`
 	// ZeroMQ endpoint of the publisher, such as tcp://10.0.0.5:5557. dp rank r is read at
-	// port + r.
+	// port + r. Or the endpoint of a gRPC server that has SubscribeKvEvents, for all dp ranks:
+	// smg://HOST:PORT or openengine://HOST:PORT.
 	Connect string `protobuf:"bytes,2,opt,name=connect,proto3" json:"connect,omitempty"`
 	// ZeroMQ endpoint of the publisher's replay socket; empty if it has none. dp rank r is
-	// at port + r.
+	// at port + r. An engine that is read by gRPC has none.
 	Replay string `protobuf:"bytes,3,opt,name=replay,proto3" json:"replay,omitempty"`
 	// Number of dp ranks, at most 1024; 0 means 1.
 	DpSize uint32 `protobuf:"varint,4,opt,name=dp_size,json=dpSize,proto3" json:"dp_size,omitempty"`
@@ -963,7 +964,16 @@ type SourceStatus struct {
 	// The engine's sequence number of the last applied batch.
 	LastSeq uint64 `protobuf:"varint,7,opt,name=last_seq,json=lastSeq,proto3" json:"last_seq,omitempty"`
 	// How long there has been no connection, in nanoseconds; 0 while there is one.
-	DownNano      uint64 `protobuf:"varint,8,opt,name=down_nano,json=downNano,proto3" json:"down_nano,omitempty"`
+	DownNano uint64 `protobuf:"varint,8,opt,name=down_nano,json=downNano,proto3" json:"down_nano,omitempty"`
+	// The time from the engine's time of the last batch until kvcast received it, in
+	// nanoseconds; absent if no batch has had a time. It includes the difference of the two
+	// clocks, and is negative if the engine's clock is ahead.
+	EngineDelayNano *int64 `protobuf:"varint,9,opt,name=engine_delay_nano,json=engineDelayNano,proto3,oneof" json:"engine_delay_nano,omitempty"`
+	// Number of restarts of the engine since kvcast first read it.
+	Restarts uint64 `protobuf:"varint,10,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	// Number of repairs, replays of batches that were or might have been missing, that brought
+	// all of them since kvcast first read the engine.
+	Repairs       uint64 `protobuf:"varint,11,opt,name=repairs,proto3" json:"repairs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1054,6 +1064,27 @@ func (x *SourceStatus) GetDownNano() uint64 {
 	return 0
 }
 
+func (x *SourceStatus) GetEngineDelayNano() int64 {
+	if x != nil && x.EngineDelayNano != nil {
+		return *x.EngineDelayNano
+	}
+	return 0
+}
+
+func (x *SourceStatus) GetRestarts() uint64 {
+	if x != nil {
+		return x.Restarts
+	}
+	return 0
+}
+
+func (x *SourceStatus) GetRepairs() uint64 {
+	if x != nil {
+		return x.Repairs
+	}
+	return 0
+}
+
 var File_kvcast_v1_worker_proto protoreflect.FileDescriptor
 
 const file_kvcast_v1_worker_proto_rawDesc = "" +
@@ -1116,7 +1147,7 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\n" +
 	"TierBlocks\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvcast.v1.TierR\x04tier\x12\x16\n" +
-	"\x06blocks\x18\x02 \x01(\x04R\x06blocks\"\x84\x02\n" +
+	"\x06blocks\x18\x02 \x01(\x04R\x06blocks\"\x81\x03\n" +
 	"\fSourceStatus\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x1a\n" +
 	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12'\n" +
@@ -1125,7 +1156,12 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x05state\x18\x05 \x01(\x0e2\x16.kvcast.v1.SourceStateR\x05state\x12\x18\n" +
 	"\astarted\x18\x06 \x01(\bR\astarted\x12\x19\n" +
 	"\blast_seq\x18\a \x01(\x04R\alastSeq\x12\x1b\n" +
-	"\tdown_nano\x18\b \x01(\x04R\bdownNano*^\n" +
+	"\tdown_nano\x18\b \x01(\x04R\bdownNano\x12/\n" +
+	"\x11engine_delay_nano\x18\t \x01(\x03H\x00R\x0fengineDelayNano\x88\x01\x01\x12\x1a\n" +
+	"\brestarts\x18\n" +
+	" \x01(\x04R\brestarts\x12\x18\n" +
+	"\arepairs\x18\v \x01(\x04R\arepairsB\x14\n" +
+	"\x12_engine_delay_nano*^\n" +
 	"\vConsolidate\x12\x1b\n" +
 	"\x17CONSOLIDATE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11CONSOLIDATE_DEDUP\x10\x01\x12\x1b\n" +
@@ -1224,6 +1260,7 @@ func file_kvcast_v1_worker_proto_init() {
 		return
 	}
 	file_kvcast_v1_event_proto_init()
+	file_kvcast_v1_worker_proto_msgTypes[6].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -43,6 +43,7 @@ const (
 	IngestCursorRanksField           protowire.Number = 14
 	IngestCursorBeforeFirstField     protowire.Number = 15
 	IngestCursorBeforeLastField      protowire.Number = 16
+	IngestCursorRestoringField       protowire.Number = 17
 
 	EntryStateVersionField       protowire.Number = 1
 	EntryStatePartialField       protowire.Number = 2

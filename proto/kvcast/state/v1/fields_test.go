@@ -52,6 +52,7 @@ func TestFieldNumbersMatchDescriptors(t *testing.T) {
 			"ranks":            statev1.IngestCursorRanksField,
 			"before_first":     statev1.IngestCursorBeforeFirstField,
 			"before_last":      statev1.IngestCursorBeforeLastField,
+			"restoring":        statev1.IngestCursorRestoringField,
 		}},
 	} {
 		message := tt.message.ProtoReflect().Descriptor()

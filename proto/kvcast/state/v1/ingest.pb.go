@@ -467,7 +467,10 @@ type IngestCursor struct {
 	// First seq that was published before first contact.
 	BeforeFirst uint64 `protobuf:"varint,15,opt,name=before_first,json=beforeFirst,proto3" json:"before_first,omitempty"`
 	// Last seq that was published before first contact.
-	BeforeLast    uint64 `protobuf:"varint,16,opt,name=before_last,json=beforeLast,proto3" json:"before_last,omitempty"`
+	BeforeLast uint64 `protobuf:"varint,16,opt,name=before_last,json=beforeLast,proto3" json:"before_last,omitempty"`
+	// Reports whether only a part of a snapshot of the engine's cache was read. Then seq and
+	// batch_age are absent.
+	Restoring     bool `protobuf:"varint,17,opt,name=restoring,proto3" json:"restoring,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -614,6 +617,13 @@ func (x *IngestCursor) GetBeforeLast() uint64 {
 	return 0
 }
 
+func (x *IngestCursor) GetRestoring() bool {
+	if x != nil {
+		return x.Restoring
+	}
+	return false
+}
+
 var File_kvcast_state_v1_ingest_proto protoreflect.FileDescriptor
 
 const file_kvcast_state_v1_ingest_proto_rawDesc = "" +
@@ -656,7 +666,7 @@ const file_kvcast_state_v1_ingest_proto_rawDesc = "" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x14\n" +
 	"\x05topic\x18\x03 \x01(\fR\x05topic\x12\x18\n" +
 	"\aaddress\x18\x04 \x01(\tR\aaddress\x125\n" +
-	"\x06cursor\x18\x05 \x01(\v2\x1d.kvcast.state.v1.IngestCursorR\x06cursor\"\xa1\x04\n" +
+	"\x06cursor\x18\x05 \x01(\v2\x1d.kvcast.state.v1.IngestCursorR\x06cursor\"\xbf\x04\n" +
 	"\fIngestCursor\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x15\n" +
 	"\x03seq\x18\x02 \x01(\x04H\x00R\x03seq\x88\x01\x01\x12 \n" +
@@ -683,7 +693,8 @@ const file_kvcast_state_v1_ingest_proto_rawDesc = "" +
 	"\x05ranks\x18\x0e \x03(\rR\x05ranks\x12!\n" +
 	"\fbefore_first\x18\x0f \x01(\x04R\vbeforeFirst\x12\x1f\n" +
 	"\vbefore_last\x18\x10 \x01(\x04R\n" +
-	"beforeLastB\x06\n" +
+	"beforeLast\x12\x1c\n" +
+	"\trestoring\x18\x11 \x01(\bR\trestoringB\x06\n" +
 	"\x04_seqB\f\n" +
 	"\n" +
 	"_batch_ageB\b\n" +
