@@ -27,7 +27,8 @@ type Sink interface {
 // Lane receives the events of one worker in order. While a call blocks, ingest does not read the worker's sources
 // or the other sources of the same goroutine. ZeroMQ then buffers messages up to its high-water mark.
 type Lane interface {
-	// Batch receives a batch of a source. The seqs of a source grow between restarts. The Batch and its memory
+	// Batch receives a batch of a source. The seqs of a source grow between restarts, except that the batches of a
+	// snapshot, of which the first clears all blocks, have the same seq: that of the last batch that it includes. The Batch and its memory
 	// are only valid until Batch returns.
 	Batch(*Batch)
 	// Gap receives a run of batches of a source that could not be read: they are lost, or the engine published
@@ -63,7 +64,7 @@ type Batch struct {
 	Rank uint32
 	// Seq is the engine seq of the batch.
 	Seq uint64
-	// CopyRule is the same in all batches of a source.
+	// CopyRule is the same in all batches of a source, except those of a snapshot: their stores are counted.
 	CopyRule CopyRule
 	// EngineTime is the time in the batch, or 0 if it has none, and IngestTime the time of its receipt, in
 	// nanoseconds since the Unix epoch.

@@ -38,7 +38,7 @@ func (x *Index) beginCheckpoint(name string) (s Snapshot, state *statev1.IndexWo
 	for _, r := range w.ranks {
 		state.Ranks = append(state.Ranks, &statev1.IndexRank{DpRank: r.number, UsedTiers: uint32(r.usedTiers), LastGap: r.lastGap})
 	}
-	return Snapshot{Seq: x.seq, Worker: state.GetWorker(), index: x}, state, true
+	return Snapshot{Seq: x.seq, Worker: state.GetWorker(), TokenIDs: true, index: x}, state, true
 }
 
 // Restore adds a worker from a checkpoint. An error means that the checkpoint is damaged; part of the
@@ -128,5 +128,6 @@ func (x *Index) Reset() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	empty := New()
+	empty.RetainTokenIDs(x.blocks.TokenIDLimit())
 	x.blocks, x.workers, x.models, x.seq, x.decoder = empty.blocks, empty.workers, empty.models, 0, decoder{}
 }

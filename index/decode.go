@@ -15,7 +15,19 @@ import (
 // it with ApplyEntry.
 type decoder struct {
 	blocks, tokens []uint64
+	ids            []uint32
 	lora           string // the adapter of the last stored event that had one
+	// observe is called with each event that is neither Stored nor Removed; nil: not. origin is that of the event.
+	observe func(Origin, *kvcastv1.RouterEvent)
+	origin  Origin
+}
+
+// Origin is the entry of an event.
+type Origin struct {
+	Worker string
+	Seq    uint64
+	// IngestTime is in nanoseconds since the Unix epoch; 0 if the entry has none.
+	IngestTime int64
 }
 
 // maxHashesKept is how many hashes of each kind the decoder keeps memory for.
@@ -72,6 +84,7 @@ func (x *Index) applyEncodedEntry(seq uint64, b []byte) (times entryTimes, err e
 		case kvcastv1.EntryEventsField:
 			if w == nil {
 				w = x.encodedWorker(name, modelName)
+				x.decoder.origin = Origin{w.name, seq, times.ingest}
 			}
 			if w, err = x.applyEncodedEvent(w, f.Bytes); err != nil {
 				return entryTimes{}, err
@@ -127,6 +140,9 @@ func (x *Index) applyEncodedEvent(w *worker, event []byte) (*worker, error) {
 			if err := proto.Unmarshal(event, &ev); err != nil {
 				return nil, err
 			}
+			if x.decoder.observe != nil {
+				x.decoder.observe(x.decoder.origin, &ev)
+			}
 			return x.applyEvent(w, &ev), nil
 		}
 	}
@@ -137,7 +153,7 @@ func (x *Index) applyEncodedEvent(w *worker, event []byte) (*worker, error) {
 func (x *Index) storeEncoded(r *rank, tier int, b []byte) error {
 	var s radix.Stored
 	d := &x.decoder
-	d.blocks, d.tokens = d.blocks[:0], d.tokens[:0]
+	d.blocks, d.tokens, d.ids = d.blocks[:0], d.tokens[:0], d.ids[:0]
 	for len(b) > 0 {
 		f, rest, err := encode.Next(b)
 		if err != nil {
@@ -158,13 +174,17 @@ func (x *Index) storeEncoded(r *rank, tier int, b []byte) error {
 				d.lora = string(f.Bytes)
 			}
 			s.LoRA = d.lora
-		default: // token ids, or a field of a later version
+		case kvcastv1.StoredTokenIDsField:
+			if x.blocks.RetainsTokenIDs() {
+				d.ids, err = f.AppendUint32s(d.ids)
+			}
+		default: // a field of a later version
 		}
 		if err != nil {
 			return err
 		}
 	}
-	s.Blocks, s.Tokens = d.blocks, d.tokens
+	s.Blocks, s.Tokens, s.TokenIDs = d.blocks, d.tokens, d.ids
 	x.store(r, tier, &s)
 	d.release()
 	return nil
@@ -190,7 +210,7 @@ func (x *Index) removeEncoded(r *rank, tier int, b []byte) error {
 
 // release frees memory that only a very large event needed.
 func (d *decoder) release() {
-	if cap(d.blocks) > maxHashesKept {
-		d.blocks, d.tokens = nil, nil
+	if cap(d.blocks) > maxHashesKept || cap(d.ids) > 16*maxHashesKept {
+		d.blocks, d.tokens, d.ids = nil, nil, nil
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // Journal is what a Follower reads.
@@ -34,6 +35,7 @@ type Follower struct {
 	joined  []byte   // reused by turn
 	times   []entryTimes
 	delays  Delays
+	observe func(Origin, *kvcastv1.RouterEvent)
 
 	applied atomic.Uint64
 	mu      sync.Mutex    // guards changed
@@ -57,6 +59,10 @@ func NewFollower(j Journal, x *Index, delays Delays) *Follower {
 	j.Pin(x.Seq())
 	return f
 }
+
+// Observe makes Run call a function with each event that is neither Stored nor Removed, while it holds the index's lock. The
+// function must not call the index, and must not keep the event. It must be set before Run.
+func (f *Follower) Observe(observe func(Origin, *kvcastv1.RouterEvent)) { f.observe = observe }
 
 // Index returns the index.
 func (f *Follower) Index() *Index { return f.index }
@@ -86,8 +92,12 @@ func (f *Follower) EvictedBytes() int { return f.journal.EvictedBytes() }
 // blocks that were cleared or removed. It returns an error if the journal cannot be read,
 // after which the state is outdated.
 func (f *Follower) Run(ctx context.Context) error {
-	f.applied.Store(f.index.Seq())
-	f.wakeReaders() // the index may have been restored after NewFollower
+	f.index.mu.Lock()
+	f.index.decoder.observe = f.observe // not before: a recovery repeats events
+	f.index.mu.Unlock()
+	if seq := f.index.Seq(); f.applied.Swap(seq) != seq { // the index was restored after NewFollower
+		f.wakeReaders()
+	}
 	reading := context.WithoutCancel(ctx)
 	for {
 		changed, ended := f.journal.Changed(), false

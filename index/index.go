@@ -37,6 +37,17 @@ func New() *Index {
 	return &Index{blocks: radix.New(), workers: make(map[string]*worker), models: make(map[string]*model)}
 }
 
+// RetainTokenIDs makes the index keep the token ids in entries, up to a number of bytes. They are users' prompts. It must be
+// called before the first entry is applied.
+func (x *Index) RetainTokenIDs(maxBytes int64) { x.blocks.RetainTokenIDs(maxBytes) }
+
+// TokenIDBytes returns the memory of token ids.
+func (x *Index) TokenIDBytes() int64 {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return x.blocks.TokenIDBytes()
+}
+
 // Seq returns the seq of the last entry applied.
 func (x *Index) Seq() uint64 {
 	x.mu.RLock()
@@ -120,7 +131,7 @@ func (x *Index) applyEvent(w *worker, ev *kvcastv1.RouterEvent) *worker {
 			x.store(r, tier, &radix.Stored{
 				Parent: s.GetParentHash(), HasParent: s.ParentHash != nil,
 				Blocks: s.GetBlockHashes(), Tokens: s.GetTokensHashes(),
-				LoRA: s.GetLoraName(), BlockSize: s.GetBlockSize(),
+				LoRA: s.GetLoraName(), BlockSize: s.GetBlockSize(), TokenIDs: s.GetTokenIds(),
 			})
 		}
 	case *kvcastv1.RouterEvent_Removed:
@@ -144,6 +155,9 @@ func tierIndex(t uint64) (_ int, ok bool) { return int(t) - 1, t >= 1 && t <= Nu
 func (x *Index) store(r *rank, tier int, s *radix.Stored) {
 	if s.BlockSize != 0 && s.BlockSize != r.worker.blockSize {
 		x.setBlockSize(r.worker, s.BlockSize) // an engine may restart with another block size
+	}
+	if uint64(len(s.TokenIDs)) != uint64(len(s.Blocks))*uint64(s.BlockSize) {
+		s.TokenIDs = nil // of another version, or not of all blocks
 	}
 	r.usedTiers |= 1 << tier
 	x.blocks.Store(r.blocks, tier, *s)

@@ -36,6 +36,8 @@ type Query struct {
 	Worker func(name string) bool
 	// Limit is the maximum number of matches for each prompt; 0: all.
 	Limit int
+	// Walk makes Match set Match.Walk for prompts that are not given by BlockHashes.
+	Walk bool
 }
 
 // Match is the longest prefix of a prompt that a dp rank holds.
@@ -43,11 +45,16 @@ type Match struct {
 	Worker, Model string
 	// Endpoint is the worker's configured address for requests.
 	Endpoint string
-	Rank     uint32
+	// Labels are the worker's. They must not be modified.
+	Labels map[string]string
+	Rank   uint32
 	// Blocks is the number of blocks in the longest prefix, of which each is held in some tier. TierBlocks are the
 	// blocks of the longest prefix held in one tier.
 	Blocks     int
 	TierBlocks [NumTiers]int
+	// Walk is set if Query.Walk is: the longest prefix that can be read tier after tier, without returning to an earlier
+	// one. Walk[t] is the number of blocks read when the tier t, and all before it, have no further block.
+	Walk [NumTiers]int
 	// BlockSize is the number of tokens in a block; 0: unknown.
 	BlockSize uint32
 	// Reasons and GroupsOmitted are as in Rank.
@@ -82,6 +89,7 @@ type hashList struct {
 type candidate struct {
 	*radix.Match
 	rank *rank
+	walk [NumTiers]int
 }
 
 // Match finds the ranks that hold at least the first block of each prompt. It returns the seq at which all answers are
@@ -157,6 +165,7 @@ func (x *Index) appendBlockSizes(sizes []uint32, modelName string) []uint32 {
 // matchPrompt finds the matches of a prompt, which has a list of hashes for each block size.
 func (m *Matches) matchPrompt(x *Index, q *Query, lists []hashList) {
 	out := &m.Prompts[lists[0].prompt]
+	m.matcher.Walk = q.Walk
 	for _, l := range lists {
 		switch p := &q.Prompts[l.prompt]; {
 		case len(p.TokenIDs) > 0:
@@ -171,7 +180,11 @@ func (m *Matches) matchPrompt(x *Index, q *Query, lists []hashList) {
 			f := &m.matcher.Found[i]
 			r := f.Rank.Owner.(*rank)
 			if (l.size == 0 || l.size == r.worker.blockSize) && (q.Worker == nil || q.Worker(r.worker.name)) {
-				m.found = append(m.found, candidate{f, r})
+				c := candidate{Match: f, rank: r}
+				if len(m.matcher.Walks) > 0 {
+					c.walk = m.matcher.Walks[i].Ends
+				}
+				m.found = append(m.found, c)
 			}
 		}
 		slices.SortFunc(m.found, compareCandidates)
@@ -206,8 +219,8 @@ func compareMatches(a, b Match) int {
 func (c candidate) match() Match {
 	w := c.rank.worker
 	return Match{
-		Worker: w.name, Model: w.model, Endpoint: w.added.GetEndpoint(), Rank: c.rank.number,
-		Blocks: c.Blocks, TierBlocks: c.TierBlocks, BlockSize: w.blockSize,
+		Worker: w.name, Model: w.model, Endpoint: w.added.GetEndpoint(), Labels: w.added.GetLabels(), Rank: c.rank.number,
+		Blocks: c.Blocks, TierBlocks: c.TierBlocks, Walk: c.walk, BlockSize: w.blockSize,
 		Reasons: c.rank.reasons, GroupsOmitted: c.rank.groupsOmitted,
 	}
 }

@@ -32,6 +32,21 @@ type modelBlock struct {
 	hashed bool // the content is known
 }
 
+// walk returns the prefix of a prompt that can be read tier after tier.
+func (r *modelRank) walk(tokensHashes []uint64) (ends [index.NumTiers]int) {
+	n := 0
+	for tier := range ends {
+		for n < len(tokensHashes) {
+			if b := r.blocks[pathOf(tokensHashes, n+1)]; b == nil || !b.hashed || b.tiers&(1<<tier) == 0 {
+				break
+			}
+			n++
+		}
+		ends[tier] = n
+	}
+	return ends
+}
+
 // pathOf returns the content of the first n blocks of a prompt.
 func pathOf(tokensHashes []uint64, n int) string { return fmt.Sprint(tokensHashes[:n]) }
 
@@ -233,6 +248,9 @@ func (w *world) want(q *index.Query, p prompt) []index.Match {
 		for tier := range index.NumTiers {
 			m.TierBlocks[tier] = r.prefix(tokens, p.BlockHashes, 1<<tier)
 		}
+		if q.Walk && len(p.BlockHashes) == 0 {
+			m.Walk = r.walk(tokens)
+		}
 		if m.Blocks > 0 {
 			all = append(all, m)
 		}
@@ -255,6 +273,7 @@ func (w *world) drawQuery() (*index.Query, []prompt) {
 	q := &index.Query{
 		Model: rapid.SampledFrom([]string{"m", "m", "n", "", "unknown"}).Draw(t, "model"),
 		Limit: rapid.SampledFrom([]int{0, 0, 1, 2, 9}).Draw(t, "limit"),
+		Walk:  rapid.Bool().Draw(t, "walk"),
 	}
 	if rapid.IntRange(0, 2).Draw(t, "filter") == 0 {
 		wanted := rapid.SampledFrom([]string{"ab", "c", "", "abcd"}).Draw(t, "wanted workers")

@@ -3,6 +3,7 @@ package index
 import (
 	"context"
 	"iter"
+	"math"
 	"sync"
 
 	"google.golang.org/protobuf/proto"
@@ -19,6 +20,8 @@ type Snapshot struct {
 	Seq uint64
 	// Worker is the worker's record at Seq.
 	Worker *kvcastv1.SnapshotWorker
+	// TokenIDs makes Blocks include the token ids that the index retains.
+	TokenIDs bool
 
 	index *Index
 }
@@ -63,12 +66,21 @@ func (w *worker) record() *kvcastv1.SnapshotWorker {
 func (s *Snapshot) Blocks(ctx context.Context, tiers journal.Tiers) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
 		for _, number := range s.Worker.GetAdded().GetRanks() {
-			c := s.copyRank(ctx, number, tiers)
-			if ctx.Err() != nil || !c.encode(s.Worker.GetWorker(), number, yield) {
+			if !s.rankBlocks(ctx, number, tiers, yield) {
 				return
 			}
 		}
 	}
+}
+
+// RankBlocks is Blocks for one rank.
+func (s *Snapshot) RankBlocks(ctx context.Context, rank uint32, tiers journal.Tiers) iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) { s.rankBlocks(ctx, rank, tiers, yield) }
+}
+
+func (s *Snapshot) rankBlocks(ctx context.Context, rank uint32, tiers journal.Tiers, yield func([]byte) bool) bool {
+	c := s.copyRank(ctx, rank, tiers)
+	return ctx.Err() == nil && c.encode(s.Worker.GetWorker(), rank, yield)
 }
 
 // rankCopy is a copy of the blocks of a rank. Blocks are identified by their index in blocks.
@@ -76,6 +88,9 @@ type rankCopy struct {
 	blocks []copiedBlock
 	attrs  []attributes
 	known  map[attributes]uint32 // index in attrs
+	// ids are token ids, if they are wanted. idsAt has for each block the index in ids plus one; 0 if it has none.
+	ids   []uint32
+	idsAt []uint32
 }
 
 type attributes struct {
@@ -109,7 +124,7 @@ func (s *Snapshot) copyRank(ctx context.Context, number uint32, tiers journal.Ti
 	c := &rankCopy{known: make(map[attributes]uint32)}
 	var part []radix.Block
 	for from, first := uint64(0), true; first || from != 0 && ctx.Err() == nil; first = false {
-		part, from = s.scan(number, from, part[:0], c)
+		part, from = s.scan(number, from, part[:0], uint8(tiers>>1), c)
 		for i := range part {
 			if b := &part[i]; b.Tiers&uint8(tiers>>1) != 0 {
 				c.add(b, uint8(tiers>>1))
@@ -119,8 +134,31 @@ func (s *Snapshot) copyRank(ctx context.Context, number uint32, tiers journal.Ti
 	return c
 }
 
-// scan reads a part of a rank.
-func (s *Snapshot) scan(number uint32, from uint64, part []radix.Block, c *rankCopy) (_ []radix.Block, next uint64) {
+// addIDs adds the token ids of a block that is added next.
+func (c *rankCopy) addIDs(x *radix.Index, b *radix.Block) {
+	at, before := uint32(0), len(c.ids)
+	if uint64(before) < math.MaxUint32 {
+		c.ids = x.AppendTokenIDs(c.ids, b)
+	}
+	if len(c.ids)-before == int(b.BlockSize) && b.BlockSize > 0 {
+		at = uint32(before) + 1
+	} else {
+		c.ids = c.ids[:before]
+	}
+	c.idsAt = append(c.idsAt, at)
+}
+
+// idsOf returns the token ids of a block; nil if it has none.
+func (c *rankCopy) idsOf(n uint32) []uint32 {
+	if c.idsAt == nil || c.idsAt[n] == 0 {
+		return nil
+	}
+	from := c.idsAt[n] - 1
+	return c.ids[from : from+c.attrs[c.blocks[n].attr].blockSize]
+}
+
+// scan reads a part of a rank, and adds the token ids of the blocks in some tiers.
+func (s *Snapshot) scan(number uint32, from uint64, part []radix.Block, tiers uint8, c *rankCopy) (_ []radix.Block, next uint64) {
 	x := s.index
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -136,7 +174,16 @@ func (s *Snapshot) scan(number uint32, from uint64, part []radix.Block, c *rankC
 		}
 		c.blocks = make([]copiedBlock, 0, most+most/64)
 	}
-	return x.blocks.Scan(r.blocks, from, part)
+	part, next = x.blocks.Scan(r.blocks, from, part)
+	if !s.TokenIDs || !x.blocks.RetainsTokenIDs() {
+		return part, next
+	}
+	for i := range part {
+		if b := &part[i]; b.Tiers&tiers != 0 {
+			c.addIDs(x.blocks, b)
+		}
+	}
+	return part, next
 }
 
 func (c *rankCopy) add(b *radix.Block, tiers uint8) {
@@ -169,6 +216,8 @@ func (c *rankCopy) attr(a attributes) uint32 {
 const (
 	// snapshotRun is the maximum number of blocks in an event of a snapshot.
 	snapshotRun = 1024
+	// maxRunIDs is the number of token ids beyond which an event of a snapshot has no further block.
+	maxRunIDs = 16 << 10
 	// snapshotBytes is the approximate size of a snapshot's pieces.
 	snapshotBytes = 64 << 10
 	// pieceBytes is the size of a piece and of the events that make the piece exceed snapshotBytes.

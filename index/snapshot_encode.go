@@ -78,6 +78,14 @@ func (c *rankCopy) sort() {
 		sorted[i] = c.blocks[p.block]
 	}
 	c.blocks = sorted
+	if c.idsAt == nil {
+		return
+	}
+	idsAt := make([]uint32, len(c.idsAt))
+	for i, p := range order {
+		idsAt[i] = c.idsAt[p.block]
+	}
+	c.idsAt = idsAt
 }
 
 // link replaces each block's parent hash by the parent's index, if the copy has the parent.
@@ -142,7 +150,7 @@ type snapshotEncoder struct {
 func (e *snapshotEncoder) add(n uint32) bool {
 	b := &e.c.blocks[n]
 	hashed := b.flags&flagTokens != 0
-	if !e.continues(b) {
+	if !e.continues(n) {
 		if !e.flush() {
 			return false
 		}
@@ -157,16 +165,19 @@ func (e *snapshotEncoder) add(n uint32) bool {
 	if hashed {
 		e.run.TokensHashes = append(e.run.TokensHashes, b.tokens)
 	}
+	e.run.TokenIDs = append(e.run.TokenIDs, e.c.idsOf(n)...)
 	return true
 }
 
 // continues reports whether a block belongs to the same event as the block before.
-func (e *snapshotEncoder) continues(b *copiedBlock) bool {
-	if n := len(e.run.BlockHashes); n == 0 || n == snapshotRun || b.flags&flagLinked == 0 || uint32(b.parent) != e.last {
+func (e *snapshotEncoder) continues(next uint32) bool {
+	b := &e.c.blocks[next]
+	if n := len(e.run.BlockHashes); n == 0 || n == snapshotRun || len(e.run.TokenIDs) >= maxRunIDs || b.flags&flagLinked == 0 || uint32(b.parent) != e.last {
 		return false
 	}
 	last := &e.c.blocks[e.last]
-	return b.attr == last.attr && b.tiers == last.tiers && (b.flags^last.flags)&flagTokens == 0
+	return b.attr == last.attr && b.tiers == last.tiers && (b.flags^last.flags)&flagTokens == 0 &&
+		(e.c.idsOf(next) == nil) == (e.c.idsOf(e.last) == nil)
 }
 
 // flush ends the event, and adds it once for each tier that holds its blocks.
@@ -185,7 +196,7 @@ func (e *snapshotEncoder) flush() bool {
 			e.buf = encode.AppendStored(e.buf, kvcastv1.SnapshotBlocksEventsField, head, &e.run)
 		}
 	}
-	e.run.BlockHashes, e.run.TokensHashes = e.run.BlockHashes[:0], e.run.TokensHashes[:0]
+	e.run.BlockHashes, e.run.TokensHashes, e.run.TokenIDs = e.run.BlockHashes[:0], e.run.TokensHashes[:0], e.run.TokenIDs[:0]
 	return len(e.buf) < snapshotBytes || e.send()
 }
 

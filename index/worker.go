@@ -284,6 +284,18 @@ func (x *Index) unsortedWorkers(match func(worker, model string) bool) (all []Wo
 	return all, x.seq
 }
 
+// EachWorker calls a function with the labels and the block size (0: unknown) of each worker of a model, at one seq and without
+// copies. The function must neither call the index nor modify the labels.
+func (x *Index) EachWorker(model string, visit func(labels map[string]string, blockSize uint32)) {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	for _, w := range x.workers {
+		if w.model == model {
+			visit(w.added.GetLabels(), w.blockSize)
+		}
+	}
+}
+
 // Worker returns a worker; ok is false if it does not exist.
 func (x *Index) Worker(name string) (_ Worker, ok bool) {
 	x.mu.RLock()

@@ -130,6 +130,9 @@ func checkModel(t *rapid.T, limits limits, headMask uint64, seen occurrences) {
 			if err := compareMatch(x, pairs, &m, name, prompt, shorter); err != nil {
 				t.Fatal(err)
 			}
+			if err := compareSharing(x, pairs, name); err != nil && !shorter {
+				t.Fatal(err)
+			}
 			for _, p := range pairs {
 				if err := p.compareMatchHashes(x, &m, name, hashes, false); err != nil {
 					t.Fatal(err)

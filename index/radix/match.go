@@ -15,6 +15,9 @@ type Match struct {
 type Matcher struct {
 	// Found has the ranks that hold at least the first block, in no order. It is valid until the next match.
 	Found []Match
+	// Walk makes Match set Walks, which has the walk of each element of Found.
+	Walk  bool
+	Walks []Walk
 	// byRank has for each rank the index in Found, if stamp is that of the match.
 	byRank []candidate
 	stamp  uint32
@@ -22,9 +25,29 @@ type Matcher struct {
 
 type candidate struct{ stamp, index uint32 }
 
+// Walk is the longest prefix of a prompt that a rank can read tier after tier, without returning to an earlier one.
+type Walk struct {
+	// Ends has for each tier the number of blocks read when the tier, and all before it, have no further block.
+	Ends [NumTiers]int
+	tier int // that is being read; NumTiers at the end
+}
+
+// extend extends the walk by the blocks from begin up to end, which the tiers hold.
+func (w *Walk) extend(tiers uint8, begin, end int) {
+	if w.Ends[NumTiers-1] != begin {
+		return
+	}
+	for w.tier < NumTiers && tiers&(1<<w.tier) == 0 {
+		w.tier++
+	}
+	for tier := w.tier; tier < NumTiers; tier++ {
+		w.Ends[tier] = end
+	}
+}
+
 // reset prepares a match among some number of ranks.
 func (m *Matcher) reset(ranks int) {
-	m.Found = m.Found[:0]
+	m.Found, m.Walks = m.Found[:0], m.Walks[:0]
 	if m.stamp++; m.stamp == 0 || len(m.byRank) < ranks {
 		m.byRank = make([]candidate, ranks+ranks/4)
 		m.stamp = 1
@@ -75,6 +98,9 @@ func (m *Matcher) extend(ranks []numbered, holdings []holding, depth, n int) (re
 			}
 			*c = candidate{m.stamp, uint32(len(m.Found))}
 			m.Found = append(m.Found, Match{Rank: rank.rank})
+			if m.Walk {
+				m.Walks = append(m.Walks, Walk{})
+			}
 		}
 		f := &m.Found[c.index]
 		begin, end := depth+int(e.from), depth+min(int(e.to), n)
@@ -82,6 +108,9 @@ func (m *Matcher) extend(ranks []numbered, holdings []holding, depth, n int) (re
 			continue
 		}
 		f.Blocks = end
+		if m.Walk {
+			m.Walks[c.index].extend(rank.rank.tiers(tiers), begin, end)
+		}
 		for ; tiers != 0; tiers &= tiers - 1 {
 			if tier := rank.tiers[bits.TrailingZeros8(tiers)]; f.TierBlocks[tier] == begin {
 				f.TierBlocks[tier] = end

@@ -10,6 +10,7 @@ import (
 type run struct {
 	tokens   []uint64
 	holdings []holding // ascending by rank, then from
+	ids      tokenIDs
 	// first is the memory of holdings while there is one, which saves a cache miss.
 	first [1]holding
 	// after is the block that the run follows; its run is 0 for a root.
@@ -221,8 +222,9 @@ func (r *run) needed() uint32 {
 }
 
 // truncate drops the blocks from an offset on.
-func (r *run) truncate(blocks uint32) {
+func (r *run) truncate(blocks uint32, t *tree) {
 	if r.tokens = r.tokens[:blocks]; cap(r.tokens) > 4*len(r.tokens)+minTokens {
 		r.tokens = slices.Clone(r.tokens)
 	}
+	t.truncateIDs(r, blocks)
 }

@@ -14,6 +14,8 @@ type Stored struct {
 	LoRA string
 	// BlockSize is in tokens; 0 if unknown.
 	BlockSize uint32
+	// TokenIDs are the tokens of all blocks, the same number for each; none if they are unknown.
+	TokenIDs []uint32
 }
 
 // Store adds blocks of a rank in a tier, which is below NumTiers. Consecutive new blocks of a run are added to the tree at
@@ -40,8 +42,12 @@ func (x *Index) Store(r *Rank, tier int, s Stored) {
 			x.tree.hold(held, r.number, bit)
 			held = stretch{}
 			before, placed = x.storeBlock(r, tier, b, attr, e, existed, before, placed)
+			if placed && b.HasTokens && x.tree.run(before.run).tokens[before.offset] == b.Tokens {
+				x.tree.retain(before, s.idsOf(i))
+			}
 		} else {
 			before = x.tree.place(before, s.Tokens[i:])
+			x.tree.retain(before, s.idsOf(i))
 			e.Value = slot{b.Parent, newTag(bit, b.HasParent, attr).withPlace(before)}
 			r.attrs.Use(attr)
 			r.count(tier, h)

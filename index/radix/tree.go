@@ -30,6 +30,7 @@ type tree struct {
 	// unheld has the numbers of the unheld runs, oldest first, and of runs that were unheld.
 	unheld                   []uint32
 	unheldRuns, detachedRuns int // numbers of such runs
+	retained                 retained
 }
 
 func newTree() tree {
@@ -70,6 +71,7 @@ func (t *tree) drop(id uint32) {
 	if r.detached {
 		t.detachedRuns--
 	}
+	t.dropIDs(r)
 	*r = run{queued: r.queued}
 	t.free = append(t.free, id)
 }
@@ -210,7 +212,7 @@ func (t *tree) trim(id uint32) {
 			return
 		}
 		if needed > 0 {
-			r.truncate(needed)
+			r.truncate(needed, t)
 			return
 		}
 		after := t.detach(id)

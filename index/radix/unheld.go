@@ -42,6 +42,7 @@ func (t *tree) forgetUnheld(most int) {
 		t.unheldRuns--
 		t.detachedRuns++
 		after := t.detach(id)
+		t.dropIDs(r)
 		r.tokens, r.after, r.detached = nil, position{}, true
 		t.trim(after)
 	}

@@ -55,3 +55,31 @@ func (f *Field) AppendFixed64s(to []uint64) ([]uint64, error) {
 	}
 	return to, nil
 }
+
+// AppendUint32s appends the elements of a repeated uint32, packed or not. A field of another type has none.
+func (f *Field) AppendUint32s(to []uint32) ([]uint32, error) {
+	if f.Type == protowire.VarintType {
+		return append(to, uint32(f.Value)), nil
+	}
+	for b := f.Bytes; len(b) > 0; { // most token ids take one to three bytes
+		switch {
+		case b[0] < 0x80:
+			to = append(to, uint32(b[0]))
+			b = b[1:]
+		case len(b) > 1 && b[1] < 0x80:
+			to = append(to, uint32(b[0]&0x7f)|uint32(b[1])<<7)
+			b = b[2:]
+		case len(b) > 2 && b[2] < 0x80:
+			to = append(to, uint32(b[0]&0x7f)|uint32(b[1]&0x7f)<<7|uint32(b[2])<<14)
+			b = b[3:]
+		default:
+			v, n := protowire.ConsumeVarint(b)
+			if n < 0 {
+				return to, protowire.ParseError(n)
+			}
+			to = append(to, uint32(v))
+			b = b[n:]
+		}
+	}
+	return to, nil
+}

@@ -93,10 +93,8 @@ func (q *Query) decodeField(f *field) (err error) {
 // decodePrompt decodes a field of a Prompt. The elements of its lists are appended to the lists of all prompts.
 func (l *lists) decodePrompt(p *index.Prompt, f *field) (err error) {
 	switch {
-	case f.isBytes(kvcastv1.PromptTokenIDsField):
-		l.tokenIDs, err = appendVarints(l.tokenIDs, f.Bytes)
-	case f.isVarint(kvcastv1.PromptTokenIDsField): // not packed
-		l.tokenIDs = append(l.tokenIDs, uint32(f.Value))
+	case f.isBytes(kvcastv1.PromptTokenIDsField), f.isVarint(kvcastv1.PromptTokenIDsField):
+		l.tokenIDs, err = f.AppendUint32s(l.tokenIDs)
 	case f.Number == kvcastv1.PromptTokensHashesField:
 		l.tokensHashes, err = f.AppendFixed64s(l.tokensHashes)
 	case f.Number == kvcastv1.PromptBlockHashesField:
@@ -152,29 +150,4 @@ func eachField(b []byte, yield func(*field) error) error {
 		}
 	}
 	return nil
-}
-
-// appendVarints appends packed varints. Most token ids take one to three bytes.
-func appendVarints(to []uint32, b []byte) ([]uint32, error) {
-	for len(b) > 0 {
-		switch {
-		case b[0] < 0x80:
-			to = append(to, uint32(b[0]))
-			b = b[1:]
-		case len(b) > 1 && b[1] < 0x80:
-			to = append(to, uint32(b[0]&0x7f)|uint32(b[1])<<7)
-			b = b[2:]
-		case len(b) > 2 && b[2] < 0x80:
-			to = append(to, uint32(b[0]&0x7f)|uint32(b[1]&0x7f)<<7|uint32(b[2])<<14)
-			b = b[3:]
-		default:
-			v, n := protowire.ConsumeVarint(b)
-			if n < 0 {
-				return to, protowire.ParseError(n)
-			}
-			to = append(to, uint32(v))
-			b = b[n:]
-		}
-	}
-	return to, nil
 }
