@@ -10,8 +10,10 @@ import (
 // (2), mechanism (20), as-server (1), filler (31).
 const GreetingBytes = 64
 
+// SignatureBytes is the size of the signature at the beginning of a greeting.
+const SignatureBytes = 10
+
 const (
-	signatureBytes = 10
 	majorAt        = 10
 	minorAt        = 11
 	mechanismAt    = 12
@@ -25,16 +27,16 @@ const (
 // AppendGreeting appends the greeting of ZMTP 3.1 with the NULL mechanism to dst.
 func AppendGreeting(dst []byte) []byte {
 	var g [GreetingBytes]byte
-	g[0], g[signatureBytes-1] = 0xff, 0x7f
+	g[0], g[SignatureBytes-1] = 0xff, 0x7f
 	g[majorAt], g[minorAt] = majorVersion, minorVersion
 	copy(g[mechanismAt:], mechanism)
 	return append(dst, g[:]...)
 }
 
-// checkGreeting checks as much of a greeting as has arrived, so that a peer that waits for
+// CheckGreeting checks as much of a greeting as has arrived, so that a peer that waits for
 // more of ours is refused at its first wrong byte.
-func checkGreeting(in []byte) error {
-	if len(in) > 0 && in[0] != 0xff || len(in) >= signatureBytes && in[signatureBytes-1]&1 == 0 {
+func CheckGreeting(in []byte) error {
+	if len(in) > 0 && in[0] != 0xff || len(in) >= SignatureBytes && in[SignatureBytes-1]&1 == 0 {
 		return &Error{ReasonProtocol, "peer does not speak ZMTP 3.0 or 3.1"}
 	}
 	if len(in) > majorAt && in[majorAt] < majorVersion {

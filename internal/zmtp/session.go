@@ -63,7 +63,10 @@ func setDefault[T int | time.Duration](v *T, def T) {
 type Config struct {
 	Socket SocketType
 	// Topic is the prefix that a SUB socket subscribes to.
-	Topic  string
+	Topic string
+	// Split makes each frame of a message a Message event of its own. Limits.Frames then has no effect, and
+	// Limits.Bytes is of a frame.
+	Split  bool
 	Limits Limits
 }
 
@@ -95,6 +98,8 @@ type Event struct {
 	Frames [KeptFrames][]byte
 	// Count is the number of all frames of the message.
 	Count int
+	// More reports whether the message has further frames, if they are split.
+	More bool
 	// Topic is a view of the bytes given to Next.
 	Topic []byte
 }
@@ -211,7 +216,7 @@ func (s *Session) Need(in []byte) int {
 }
 
 func (s *Session) greeting(in []byte, e *Event) (int, error) {
-	if err := checkGreeting(in[:min(len(in), GreetingBytes)]); err != nil {
+	if err := CheckGreeting(in[:min(len(in), GreetingBytes)]); err != nil {
 		return 0, err
 	}
 	if len(in) < GreetingBytes {
@@ -309,7 +314,8 @@ func (s *Session) message(now time.Time, in []byte, e *Event) (int, error) {
 		}
 		s.frames++
 		s.scanned = to
-		if h.flags&flagMore == 0 {
+		if h.flags&flagMore == 0 || s.config.Split {
+			e.More = h.flags&flagMore != 0
 			s.complete(in, e)
 			return to, nil
 		}

@@ -384,3 +384,43 @@ func FuzzSession(f *testing.F) {
 		}
 	})
 }
+
+// With Config.Split each frame is a message, however many there are.
+func TestSplitMessages(t *testing.T) {
+	s := zmtp.New(zmtp.Config{Socket: zmtp.DEALER, Split: true}, start)
+	peer := newSide(zmtp.Config{Socket: zmtp.ROUTER})
+	self := &side{Session: s, now: start}
+	for range 3 {
+		self.receive(bytes.Clone(peer.Out()))
+		peer.receive(bytes.Clone(self.Out()))
+	}
+	if !s.Established() {
+		t.Fatalf("not established: %v", self.err)
+	}
+	var message []byte
+	for range 99 {
+		message = zmtp.AppendCommand(zmtp.AppendMore(message, []byte("a")), "NOTHING")
+	}
+	message = zmtp.AppendMessage(message, []byte("b"))
+	var more, last int
+	for len(message) > 0 {
+		var e zmtp.Event
+		n, err := s.Next(start, message, &e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		message = message[n:]
+		switch {
+		case e.Kind != zmtp.Message:
+		case e.Count != 1:
+			t.Fatalf("message of %d frames", e.Count)
+		case e.More && string(e.Frames[0]) == "a":
+			more++
+		case !e.More && string(e.Frames[0]) == "b":
+			last++
+		}
+	}
+	if more != 99 || last != 1 {
+		t.Errorf("%d frames with others after them and %d without, want 99 and 1", more, last)
+	}
+}
