@@ -8,6 +8,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/sequence"
 	"github.com/kvcast/kvcast/ingest/transport"
+	"github.com/kvcast/kvcast/ingest/transport/enginegrpc"
 )
 
 // lookUpTimeout bounds the resolution of a host name.
@@ -34,6 +35,7 @@ type attempt struct {
 	id      sequence.ConnectionID
 	address string
 	state   attemptState
+	resumed bool // of the established connection: see transport.Event
 	// A replacement is read by await until it is used or closed. stopAwait closes stopping, and
 	// await closes awaited.
 	stopping, awaited chan struct{}
@@ -89,12 +91,24 @@ func (l *link) try(ctx context.Context) (*attempt, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := l.worker.shared.transports.Connecting.Subscribe(address, l.topic, l.worker.metrics.onDrop)
+	r, err := l.worker.shared.transports.Subscribe(l.subscription(), address, l.topic, l.worker.metrics.onDrop)
 	if err != nil {
 		return nil, err
 	}
 	l.attempts++
 	return &attempt{Receiver: r, id: l.attempts, address: address}, nil
+}
+
+// subscription returns what is read if the endpoint is that of a gRPC server. The call begins with the last batch read, unless the
+// last connection has shown that it cannot.
+func (l *link) subscription() enginegrpc.Subscription {
+	l.worker.mu.Lock()
+	defer l.worker.mu.Unlock()
+	s := enginegrpc.Subscription{Endpoint: l.endpoint, Rank: l.p.rank, Ranks: l.ranks}
+	if last, ok := l.p.machine.Last(); ok && !l.lost {
+		s.Last = &last
+	}
+	return s
 }
 
 // fail counts and logs an error of an attempt.
@@ -180,7 +194,8 @@ func (l *link) handleEvent(a *attempt, e transport.Event) {
 	switch e.Kind {
 	case transport.Connected:
 		m.inc(connectionsTotal)
-		a.state = attemptEstablished
+		a.state, a.resumed = attemptEstablished, e.Resumed
+		l.lost = false
 	case transport.Failed:
 		a.state = attemptFailed
 		m.inc(connectFailuresTotal)
@@ -192,12 +207,17 @@ func (l *link) handleEvent(a *attempt, e transport.Event) {
 		}
 		a.state = attemptBroken
 		m.inc(disconnectionsTotal)
+		if l.lost = errors.Is(e.Err, transport.ErrLost); l.lost {
+			l.worker.warn(logConnect, time.Now(), "connection ended: its batches cannot be continued", "endpoint", a.address, "error", e.Err)
+		}
 	}
 	if l.current != a {
 		return
 	}
 	if a.established() {
-		l.p.connect(a.id, l.replay)
+		c := l.connection(a.id)
+		c.Resumes = a.resumed
+		l.p.connect(c)
 	} else {
 		l.p.disconnect(a.id)
 	}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/sequence"
 )
 
@@ -48,8 +49,20 @@ func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 			"source", p.source, "rank", p.rank, "grace", w.shared.config.Grace)
 	case sequence.RequestReplay:
 		p.requestReplay(*a.Request)
+	case sequence.RequestSnapshot:
+		p.requestSnapshot(*a.Request)
 	case sequence.CancelReplay:
 		p.endReplay()
+	case sequence.BeginRestore:
+		p.beginRestore(a)
+	case sequence.EndRestore:
+		p.endRestore(now, a)
+	case sequence.AbortRestore:
+		p.abortRestore(in, now, a)
+	case sequence.RejectSnapshot:
+		p.warn(logSnapshot, now, "snapshot not used: it has no batch after the last one read", "snapshot_seq", a.Seq)
+	case sequence.SnapshotFailed:
+		p.warn(logNoSnapshot, now, "no snapshot: batches that no replay brings are reported as lost")
 	case sequence.Reconnect:
 		p.warn(logSilent, now, "reconnecting: the connection is silent")
 		p.reconnect(false)
@@ -61,12 +74,15 @@ func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 		w.metrics.inc(replaysDoneTotal)
 		p.endRepair(nil)
 		if r := a.Repair; r.Batches > 0 {
+			p.status.repairs.Add(1)
+			p.observeRepair(now, a, true)
 			w.inform(logReplayDone, now, "replay done", "source", p.source, "rank", p.rank, "cause", r.Cause.String(),
 				"batches", r.Batches, "requests", r.Requests, "took", now.Sub(r.Began))
 		}
 	case sequence.RepairFailed:
 		w.metrics.inc(replaysFailedTotal)
 		p.endRepair(p.replayErr)
+		p.observeRepair(now, a, false)
 	case sequence.RepairHole:
 		w.inform(logReplayHole, now, "replay has a hole, requesting it again", "source", p.source, "rank", p.rank,
 			"last_seq", a.Seq, "batches", a.Repair.Batches)
@@ -82,6 +98,16 @@ func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 	}
 }
 
+// observeRepair tells the observer that a repair has ended.
+func (p *publisher) observeRepair(now time.Time, a *sequence.Action, complete bool) {
+	if o := p.worker.shared.config.Observer; o != nil {
+		r := a.Repair
+		o.RepairEnded(config.RepairEnd{
+			Worker: p.worker.desc.Name, Rank: p.rank, Cause: r.Cause.String(), Batches: r.Batches, Took: now.Sub(r.Began), Complete: complete,
+		})
+	}
+}
+
 func (p *publisher) endRepair(err error) {
 	if p.repairEnded != nil {
 		p.repairEnded(err)
@@ -90,8 +116,10 @@ func (p *publisher) endRepair(err error) {
 
 // deliver passes a batch to the lane. A malformed batch was reported as lost.
 func (p *publisher) deliver(in *intake, b *sequence.Batch) {
-	p.recordSeq(b.Seq)
-	if b.Replayed {
+	if !b.Restored {
+		p.recordSeq(b.Seq)
+	}
+	if b.Replayed && !b.Restored {
 		p.worker.metrics.inc(replayedTotal)
 	}
 	if b.Malformed {
@@ -121,7 +149,10 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 		GroupsOmitted: in.batch.GroupsOmitted,
 		Progress:      p.progress(true),
 	}
-	if in.batch.HasTime {
+	if b.Restored {
+		in.out.CopyRule = feed.CopyRuleCounted // a snapshot announces nothing
+	}
+	if in.batch.HasTime && !b.Restored {
 		in.out.EngineTime = unixNano(in.batch.Time)
 		p.status.engineDelay.Store(int64(now.Sub(time.Unix(0, in.out.EngineTime)))) // saturates
 	}
@@ -197,6 +228,7 @@ func (p *publisher) reportRestart(now time.Time, a *sequence.Action) {
 	}
 	p.worker.blockSize.Forget() // the engine may have another configuration
 	p.worker.metrics.inc(restartsTotal)
+	p.status.restarts.Add(1)
 	p.forgetIncarnation()
 	for i, r := range p.ranks {
 		p.rules.Reset(r)

@@ -80,6 +80,7 @@ func (v *view) Batch(b *feed.Batch) {
 			}
 			if e.Kind == wire.KindCleared {
 				clear(v.blocks)
+				v.incomplete = false
 			}
 		}
 	})

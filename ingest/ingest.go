@@ -1,4 +1,4 @@
-// Package ingest reads engines' KV-cache events from ZeroMQ.
+// Package ingest reads engines' KV-cache events from ZeroMQ, and from engines that stream them by gRPC.
 //
 // Inputs are the endpoints of engines, to connect to or to bind, which may be added at any time. Outputs
 // are calls of each worker's feed.Lane: each decoded batch once, in the engine's order. Lost batches are
@@ -100,6 +100,7 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 		return nil, err
 	}
 	in.shared.replays = transport.NewRequests(in.shared.transports.Connecting, c.ReplayTimeout, in.shared.metrics.listeners.onDrop, in.shared.metrics.replaysInProgress)
+	in.shared.replays.Frames = in.shared.transports.Snapshots
 	if err := in.open(); err != nil {
 		return nil, errors.Join(err, in.closeListeners(), in.release())
 	}
@@ -222,9 +223,10 @@ func (in *Ingest) worker(c config.Worker) *connectedWorker {
 	}
 	w := &connectedWorker{worker: newWorker(in.shared, desc)}
 	for i, src := range c.Sources {
+		ranks := ranksOfSource(src)
 		for _, e := range src.Endpoints() {
-			status := SourceStatus{Engine: src.Engine, Endpoint: e.Connect, Replay: e.Replay, Rank: e.Rank}
-			l := &link{worker: w.worker, endpoint: status.Endpoint, replay: status.Replay, topic: src.Topic}
+			status := SourceStatus{Engine: src.Engine, Endpoint: e.Connect, Replay: e.Replay, Snapshot: e.Snapshot, Rank: e.Rank}
+			l := &link{worker: w.worker, endpoint: status.Endpoint, replay: status.Replay, snapshot: status.Snapshot, topic: src.Topic, ranks: ranks}
 			l.p = newPublisher(w.worker, i, status, l.reconnect)
 			l.p.copyRule = src.Copies.Rule(src.Engine)
 			// A source with a single rank may be any rank of the worker.
@@ -364,12 +366,18 @@ func (in *Ingest) change(ctx context.Context, change func(context.Context, *runn
 // ranksOf returns the dp ranks of a worker's sources.
 func ranksOf(c config.Worker) (ranks []uint32) {
 	for _, s := range c.Sources {
-		for _, e := range s.Endpoints() {
-			ranks = append(ranks, e.Rank)
-		}
+		ranks = append(ranks, ranksOfSource(s)...)
 	}
 	slices.Sort(ranks)
 	return slices.Compact(ranks)
+}
+
+// ranksOfSource returns the dp ranks of a source.
+func ranksOfSource(s config.Source) (ranks []uint32) {
+	for _, e := range s.Endpoints() {
+		ranks = append(ranks, e.Rank)
+	}
+	return ranks
 }
 
 // Close closes an Ingest whose Run was not called. Otherwise it does nothing, because Run closes

@@ -40,6 +40,8 @@ type intake struct {
 // open makes an engine's message the arrival. ok is false if it is malformed, and why is the reason.
 func (in *intake) open(m transport.Message) (why refusal, ok bool) {
 	switch {
+	case m.Foreign:
+		return refusedForeignRank, false
 	case m.Count != messageFrames:
 		return refusedFrames, false
 	case len(m.Frames[1]) != 8:
@@ -52,6 +54,7 @@ func (in *intake) open(m transport.Message) (why refusal, ok bool) {
 	var epoch []byte
 	in.topic, epoch = wire.CutTopic(m.Frames[0])
 	in.load(epoch, binary.BigEndian.Uint64(m.Frames[1]), m.Frames[2])
+	in.arrival.Partial = m.Partial
 	return 0, true
 }
 
@@ -69,6 +72,14 @@ func (in *intake) load(epoch []byte, seq uint64, payload []byte) {
 	b.Fingerprint.Time = math.Float64bits(in.batch.Time)
 	b.Publisher = in.batch.PublisherID
 	b.Empty = len(in.batch.Events)+len(in.batch.Skipped) == 0
+}
+
+// loadRecords decodes records of a snapshot, and makes them the arrival.
+func (in *intake) loadRecords(payload []byte) {
+	in.arrival = sequence.Batch{}
+	in.decoded = &in.arrival
+	in.batch, in.err = in.decoder.DecodeRecords(payload)
+	in.arrival.Malformed = in.err != nil
 }
 
 // decode decodes a batch unless it is the batch decoded last.
@@ -99,6 +110,8 @@ const (
 	refusedLength
 	// refusedRanks: the worker has feed.MaxRanks dp ranks, or Config.MaxRanks is reached.
 	refusedRanks
+	// refusedForeignRank: the batch is of a dp rank that the source does not have.
+	refusedForeignRank
 	// refusedTopic: the topic matches no pattern of the listener, or does not name a worker.
 	refusedTopic
 	// refusedName: the pod or model in the topic is not a valid name.
@@ -125,6 +138,7 @@ var refusals = [numRefusals]struct{ name, want string }{
 	refusedTopicLength: {"topic_too_long", fmt.Sprintf("a topic of at most %d bytes", config.MaxTopicBytes)},
 	refusedLength:      {"message_too_long", fmt.Sprintf("a payload of at most %d MiB", transport.MaxPayloadBytes>>20)},
 	refusedRanks:       {"too_many_ranks", fmt.Sprintf("at most %d dp ranks a worker, and no more of all workers than MaxRanks", feed.MaxRanks)},
+	refusedForeignRank: {"foreign_rank", "a dp rank of the source: set dp_size to the number of the engine's ranks"},
 	refusedTopic:       {"foreign_topic", topicForm},
 	refusedName:        {"bad_name", "a POD of " + config.AllowedName + ", and a MODEL of " + config.AllowedModel},
 	refusedModel:       {"second_model", "one model for each POD"},

@@ -6,6 +6,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/sequence"
 	"github.com/kvcast/kvcast/ingest/transport"
 )
@@ -26,7 +27,9 @@ type link struct {
 	p        *publisher
 	endpoint string
 	replay   string // endpoint of the replay socket; empty if there is none
+	snapshot string // endpoint of the engine's snapshots; empty if none are used
 	topic    string
+	ranks    []uint32 // all of the source
 	// failures is the number of failed attempts in a row. Only the link's goroutine uses it.
 	failures int
 
@@ -35,7 +38,10 @@ type link struct {
 	current, replacement *attempt
 	// replacementWanted reports whether a replacement is to be opened.
 	replacementWanted bool
-	attempts          sequence.ConnectionID // number of attempts so far
+	// lost reports whether the next connection must not resume: the last one ended with transport.ErrLost, or has shown that the
+	// engine restarted. The worker's mutex guards it.
+	lost     bool
+	attempts sequence.ConnectionID // number of attempts so far
 }
 
 // run reads until ctx is done.
@@ -77,14 +83,22 @@ func (l *link) replace(ctx context.Context) bool {
 	switch {
 	case previous.established() && next.established():
 		now := time.Now()
-		l.p.apply(now, l.p.machine.Replaced(now, sequence.Connection{ID: next.id, Replay: l.replay}))
+		l.p.apply(now, l.p.machine.Replaced(now, l.connection(next.id)))
 	case next.established():
-		l.p.connect(next.id, l.replay)
+		l.p.connect(l.connection(next.id))
 	case previous.established():
 		l.p.disconnect(previous.id)
 	}
 	l.worker.updateConnections()
 	return true
+}
+
+// connection returns a connection of the link.
+func (l *link) connection(id sequence.ConnectionID) sequence.Connection {
+	return sequence.Connection{
+		ID: id, Replay: l.replay, Snapshot: l.snapshot,
+		SnapshotsBegin: l.p.status.initial.Engine == feed.EngineSGLang, // its blocks have no contents
+	}
 }
 
 func (l *link) set(current, replacement *attempt) {
@@ -154,7 +168,7 @@ func (l *link) process(c *transport.Chunk) {
 	n := c.Each(func(e transport.Event) { l.handleEvent(l.current, e) }, func(m transport.Message) {
 		l.worker.enter()
 		if why, ok := in.open(m); ok {
-			l.p.arrive(in, began, l.current.id)
+			l.arrive(in, began)
 		} else {
 			l.worker.refuse(why, began)
 		}
@@ -165,6 +179,18 @@ func (l *link) process(c *transport.Chunk) {
 	}
 	l.worker.metrics.add(messagesTotal, uint64(n))
 	l.worker.shared.metrics.observe(began, n)
+}
+
+// arrive passes the batch that the intake has opened to the publisher. If the first batch of a call that resumes shows a restart, the
+// call is replaced by one that begins with the present state: the first batches of the engine were not asked for. The worker's mutex
+// is held.
+func (l *link) arrive(in *intake, now time.Time) {
+	resuming, restarts := l.p.machine.Resuming(), l.p.status.restarts.Load()
+	l.p.arrive(in, now, l.current.id)
+	if resuming && l.p.status.restarts.Load() != restarts {
+		l.lost = true
+		l.reconnect(false)
+	}
 }
 
 // breakOff closes the connection as if it had broken. The worker's mutex is held.

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/sequence"
 )
 
 // additions is a Sink that counts how often a worker was added to the stream.
@@ -28,7 +29,7 @@ func TestConnectionAddsTheWorkerAgain(t *testing.T) {
 	w.shared.sink = back
 	l := &link{worker: w}
 	l.p = newPublisher(w, 0, SourceStatus{}, l.reconnect)
-	l.p.connect(1, "")
+	l.p.connect(sequence.Connection{ID: 1})
 	l.p.disconnect(1)
 	w.remove(feed.RemovedDisconnected)
 	if w.lane != nil || back.added != 0 {

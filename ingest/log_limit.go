@@ -18,6 +18,9 @@ const (
 	logReplayHole
 	logReplayHost
 	logReplayDone
+	logSnapshot
+	logSnapshotDone
+	logNoSnapshot
 	logSilent
 	logConflict
 	logForeignHost

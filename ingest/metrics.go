@@ -41,6 +41,8 @@ const (
 	replaysDoneTotal
 	replaysFailedTotal
 	replayedTotal
+	snapshotsTotal
+	snapshotsFailedTotal
 	receiveDropsTotal
 	reorderDropsTotal
 	staleTotal
@@ -70,6 +72,8 @@ var counterOpts = [numCounters]struct{ name, label, help string }{
 	replaysDoneTotal:     {"replays_done_total", "", "Repairs that brought everything."},
 	replaysFailedTotal:   {"replays_failed_total", "", "Repairs that were abandoned."},
 	replayedTotal:        {"replayed_batches_total", "", "Batches delivered from replays."},
+	snapshotsTotal:       {"snapshots_total", "", "Snapshots of engines' caches that were used."},
+	snapshotsFailedTotal: {"snapshots_failed_total", "", "Requests for snapshots of engines' caches that failed, or whose snapshot was of no use."},
 	receiveDropsTotal:    {"receive_buffer_dropped_total", "", "Messages dropped because the receive buffer was full. They are requested from the replay socket. Messages to listeners have an empty worker label."},
 	reorderDropsTotal:    {"reorder_buffer_dropped_total", "", "Live batches that did not fit into the reorder buffer. They are requested from the replay socket."},
 	staleTotal:           {"stale_batches_total", "", "Live batches dropped because they are of an earlier incarnation or a closed connection. Without a replay socket they may count as lost, too."},
@@ -99,7 +103,7 @@ func newMetrics(sources *sourceList) *metrics {
 	}
 	m.publishers = gauge("publishers", "Publishers, one for each source and dp rank, by state.")
 	m.replaysInProgress = gauge("replays_in_progress",
-		"Requests to replay sockets, by state: waiting for a slot, waiting for the first reply, or being read.")
+		"Requests to replay sockets, by state: waiting for a slot, waiting for the first reply, being read, or for a snapshot.")
 	m.peersRejected = factory.NewCounterVec(prometheus.CounterOpts{
 		Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: "peers_rejected_total",
 		Help: "Peers of listeners that were disconnected because of what they sent or because of a limit, by reason.",

@@ -88,7 +88,7 @@ func (ps *peers) arrive(p *publisher, c *peer, in *intake, now time.Time) {
 			delete(dropped.publishers, p) // the machine keeps two connections
 		}
 		c.publishers[p] = struct{}{}
-		p.connect(id, p.replayOf(c))
+		p.connect(sequence.Connection{ID: id, Replay: p.replayOf(c)})
 		p.worker.updateConnections()
 	}
 	p.arrive(in, now, id)

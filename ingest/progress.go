@@ -74,6 +74,10 @@ func (p *publisher) appendCursor(b []byte) []byte {
 		b = protowire.AppendTag(b, statev1.IngestCursorBeforeLastField, protowire.VarintType)
 		b = protowire.AppendVarint(b, p.before.last)
 	}
+	if c.Restoring {
+		b = protowire.AppendTag(b, statev1.IngestCursorRestoringField, protowire.VarintType)
+		b = protowire.AppendVarint(b, 1)
+	}
 	return b
 }
 

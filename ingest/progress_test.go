@@ -33,10 +33,10 @@ func TestCursorIsWhatMarshalGives(t *testing.T) {
 		c := sequence.Cursor{
 			Started: true, Seq: number.Draw(t, "seq"), Publisher: rapid.SampledFrom([]string{"", "0123456789abcdef"}).Draw(t, "publisher"),
 			Restarted: rapid.Bool().Draw(t, "restarted"), PossibleRestart: rapid.Bool().Draw(t, "possible restart"),
-			Conflicted: rapid.Bool().Draw(t, "conflicted"),
+			Conflicted: rapid.Bool().Draw(t, "conflicted"), Restoring: rapid.Bool().Draw(t, "restoring"),
 		}
 		want := &statev1.IngestCursor{
-			Version: 1, Seq: &c.Seq, Restarted: c.Restarted, PossibleRestart: c.PossibleRestart, Conflicted: c.Conflicted,
+			Version: 1, Seq: &c.Seq, Restarted: c.Restarted, PossibleRestart: c.PossibleRestart, Conflicted: c.Conflicted, Restoring: c.Restoring,
 			Incomplete: rapid.Bool().Draw(t, "incomplete"), RawEventId: number.Draw(t, "raw event id") >> 1,
 			BeforeFirst: number.Draw(t, "before first"), BeforeLast: number.Draw(t, "before last"),
 			Ranks: rapid.SliceOfN(rapid.Uint32(), 0, 20).Draw(t, "ranks"),

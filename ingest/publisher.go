@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/sequence"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
@@ -84,7 +85,7 @@ func newPublisher(w *worker, source int, status SourceStatus, reconnect func(rep
 		rules:     w.rulesOf(source),
 		reconnect: reconnect,
 		machine: sequence.New(sequence.Config{
-			FirstSeq: status.Engine.FirstSeq(), Silence: w.shared.config.Silence, Grace: w.shared.config.Grace,
+			FirstSeq: status.Engine.FirstSeq(), Silence: silence(w, status), Grace: w.shared.config.Grace,
 			CanReconnect: reconnect != nil, Budget: w.shared.budgets.reordered, Jitter: jitter,
 		}),
 	}
@@ -93,11 +94,20 @@ func newPublisher(w *worker, source int, status SourceStatus, reconnect func(rep
 	return p
 }
 
+// silence returns sequence.Config.Silence. A connection of gRPC is not tested by opening another: TCP notices its end, and each
+// call is another subscriber of the engine.
+func silence(w *worker, status SourceStatus) time.Duration {
+	if e, _ := config.ParseSource(status.Endpoint); e.GRPC() {
+		return 0
+	}
+	return w.shared.config.Silence
+}
+
 // connect passes a new connection to the machine. It adds the worker to the stream if needed.
-func (p *publisher) connect(id sequence.ConnectionID, replay string) {
+func (p *publisher) connect(c sequence.Connection) {
 	p.worker.enter()
 	now := time.Now()
-	p.apply(now, p.machine.Connect(now, sequence.Connection{ID: id, Replay: replay}))
+	p.apply(now, p.machine.Connect(now, c))
 }
 
 func (p *publisher) disconnect(id sequence.ConnectionID) {
@@ -141,15 +151,27 @@ func (p *publisher) setState(s SourceState) {
 		return
 	}
 	p.worker.shared.metrics.changeState(p.state, s)
+	isNew := p.state == 0
 	switch wasDown := p.state.down(); {
 	case s.down() && !wasDown:
 		now := time.Now()
 		p.status.downSince.Store(&now)
+		if !isNew && s != SourceStopped {
+			p.observeConnection(false, 0)
+		}
 	case wasDown && !s.down():
+		p.observeConnection(true, time.Since(*p.status.downSince.Load()))
 		p.status.downSince.Store(nil)
 	}
 	p.state = s
 	p.status.state.Store(uint32(s))
+}
+
+// observeConnection tells the observer that there is a connection after some time without, or that it is lost.
+func (p *publisher) observeConnection(up bool, after time.Duration) {
+	if o := p.worker.shared.config.Observer; o != nil {
+		o.ConnectionChanged(p.worker.desc.Name, p.rank, up, after)
+	}
 }
 
 // schedule sets the timer for the machine's deadline. A timer that fires earlier is kept, because most

@@ -227,7 +227,7 @@ func TestSourcesHaveTheReplayEndpointOfTheLastBatch(t *testing.T) {
 	p.worker.spawn = func(func(context.Context)) context.CancelFunc { return func() {} }
 	endpoints := []string{"tcp://a:5558", "tcp://b:5558"}
 	for i, e := range endpoints {
-		p.connect(sequence.ConnectionID(i+1), e)
+		p.connect(sequence.Connection{ID: sequence.ConnectionID(i + 1), Replay: e})
 	}
 	in := &Ingest{shared: p.worker.shared}
 	for i := range 6 {
@@ -257,7 +257,7 @@ func TestSourceIsDownWhileItHasNoConnection(t *testing.T) {
 		}
 		<-time.After(time.Second)
 		check(added)
-		p.connect(1, "")
+		p.connect(sequence.Connection{ID: 1})
 		check(time.Time{})
 		<-time.After(time.Second)
 		lost := time.Now()

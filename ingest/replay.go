@@ -23,17 +23,24 @@ func (p *publisher) requestReplay(r sequence.Request) {
 	p.cancelReplay = p.worker.spawn(func(ctx context.Context) { p.replay(ctx, r) })
 }
 
-// replay sends a request, and passes its replies and its end to the machine. It is called without the
-// worker's mutex.
-func (p *publisher) replay(ctx context.Context, r sequence.Request) {
+// whileRead returns a function that calls others with the worker's mutex held, unless ctx is done or the worker is
+// not read any more.
+func (p *publisher) whileRead(ctx context.Context) func(func()) {
 	w := p.worker
-	locked := func(f func()) {
+	return func(f func()) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if ctx.Err() == nil && w.inStream() {
 			f()
 		}
 	}
+}
+
+// replay sends a request, and passes its replies and its end to the machine. It is called without the
+// worker's mutex.
+func (p *publisher) replay(ctx context.Context, r sequence.Request) {
+	w := p.worker
+	locked := p.whileRead(ctx)
 	q := transport.Request{
 		Endpoint: r.Endpoint, From: r.From, Responsive: r.Answered,
 		Waited: func(d time.Duration) { locked(func() { p.machine.Waited(r.ID, d) }) },
@@ -108,7 +115,7 @@ func (in *Ingest) replayFrom(ctx context.Context, seq uint64) error {
 		Jitter: func(time.Duration) time.Duration { return 0 },
 	})
 	p.repairEnded = func(err error) { ended <- err }
-	p.connect(1, w.links[0].replay)
+	p.connect(sequence.Connection{ID: 1, Replay: w.links[0].replay})
 	w.mu.Unlock()
 	var err error
 	select {

@@ -28,6 +28,16 @@ type SourceStatus struct {
 	// Started reports whether a batch was read; LastSeq is the seq of the last batch.
 	Started bool
 	LastSeq uint64
+	// EngineDelay is the time from the engine's time of the last batch that has one to its receipt, if HasEngineDelay. It is
+	// negative if the engine's clock is ahead.
+	EngineDelay    time.Duration
+	HasEngineDelay bool
+	// Restarts counts restarts of the engine, and Repairs the repairs that brought everything, each since the source was added.
+	Restarts, Repairs uint64
+	// Snapshot is the endpoint of the engine's snapshots; empty if none are used. Snapshots counts those used since the
+	// source was added.
+	Snapshot  string
+	Snapshots uint64
 }
 
 // SourceState is the state of a source.
@@ -87,7 +97,9 @@ type sourceEntry struct {
 	lastSeq   atomic.Uint64
 	// engineDelay is the time.Duration from the engine's time of the last batch that has one to its receipt; noEngineTime
 	// before the first.
-	engineDelay atomic.Int64
+	engineDelay       atomic.Int64
+	restarts, repairs atomic.Uint64
+	snapshots         atomic.Uint64
 }
 
 // noEngineTime is the engineDelay of a source without times.
@@ -136,6 +148,11 @@ func (in *Ingest) Sources() []SourceStatus {
 		}
 		all[i].LastSeq = e.lastSeq.Load()
 		all[i].Started = e.started.Load()
+		if delay := time.Duration(e.engineDelay.Load()); delay != noEngineTime {
+			all[i].EngineDelay, all[i].HasEngineDelay = delay, true
+		}
+		all[i].Restarts, all[i].Repairs = e.restarts.Load(), e.repairs.Load()
+		all[i].Snapshots = e.snapshots.Load()
 	}
 	return all
 }
@@ -185,6 +202,10 @@ type WorkerStats struct {
 	ReplaysDone   uint64
 	ReplaysFailed uint64
 	Replayed      uint64
+	// Snapshots counts the snapshots used, and SnapshotsFailed the requests for snapshots that failed, or
+	// whose snapshot was of no use.
+	Snapshots       uint64
+	SnapshotsFailed uint64
 }
 
 // Stats returns the counts of a configured worker. ok is false if no worker has that name.
@@ -238,6 +259,8 @@ func (m *workerMetrics) stats() WorkerStats {
 		ReplaysDone:     m.counters[replaysDoneTotal],
 		ReplaysFailed:   m.counters[replaysFailedTotal],
 		Replayed:        m.counters[replayedTotal],
+		Snapshots:       m.counters[snapshotsTotal],
+		SnapshotsFailed: m.counters[snapshotsFailedTotal],
 	}
 }
 

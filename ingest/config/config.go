@@ -128,6 +128,8 @@ type Config struct {
 	// worker does not enter if it returns an error, until the next message of its engine. Meanwhile the messages of the
 	// listener wait. ctx ends when Run ends, or Release is called for the worker.
 	Claim func(ctx context.Context, worker string) (*feed.Recovered, error)
+	// Observer is optional.
+	Observer Observer
 	// Metrics has the metrics registered until the Ingest ends; nil means that they are not
 	// registered.
 	Metrics prometheus.Registerer
@@ -161,18 +163,22 @@ type Source struct {
 	// Engine defaults to feed.EngineVLLM.
 	Engine feed.Engine
 	// Connect is the endpoint of the PUB socket: tcp://HOST:PORT, with rank r on PORT + r, or
-	// ipc://PATH.
+	// ipc://PATH; or of a gRPC server that has SubscribeKvEvents, for all ranks: smg://HOST:PORT or
+	// openengine://HOST:PORT.
 	Connect string
-	// Replay is the endpoint of the replay socket, in the same form. If it is empty, lost batches
-	// are reported as gaps.
+	// Replay is the endpoint of the replay socket, in the form of a PUB socket's. If it is empty, lost
+	// batches are reported as gaps. By gRPC there is none.
 	Replay string
+	// Snapshot is the endpoint of the socket for snapshots of the engine's cache, in the same form, also with Ranks; empty for none.
+	// They are used where the replay socket does not reach back far enough: see SnapshotEngine.
+	Snapshot string
 	// DPSize is the number of dp ranks: 1 to feed.MaxRanks, default 1. Over ipc only
-	// feed.EngineTRTLLM may have more than one.
+	// feed.EngineTRTLLM may have more than one. By gRPC, batches of other ranks are refused.
 	DPSize int
 	// Ranks has the endpoints of the DPSize dp ranks if they are not at consecutive ports from rank 0
 	// on. Connect and Replay are then those of the first.
 	Ranks []RankEndpoints
-	// Topic is the prefix of the topics to read; empty means all topics.
+	// Topic is the prefix of the topics to read; empty means all topics. By gRPC there are none.
 	Topic string
 	// Copies is how copies are counted. The default is CopiesAuto.
 	Copies Copies
@@ -183,6 +189,8 @@ type RankEndpoints struct {
 	Rank    uint32 // below feed.MaxRanks
 	Connect string
 	Replay  string
+	// Snapshot is set by Source.Endpoints.
+	Snapshot string
 }
 
 // Listener is an endpoint to bind, which publishers connect to.
@@ -212,6 +220,10 @@ type Listener struct {
 
 // AllowedEngines describes valid engines in errors.
 const AllowedEngines = "vllm, sglang, trtllm, kvbm or llm-d-sim"
+
+// SnapshotEngine reports whether snapshots of an engine can be used. None is released that has them: the forms are those
+// of proposals, and may change.
+func SnapshotEngine(e feed.Engine) bool { return e == feed.EngineVLLM || e == feed.EngineSGLang }
 
 // engineNames has kvcast's names of engines, and the names that other programs use.
 var engineNames = map[string]feed.Engine{

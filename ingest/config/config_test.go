@@ -65,6 +65,26 @@ func TestValidate(t *testing.T) {
 		{"source address", connect("tcp://10.0.0.1:0;h:1"), []string{"Workers[0].Sources[0].Connect"}},
 		{"ipc without path", connect("ipc://"), []string{"Workers[0].Sources[0].Connect"}},
 		{"ipc path too long", connect("ipc://" + strings.Repeat("p", 108)), []string{"Workers[0].Sources[0].Connect"}},
+		{"snapshot", source(config.Source{Connect: "tcp://h:1", Snapshot: "tcp://h:5", DPSize: 2}), nil},
+		{"snapshot of some ranks", snapshotOfRank5("tcp://h:65530"), nil},
+		{"snapshot port of the highest rank does not fit", snapshotOfRank5("tcp://h:65531"), []string{"Workers[0].Sources[0].Snapshot"}},
+		{"snapshot of some ranks over ipc", snapshotOfRank5("ipc://s"), []string{"Workers[0].Sources[0].Snapshot"}},
+		{"bad snapshot", source(config.Source{Connect: "tcp://h:1", Snapshot: "tcp://h"}), []string{"Workers[0].Sources[0].Snapshot"}},
+		{"snapshot of an engine without", source(config.Source{Engine: feed.EngineTRTLLM, Connect: "tcp://h:1", Snapshot: "tcp://h:5"}), []string{"Workers[0].Sources[0].Snapshot"}},
+		{"SMG", connect("smg://h:1"), nil},
+		{"OpenEngine", connect("openengine://[::1]:65535"), nil},
+		{"gRPC without a port", connect("smg://h"), []string{"Workers[0].Sources[0].Connect"}},
+		{"gRPC at any port", connect("openengine://h:0"), []string{"Workers[0].Sources[0].Connect"}},
+		{"gRPC at any host", connect("smg://*:1"), []string{"Workers[0].Sources[0].Connect"}},
+		{"gRPC with another scheme", connect("grpc://h:1"), []string{"Workers[0].Sources[0].Connect"}},
+		{"gRPC with ranks", source(config.Source{Connect: "smg://h:65535", DPSize: 8}), nil},
+		{"gRPC with a replay socket", source(config.Source{Connect: "smg://h:1", Replay: "tcp://h:2"}), []string{"Workers[0].Sources[0].Replay"}},
+		{"gRPC with a snapshot socket", source(config.Source{Connect: "smg://h:1", Snapshot: "tcp://h:2"}), []string{"Workers[0].Sources[0].Snapshot"}},
+		{"a replay by gRPC", source(config.Source{Connect: "tcp://h:1", Replay: "smg://h:2"}), []string{"Workers[0].Sources[0].Replay"}},
+		{"gRPC with a topic", source(config.Source{Connect: "smg://h:1", Topic: "kv"}), []string{"Workers[0].Sources[0].Topic"}},
+		{"ranks by gRPC", source(config.Source{Connect: "smg://h:1", DPSize: 2, Ranks: []config.RankEndpoints{
+			{Rank: 0, Connect: "smg://h:1"}, {Rank: 1, Connect: "smg://h:2", Replay: "tcp://h:3"},
+		}}), []string{"Workers[0].Sources[0].Ranks[1].Replay"}},
 		{"replay", source(config.Source{Connect: "tcp://h:1", Replay: "tcp://h"}), []string{"Workers[0].Sources[0].Replay"}},
 		{"topic", source(config.Source{Connect: "tcp://h:1", Topic: "kv@\n"}), []string{"Workers[0].Sources[0].Topic"}},
 		{"endpoint and labels", config.Config{Workers: []config.Worker{{
@@ -245,4 +265,11 @@ func TestFieldErrorPath(t *testing.T) {
 			t.Errorf("%s: got %s, want %s", field, got, want)
 		}
 	}
+}
+
+// snapshotOfRank5 is the config of a source of ranks 0 and 5, with an endpoint of snapshots.
+func snapshotOfRank5(snapshot string) config.Config {
+	return config.Config{Workers: []config.Worker{{Name: "w", Sources: []config.Source{{
+		Connect: "tcp://h:1", Snapshot: snapshot, DPSize: 2, Ranks: []config.RankEndpoints{{Rank: 0, Connect: "tcp://h:1"}, {Rank: 5, Connect: "tcp://h:2"}},
+	}}}}}
 }

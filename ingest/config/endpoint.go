@@ -5,34 +5,56 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 )
 
-// Endpoint is a parsed ZeroMQ endpoint.
+// Endpoint is a parsed endpoint: of ZeroMQ, or of a gRPC server.
 type Endpoint struct {
-	Transport string // tcp or ipc
-	Address   string // tcp: the host, ipc: the path
-	Port      int    // tcp only; 0 means any free port
+	Transport string // tcp or ipc of ZeroMQ, smg or openengine of gRPC
+	Address   string // ipc: the path; otherwise the host
+	Port      int    // not of ipc; 0 means any free port
 }
 
 // The transports of endpoints, and limits of their addresses.
 const (
 	TransportTCP = "tcp"
 	TransportIPC = "ipc"
+	// TransportSMG and TransportOpenEngine are the gRPC calls SubscribeKvEvents of SMG's and of OpenEngine's
+	// protocol.
+	TransportSMG        = "smg"
+	TransportOpenEngine = "openengine"
 
 	MaxPort = 65535
 	// maxIPCPath is the length of the longest path of a Unix socket on Linux.
 	maxIPCPath = 107
 )
 
-// AllowedConnect and AllowedBind describe valid endpoints in errors.
+// AllowedSource, AllowedConnect and AllowedBind describe valid endpoints in errors.
 const (
+	AllowedSource  = "tcp://HOST:PORT, smg://HOST:PORT or openengine://HOST:PORT with a port of 1 to 65535, or ipc://PATH"
 	AllowedConnect = "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH"
 	AllowedBind    = "tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH"
 )
 
-// ParseEndpoint parses an endpoint. bind reports whether the endpoint is to be bound: its host may then
+// ParseSource parses the endpoint of a source: ZeroMQ or gRPC.
+func ParseSource(s string) (Endpoint, bool) {
+	transport, address, _ := strings.Cut(s, "://")
+	if transport != TransportSMG && transport != TransportOpenEngine {
+		return ParseEndpoint(s, false)
+	}
+	e, ok := ParseEndpoint(TransportTCP+"://"+address, false)
+	e.Transport = transport
+	return e, ok
+}
+
+// GRPC reports whether the endpoint is that of a gRPC server.
+func (e Endpoint) GRPC() bool {
+	return e.Transport == TransportSMG || e.Transport == TransportOpenEngine
+}
+
+// ParseEndpoint parses an endpoint of ZeroMQ. bind reports whether the endpoint is to be bound: its host may then
 // be *, and its port * or 0. inproc is invalid, because every Ingest has its own ZeroMQ context.
 func ParseEndpoint(s string, bind bool) (Endpoint, bool) {
 	transport, address, ok := strings.Cut(s, "://")
@@ -63,7 +85,7 @@ func ParseEndpoint(s string, bind bool) (Endpoint, bool) {
 	}
 }
 
-// String returns the endpoint in libzmq's form.
+// String returns the endpoint as text, for ZeroMQ in libzmq's form.
 func (e Endpoint) String() string {
 	if e.Transport == TransportIPC {
 		return "ipc://" + e.Address
@@ -72,7 +94,7 @@ func (e Endpoint) String() string {
 	if e.Port != 0 {
 		port = strconv.Itoa(e.Port)
 	}
-	return "tcp://" + net.JoinHostPort(e.Address, port)
+	return e.Transport + "://" + net.JoinHostPort(e.Address, port)
 }
 
 // Net returns the network and address of the endpoint for package net. Host * means all addresses.
@@ -103,10 +125,17 @@ func RemoveSocket(path string) error {
 
 // Endpoints returns the endpoints of each dp rank of a valid source with defaults.
 func (s Source) Endpoints() []RankEndpoints {
+	snapshot, hasSnapshot := ParseEndpoint(s.Snapshot, false)
 	if len(s.Ranks) > 0 {
-		return s.Ranks
+		all := slices.Clone(s.Ranks)
+		for i := range all {
+			if hasSnapshot {
+				all[i].Snapshot = snapshot.OfRank(int(all[i].Rank)).String()
+			}
+		}
+		return all
 	}
-	connect, _ := ParseEndpoint(s.Connect, false)
+	connect, _ := ParseSource(s.Connect)
 	replay, hasReplay := ParseEndpoint(s.Replay, false)
 	all := make([]RankEndpoints, s.DPSize)
 	for rank := range all {
@@ -114,15 +143,18 @@ func (s Source) Endpoints() []RankEndpoints {
 		if hasReplay {
 			all[rank].Replay = replay.OfRank(rank).String()
 		}
+		if hasSnapshot {
+			all[rank].Snapshot = snapshot.OfRank(rank).String()
+		}
 	}
 	return all
 }
 
 // OfRank returns the endpoint of a dp rank; e is the endpoint of rank 0. Over tcp rank r has that port
-// + r. Over ipc TensorRT-LLM appends _dpR to the path of a rank R above 0.
+// + r. Over ipc TensorRT-LLM appends _dpR to the path of a rank R above 0. By gRPC all ranks have one endpoint.
 func (e Endpoint) OfRank(rank int) Endpoint {
 	switch {
-	case rank == 0:
+	case rank == 0, e.GRPC():
 	case e.Transport == TransportTCP:
 		e.Port += rank
 	default:

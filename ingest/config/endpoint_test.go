@@ -35,3 +35,20 @@ func TestRemoveSocketRemovesSocketsOnly(t *testing.T) {
 		t.Errorf("the file is removed: %v", err)
 	}
 }
+
+func TestSnapshotsAreAtPortPlusRank(t *testing.T) {
+	s := config.Source{Connect: "tcp://h:1000", Snapshot: "tcp://h:3000", DPSize: 3}
+	// An engine that tells its ports tells none of snapshots.
+	told := s
+	told.Ranks = []config.RankEndpoints{{Rank: 0, Connect: "tcp://h:7"}, {Rank: 1, Connect: "tcp://h:8"}, {Rank: 2, Connect: "tcp://h:9"}}
+	for _, s := range []config.Source{s, told} {
+		for rank, want := range []string{"tcp://h:3000", "tcp://h:3001", "tcp://h:3002"} {
+			if got := s.Endpoints()[rank].Snapshot; got != want {
+				t.Errorf("rank %d: %s, want %s", rank, got, want)
+			}
+		}
+	}
+	if told.Ranks[1].Snapshot != "" {
+		t.Error("Endpoints has changed the source")
+	}
+}

@@ -98,10 +98,10 @@ func (h Hosts) Contain(host string) bool {
 	})
 }
 
-// ContainEndpoint reports whether the host of a tcp endpoint is in the set.
+// ContainEndpoint reports whether the host of a source's endpoint is in the set. That of ipc never is.
 func (h Hosts) ContainEndpoint(s string) bool {
-	e, ok := ParseEndpoint(s, false)
-	return ok && e.Transport == TransportTCP && h.Contain(e.Address)
+	e, ok := ParseSource(s)
+	return ok && e.Transport != TransportIPC && h.Contain(e.Address)
 }
 
 // ReplayHost returns the host of a peer's replay socket. named is the host in the peer's topic. It is

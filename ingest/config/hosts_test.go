@@ -26,6 +26,9 @@ func TestHosts(t *testing.T) {
 	if !h.ContainEndpoint("tcp://10.1.2.3:5558") || h.ContainEndpoint("tcp://10.2.2.3:5558") || h.ContainEndpoint("ipc://engine-0") {
 		t.Error("ContainEndpoint does not go by the host of a tcp endpoint")
 	}
+	if !h.ContainEndpoint("smg://10.1.2.3:50051") || h.ContainEndpoint("openengine://10.2.2.3:50051") {
+		t.Error("ContainEndpoint does not go by the host of a gRPC endpoint")
+	}
 	if (Hosts{}).Contain("10.1.2.3") || !(Hosts{}).Empty() || h.Empty() {
 		t.Error("the zero Hosts is not empty")
 	}

@@ -9,11 +9,15 @@ import (
 )
 
 // Resolve returns an endpoint with its host name resolved to an address, preferably IPv4. libzmq would
-// resolve the name in the thread that serves all sockets.
+// resolve the name in the thread that serves all sockets. The endpoint of a gRPC server keeps its name, which
+// its calls have as their authority.
 func Resolve(ctx context.Context, s string) (string, error) {
+	if e, ok := ParseSource(s); ok && e.GRPC() {
+		return s, nil
+	}
 	e, ok := ParseEndpoint(s, true)
 	if !ok {
-		return "", fmt.Errorf("resolve %q: want %s", s, AllowedConnect)
+		return "", fmt.Errorf("resolve %q: want %s", s, AllowedSource)
 	}
 	if _, err := netip.ParseAddr(e.Address); err == nil || e.Transport != TransportTCP || e.Address == "*" {
 		return s, nil

@@ -153,7 +153,7 @@ func (w Worker) Bytes() int64 {
 		n += len(k) + len(value) + labelOverhead
 	}
 	for _, s := range w.Sources {
-		n += len(s.Connect) + len(s.Replay) + len(s.Topic)
+		n += len(s.Connect) + len(s.Replay) + len(s.Snapshot) + len(s.Topic)
 		for _, r := range s.Ranks {
 			n += len(r.Connect) + len(r.Replay) + rankOverhead
 		}
@@ -221,11 +221,24 @@ func (v *Validation) source(field string, s Source) {
 		v.ranks(field+".Ranks", s)
 		s.DPSize = 1 // of Connect and Replay
 	}
-	v.endpoint(field+".Connect", s.Connect, s)
+	v.connect(field+".Connect", s.Connect, s)
 	if s.Replay != "" {
-		v.endpoint(field+".Replay", s.Replay, s)
+		v.socket(field+".Replay", s.Replay, s)
+	}
+	if e, ok := ParseSource(s.Connect); ok && e.GRPC() {
+		v.Check(s.Topic == "", field+".Topic", s.Topic, allowedByGRPC)
+	}
+	if s.Snapshot != "" {
+		v.Check(SnapshotEngine(s.Engine), field+".Snapshot", s.Snapshot, "none, unless the engine is vllm or sglang")
+		for _, r := range s.Ranks {
+			s.DPSize = max(s.DPSize, int(r.Rank)+1) // the endpoint of rank r follows from that of rank 0
+		}
+		v.socket(field+".Snapshot", s.Snapshot, s)
 	}
 }
+
+// allowedByGRPC describes the value of a setting that ZeroMQ has, and gRPC does not.
+const allowedByGRPC = "none if the engine is read by gRPC"
 
 // ranks checks the endpoints of each dp rank.
 func (v *Validation) ranks(field string, s Source) {
@@ -236,18 +249,34 @@ func (v *Validation) ranks(field string, s Source) {
 		v.Check(r.Rank < feed.MaxRanks && !seen[r.Rank], item+".Rank", r.Rank, fmt.Sprintf("unique, 0 to %d", feed.MaxRanks-1))
 		seen[r.Rank] = true
 		one := Source{Engine: s.Engine, DPSize: 1}
-		v.endpoint(item+".Connect", r.Connect, one)
-		if r.Replay != "" {
-			v.endpoint(item+".Replay", r.Replay, one)
+		v.connect(item+".Connect", r.Connect, one)
+		if one.Connect = r.Connect; r.Replay != "" {
+			v.socket(item+".Replay", r.Replay, one)
 		}
 	}
 }
 
-// endpoint checks an endpoint of a source's rank 0, and the endpoints of its other ranks.
-func (v *Validation) endpoint(field, value string, s Source) {
+// connect checks the endpoint of a source's rank 0, and the endpoints of its other ranks.
+func (v *Validation) connect(field, value string, s Source) {
+	e, ok := ParseSource(value)
+	v.Check(ok, field, value, AllowedSource)
+	v.ofRanks(field, value, s, e)
+}
+
+// socket checks the endpoint of another socket of a source's rank 0, and the endpoints of its other ranks.
+func (v *Validation) socket(field, value string, s Source) {
+	if connect, _ := ParseSource(s.Connect); connect.GRPC() {
+		v.Check(false, field, value, allowedByGRPC)
+		return
+	}
 	e, ok := ParseEndpoint(value, false)
 	v.Check(ok, field, value, AllowedConnect)
-	if !ok || s.DPSize > feed.MaxRanks {
+	v.ofRanks(field, value, s, e)
+}
+
+// ofRanks checks the endpoints of a source's ranks. That of rank 0 is parsed; it is zero if it is invalid.
+func (v *Validation) ofRanks(field, value string, s Source, e Endpoint) {
+	if s.DPSize > feed.MaxRanks {
 		return
 	}
 	switch e.Transport {

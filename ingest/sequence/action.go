@@ -16,12 +16,16 @@ type Batch struct {
 	Publisher []byte
 	// Payload is not interpreted by the machine.
 	Payload []byte
-	// Replayed reports whether the batch came from the replay socket.
-	Replayed bool
+	// Replayed reports whether the batch came from the replay socket or a snapshot, Restored whether it is a
+	// part of a snapshot.
+	Replayed, Restored bool
 	// Malformed reports whether the payload does not decode.
 	Malformed bool
 	// Empty reports whether the payload decodes and has no events.
 	Empty bool
+	// Partial reports whether the batch begins with a clear, after which the publisher does not tell all blocks. That they
+	// are not known is reported after it.
+	Partial bool
 	// ReceivedAt is set by the machine.
 	ReceivedAt time.Time
 
@@ -34,8 +38,14 @@ type ConnectionID uint64
 // Connection is a connection to a publisher.
 type Connection struct {
 	ID ConnectionID
-	// Replay is the endpoint of the publisher's replay socket; empty if it has none.
-	Replay string
+	// Replay is the endpoint of the publisher's replay socket, and Snapshot that of its snapshots; empty if it
+	// has none.
+	Replay, Snapshot string
+	// Resumes reports whether the publisher was asked to begin with the last batch read. Only a connection
+	// without a replay socket resumes.
+	Resumes bool
+	// SnapshotsBegin reports whether snapshots are used to begin with only, because they lack what the batches have.
+	SnapshotsBegin bool
 }
 
 // Cause is why batches are requested from the replay socket.
@@ -117,8 +127,24 @@ const (
 	// RequestReplay: send Request to the replay socket. The caller then calls Machine.Sent,
 	// Machine.Reply for each reply, and Machine.ReplayEnded.
 	RequestReplay
-	// CancelReplay: abandon the request in progress.
+	// CancelReplay: abandon the request in progress, of either kind.
 	CancelReplay
+	// RequestSnapshot: send Request, of which From is not set, to the socket for snapshots. The caller then calls
+	// Machine.Sent, Machine.SnapshotHeader, Machine.SnapshotBatch for each batch, and Machine.ReplayEnded.
+	RequestSnapshot
+	// BeginRestore: discard all blocks of the publisher. The batches of a snapshot follow, of which Restored is
+	// set, up to EndRestore, AbortRestore or ReportRestart. Seq is the last seq that the snapshot includes, and
+	// Batch names the incarnation.
+	BeginRestore
+	// EndRestore: the snapshot is complete. Seq is that of BeginRestore. Repair is set.
+	EndRestore
+	// AbortRestore: discard all blocks of the publisher, because the snapshot was not complete, and report that batches
+	// are lost, as for ReportGap: Reason is set. Until BeginRestore or ReportRestart, the publisher's blocks are incomplete.
+	AbortRestore
+	// RejectSnapshot: a snapshot is not used, because it includes batches up to Seq only, which were read before.
+	RejectSnapshot
+	// SnapshotFailed: no snapshot is requested for some time, after several failures.
+	SnapshotFailed
 	// Reconnect: close the connection and open another.
 	Reconnect
 	// OpenReplacement: open a second connection, which replaces the silent one once it is

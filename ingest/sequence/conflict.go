@@ -99,6 +99,9 @@ func (m *Machine) fromSecondPublisher(b *Batch) bool {
 // beginConflict reports that two publishers share the topic and rank. seq is the last seq of the
 // second publisher.
 func (m *Machine) beginConflict(now time.Time, seq uint64) {
+	if m.repair != nil && m.repair.request.restoring {
+		m.abortRestore() // before the report of the gap, because it empties the view
+	}
 	m.emit(Action{Kind: ReportConflict})
 	runs := [2]run{{last: m.order.last, at: now}, {last: seq, at: now}}
 	if m.other.ID != 0 {

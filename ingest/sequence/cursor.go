@@ -28,6 +28,8 @@ type Cursor struct {
 	PossibleRestart bool
 	// Conflicted reports whether batches of two publishers were read.
 	Conflicted bool
+	// Restoring reports whether a part of a snapshot was delivered. Then Started and Delivered are false.
+	Restoring bool
 	// HasReplay reports whether the batches were read with a replay socket: Machine.ReplayEndpoint is set. The caller
 	// sets it.
 	HasReplay bool
@@ -38,6 +40,9 @@ func (c *Cursor) Apply(a *Action) {
 	switch a.Kind {
 	case Deliver:
 		b := a.Batch
+		if b.Restored {
+			return
+		}
 		c.Started, c.Seq = true, b.Seq
 		c.Delivered, c.Batch, c.Fingerprint = true, b.Seq, b.Fingerprint
 		c.PossibleRestart = false
@@ -59,6 +64,17 @@ func (c *Cursor) Apply(a *Action) {
 		*c = Cursor{Restarted: true}
 	case ReportConflict:
 		c.Conflicted = true
+	case BeginRestore:
+		*c = Cursor{Restarted: c.Restarted, Restoring: true, Epoch: c.Epoch, EpochKnown: c.EpochKnown, Publisher: c.Publisher}
+		if known := (&incarnation{epoch: c.Epoch, publisher: c.Publisher, epochKnown: c.EpochKnown}); known.contradicts(a.Batch) {
+			c.Epoch, c.EpochKnown, c.Publisher = "", false, ""
+		}
+		c.identify(a.Batch)
+	case EndRestore:
+		c.Restoring = false
+		c.Started, c.Seq = true, a.Seq
+	case AbortRestore:
+		*c = Cursor{Restarted: true, Epoch: c.Epoch, EpochKnown: c.EpochKnown, Publisher: c.Publisher}
 	default:
 	}
 }
@@ -83,14 +99,17 @@ func (m *Machine) Resume(now time.Time, c *Cursor, replay string) {
 		m.order.skipTo(c.Seq)
 	}
 	m.incarnation = incarnation{epoch: c.Epoch, publisher: c.Publisher, epochKnown: c.EpochKnown}
+	if c.Started && !c.Delivered && c.EpochKnown {
+		m.snapshotSeq, m.hasSnapshot = c.Seq, true // the identifiers are a snapshot's: no batch has named them
+	}
 	if c.Restarted {
 		m.restarts = 1
 	}
 	if c.HasReplay {
-		m.useReplay(replay)
+		m.useEndpoints(Connection{Replay: replay})
 	}
 	m.possibleRestartReported = c.PossibleRestart
-	m.resumedConflict = c.Conflicted
+	m.resumedConflict, m.resumedRestore = c.Conflicted, c.Restoring
 	m.connections = 3 // one connection, and then none
 	m.absentUntil = now.Add(m.cfg.Grace)
 	m.state = m.settledState()

@@ -36,6 +36,9 @@ func (e *explorer) visit(start, w *world) {
 	}
 	e.seen[key] = struct{}{}
 	wrong := w.view.wrong
+	if wrong == "" && w.view.aborted && !w.view.reported {
+		wrong = "the view was emptied of a part of a snapshot, and no loss is reported"
+	}
 	if wrong == "" && w.quiet() {
 		quiet := e.clone(w)
 		wrong = quiet.settle()
@@ -128,15 +131,16 @@ func (w *world) appendKey(b []byte) []byte {
 		for _, blocks := range v.blocks {
 			num(uint64(blocks))
 		}
-		flag(v.reported, v.begun, v.conflict, v.doubted)
+		flag(v.reported, v.begun, v.conflict, v.doubted, v.restoring, v.aborted)
 		num(v.last)
 	}
 	view(&w.view)
 	if l.crashes > 0 {
 		cursor := func(c *Cursor) {
 			num(c.Seq, c.Batch, c.Fingerprint.Hash)
-			flag(c.Started, c.Delivered, c.EpochKnown, c.Restarted, c.PossibleRestart, c.Conflicted, c.HasReplay)
+			flag(c.Started, c.Delivered, c.EpochKnown, c.Restarted, c.PossibleRestart, c.Conflicted, c.HasReplay, c.Restoring)
 			b = append(append(b, c.Epoch...), '/')
+			b = append(append(b, c.Publisher...), '/')
 		}
 		cursor(&w.cursor)
 		for i := range w.durable {
@@ -144,8 +148,18 @@ func (w *world) appendKey(b []byte) []byte {
 			cursor(&w.durable[i].cursor)
 		}
 	}
-	flag(w.sent, w.request != nil, w.lossless, w.alone, m.resumedConflict, m.replayEndpoint != "")
+	flag(m.resumeUntil.IsZero(), w.sent, w.request != nil, w.lossless, w.alone, m.resumedConflict, m.replayEndpoint != "")
 	num(w.answered, w.incarnation, w.next, uint64(w.stored), uint64(w.replies), w.repliesOf)
+	if w.offers != noSnapshots {
+		flag(w.asked, w.snapshotSent, m.hasSnapshot, m.snapshotRestUntil.IsZero(), m.resumedRestore, m.snapshotEndpoint != "")
+		num(uint64(w.snapshot), w.snapshotSeq, m.snapshotSeq)
+		b = append(append(b, m.incarnation.publisher...), '/')
+		b = append(append(b, m.former.incarnation.publisher...), '/')
+		if r := m.repair; r != nil {
+			flag(r.snapshotDue, r.request.restoring)
+			num(uint64(r.snapshotFailures), r.request.snapshotSeq)
+		}
+	}
 	for _, p := range [...]*pipe{&w.current, &w.former} {
 		connection(p.id)
 		num(p.incarnation, uint64(p.inFlight))
@@ -247,6 +261,79 @@ func TestExhaustiveSmallWorlds(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			states := explore(t, newWorld(tt.limits, tt.replay, tt.epochs, tt.listens))
+			t.Logf("%d states", states)
+		})
+	}
+}
+
+// TestExhaustiveSmallWorldsWithSnapshots does what TestExhaustiveSmallWorlds does, with an engine that offers
+// snapshots. No loss is reported that a snapshot could have repaired.
+func TestExhaustiveSmallWorldsWithSnapshots(t *testing.T) {
+	if raceEnabled {
+		t.Skip("one goroutine explores millions of states: see the tests without the race detector")
+	}
+	for _, tt := range []struct {
+		name            string
+		offers          snapshotKind
+		replay, listens bool
+		limits          limits
+	}{
+		{"forgotten replays", snapshotsOfPublisher, true, false, limits{batches: 4, losses: 1, forgets: 2}},
+		{"forgotten replays and a cut", snapshotsOfPublisher, true, false, limits{batches: 3, losses: 1, forgets: 2, cuts: 1}},
+		{"restart", snapshotsOfPublisher, true, false, limits{batches: 3, forgets: 2, restarts: 1}},
+		{"restart and a cut", snapshotsOfPublisher, true, false, limits{batches: 2, forgets: 1, restarts: 1, cuts: 1}},
+		{"two restarts", snapshotsOfPublisher, true, false, limits{batches: 2, forgets: 1, restarts: 2}},
+		{"failures", snapshotsOfPublisher, true, false, limits{batches: 3, losses: 1, forgets: 1, failures: 3}},
+		{"failures and a restart", snapshotsOfPublisher, true, false, limits{batches: 2, forgets: 1, failures: 2, restarts: 1}},
+		{"unstored batches", snapshotsOfPublisher, true, false, limits{batches: 4, losses: 1, unstored: 1, holes: 1}},
+		{"faults of messages", snapshotsOfPublisher, true, false, limits{batches: 3, forgets: 1, duplicates: 1, malformed: 1, overruns: 1}},
+		{"crash", snapshotsOfPublisher, true, false, limits{batches: 3, losses: 1, forgets: 2, crashes: 1}},
+		{"crashes", snapshotsOfPublisher, true, false, limits{batches: 3, forgets: 1, crashes: 2}},
+		{"crash and a restart", snapshotsOfPublisher, true, false, limits{batches: 3, forgets: 1, restarts: 1, crashes: 1}},
+		{"crash and a failure", snapshotsOfPublisher, true, false, limits{batches: 3, forgets: 1, failures: 1, crashes: 1}},
+		{"listener", snapshotsOfPublisher, true, true, limits{batches: 2, forgets: 1, restarts: 1, cuts: 1}},
+		{"crash of a listener", snapshotsOfPublisher, true, true, limits{batches: 3, forgets: 1, restarts: 1, crashes: 1}},
+		{"without replay", snapshotsOfPublisher, false, false, limits{batches: 5, losses: 2, restarts: 1}},
+		{"without replay, failures", snapshotsOfPublisher, false, false, limits{batches: 4, losses: 2, failures: 2, cuts: 1}},
+		{"without replay, crashes", snapshotsOfPublisher, false, false, limits{batches: 4, losses: 1, restarts: 1, crashes: 2}},
+		{"listener without replay", snapshotsOfPublisher, false, true, limits{batches: 3, losses: 1, restarts: 1, cuts: 1}},
+		{"epochs, forgotten replays", snapshotsOfEpoch, true, false, limits{batches: 3, losses: 1, forgets: 2, cuts: 1}},
+		{"epochs, restart", snapshotsOfEpoch, true, false, limits{batches: 3, forgets: 1, restarts: 1}},
+		{"epochs, failures", snapshotsOfEpoch, true, false, limits{batches: 2, losses: 1, forgets: 1, failures: 2}},
+		{"epochs, crash", snapshotsOfEpoch, true, false, limits{batches: 2, losses: 1, forgets: 2, crashes: 1}},
+		{"epochs, without replay", snapshotsOfEpoch, false, false, limits{batches: 3, losses: 1, restarts: 1, crashes: 1}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(tt.limits, tt.replay, tt.offers == snapshotsOfEpoch, tt.listens)
+			w.offers = tt.offers
+			states := explore(t, w)
+			t.Logf("%d states", states)
+		})
+	}
+}
+
+// TestExhaustiveSmallWorldsOfCalls runs every order of events in small worlds with an engine that is read by a call which resumes.
+func TestExhaustiveSmallWorldsOfCalls(t *testing.T) {
+	if raceEnabled {
+		t.Skip("one goroutine explores millions of states: see the tests without the race detector")
+	}
+	for _, tt := range []struct {
+		name   string
+		limits limits
+	}{
+		{"cuts", limits{batches: 6, cuts: 4}},
+		{"cuts and restarts", limits{batches: 6, cuts: 3, restarts: 2}},
+		{"crashes", limits{batches: 5, cuts: 1, crashes: 2}},
+		{"crashes and restarts", limits{batches: 5, restarts: 2, crashes: 2}},
+		{"forgotten batches", limits{batches: 5, cuts: 2, restarts: 1, forgets: 4}},
+		{"forgotten batches and crashes", limits{batches: 4, restarts: 1, forgets: 3, crashes: 2}},
+		{"faults of messages", limits{batches: 5, cuts: 2, restarts: 1, duplicates: 1, malformed: 1, overruns: 1}},
+		{"faults of messages and crashes", limits{batches: 4, cuts: 1, restarts: 1, duplicates: 1, malformed: 1, overruns: 1, crashes: 1}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(tt.limits, false, false, false)
+			w.resumes = true
+			states := explore(t, w)
 			t.Logf("%d states", states)
 		})
 	}

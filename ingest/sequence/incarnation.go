@@ -22,6 +22,13 @@ func (i *incarnation) matches(b *Batch) bool {
 	return identified && !i.contradicts(b)
 }
 
+// confirms reports whether a batch has an identifier of this incarnation, and none of another.
+func (i *incarnation) confirms(b *Batch) bool {
+	same := i.publisher != "" && string(b.Publisher) == i.publisher ||
+		!b.Replayed && i.epoch != "" && string(b.Epoch) == i.epoch
+	return same && !i.contradicts(b)
+}
+
 // record adds the identifiers of a batch of this incarnation.
 func (i *incarnation) record(b *Batch) {
 	if !b.Replayed && !i.epochKnown {

@@ -12,6 +12,9 @@ import (
 // restarted before that: the batch is delivered only after a request to the replay socket, if there is one.
 func (m *Machine) Arrival(now time.Time, via ConnectionID, b *Batch) []Action {
 	m.begin()
+	if m.resumedRestore {
+		m.abortRestore()
+	}
 	if via == 0 && m.Connected() {
 		// The engine published the batch before it opened its current connection.
 		m.emit(Action{Kind: DropStale})
@@ -29,6 +32,10 @@ func (m *Machine) Arrival(now time.Time, via ConnectionID, b *Batch) []Action {
 	if m.heartbeat(b) {
 		return m.actions
 	}
+	if m.Resuming() && m.resume(b) {
+		m.emit(Action{Kind: DropDuplicate})
+		return m.actions
+	}
 	if m.state == Conflicted {
 		if last, ok := m.conflict.survivor(now); ok {
 			m.endConflict(now, last)
@@ -44,7 +51,7 @@ func (m *Machine) Arrival(now time.Time, via ConnectionID, b *Batch) []Action {
 	}
 	switch {
 	case !m.replayable(now) && (via != 0 || m.replayEndpoint == ""):
-		m.arriveWithoutReplay(now, b, contradicts)
+		m.arriveWithoutReplay(now, b)
 	case contradicts:
 		m.arriveOfOther(now, b, via == 0)
 	case m.repair != nil:
@@ -71,7 +78,7 @@ func (m *Machine) arriveBy(now time.Time, via ConnectionID) {
 		m.absentUntil = now.Add(m.cfg.Grace)
 	case via != 0 && via == m.other.ID:
 		m.current, m.other = m.other, m.current
-		m.useReplay(m.current.Replay)
+		m.useEndpoints(m.current)
 		if m.state != Conflicted {
 			m.beginConflict(now, m.order.last)
 		}
@@ -79,7 +86,11 @@ func (m *Machine) arriveBy(now time.Time, via ConnectionID) {
 }
 
 func (m *Machine) classify(b *Batch) (verdict, seqRange) {
-	return m.order.classify(b.Seq, b.Fingerprint, m.incarnation.contradicts(b))
+	v, missing := m.order.classify(b.Seq, b.Fingerprint, m.incarnation.contradicts(b))
+	if v == verdictRestart && m.inSnapshot(b) {
+		return verdictDuplicate, seqRange{}
+	}
+	return v, missing
 }
 
 func (m *Machine) verdictOf(b *Batch) verdict {
@@ -96,7 +107,7 @@ func (m *Machine) heartbeat(b *Batch) bool {
 }
 
 // arriveOfOther handles a live batch that identifies another incarnation than the current one. The
-// publisher has a replay socket. If the batch identifies the former incarnation, it is stale when
+// publisher has a replay socket, or a repair is in progress. If the batch identifies the former incarnation, it is stale when
 // it was read before or its connection is closed, and of a second publisher otherwise. Any other
 // batch shows a restart, whatever its seq.
 func (m *Machine) arriveOfOther(now time.Time, b *Batch, closed bool) {
@@ -107,7 +118,14 @@ func (m *Machine) arriveOfOther(now time.Time, b *Batch, closed bool) {
 		m.incarnation.record(b)
 		m.buffer.removeIf(m.incarnation.contradicts)
 		m.bufferLive(b)
-		m.startRepair(now, CauseStart)
+		switch {
+		case m.replayable(now):
+			m.startRepair(now, CauseStart)
+		case m.lossKnown() && m.canRestore(now):
+			m.startRestore(now, CauseStart)
+		default:
+			m.flushWithoutReplay()
+		}
 	case closed || b.Seq <= m.former.last:
 		m.emit(Action{Kind: DropStale})
 	default:
@@ -119,6 +137,7 @@ func (m *Machine) arriveOfOther(now time.Time, b *Batch, closed bool) {
 // bufferLive buffers a live batch until the batches before it are read. A malformed batch is
 // requested instead: the replay socket may have it intact.
 func (m *Machine) bufferLive(b *Batch) {
+	m.learnSnapshotBatch(b)
 	switch {
 	case b.Malformed:
 		m.emit(Action{Kind: Reject, Batch: b})
@@ -139,6 +158,7 @@ func (m *Machine) bufferLive(b *Batch) {
 func (m *Machine) deliverInOrder(b *Batch) bool {
 	switch v := m.verdictOf(b); {
 	case v == verdictDuplicate:
+		m.learnSnapshotBatch(b)
 		m.emit(Action{Kind: DropDuplicate})
 	case v == verdictNext && !b.Malformed:
 		m.read(b)
@@ -148,15 +168,28 @@ func (m *Machine) deliverInOrder(b *Batch) bool {
 	return true
 }
 
-// arriveWithoutReplay handles a live batch of a publisher whose replay socket cannot be asked.
-func (m *Machine) arriveWithoutReplay(now time.Time, b *Batch, contradicts bool) {
-	v, missing := m.order.classify(b.Seq, b.Fingerprint, contradicts)
-	if v == verdictRestart && m.fromSecondPublisher(b) {
+// arriveWithoutReplay handles a live batch of a publisher whose replay socket cannot be asked. If batches are
+// missing before it, a snapshot is requested, if there may be one.
+func (m *Machine) arriveWithoutReplay(now time.Time, b *Batch) {
+	v, missing := m.classify(b)
+	switch {
+	case v == verdictRestart && m.fromSecondPublisher(b):
 		m.beginConflict(now, b.Seq)
 		m.deliverUnordered(b)
-		return
+	case missing.count > 0 && m.Connected() && m.canRestore(now):
+		cause := CauseGap
+		if v == verdictRestart {
+			m.restart(EvidenceBatch, b.Seq)
+			m.incarnation.record(b)
+		}
+		if v != verdictGap {
+			cause = CauseStart
+		}
+		m.bufferLive(b)
+		m.startRestore(now, cause)
+	default:
+		m.deliverWithoutReplay(b, v, missing)
 	}
-	m.deliverWithoutReplay(b, v, missing)
 }
 
 // deliverWithoutReplay reports a restart if a batch shows it, then the missing batches as one gap,
@@ -211,6 +244,9 @@ func (m *Machine) restart(e Evidence, seq uint64) {
 	m.former = former{last: m.order.last, incarnation: m.incarnation, known: true}
 	m.buffer.removeIf(func(b *Batch) bool { return b.connection != m.connections })
 	m.hasUnbuffered = false
+	if m.repair != nil {
+		m.repair.request.restoring = false // the report empties the view
+	}
 	m.forgetIncarnation()
 }
 
@@ -243,7 +279,15 @@ func (m *Machine) read(b *Batch) {
 		m.overrunPending, m.overrunUntil = false, time.Time{}
 	}
 	m.incarnation.record(b)
+	m.deliver(b)
+}
+
+// deliver delivers a batch, and reports what it does not tell.
+func (m *Machine) deliver(b *Batch) {
 	m.emit(Action{Kind: Deliver, Batch: b})
+	if b.Partial {
+		m.reportGap(seqRange{}, feed.GapJoinedLate, nil)
+	}
 }
 
 // suspect reports that the connection seems to be dead.

@@ -6,8 +6,8 @@
 //
 // A batch is read when it is delivered, or reported as lost because it is malformed. For every seq
 // of an incarnation up to the last seq read, exactly one Deliver or ReportGap covers it, in order;
-// for the seqs before first contact, ReportBegin does. No batch is reported as lost that the replay
-// socket still has. If a restart of the engine can be neither confirmed nor excluded, a possible
+// for the seqs before first contact, ReportBegin does, and for those that a snapshot includes, EndRestore. No batch is reported as lost that the replay
+// socket still has, or a snapshot that can be had in time. If a restart of the engine can be neither confirmed nor excluded, a possible
 // restart is reported.
 //
 // A Cursor, which follows from the actions, is what another Machine needs to continue where one ended, with the same
@@ -107,23 +107,35 @@ type Machine struct {
 	heardAt        time.Time // of the last message or connection
 	absentUntil    time.Time // end of the grace time; zero while it does not run
 
-	replayEndpoint string
-	replayHealth   replayHealth
-	restUntil      time.Time // no request is sent to the replay socket before
-	repair         *repair   // nil if none is in progress
-	requestID      uint64    // of the last request
-	buffer         reorderBuffer
+	replayEndpoint   string
+	snapshotEndpoint string
+	snapshotsBegin   bool // see Connection
+	replayHealth     replayHealth
+	restUntil        time.Time // no request is sent to the replay socket before
+	// snapshotRestUntil is the time before which no snapshot is requested.
+	snapshotRestUntil time.Time
+	repair            *repair // nil if none is in progress
+	requestID         uint64  // of the last request
+	buffer            reorderBuffer
 	// unbuffered is the highest seq that arrived and is neither read nor buffered.
 	unbuffered    uint64
 	hasUnbuffered bool
 
 	conflict conflict
+	// snapshotSeq is the last seq that the snapshot includes with which the incarnation began, if hasSnapshot.
+	snapshotSeq uint64
+	hasSnapshot bool
+	// resumedRestore reports whether a part of a snapshot was delivered before Resume, until the next input.
+	resumedRestore bool
 	// resumedConflict reports whether there was a conflict before Resume, until the next connection.
 	resumedConflict bool
 	// overrunPending reports whether messages were dropped since the last batch that was read.
 	// At overrunUntil a gap is reported, unless a batch shows before which seqs were dropped.
 	overrunPending bool
 	overrunUntil   time.Time
+	// resumeUntil is when the last batch read, with which the connection begins, is no longer waited for;
+	// zero if it is not. A possible restart is then reported.
+	resumeUntil time.Time
 	// possibleRestartReported reports whether a possible restart was reported since the last
 	// batch that was read.
 	possibleRestartReported bool
@@ -158,6 +170,9 @@ func (m *Machine) Connections() (current, other ConnectionID) { return m.current
 // Replaying reports whether a replay is in progress; live batches are then buffered.
 func (m *Machine) Replaying() bool { return m.repair != nil }
 
+// Last returns the last seq read. ok is false if no batch of the incarnation was read.
+func (m *Machine) Last() (seq uint64, ok bool) { return m.order.last, m.order.reading() }
+
 // ReplayEndpoint returns the endpoint of the replay socket; empty if there is none.
 func (m *Machine) ReplayEndpoint() string { return m.replayEndpoint }
 
@@ -177,14 +192,17 @@ func (m *Machine) Connect(now time.Time, c Connection) []Action {
 	m.begin()
 	m.other, m.current = m.current, c
 	replayKnown := m.replayEndpoint != ""
-	m.useReplay(c.Replay)
-	m.absentUntil = time.Time{}
+	m.useEndpoints(c)
+	m.absentUntil, m.resumeUntil = time.Time{}, time.Time{}
 	first := m.connections == 0
 	m.connections++
 	m.heardAt = now
 	m.conflict = conflict{}
 	m.former = former{}
-	m.restUntil = time.Time{}
+	m.restUntil, m.snapshotRestUntil = time.Time{}, time.Time{}
+	if m.resumedRestore {
+		m.abortRestore()
+	}
 	if m.state == Suspect || m.state == Conflicted {
 		m.state = m.settledState()
 	}
@@ -205,6 +223,8 @@ func (m *Machine) Connect(now time.Time, c Connection) []Action {
 			m.reportPossibleRestart() // the batches read may be of several connections
 		}
 		m.startRepair(now, CauseReconnect)
+	case !first && m.order.reading() && c.Resumes:
+		m.resumeUntil = now.Add(resumeTimeout)
 	case !first && m.order.reading():
 		m.reportPossibleRestart()
 	}
@@ -239,13 +259,14 @@ func (m *Machine) Disconnect(now time.Time, id ConnectionID) []Action {
 		m.disconnectPublisher(now)
 	case m.current.ID:
 		m.current, m.other = m.other, Connection{}
+		m.resumeUntil = time.Time{} // the next connection resumes, or a possible restart is reported
 		m.connections++
 		if m.current.ID == 0 {
 			m.connections++ // for batches that arrive without a connection
 			m.absentUntil = now.Add(m.cfg.Grace)
 			break
 		}
-		m.useReplay(m.current.Replay)
+		m.useEndpoints(m.current)
 		// The batches read may be of another incarnation than the remaining publisher, which may be of the former.
 		m.former = former{}
 		switch {
@@ -260,10 +281,11 @@ func (m *Machine) Disconnect(now time.Time, id ConnectionID) []Action {
 	return m.actions
 }
 
-// useReplay sets the endpoint of the replay socket.
-func (m *Machine) useReplay(endpoint string) {
-	if endpoint != m.replayEndpoint {
-		m.replayEndpoint, m.replayHealth = endpoint, replayUntried
+// useEndpoints sets the endpoints of a connection's publisher.
+func (m *Machine) useEndpoints(c Connection) {
+	m.snapshotEndpoint, m.snapshotsBegin = c.Snapshot, c.SnapshotsBegin
+	if c.Replay != m.replayEndpoint {
+		m.replayEndpoint, m.replayHealth = c.Replay, replayUntried
 	}
 }
 
@@ -286,10 +308,10 @@ func (m *Machine) Overrun(now time.Time) []Action {
 // Deadline returns when Tick is due; zero if no timeout is running.
 func (m *Machine) Deadline() time.Time {
 	first := m.silentAt()
-	if m.repair == nil && m.absentUntil.IsZero() && m.overrunUntil.IsZero() {
+	if m.repair == nil && m.absentUntil.IsZero() && m.overrunUntil.IsZero() && m.resumeUntil.IsZero() {
 		return first // the common case
 	}
-	for _, t := range [...]time.Time{m.absentUntil, m.overrunUntil, m.retryAt()} {
+	for _, t := range [...]time.Time{m.absentUntil, m.overrunUntil, m.resumeUntil, m.retryAt()} {
 		if !t.IsZero() && (first.IsZero() || t.Before(first)) {
 			first = t
 		}
@@ -315,6 +337,10 @@ func (m *Machine) Tick(now time.Time, workerConnected bool) []Action {
 	if due(m.overrunUntil) {
 		m.overrunUntil = time.Time{}
 		m.reportGap(seqRange{}, feed.GapReplayUnavailable, nil)
+	}
+	if due(m.resumeUntil) {
+		m.resumeUntil = time.Time{}
+		m.reportPossibleRestart()
 	}
 	if due(m.absentUntil) {
 		m.absent(now, workerConnected)
@@ -345,6 +371,9 @@ func (m *Machine) absent(now time.Time, workerConnected bool) {
 	}
 	m.absentUntil = time.Time{}
 	m.emit(Action{Kind: ReportAbsent})
+	if m.resumedRestore {
+		m.abortRestore()
+	}
 	if m.order.reading() {
 		m.reportPossibleRestart()
 	}
@@ -355,10 +384,10 @@ func (m *Machine) Reset() []Action {
 	m.begin()
 	m.endRepair()
 	m.buffer.clear()
-	m.absentUntil = time.Time{}
+	m.absentUntil, m.resumeUntil = time.Time{}, time.Time{}
 	m.overrunPending, m.overrunUntil = false, time.Time{}
 	m.hasUnbuffered = false
-	m.conflict, m.former, m.resumedConflict = conflict{}, former{}, false
+	m.conflict, m.former, m.resumedConflict, m.resumedRestore = conflict{}, former{}, false, false
 	m.forgetIncarnation()
 	m.restarts = 0
 	m.state = Starting
@@ -370,6 +399,7 @@ func (m *Machine) forgetIncarnation() {
 	m.incarnation = incarnation{}
 	m.restarts++
 	m.possibleRestartReported = false
+	m.hasSnapshot = false
 }
 
 // settledState returns the state that follows from the repair in progress and the order.

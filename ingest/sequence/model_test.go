@@ -169,6 +169,12 @@ func TestViewEqualsTheEngineOrTheLossIsReported(t *testing.T) {
 			silences: upTo(3, "silences"), duplicates: upTo(5, "duplicates"), malformed: upTo(5, "malformed"),
 			overruns: upTo(2, "overruns"), unstored: upTo(2, "unstored"), crashes: upTo(2, "crashes"), waits: upTo(2, "waits"),
 		}, below(t, 4, "replay") > 0, below(t, 4, "epochs") == 0, rapid.Bool().Draw(t, "listens"))
+		if below(t, 3, "snapshots") == 0 {
+			w.offers = snapshotsOfPublisher
+			if w.epochs {
+				w.offers = snapshotsOfEpoch
+			}
+		}
 		for range 10 + below(t, 128, "steps") {
 			var next []string
 			for i := range steps {

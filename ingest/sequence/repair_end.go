@@ -11,6 +11,7 @@ import (
 //  1. If a complete request brought nothing, a request for targetPast follows. If a request shows a
 //     restart, a request for all batches follows.
 //  2. Buffered live batches are delivered as far as they follow the last batch read.
+//     If the replies begin after the batches that are missing, a snapshot is requested instead.
 //  3. If nothing is missing then, the repair is done. Otherwise another request follows, after a
 //     wait if this one brought nothing, until maxFailures or maxRepairTime is reached.
 func (m *Machine) ReplayEnded(now time.Time, requestID uint64, outcome Outcome) []Action {
@@ -20,7 +21,15 @@ func (m *Machine) ReplayEnded(now time.Time, requestID uint64, outcome Outcome) 
 	}
 	r := m.repair
 	q := &r.request
+	if q.target == targetSnapshot {
+		m.endSnapshot(now, r, outcome)
+		return m.actions
+	}
 	m.recordHealth(r, outcome)
+	if q.cut == cutForgotten {
+		m.sendSnapshotRequest()
+		return m.actions
+	}
 	if outcome == OutcomeComplete {
 		r.answered = true
 		if q.cut == cutNone && m.requestsAgain(r) {
@@ -117,6 +126,10 @@ func (m *Machine) continueRepair(now time.Time, r *repair, outcome Outcome, flus
 		r.Cause = CauseGap
 	}
 	exhausted := m.exhausted(now, r, outcome)
+	if exhausted && m.lossKnown() && m.Connected() && m.canRestore(now) {
+		m.sendSnapshotRequest()
+		return
+	}
 	if exhausted && (outcome == OutcomeBusy || r.final || q.cut != cutHole) {
 		m.abandonRepair(now, r, outcome)
 		return

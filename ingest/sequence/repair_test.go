@@ -228,7 +228,7 @@ func TestLostReplaySocketEndsTheRepair(t *testing.T) {
 	s.begin("", 3)
 	s.live("", 0, 6)
 	s.do(s.m.Replaced(s.now, Connection{ID: 9}))
-	s.m.useReplay("")
+	s.m.useEndpoints(Connection{Replay: ""})
 	s.live("", 0, 7)
 	s.end(OutcomeSilent)
 	if s.request != nil || s.m.Replaying() {

@@ -43,6 +43,8 @@ const (
 	// batch is among them now, the engine did not restart. Other batches that were read, without
 	// the last, or with another fingerprint, show that it did.
 	targetPast
+	// targetSnapshot: no batches, but a snapshot.
+	targetSnapshot
 )
 
 // recheck is why another request has to follow a complete one.
@@ -65,6 +67,8 @@ const (
 	cutHole
 	// cutRestart: the replies are of another incarnation than the batches that were read.
 	cutRestart
+	// cutForgotten: the replay does not reach back to the batches that are missing. A snapshot is requested.
+	cutForgotten
 )
 
 // repair fetches missing batches from the replay socket with one or more requests:
@@ -79,6 +83,7 @@ const (
 //     replies that the last ones may have been dropped.
 //  5. Then the buffered live batches are delivered. They may show another hole or a restart.
 //  6. After maxFailures requests in a row that brought nothing, the missing batches are lost.
+//  7. Before any batch is reported as lost, a snapshot is requested, if the engine has them.
 type repair struct {
 	Repair
 	// since is the start of maxRepairTime.
@@ -97,6 +102,9 @@ type repair struct {
 	// seq; 0 if all did.
 	forgottenTo uint64
 	retryAt     time.Time // of the next request; zero while a request is in progress
+	// snapshotDue reports whether the next request is for a snapshot, after snapshotFailures in a row.
+	snapshotDue      bool
+	snapshotFailures int
 
 	request request
 }
@@ -115,6 +123,9 @@ type request struct {
 	// advanced reports whether a reply was the next batch.
 	advanced bool
 	cut      cut
+	// restoring reports whether a snapshot is being delivered, which includes the batches up to snapshotSeq.
+	restoring   bool
+	snapshotSeq uint64
 }
 
 // replayable reports whether a replay is in progress, or may be requested now.
@@ -156,6 +167,9 @@ func (m *Machine) reportRepair(k Kind) {
 // endRepair ends the repair in progress, if any. The caller sets the state.
 func (m *Machine) endRepair() {
 	if m.repair != nil {
+		if m.repair.request.restoring {
+			m.abortRestore()
+		}
 		m.emit(Action{Kind: CancelReplay})
 		m.repair = nil
 	}
@@ -168,7 +182,7 @@ func (m *Machine) repairState() State {
 		return Suspect
 	case r.Cause == CauseSilence:
 		return Verifying
-	case r.Cause == CauseStart, r.request.target == targetAll:
+	case r.Cause == CauseStart, r.request.target == targetAll, m.order.progress == progressUnknown:
 		return Starting
 	default:
 		return Repairing
@@ -178,6 +192,10 @@ func (m *Machine) repairState() State {
 // sendRequest sends the repair's next request.
 func (m *Machine) sendRequest() {
 	r := m.repair
+	if r.snapshotDue {
+		m.sendSnapshotRequest()
+		return
+	}
 	m.requestID++
 	r.Requests++
 	r.retryAt = time.Time{}
@@ -222,7 +240,7 @@ func (m *Machine) inProgress(requestID uint64) bool {
 // further replies.
 func (m *Machine) Reply(now time.Time, requestID uint64, b *Batch) (actions []Action, more bool) {
 	m.begin()
-	if !m.inProgress(requestID) {
+	if !m.inProgress(requestID) || m.repair.request.target == targetSnapshot {
 		return nil, false
 	}
 	b.Replayed, b.ReceivedAt = true, now
@@ -237,7 +255,7 @@ func (m *Machine) Reply(now time.Time, requestID uint64, b *Batch) (actions []Ac
 	if m.compare(&r.request, b) {
 		return m.actions, r.request.cut == cutNone
 	}
-	return m.actions, m.readReply(r, b)
+	return m.actions, m.readReply(now, r, b)
 }
 
 // compare compares a reply with the batches that were read, and cuts the request if it shows a
@@ -258,6 +276,8 @@ func (m *Machine) compare(q *request, b *Batch) bool {
 		}
 	case q.target == targetRest && b.Seq == m.order.last && !q.sameIncarnation:
 		switch {
+		case !remembered && m.confirms(b): // it is included in the snapshot
+			q.sameIncarnation = true
 		case !remembered: // it was reported as lost
 			m.reportPossibleRestart()
 			q.sameIncarnation = true
@@ -273,24 +293,32 @@ func (m *Machine) compare(q *request, b *Batch) bool {
 }
 
 // readReply reads a reply after the last batch read, and reports whether more replies are wanted.
-func (m *Machine) readReply(r *repair, b *Batch) (more bool) {
+func (m *Machine) readReply(now time.Time, r *repair, b *Batch) (more bool) {
 	q := &r.request
 	next, known := m.order.next()
 	switch {
+	case m.order.progress == progressUnknown && b.Seq > m.order.first && m.canRestore(now):
+		q.cut = cutForgotten
+		return false
 	case m.order.progress == progressUnknown:
 		if missing := m.beginIncarnation(b.Seq, rangeBetween(m.order.first, b.Seq), b); missing.count > 0 {
 			m.reportGap(missing, feed.GapReplayForgotten, b)
 		}
 	case !known || b.Seq < next:
 		return true
-	case q.replies == 1 && (q.target != targetAll || b.Seq > next):
-		// The first batch requested is missing.
+	case q.replies == 1 && (q.target != targetAll && !m.confirms(b) || b.Seq > next):
+		// The first batch requested is missing. It may be buffered.
+		q.sameIncarnation = q.sameIncarnation || m.confirms(b)
 		if r.forgottenTo != b.Seq && !r.final {
 			r.forgottenTo, q.cut = b.Seq, cutHole
 			return false
 		}
 		if m.bufferContradicts() {
 			q.cut = cutRestart
+			return false
+		}
+		if m.canRestore(now) {
+			q.cut = cutForgotten
 			return false
 		}
 		q.sameIncarnation = true
@@ -302,6 +330,7 @@ func (m *Machine) readReply(r *repair, b *Batch) (more bool) {
 		m.reportGap(rangeBetween(next, b.Seq), feed.GapReplayIncomplete, b)
 	}
 	q.advanced = true
+	q.sameIncarnation = q.sameIncarnation || m.confirms(b)
 	r.Batches++
 	if b.Malformed {
 		m.emit(Action{Kind: Reject, Batch: b})

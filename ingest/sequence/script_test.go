@@ -11,7 +11,13 @@ import (
 // testTime is the time at the start of a test.
 var testTime = time.Unix(1_800_000_000, 42)
 
-const replayEndpoint = "tcp://engine"
+const (
+	replayEndpoint   = "tcp://engine"
+	snapshotEndpoint = "tcp://engine-snapshots"
+)
+
+// publisherOf returns the publisher id of an incarnation.
+func publisherOf(incarnation uint64) []byte { return fmt.Appendf(nil, "publisher %d", incarnation) }
 
 // batchOf returns the batch of a seq in an incarnation of a model engine.
 func batchOf(incarnation, seq uint64) *Batch {
@@ -29,9 +35,11 @@ type script struct {
 	connection ConnectionID
 	// request is the request in progress; nil if there is none.
 	request *Request
-	cursor  Cursor // after the actions
-	lines   []string
-	actions []Kind // kinds of all other actions
+	// snapshot reports whether the request is for a snapshot.
+	snapshot bool
+	cursor   Cursor // after the actions
+	lines    []string
+	actions  []Kind // kinds of all other actions
 }
 
 func newScript(t testing.TB) *script {
@@ -45,7 +53,9 @@ func (s *script) do(actions []Action) {
 		s.cursor.HasReplay = s.m.ReplayEndpoint() != ""
 		switch a.Kind {
 		case Deliver:
-			if !a.Batch.Malformed {
+			if a.Batch.Restored {
+				s.lines = append(s.lines, fmt.Sprintf("part of the snapshot of %d", a.Batch.Seq))
+			} else if !a.Batch.Malformed {
 				s.lines = append(s.lines, fmt.Sprintf("batch %d of %d", a.Batch.Seq, a.Batch.Fingerprint.Hash>>32))
 			}
 		case ReportGap:
@@ -58,8 +68,16 @@ func (s *script) do(actions []Action) {
 			s.lines = append(s.lines, "restarted")
 		case ReportConflict:
 			s.lines = append(s.lines, "conflict")
+		case BeginRestore:
+			s.lines = append(s.lines, "discarded")
+		case AbortRestore:
+			s.lines = append(s.lines, fmt.Sprintf("discarded, gap %v", a.Reason))
+		case EndRestore:
+			s.lines = append(s.lines, fmt.Sprintf("restored up to %d", a.Seq))
 		case RequestReplay:
-			s.request = a.Request
+			s.request, s.snapshot = a.Request, false
+		case RequestSnapshot:
+			s.request, s.snapshot = a.Request, true
 		case CancelReplay:
 			s.request = nil
 		default:

@@ -54,7 +54,12 @@ var steps = []step{
 	{
 		"overrun",
 		func(w *world) bool { return w.current.inFlight != 0 && w.current.known && w.left.overruns > 0 },
-		func(w *world) { w.left.overruns--; w.current.inFlight = 0; w.do(w.m.Overrun(w.now)) },
+		func(w *world) {
+			w.left.overruns--
+			w.lossless = w.lossless && !w.resumes
+			w.current.inFlight = 0
+			w.do(w.m.Overrun(w.now))
+		},
 	},
 	{"connect", (*world).canConnect, (*world).connect},
 	{
@@ -109,9 +114,12 @@ var steps = []step{
 	},
 	{
 		"end",
-		func(w *world) bool { return w.request != nil && w.sent && w.replies == 0 },
+		func(w *world) bool {
+			return w.request != nil && w.sent && w.replies == 0 && w.snapshot == snapshotDone
+		},
 		func(w *world) { w.end(OutcomeComplete) },
 	},
+	{"snapshot", func(w *world) bool { return w.snapshot != snapshotDone }, (*world).restore},
 	{"cut off, silent", (*world).cutOff, func(w *world) { w.end(OutcomeSilent) }},
 	{"cut off, failed", (*world).cutOff, func(w *world) { w.end(OutcomeFailed) }},
 	{
@@ -126,8 +134,15 @@ var steps = []step{
 	},
 	{
 		"forget",
-		func(w *world) bool { return w.stored != 0 && w.left.forgets > 0 },
-		func(w *world) { w.left.forgets--; w.stored.pop(); w.lossless = false },
+		func(w *world) bool {
+			// An engine with snapshots keeps at least its last batch.
+			return w.left.forgets > 0 && w.stored != 0 && (w.offers == noSnapshots || w.stored&(w.stored-1) != 0)
+		},
+		func(w *world) {
+			w.left.forgets--
+			w.stored.pop()
+			w.lossless = w.lossless && w.offers == snapshotsOfPublisher && !w.snapshotSent
+		},
 	},
 	{
 		"silence",

@@ -34,10 +34,15 @@ type world struct {
 	// with one of them: calls that were not stored are lost with it.
 	durable [3]durableState
 	epochs  bool // the engine names its incarnation
-	replay  bool // the engine has a replay socket
+	// offers is the kind of snapshots that the engine offers.
+	offers snapshotKind
+	replay bool // the engine has a replay socket
 	// listens reports whether the engine connects. Then its next connection may be known before the
 	// end of the former connection.
 	listens bool
+	// resumes reports whether the engine publishes by a call, which begins with the last batch read if the engine has one
+	// of that seq. Otherwise it has only later batches.
+	resumes bool
 	left    limits
 
 	incarnation, next uint64
@@ -50,6 +55,11 @@ type world struct {
 	// replies are the remaining replies to a request that was sent, by the incarnation repliesOf.
 	replies   seqSet
 	repliesOf uint64
+	// snapshot is what is left of the reply to a request for a snapshot, if asked, which is of repliesOf and
+	// includes the batches up to snapshotSeq. snapshotSent reports whether any was ever sent.
+	asked, snapshotSent bool
+	snapshot            snapshotPart
+	snapshotSeq         uint64
 	// alone reports whether the request was sent without a connection, and none was known since.
 	alone bool
 	// answered is the incarnation that answered such a request with batches. A late batch of an earlier
@@ -66,6 +76,28 @@ type durableState struct {
 	view   worldView
 	cursor Cursor
 }
+
+// snapshotKind is how an engine offers snapshots.
+type snapshotKind uint8
+
+const (
+	noSnapshots snapshotKind = iota
+	// snapshotsOfPublisher: live batches and replies have a publisher id, as vLLM's.
+	snapshotsOfPublisher
+	// snapshotsOfEpoch: live batches have an epoch, and a request makes the engine publish a batch, as SGLang's. They
+	// are used to begin with only.
+	snapshotsOfEpoch
+)
+
+// snapshotPart is the next part of a snapshot, which has two batches.
+type snapshotPart uint8
+
+const (
+	snapshotDone snapshotPart = iota
+	snapshotUpper
+	snapshotLower
+	snapshotHeader
+)
 
 // pipe is a connection on which an engine publishes. The zero value is none.
 type pipe struct {
@@ -91,6 +123,8 @@ func (s *seqSet) pop() (seq uint64) {
 	return seq
 }
 
+func (s seqSet) has(seq uint64) bool { return s>>seq&1 != 0 }
+
 func (s *seqSet) add(seq uint64) { *s |= 1 << seq }
 
 // worldView is a router's state: the blocks by incarnation, and whether a loss was reported.
@@ -103,7 +137,9 @@ type worldView struct {
 	conflict bool
 	// doubted reports whether a possible restart was reported, or that the replay socket no longer has a batch.
 	doubted bool
-	wrong   string // describes an error in the order of batches; empty if there is none
+	// restoring reports whether a part of a snapshot was delivered, and aborted whether the view was emptied of one.
+	restoring, aborted bool
+	wrong              string // describes an error in the order of batches; empty if there is none
 }
 
 func (v *worldView) do(a *Action) {
@@ -111,6 +147,13 @@ func (v *worldView) do(a *Action) {
 	case Deliver:
 		b := a.Batch
 		if b.Malformed { // reported as lost before
+			break
+		}
+		if b.Restored {
+			if !v.restoring {
+				v.wrong = "a batch of a snapshot that was not begun"
+			}
+			v.blocks[b.Fingerprint.Hash>>32] |= seqSet(b.Fingerprint.Time)
 			break
 		}
 		due := uint64(0)
@@ -137,6 +180,12 @@ func (v *worldView) do(a *Action) {
 		v.conflict = true
 	case ReportRestart:
 		*v = worldView{wrong: v.wrong}
+	case AbortRestore:
+		*v = worldView{wrong: v.wrong, aborted: true, reported: a.Reason != 0}
+	case BeginRestore:
+		*v = worldView{wrong: v.wrong, restoring: true}
+	case EndRestore:
+		v.restoring, v.begun, v.last = false, true, a.Seq
 	default:
 	}
 }
@@ -147,8 +196,8 @@ func (w *world) do(actions []Action) {
 		if a.Kind == Deliver && isLate(a.Batch) && a.Batch.Fingerprint.Hash>>32 < w.answered {
 			w.view.wrong = fmt.Sprintf("late batch %d of an incarnation before that of the replies", a.Batch.Seq)
 		}
-		// With epochs, late batches of an earlier incarnation may lead to a restart too many, which is repaired.
-		if a.Kind == ReportRestart && a.Evidence != EvidenceConflict && w.replay && w.lossless && !w.epochs && !w.view.conflict &&
+		// With epochs and publisher ids, late batches of an earlier incarnation may lead to a restart too many, which is repaired.
+		if a.Kind == ReportRestart && a.Evidence != EvidenceConflict && w.replay && w.lossless && !w.epochs && w.offers == noSnapshots && !w.view.conflict &&
 			w.view.begun && w.view.blocks == only(w.incarnation, w.view.blocks[w.incarnation]) {
 			w.view.wrong = "a restart of an engine that did not restart"
 		}
@@ -159,11 +208,17 @@ func (w *world) do(actions []Action) {
 		}
 		switch a.Kind {
 		case RequestReplay:
-			w.request, w.sent, w.replies = a.Request, false, 0
+			w.ask(a.Request, false)
+		case RequestSnapshot:
+			w.ask(a.Request, true)
 		case CancelReplay:
-			w.request, w.sent, w.replies = nil, false, 0
-		case RepairFailed:
+			w.ask(nil, false)
+		case RepairFailed, SnapshotFailed:
 			w.lossless = false
+		case ReportRestart:
+			w.lossless = w.lossless && !w.snapshotSent // as below
+		case ReportConflict:
+			w.lossless = w.lossless && w.offers == noSnapshots // a second snapshot may not be requested so soon
 		case Reconnect:
 			w.close()
 		default:
@@ -174,11 +229,17 @@ func (w *world) do(actions []Action) {
 	}
 }
 
+// ask replaces the request in progress.
+func (w *world) ask(q *Request, snapshot bool) {
+	w.request, w.sent, w.replies, w.asked, w.snapshot = q, false, 0, snapshot, snapshotDone
+}
+
 // log makes the state durable if the lane is called for the action.
 func (w *world) log(a *Action) {
 	w.cursor.Apply(a)
 	w.cursor.HasReplay = w.m.ReplayEndpoint() != ""
-	if a.Kind == ReportGap || a.Kind == ReportRestart || a.Kind == Deliver && !a.Batch.Malformed {
+	if a.Kind == ReportGap || a.Kind == ReportRestart || a.Kind == Deliver && !a.Batch.Malformed ||
+		a.Kind == BeginRestore || a.Kind == EndRestore || a.Kind == AbortRestore {
 		copy(w.durable[1:], w.durable[:])
 		w.durable[0] = durableState{w.view, w.cursor}
 	}
@@ -191,7 +252,8 @@ func (w *world) crash(s durableState) {
 		w.durable[i] = s
 	}
 	w.current, w.former = pipe{}, pipe{}
-	w.request, w.sent, w.replies, w.alone, w.answered = nil, false, 0, false, 0
+	w.ask(nil, false)
+	w.alone, w.answered = false, 0
 	w.m = New(w.m.cfg)
 	if s.cursor != (Cursor{}) {
 		replay := ""
@@ -229,6 +291,7 @@ func (w *world) publish(arrives bool) {
 
 func (w *world) restart() {
 	w.incarnation, w.next, w.stored = w.incarnation+1, 0, 0
+	w.lossless = w.lossless && !w.resumes // the next connection begins after its first batches
 	w.close()
 }
 
@@ -262,6 +325,19 @@ func (w *world) learn(p *pipe) {
 	if w.replay {
 		c.Replay = replayEndpoint
 	}
+	if w.offers != noSnapshots {
+		c.Snapshot, c.SnapshotsBegin = snapshotEndpoint, w.offers == snapshotsOfEpoch
+	}
+	if w.resumes {
+		switch last, ok := w.m.Last(); {
+		case !ok:
+			p.inFlight = w.stored
+		case w.stored.has(last):
+			c.Resumes, p.inFlight = true, w.stored&^(1<<last-1)
+		default:
+			w.lossless = false
+		}
+	}
 	w.do(w.m.Connect(w.now, c))
 }
 
@@ -274,7 +350,11 @@ func (w *world) arriveAs(p *pipe, seq uint64, malformed bool) {
 	}
 	b := batchOf(p.incarnation, seq)
 	if b.Malformed = malformed; malformed {
+		w.lossless = w.lossless && !w.resumes // there is no other way to get it
 		b.Fingerprint.Hash = ^b.Fingerprint.Hash
+	}
+	if w.offers == snapshotsOfPublisher && !malformed {
+		b.Publisher = publisherOf(p.incarnation)
 	}
 	if w.epochs {
 		b.Epoch = []byte(strconv.FormatUint(p.incarnation, 10))
@@ -315,11 +395,25 @@ func (w *world) disconnect(p *pipe, overtakes bool) {
 func (w *world) send() {
 	w.sent, w.alone = true, !w.m.Connected()
 	w.m.Sent(w.request.ID)
+	if w.asked {
+		w.snapshotSent = true
+		if w.offers == snapshotsOfEpoch {
+			w.publish(true)
+			w.lossless = false // replies do not name the incarnation: a restart may be reported as possible
+		}
+		if w.next > 0 {
+			w.snapshot, w.snapshotSeq, w.repliesOf = snapshotHeader, w.next-1, w.incarnation
+		}
+		return
+	}
 	w.replies, w.repliesOf = w.stored&^(1<<w.request.From-1), w.incarnation
 }
 
 func (w *world) reply() {
 	b := batchOf(w.repliesOf, w.replies.pop())
+	if w.offers == snapshotsOfPublisher {
+		b.Publisher = publisherOf(w.repliesOf)
+	}
 	id := w.request.ID
 	actions, more := w.m.Reply(w.now, id, b)
 	w.do(actions)
@@ -328,12 +422,48 @@ func (w *world) reply() {
 	}
 }
 
+// restore passes the next part of a snapshot to the machine.
+func (w *world) restore() {
+	half := seqSet(1)<<(w.snapshotSeq/2+1) - 1
+	b := &Batch{Publisher: publisherOf(w.repliesOf)}
+	if w.offers == snapshotsOfEpoch {
+		b.Publisher = nil
+	}
+	b.Fingerprint.Hash = w.repliesOf << 32
+	pass := w.m.SnapshotBatch
+	switch w.snapshot {
+	case snapshotHeader:
+		b.Seq = w.snapshotSeq
+		if w.offers == snapshotsOfEpoch {
+			b.Epoch = []byte(strconv.FormatUint(w.repliesOf, 10))
+		}
+		pass = w.m.SnapshotHeader
+	case snapshotLower:
+		b.Fingerprint.Time = uint64(half)
+	default:
+		b.Fingerprint.Time = uint64((seqSet(1)<<(w.snapshotSeq+1) - 1) &^ half)
+	}
+	w.snapshot--
+	id := w.request.ID
+	actions, more := pass(w.now, id, b)
+	w.do(actions)
+	if w.request == nil || w.request.ID != id {
+		return
+	}
+	if !more {
+		w.end(OutcomeComplete)
+	}
+}
+
 func (w *world) end(o Outcome) {
 	id := w.request.ID
+	if w.asked && w.sent && w.snapshot == snapshotDone && o == OutcomeComplete && w.next == 0 {
+		o = OutcomeFailed // the engine has nothing
+	}
 	if q := &w.m.repair.request; o == OutcomeComplete && w.alone && q.replies > 0 && q.cut == cutNone {
 		w.answered = w.repliesOf
 	}
-	w.request, w.sent, w.replies = nil, false, 0
+	w.ask(nil, false)
 	w.do(w.m.ReplayEnded(w.now, id, o))
 }
 
@@ -350,6 +480,8 @@ func (w *world) settle() string {
 			w.send()
 		case w.replies != 0:
 			w.reply()
+		case w.snapshot != snapshotDone:
+			w.restore()
 		case w.request != nil:
 			w.end(OutcomeComplete)
 		case w.former.inFlight != 0:
@@ -386,11 +518,13 @@ func (w *world) check() string {
 	switch v := w.view; {
 	case v.wrong != "":
 		return v.wrong
+	case v.restoring:
+		return "the view has a part of a snapshot"
 	case v.blocks != want && !v.reported:
 		return fmt.Sprintf("blocks %b, want %b, and nothing is reported", v.blocks, want)
 	case v.blocks[w.incarnation] != 0 && v.blocks != only(w.incarnation, v.blocks[w.incarnation]) && !v.doubted && !v.conflict:
 		return "a restart is neither detected nor reported as possible"
-	case v.reported && w.replay && w.lossless:
+	case v.reported && !v.aborted && (w.replay || w.resumes) && w.lossless:
 		return "a loss is reported that could have been repaired"
 	case w.m.Replaying() || w.m.buffer.head() != nil || w.m.State() != Live:
 		return fmt.Sprintf("state %v, replaying %v, %d buffered", w.m.State(), w.m.Replaying(), len(w.m.buffer.batches))

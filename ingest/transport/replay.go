@@ -53,7 +53,7 @@ var (
 	ErrReplayOverrun = errors.New("replies were dropped")
 )
 
-// Requests sends requests to replay sockets, a bounded number at a time. It is safe for
+// Requests sends requests to replay sockets and for snapshots, a bounded number at a time. It is safe for
 // concurrent use. Its exported fields must not change while requests are in progress.
 type Requests struct {
 	transport Transport
@@ -62,22 +62,28 @@ type Requests struct {
 	// A request to a socket that answered the last request needs a slot of transfers. Any
 	// other needs a slot of first, and exchanges it when the first reply has come.
 	first, transfers *slots
+	snapshots        *slots
 	waiting          prometheus.Gauge
 
 	// FirstReply is how long the first reply of a socket may take that did not answer the
 	// last request, and FirstPatience how long such a request waits for a slot.
 	FirstReply, FirstPatience time.Duration
+	// Frames sends the requests for snapshots, whose frames have SnapshotBytes together at most. The default is
+	// MaxSnapshotBytes.
+	Frames        FrameRequester
+	SnapshotBytes int64
 }
 
 // NewRequests returns Requests whose replies may each take timeout. inProgress has the
-// label state: waiting, asking or transferring.
+// label state: waiting, asking, transferring or snapshot.
 func NewRequests(t Transport, timeout time.Duration, onDrop func(n int), inProgress *prometheus.GaugeVec) *Requests {
 	return &Requests{
 		transport: t, timeout: timeout, onDrop: onDrop,
 		first:      &slots{semaphore: semaphore.NewWeighted(maxFirstRequests), used: inProgress.WithLabelValues("asking")},
 		transfers:  &slots{semaphore: semaphore.NewWeighted(maxTransfers), used: inProgress.WithLabelValues("transferring")},
+		snapshots:  &slots{semaphore: semaphore.NewWeighted(maxSnapshots), used: inProgress.WithLabelValues("snapshot")},
 		waiting:    inProgress.WithLabelValues("waiting"),
-		FirstReply: firstReplyTimeout, FirstPatience: slotPatience,
+		FirstReply: firstReplyTimeout, FirstPatience: slotPatience, SnapshotBytes: MaxSnapshotBytes,
 	}
 }
 

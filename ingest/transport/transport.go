@@ -4,7 +4,8 @@
 // replay sockets. Out: a Receiver has the messages of a socket in the order in which each
 // connection delivered them, and the events of the connections among them.
 //
-// Package libzmq implements Transport with libzmq, package native in Go.
+// Package libzmq implements Transport with libzmq, package native in Go. Package enginegrpc has Receivers of
+// engines that are read by gRPC.
 package transport
 
 import (
@@ -38,6 +39,9 @@ var (
 	ErrInterrupted = errors.New("receiver was interrupted")
 	// ErrEnded is returned by Receiver.Next after the end of the only connection.
 	ErrEnded = errors.New("connection has ended")
+	// ErrLost is the error of a connection after which the next one cannot continue: batches were lost, or
+	// the engine restarted.
+	ErrLost = errors.New("batches were lost")
 )
 
 // Transport makes Receivers. It is safe for concurrent use.
@@ -56,6 +60,14 @@ type Transport interface {
 	Request(endpoint string, onDrop func(n int), frames ...[]byte) (Receiver, error)
 	// Close releases the transport. All Receivers must be closed before.
 	Close() error
+}
+
+// FrameRequester sends requests whose replies are not bounded by KeptFrames and MaxPayloadBytes. It is safe for
+// concurrent use.
+type FrameRequester interface {
+	// RequestFrames does what Transport.Request does, except that each frame of a reply is a message of its own,
+	// as soon as it has arrived. A frame has at most MaxPayloadBytes. Nothing is dropped.
+	RequestFrames(endpoint string, frames ...[]byte) (Receiver, error)
 }
 
 // Receiver is a socket that receives. One goroutine calls Next and Recycle; the other methods
@@ -84,8 +96,14 @@ type Message struct {
 	Frames [][]byte
 	// Count is the number of all frames; 0 for a dropped message.
 	Count int
+	// More reports whether the message is a frame of a message with further frames: see FrameRequester.
+	More bool
 	// Conn is the message's connection, as in its events; -1 if it is unknown.
 	Conn int
+	// Foreign reports whether the message is of a dp rank that its source does not have.
+	Foreign bool
+	// Partial reports whether the message begins with a clear, after which its publisher does not tell all blocks.
+	Partial bool
 	// Peer is the address of the connection's peer. It is set for bound sockets, and
 	// invalid if the peer has no IP address.
 	Peer netip.Addr
@@ -117,6 +135,9 @@ type Event struct {
 	Kind EventKind
 	// Conn identifies the connection until it is Disconnected.
 	Conn int
+	// Resumed reports whether the peer of a new connection was asked to begin with the last batch that was
+	// read, and did not refuse.
+	Resumed bool
 	// Err is why a connection has ended or failed; nil if that is unknown.
 	Err error
 	// Before is the index of the first message of the chunk that arrived after the event.

@@ -33,6 +33,8 @@ type encoder struct {
 	size int // of the last payload, an estimate for the next one
 	// hybrid is reused by encode.
 	hybrid []wire.Event
+	// publisher is the publisher id; nil for none.
+	publisher []byte
 }
 
 // newEncoder returns an encoder, or the reason why the configuration cannot be encoded.
@@ -68,6 +70,8 @@ func (e *encoder) encode(events []wire.Event) ([]byte, error) {
 		Rank:    e.cfg.Rank,
 		HasRank: !e.cfg.OmitRank,
 		Events:  events,
+
+		PublisherID: e.publisher,
 	})
 	if err != nil {
 		return nil, err
@@ -104,6 +108,19 @@ type feed struct {
 	encoder encoder
 	next    uint64  // seq of the next batch
 	delayed []batch // in the order of the calls of delay
+	// snapshot is what a snapshot includes; nil without them.
+	snapshot *snapshot
+}
+
+// newFeed returns the feed of an engine.
+func newFeed(s *sockets, e encoder) *feed {
+	f := &feed{sockets: s, encoder: e, next: e.cfg.FirstSeq}
+	if s.cfg.Snapshot != "" {
+		f.snapshot = &snapshot{}
+		f.snapshot.restart(f)
+		s.answerSnapshot = f.makeSnapshot
+	}
+	return f
 }
 
 // add encodes events as the batch with the next seq, and optionally buffers it for replay. An encoding error uses no
@@ -115,6 +132,7 @@ func (f *feed) add(events []wire.Event, buffer bool) (batch, error) {
 	}
 	b := batch{f.next, payload}
 	f.next++
+	f.snapshot.apply(events)
 	if buffer {
 		f.replayBuffer.add(b.seq, b.payload)
 	}
@@ -152,5 +170,6 @@ func (f *feed) sendDelayed(seqs ...uint64) error {
 func (f *feed) restart(seq uint64) {
 	f.replayBuffer.clear()
 	f.next = seq
+	f.snapshot.restart(f)
 	f.silent, f.faults = false, ReplayFaults{}
 }

@@ -5,11 +5,12 @@ import (
 	"sync"
 )
 
-// counts are numbers of subscriptions and replay requests, of all peers.
+// counts are numbers of subscriptions and requests, of all peers.
 type counts struct {
 	subscriptions int // current subscriptions
 	requests      int // received replay requests
 	replays       int // answered replay requests
+	snapshots     int // received requests for snapshots
 }
 
 // counters are counts that goroutines can wait for.
@@ -26,6 +27,7 @@ func (t *counters) add(more counts) {
 		c.subscriptions += more.subscriptions
 		c.requests += more.requests
 		c.replays += more.replays
+		c.snapshots += more.snapshots
 	})
 }
 

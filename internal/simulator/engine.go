@@ -54,6 +54,7 @@ type Engine struct {
 	feed     *feed
 	endpoint string
 	replay   string
+	snapshot string
 	faults   faultState
 	finished chan struct{}
 	started  atomic.Bool
@@ -105,8 +106,8 @@ func newEngine(cfg Config) (*Engine, error) {
 	}
 	return &Engine{
 		cfg: cfg, pool: pool, load: l,
-		feed:     &feed{sockets: s, encoder: enc, next: cfg.FirstSeq},
-		endpoint: s.endpoint, replay: s.replay,
+		feed:     newFeed(s, enc),
+		endpoint: s.endpoint, replay: s.replay, snapshot: s.snapshot,
 		faults:   faultState{lastSentLive: true},
 		summary:  Summary{NextSeq: cfg.FirstSeq},
 		finished: make(chan struct{}),
@@ -120,6 +121,10 @@ func (e *Engine) Endpoint() string { return e.endpoint }
 // ReplayEndpoint returns the endpoint that the ROUTER socket is bound to, with its actual port; it
 // is empty without replay.
 func (e *Engine) ReplayEndpoint() string { return e.replay }
+
+// SnapshotEndpoint returns the endpoint that the socket for snapshots is bound to, with its actual port; it is empty
+// without snapshots.
+func (e *Engine) SnapshotEndpoint() string { return e.snapshot }
 
 // Finished is closed when the last batch has been published, or when Run ends earlier.
 func (e *Engine) Finished() <-chan struct{} { return e.finished }

@@ -23,6 +23,7 @@ type Publisher struct {
 	feed     *feed // used by goroutine serve only, except wake and the counters
 	endpoint string
 	replay   string
+	snapshot string
 	commands chan command
 	closing  chan struct{}
 	once     sync.Once
@@ -52,9 +53,10 @@ func NewPublisher(cfg PublisherConfig) (*Publisher, error) {
 		return nil, fmt.Errorf("new publisher: %w", err)
 	}
 	p := &Publisher{
-		feed:     &feed{sockets: s, encoder: enc, next: cfg.FirstSeq},
+		feed:     newFeed(s, enc),
 		endpoint: s.endpoint,
 		replay:   s.replay,
+		snapshot: s.snapshot,
 		commands: make(chan command, 16),
 		closing:  make(chan struct{}),
 		done:     make(chan struct{}),
@@ -70,6 +72,10 @@ func (p *Publisher) Endpoint() string { return p.endpoint }
 // ReplayEndpoint returns the endpoint that the ROUTER socket is bound to, with its actual port; it
 // is empty without replay.
 func (p *Publisher) ReplayEndpoint() string { return p.replay }
+
+// SnapshotEndpoint returns the endpoint that the socket for snapshots is bound to, with its actual port; it is empty
+// without snapshots.
+func (p *Publisher) SnapshotEndpoint() string { return p.snapshot }
 
 // Publish sends a batch of these events with the next seq, which it returns, and buffers the batch
 // for replay. Events that cannot be encoded are rejected with an error, and use no seq.
@@ -125,6 +131,11 @@ func (p *Publisher) WaitReplays(ctx context.Context, n int) error {
 // WaitReplayRequests returns once n replay requests have been received in total, answered or not.
 func (p *Publisher) WaitReplayRequests(ctx context.Context, n int) error {
 	return p.wait(ctx, fmt.Sprintf("%d requests for replay", n), func(c counts) bool { return c.requests >= n })
+}
+
+// WaitSnapshots returns once n requests for a snapshot have been received in total, answered or not.
+func (p *Publisher) WaitSnapshots(ctx context.Context, n int) error {
+	return p.wait(ctx, fmt.Sprintf("%d requests for snapshots", n), func(c counts) bool { return c.snapshots >= n })
 }
 
 func (p *Publisher) wait(ctx context.Context, what string, enough func(counts) bool) error {

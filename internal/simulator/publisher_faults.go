@@ -79,6 +79,11 @@ func (p *Publisher) SetReplayFaults(f ReplayFaults) error {
 	return p.run(func() error { p.feed.faults = f; return nil })
 }
 
+// SetSnapshotFaults sets the faults of the answers to requests for snapshots from now on. The publisher has snapshots.
+func (p *Publisher) SetSnapshotFaults(f SnapshotFaults) error {
+	return p.run(func() error { p.feed.snapshot.faults = f; return nil })
+}
+
 // RemoveFromReplay removes batches from the replay buffer, so that no replay returns them.
 func (p *Publisher) RemoveFromReplay(seqs ...uint64) error {
 	seqs = slices.Clone(seqs)

@@ -66,7 +66,24 @@ type SocketConfig struct {
 	// 100 ms in vLLM. 0 means that requests are answered at once. The publisher also polls after
 	// each batch.
 	ReplayPoll time.Duration
+
+	// Snapshot is the endpoint that the socket for snapshots binds to; empty means none. With it, batches have a
+	// publisher id, or live topics an epoch, and those of a restarted engine another.
+	Snapshot string
+	// SnapshotForm is the form of the snapshots.
+	SnapshotForm SnapshotForm
 }
+
+// SnapshotForm is the form of an engine's snapshots.
+type SnapshotForm int
+
+// The forms, as of November 2026.
+const (
+	// SnapshotVLLM is that of the proposal for vLLM, pull request 57789.
+	SnapshotVLLM SnapshotForm = iota
+	// SnapshotSGLang is that of SGLang's builds with a snapshot_endpoint: hashes and parents, of a set of blocks.
+	SnapshotSGLang
+)
 
 func (c SocketConfig) withDefaults() SocketConfig {
 	if c.Endpoint == "" {

@@ -18,11 +18,16 @@ const maxRequests = 100
 // sockets are an engine's two sockets. Only one goroutine may call its methods, except wake, which
 // is safe for concurrent use.
 type sockets struct {
-	cfg            SocketConfig
-	pub            *outbound.Socket // nil while the sockets are closed
-	router         *outbound.Socket // nil then, and without replay
-	closing        chan struct{}    // closed when pub and router are closed
-	requests       chan outbound.Event
+	cfg          SocketConfig
+	pub          *outbound.Socket // nil while the sockets are closed
+	router       *outbound.Socket // nil then, and without replay
+	snapshots    *outbound.Socket // nil then, and without snapshots
+	closing      chan struct{}    // closed when pub and router are closed
+	requests     chan outbound.Event
+	snapshotAsks chan outbound.Event
+	// answerSnapshot returns the messages that answer a request for a snapshot, without the delimiter.
+	answerSnapshot func() [][][]byte
+	epoch          string        // in live topics; empty for none
 	wakeups        chan struct{} // ends serve
 	counters       *counters
 	replayBuffer   replayBuffer
@@ -33,13 +38,14 @@ type sockets struct {
 	// The endpoints that the sockets were first bound to, for reopening them.
 	endpoint string
 	replay   string
+	snapshot string
 }
 
 // openSockets returns sockets that are bound or connecting.
 func openSockets(cfg SocketConfig) (*sockets, error) {
 	cfg = cfg.withDefaults()
 	s := &sockets{
-		cfg: cfg, endpoint: cfg.Endpoint, replay: cfg.Replay, wakeups: make(chan struct{}, 1),
+		cfg: cfg, endpoint: cfg.Endpoint, replay: cfg.Replay, snapshot: cfg.Snapshot, wakeups: make(chan struct{}, 1),
 		counters: newCounters(), replayBuffer: replayBuffer{limit: cfg.ReplayLimit},
 	}
 	if err := s.openPorts(); err != nil {
@@ -55,6 +61,7 @@ func (s *sockets) openPorts() (err error) {
 		return nil
 	}
 	s.closing, s.requests = make(chan struct{}), make(chan outbound.Event, maxRequests)
+	s.snapshotAsks = make(chan outbound.Event, maxRequests)
 	pub := outbound.Config{Type: zmtp.PUB, HighWater: s.cfg.HWM, OnEvent: s.subscription}
 	if s.cfg.Mode.binds(s.cfg.Endpoint) {
 		s.pub, s.endpoint, err = bind(s.endpoint, pub)
@@ -64,18 +71,24 @@ func (s *sockets) openPorts() (err error) {
 	if err != nil {
 		return fmt.Errorf("open publisher at %s: %w", s.endpoint, err)
 	}
-	if s.cfg.Replay == "" {
-		return nil
+	router := func(requests chan<- outbound.Event) outbound.Config {
+		closing := s.closing
+		return outbound.Config{Type: zmtp.ROUTER, HighWater: s.cfg.ReplayHWM, OnEvent: func(e outbound.Event) {
+			select {
+			case requests <- e:
+			case <-closing:
+			}
+		}}
 	}
-	closing, requests := s.closing, s.requests
-	router := outbound.Config{Type: zmtp.ROUTER, HighWater: s.cfg.ReplayHWM, OnEvent: func(e outbound.Event) {
-		select {
-		case requests <- e:
-		case <-closing:
+	if s.cfg.Replay != "" {
+		if s.router, s.replay, err = bind(s.replay, router(s.requests)); err != nil {
+			return fmt.Errorf("open replay at %s: %w", s.replay, err)
 		}
-	}}
-	if s.router, s.replay, err = bind(s.replay, router); err != nil {
-		return fmt.Errorf("open replay at %s: %w", s.replay, err)
+	}
+	if s.cfg.Snapshot != "" {
+		if s.snapshots, s.snapshot, err = bind(s.snapshot, router(s.snapshotAsks)); err != nil {
+			return fmt.Errorf("open snapshots at %s: %w", s.snapshot, err)
+		}
 	}
 	return nil
 }
@@ -91,7 +104,10 @@ func (s *sockets) closePorts(linger time.Duration) {
 	if s.router != nil {
 		s.router.Close(linger)
 	}
-	s.pub, s.router = nil, nil
+	if s.snapshots != nil {
+		s.snapshots.Close(linger)
+	}
+	s.pub, s.router, s.snapshots = nil, nil, nil
 	s.counters.disconnected()
 }
 
@@ -154,8 +170,21 @@ func (s *sockets) send(frames ...[]byte) {
 
 // publish sends a batch in the usual three frames.
 func (s *sockets) publish(seq uint64, payload []byte) {
+	s.publishAs(s.liveTopic(), seq, payload)
+}
+
+// publishAs sends a batch with another topic.
+func (s *sockets) publishAs(topic string, seq uint64, payload []byte) {
 	s.nextReplayPoll = time.Time{}
-	s.send([]byte(s.cfg.Topic), seqFrame(seq), payload)
+	s.send([]byte(topic), seqFrame(seq), payload)
+}
+
+// liveTopic returns the topic of live batches.
+func (s *sockets) liveTopic() string {
+	if s.epoch == "" {
+		return s.cfg.Topic
+	}
+	return s.cfg.Topic + "\x00sgl-kv-epoch=" + s.epoch
 }
 
 func seqFrame(seq uint64) []byte { return binary.BigEndian.AppendUint64(nil, seq) }
@@ -181,6 +210,9 @@ func (s *sockets) serve(timeout time.Duration) {
 	select {
 	case e := <-requests:
 		s.serveReplay(e)
+		return
+	case e := <-s.snapshotAsks:
+		s.serveSnapshot(e)
 		return
 	case <-s.wakeups:
 	case <-due:

@@ -42,27 +42,27 @@ var client = &http.Client{
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 }
 
-// Ask returns the worker with what its engine tells about its source. It returns the worker unchanged if the engine is of
-// a version that does not tell.
-func Ask(ctx context.Context, w config.Worker) (config.Worker, error) {
+// Ask returns the worker with what its engine tells about its source. It returns the worker unchanged, and told is false, if
+// the engine is of a version that does not tell.
+func Ask(ctx context.Context, w config.Worker) (_ config.Worker, told bool, err error) {
 	ask := askVLLM
 	if w.Sources[0].Engine == feed.EngineSGLang {
 		ask = askSGLang
 	}
-	told, err := ask(ctx, w.HTTP)
+	answer, err := ask(ctx, w.HTTP)
 	switch {
 	case errors.Is(err, errNotFound):
-		return w, nil
+		return w, false, nil
 	case err != nil:
-		return w, fmt.Errorf("ask engine at %s: %w", w.HTTP, err)
+		return w, false, fmt.Errorf("ask engine at %s: %w", w.HTTP, err)
 	}
 	server, err := url.Parse(w.HTTP)
 	if err != nil {
-		return w, fmt.Errorf("ask engine: %w", err)
+		return w, false, fmt.Errorf("ask engine: %w", err)
 	}
 	source := w.Sources[0]
-	if source.Ranks, err = told.at(ctx, server.Hostname()); err != nil {
-		return w, fmt.Errorf("engine at %s has endpoints that kvcast cannot connect to: %w", w.HTTP, err)
+	if source.Ranks, err = answer.at(ctx, server.Hostname()); err != nil {
+		return w, false, fmt.Errorf("engine at %s has endpoints that kvcast cannot connect to: %w", w.HTTP, err)
 	}
 	source.Connect, source.Replay, source.DPSize = source.Ranks[0].Connect, source.Ranks[0].Replay, len(source.Ranks)
 	if isConsecutive(source) {
@@ -70,12 +70,12 @@ func Ask(ctx context.Context, w config.Worker) (config.Worker, error) {
 	}
 	w.Sources = []config.Source{source}
 	if w.BlockSize == 0 {
-		w.BlockSize = told.blockSize
+		w.BlockSize = answer.blockSize
 	}
-	if w.Model == "" && config.ValidModel(told.model) {
-		w.Model = told.model
+	if w.Model == "" && config.ValidModel(answer.model) {
+		w.Model = answer.model
 	}
-	return w, nil
+	return w, true, nil
 }
 
 // answer is what an engine tells.

@@ -102,7 +102,7 @@ func TestAsk(t *testing.T) {
 			defer server.Close()
 			w := source(tt.engine, "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558", 3)
 			w.HTTP = server.URL
-			got, err := enginehttp.Ask(t.Context(), w)
+			got, told, err := enginehttp.Ask(t.Context(), w)
 			if tt.err != "" {
 				if err == nil || !strings.HasSuffix(err.Error(), server.URL+tt.err) {
 					t.Fatalf("got error %v, want %s", err, tt.err)
@@ -116,6 +116,9 @@ func TestAsk(t *testing.T) {
 				t.Error(err)
 			}
 			tt.want.HTTP = server.URL
+			if unchanged := cmp.Equal(got, w); told == unchanged {
+				t.Errorf("told %t, and the worker is unchanged: %t", told, unchanged)
+			}
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

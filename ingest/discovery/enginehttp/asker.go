@@ -3,6 +3,7 @@ package enginehttp
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"reflect"
@@ -50,6 +51,7 @@ type engine struct {
 	// Asker.mu guards what follows.
 	answer   config.Worker
 	answered bool
+	told     bool  // the engine is of a version that tells
 	err      error // of the last request
 }
 
@@ -81,8 +83,8 @@ func (a *Asker) FollowAsked(ctx context.Context, changed func()) {
 	}
 }
 
-// FindAsked is Find of a discovery.Watch. It waits until each new engine has been asked once, unless others have been found
-// before.
+// FindAsked is Find of a discovery.Watch. It waits until each new engine has been asked once, for 5 s at most, unless others
+// have been found before.
 func (a *Asker) FindAsked(ctx context.Context) ([]config.Worker, error) {
 	a.init()
 	workers, err := a.Find(ctx)
@@ -93,16 +95,20 @@ func (a *Asker) FindAsked(ctx context.Context) ([]config.Worker, error) {
 	if err := a.update(ctx, workers, rejected); err != nil {
 		return nil, err
 	}
-	for {
+	waited := time.NewTimer(timeout)
+	defer waited.Stop()
+	for isLast := false; ; {
 		a.mu.Lock()
 		found, waiting, isFirst := a.answers(workers, maps.Clone(rejected))
 		changed := a.changed
 		a.mu.Unlock()
-		if waiting == 0 || !isFirst {
+		if waiting == 0 || !isFirst || isLast {
 			return found.workers, found.err()
 		}
 		select {
 		case <-changed:
+		case <-waited.C:
+			isLast = true
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
@@ -122,7 +128,7 @@ func (a *Asker) update(ctx context.Context, workers []config.Worker, rejected di
 		if before := e; e == nil || !reflect.DeepEqual(e.config, w) {
 			e = &engine{config: w, gone: make(chan struct{})}
 			if before != nil { // the worker stays as it was until the engine has answered
-				e.answer, e.answered = before.answer, before.answered
+				e.answer, e.answered, e.told = before.answer, before.answered, before.told && before.config.HTTP == w.HTTP
 			}
 			added = append(added, e)
 		}
@@ -200,9 +206,12 @@ func (a *Asker) ask(ctx context.Context, e *engine, changed func()) {
 	}()
 	backoff := minBackoff
 	for ctx.Err() == nil {
-		answer, err := a.request(ctx, e.config)
+		answer, told, err := a.request(ctx, e.config)
 		if ctx.Err() != nil {
 			return
+		}
+		if err == nil && !told && a.hasTold(e) {
+			err = fmt.Errorf("ask engine at %s: %w, although it has told before", e.config.HTTP, errNotFound)
 		}
 		wait := refreshInterval
 		if err != nil {
@@ -211,7 +220,7 @@ func (a *Asker) ask(ctx context.Context, e *engine, changed func()) {
 		} else {
 			backoff = minBackoff
 		}
-		if a.store(e, answer, err) {
+		if a.store(e, answer, told, err) {
 			changed()
 		}
 		timer := time.NewTimer(wait)
@@ -224,24 +233,31 @@ func (a *Asker) ask(ctx context.Context, e *engine, changed func()) {
 }
 
 // request asks an engine once, when the limiter allows it.
-func (a *Asker) request(ctx context.Context, w config.Worker) (config.Worker, error) {
+func (a *Asker) request(ctx context.Context, w config.Worker) (_ config.Worker, told bool, err error) {
 	select {
 	case a.limiter <- struct{}{}:
 	case <-ctx.Done():
-		return w, ctx.Err()
+		return w, false, ctx.Err()
 	}
 	defer func() { <-a.limiter }()
 	return Ask(ctx, w)
 }
 
+// hasTold reports whether an engine has told its ports before.
+func (a *Asker) hasTold(e *engine) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return e.told
+}
+
 // store stores the result of a request, and reports whether it changes what FindAsked returns.
-func (a *Asker) store(e *engine, answer config.Worker, err error) (changed bool) {
+func (a *Asker) store(e *engine, answer config.Worker, told bool, err error) (changed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
 	case err == nil:
 		changed = !e.answered || !reflect.DeepEqual(e.answer, answer)
-		e.answer, e.answered, e.err = answer, true, nil
+		e.answer, e.answered, e.told, e.err = answer, true, told, nil
 	case !e.answered:
 		changed = e.err == nil || e.err.Error() != err.Error()
 		e.err = err

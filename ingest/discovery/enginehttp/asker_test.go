@@ -2,13 +2,17 @@ package enginehttp_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
@@ -128,4 +132,66 @@ func TestChangedWorkerStaysUntilItsEngineAnswers(t *testing.T) {
 			t.Errorf("hanging %t: found %+v, error %v; want the worker as its engine has told it", hanging, found, err)
 		}
 	}
+}
+
+// TestEngineThatNoLongerTellsKeepsItsPorts has an engine whose server answers 404 from the second request on, as one may do
+// that is starting.
+func TestEngineThatNoLongerTellsKeepsItsPorts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := make(chan int)
+		count := 0
+		defer enginehttp.SetTransport(func(r *http.Request) (*http.Response, error) {
+			answer := httptest.NewRecorder()
+			if count++; count == 1 {
+				_, _ = answer.WriteString(`{"0": ` + vllm("tcp://*:6000", "null") + `}`)
+			} else {
+				http.NotFound(answer, r)
+				asked <- count
+			}
+			return answer.Result(), nil
+		})()
+		asker := &enginehttp.Asker{Find: func(context.Context) ([]config.Worker, error) {
+			return []config.Worker{{Name: "w", HTTP: "http://engine:8000", Sources: []config.Source{{Engine: feed.EngineVLLM, Connect: "tcp://engine:5557"}}}}, nil
+		}}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); asker.FollowAsked(ctx, func() {}) }()
+		defer func() { cancel(); <-done }()
+		for range 3 {
+			found, err := asker.FindAsked(ctx)
+			if err != nil || len(found) != 1 || found[0].Sources[0].Connect != "tcp://engine:6000" {
+				t.Errorf("found %+v, error %v; want the port that the engine has told", found, err)
+			}
+			<-asked
+			synctest.Wait()
+		}
+	})
+}
+
+// TestFirstPollIsBounded has an engine that never answers.
+func TestFirstPollIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		defer enginehttp.SetTransport(func(r *http.Request) (*http.Response, error) {
+			<-r.Context().Done()
+			return nil, r.Context().Err()
+		})()
+		const engines = 100
+		asker := &enginehttp.Asker{Find: func(context.Context) (all []config.Worker, _ error) {
+			all = append(all, config.Worker{Name: "plain"})
+			for i := range engines {
+				all = append(all, config.Worker{Name: strconv.Itoa(i), HTTP: "http://engine:8000", Sources: []config.Source{{Engine: feed.EngineVLLM}}})
+			}
+			return all, nil
+		}}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); asker.FollowAsked(ctx, func() {}) }()
+		defer func() { cancel(); <-done }()
+		began := time.Now()
+		found, err := asker.FindAsked(ctx)
+		var rejected discovery.Rejected
+		if took := time.Since(began); took > enginehttp.Timeout || len(found) != 1 || err != nil && !errors.As(err, &rejected) {
+			t.Errorf("found %d workers after %v, error %v; want the one without http within %v", len(found), took, err, enginehttp.Timeout)
+		}
+	})
 }

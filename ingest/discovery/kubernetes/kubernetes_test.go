@@ -152,7 +152,7 @@ func TestInvalidAnnotationsAreRejected(t *testing.T) {
 		{"event-port", "kv", `kvcast.io/event-port "kv" is not allowed: want 1 to 65535`},
 		{"event-port", "0", `kvcast.io/event-port "0" is not allowed: want 1 to 65535`},
 		{"replay-port", "65536", `kvcast.io/replay-port "65536" is not allowed: want 0 to 65535`},
-		{"http-port", "-1", `kvcast.io/http-port "-1" is not allowed: want 1 to 65535`},
+		{"http-port", "-1", `kvcast.io/http-port "-1" is not allowed: want 0 to 65535`},
 		{"dp-size", "1025", `kvcast.io/dp-size "1025" is not allowed: want 1 to 1024`},
 		{"block-size", "", `kvcast.io/block-size "" is not allowed: want 1 to 4294967295`},
 		{"engine", "llama", `kvcast.io/engine "llama" is not allowed: want vllm, sglang, trtllm, kvbm or llm-d-sim`},

@@ -91,7 +91,7 @@ func (e Engines) worker(p *corev1.Pod) (config.Worker, error) {
 	of.BlockSize = uint32(r.number("block-size", 1, math.MaxUint32, int(of.BlockSize), 0, 0))
 	of.Port = r.number("event-port", 1, config.MaxPort, of.Port, containerPort(p, eventPortName), config.DefaultPort)
 	of.ReplayPort = r.number("replay-port", 0, config.MaxPort, of.ReplayPort, containerPort(p, replayPortName), 0)
-	httpPort := r.number("http-port", 1, config.MaxPort, e.HTTPPort, portLabel(p, aibrixPort), 0)
+	httpPort := r.number("http-port", 0, config.MaxPort, e.HTTPPort, portLabel(p, aibrixPort), 0)
 	dpSize := r.number("dp-size", 1, feed.MaxRanks, e.DPSize, 0, 1)
 
 	w := of.Worker(key(p).String(), p.Status.PodIP)

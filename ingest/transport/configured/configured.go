@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/transport"
+	"github.com/kvcast/kvcast/ingest/transport/enginegrpc"
 	"github.com/kvcast/kvcast/ingest/transport/native"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/zmtp"
@@ -17,10 +18,16 @@ import (
 // sources, with package native.
 const maxReadBytes = 16 << 20
 
+// maxSnapshotReadBytes bounds the memory of the frames of all snapshots that are being received, beside that of
+// frames of more than 32 KiB: native.Config.LargeBytes.
+const maxSnapshotReadBytes = 2 << 20
+
 // Transports are the transports of a config.
 type Transports struct {
 	// Connecting is the transport of workers, and Listening that of listeners. They may be the same.
 	Connecting, Listening transport.Transport
+	// Snapshots requests snapshots. It is native, because libzmq receives whole messages only.
+	Snapshots transport.FrameRequester
 }
 
 // Open opens the transports of a config that has defaults and is valid. received bounds the bytes that
@@ -40,13 +47,25 @@ func Open(c config.Config, received *budget.Budget, onReject func(peer netip.Add
 	if err != nil {
 		return nil, err
 	}
-	t := &Transports{Connecting: connecting, Listening: connecting}
+	t := &Transports{
+		Connecting: connecting, Listening: connecting,
+		Snapshots: native.New(native.Config{ReadBytes: min(c.ReceiveBufferBytes, maxSnapshotReadBytes)}),
+	}
 	if c.ListenZMQ != c.ConnectZMQ {
 		if t.Listening, err = open(c.ListenZMQ); err != nil {
 			return nil, errors.Join(err, connecting.Close())
 		}
 	}
 	return t, nil
+}
+
+// Subscribe reads one dp rank of a source: over ZeroMQ at the rank's endpoint, as transport.Transport.Subscribe does, or by gRPC.
+// endpoint is the result of config.Resolve for that of s.
+func (t *Transports) Subscribe(s enginegrpc.Subscription, endpoint, topic string, onDrop func(n int)) (transport.Receiver, error) {
+	if e, ok := config.ParseSource(endpoint); ok && e.GRPC() {
+		return enginegrpc.Subscribe(s)
+	}
+	return t.Connecting.Subscribe(endpoint, topic, onDrop)
 }
 
 // Close closes the transports.

@@ -103,6 +103,11 @@ func (t *Transport) Request(endpoint string, _ func(int), frames ...[]byte) (tra
 	return t.connect(zmtp.Config{Socket: zmtp.DEALER}, endpoint, zmtp.AppendMessage(nil, frames...))
 }
 
+// RequestFrames implements transport.FrameRequester.
+func (t *Transport) RequestFrames(endpoint string, frames ...[]byte) (transport.Receiver, error) {
+	return t.connect(zmtp.Config{Socket: zmtp.DEALER, Split: true}, endpoint, zmtp.AppendMessage(nil, frames...))
+}
+
 func (t *Transport) connect(c zmtp.Config, endpoint string, request []byte) (transport.Receiver, error) {
 	network, address, err := parseEndpoint(endpoint)
 	if err != nil {

@@ -43,7 +43,7 @@ func (c *chunk) append(e *zmtp.Event) {
 	from := len(c.frames)
 	c.frames = append(c.frames, e.Frames[:min(e.Count, zmtp.KeptFrames)]...)
 	c.Messages = append(c.Messages, transport.Message{
-		Count: e.Count, Frames: c.frames[from:len(c.frames):len(c.frames)], Conn: c.owner.id, Peer: c.owner.peer,
+		Count: e.Count, More: e.More, Frames: c.frames[from:len(c.frames):len(c.frames)], Conn: c.owner.id, Peer: c.owner.peer,
 	})
 }
 

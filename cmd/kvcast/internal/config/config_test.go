@@ -271,7 +271,7 @@ func TestVariableAndFlagMistakes(t *testing.T) {
 		{"certificate alone", Sources{Environ: []string{"KVCAST_TLS_CERT=c.pem"}}, `KVCAST_TLS_CERT: "c.pem" is not allowed: want tls.key as well, or neither`},
 		{"key alone", Sources{Flags: map[string]string{"tls-key": "k.pem"}}, `--tls-key: "k.pem" is not allowed: want tls.cert as well, or neither`},
 		{"port", Sources{Environ: []string{"ZMQ_PORT=:5557"}}, `ZMQ_PORT: ":5557" is not allowed: want a port, 1 to 65535, such as 5557`},
-		{"line of a variable", Sources{Environ: []string{"KVCAST_WORKER=name=a,connect=tcp://h:1\n\nname=b,connect=h"}}, `KVCAST_WORKER, line 2: connect: "h" is not allowed: want tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH`},
+		{"line of a variable", Sources{Environ: []string{"KVCAST_WORKER=name=a,connect=tcp://h:1\n\nname=b,connect=h"}}, `KVCAST_WORKER, line 2: connect: "h" is not allowed: want tcp://HOST:PORT, smg://HOST:PORT or openengine://HOST:PORT with a port of 1 to 65535, or ipc://PATH`},
 		{"flag", Sources{Flags: map[string]string{"subscribers-progress": "1ms"}}, `--subscribers-progress: "1ms" is not allowed: want 100ms to 1h`},
 		{"worker", Sources{Workers: []string{"name=,connect=tcp://h:1"}}, `--worker name=,connect=tcp://h:1: name: "" is not allowed: want 1 to 253 bytes of UTF-8 without control characters`},
 		{"worker's number", Sources{Workers: []string{"name=a,connect=tcp://h:1,dp_size=0"}}, `--worker name=a,connect=tcp://h:1,dp_size=0: dp_size: "0" is not allowed: want 1 to 1024`},

@@ -1,0 +1,67 @@
+// Package enginegrpc reads engines that stream their KV-cache events by gRPC.
+//
+// In: the responses of a call of SubscribeKvEvents, of SMG's protocol or of OpenEngine's. Out: a transport.Receiver, whose messages
+// are those that the engine would publish over ZeroMQ: an empty topic, the seq, and the batch in vLLM's form, of one dp rank. So all
+// that follows, in particular package sequence, is the same for both.
+//
+// A call delivers every batch, in order. It begins with the last batch that was read before, if the server still has it, which shows
+// whether the engine restarted. Otherwise it begins with the present state, if the server sends that, or with the next batch. The event
+// of the connection says which of the two it is.
+//
+// Whatever a server sends, memory is bounded: a response has at most transport.MaxPayloadBytes, and while messages wait to be
+// processed, nothing more is read, so that flow control stops the server. A batch that cannot be converted becomes a message that does
+// not decode, so that its seq is reported as lost. A response that is no batch ends the call.
+package enginegrpc
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/transport"
+)
+
+// protocols are the protocols by the transports of endpoints.
+var protocols = map[string]*protocol{config.TransportSMG: &smg, config.TransportOpenEngine: &openEngine}
+
+// Subscription is what is read.
+type Subscription struct {
+	// Endpoint is smg://HOST:PORT or openengine://HOST:PORT.
+	Endpoint string
+	// Rank is the dp rank that is read. Batches of a rank that is not among Ranks, those of the whole source, are passed on as
+	// transport.Message.Foreign by the subscription of the first of Ranks.
+	Rank  uint32
+	Ranks []uint32
+	// Last is the last seq that was read; nil for none.
+	Last *uint64
+}
+
+// Subscribe calls a server, once, in the background.
+func Subscribe(s Subscription) (transport.Receiver, error) {
+	return subscribe(s, transport.ConnectTimeout)
+}
+
+// subscribe has the time that the server may take for each step of the beginning of a call.
+func subscribe(s Subscription, timeout time.Duration) (*Receiver, error) {
+	e, ok := config.ParseSource(s.Endpoint)
+	p := protocols[e.Transport]
+	if !ok || p == nil {
+		return nil, fmt.Errorf("parse endpoint %q: want smg://HOST:PORT or openengine://HOST:PORT", s.Endpoint)
+	}
+	r := &Receiver{wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	_, address := e.Net()
+	c := &call{
+		receiver: r, protocol: p, address: address, rank: s.Rank, ranks: s.Ranks, timeout: timeout,
+		reportsForeign: len(s.Ranks) > 0 && s.Rank == slices.Min(s.Ranks),
+		converter:      converter{protocol: p},
+	}
+	// A seq of 0 in a request means none, and that of the request is the one before the first wanted.
+	if s.Last != nil && *s.Last > 1 {
+		c.from = *s.Last
+	}
+	r.done.Go(c.run)
+	return r, nil
+}
