@@ -7,11 +7,11 @@
 // owner. No clock takes part in that.
 //
 // Heartbeats show which instances live. They decide when to claim, hence how long a worker has no live owner, but
-// never who may append. Wanted workers are assigned to live instances by rendezvous hashing. Workers whose engines
-// connect to an instance follow the connection.
+// never who may append. Wanted workers are assigned to live instances by rendezvous hashing. An instance that reaches no
+// engine gets none while another one reaches any. Workers whose engines connect to an instance follow the connection.
 //
-// Inputs of a Machine are heartbeats, ownership records, wanted workers, connections of engines, the results of its
-// actions, and the time. Outputs are actions: claim, release, remove, drop. A Machine is pure: it uses no socket,
+// Inputs of a Machine are heartbeats, ownership records, wanted workers, connections of engines, whether engines are
+// reached, the results of its actions, and the time. Outputs are actions: claim, release, remove, drop. A Machine is pure: it uses no socket,
 // clock, lock, log or metric, and its inputs determine its outputs. It is not safe for concurrent use.
 package cluster
 
@@ -71,7 +71,22 @@ type Info struct {
 	Ingest bool
 	// Draining reports whether it is shutting down: it gives its workers away.
 	Draining bool
+	// Engines is what it has told Machine.Engines.
+	Engines Reach
 }
+
+// Reach is whether an instance reaches the engines to which kvcast connects.
+type Reach uint8
+
+// The values.
+const (
+	// ReachUnknown: there are none, or it has not tried yet.
+	ReachUnknown Reach = iota
+	// ReachSome: it reaches one at least.
+	ReachSome
+	// ReachNone: it has tried some, and reaches none of them.
+	ReachNone
+)
 
 // Kind is what an Action requests.
 type Kind uint8
@@ -121,6 +136,8 @@ const (
 	ReasonAssigned
 	// ReasonDraining: release because this instance is shutting down.
 	ReasonDraining
+	// ReasonCutOff: release because this instance reaches no engine, and another one does.
+	ReasonCutOff
 	// ReasonDisconnected: release because the engine has disconnected and may have connected to another instance.
 	ReasonDisconnected
 	// ReasonFenced: drop because another instance owns the worker, or an append was refused.
@@ -133,7 +150,7 @@ func (r Reason) String() string {
 		ReasonUnowned: "unowned", ReasonOwnerDead: "owner_dead", ReasonReleased: "released",
 		ReasonHandedOver: "handed_over", ReasonConnected: "connected", ReasonIncomplete: "incomplete",
 		ReasonUnwanted: "unwanted", ReasonAssigned: "assigned", ReasonDraining: "draining",
-		ReasonDisconnected: "disconnected", ReasonFenced: "fenced",
+		ReasonCutOff: "cut_off", ReasonDisconnected: "disconnected", ReasonFenced: "fenced",
 	}[r]
 }
 

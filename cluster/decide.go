@@ -9,7 +9,7 @@ import "time"
 //  1. What is ingested although another instance owns it, or although an append was refused, is dropped. Nothing else
 //     happens while the instance is loading or isolated.
 //  2. What is ingested is released if the instance drains, or if the worker is assigned to another instance that has
-//     settled. A worker that is neither wanted nor connected is removed after Config.Grace; before, it is released if its
+//     settled. A wanted worker is released, too, if this instance is cut off from the engines. A worker that is neither wanted nor connected is removed after Config.Grace; before, it is released if its
 //     engine may have connected elsewhere.
 //  3. What is owned but not ingested, because an action failed, is claimed again, or released to where it is assigned.
 //  4. What was released to this instance is claimed.
@@ -34,9 +34,9 @@ func (m *Machine) decide(w *worker, now time.Time) (a Action, ok bool) {
 		a, ok = m.decideIngested(w, now)
 	case w.owner == m.cfg.ID && !w.released:
 		a, ok = m.decideIncomplete(w, now)
-	case !m.self.candidate:
+	case !m.mayIngest(m.self):
 	case w.owner == m.cfg.ID:
-		a, ok = m.action(w, Claim, ReasonHandedOver), true
+		a, ok = m.action(w, Claim, ReasonHandedOver), m.self.candidate || w.connected && !w.wanted
 	default:
 		a, ok = m.decideOther(w, now)
 	}
@@ -79,10 +79,15 @@ func (m *Machine) decideIngested(w *worker, now time.Time) (a Action, ok bool) {
 	case m.draining:
 		return m.action(w, Release, ReasonDraining), true
 	case w.wanted:
-		if next := first(m.candidates, w.name); next != nil && next != m.self && next.settled {
-			return m.action(w, Release, ReasonAssigned), true
+		next := first(m.candidates, w.name)
+		switch {
+		case next == nil || next == m.self:
+			return Action{}, false
+		case m.self.cutOff:
+			return m.action(w, Release, ReasonCutOff), true
+		default:
+			return m.action(w, Release, ReasonAssigned), next.settled
 		}
-		return Action{}, false
 	case w.connected:
 		return Action{}, false
 	case w.followsConnection && len(m.candidates) > 1:

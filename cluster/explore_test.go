@@ -92,7 +92,7 @@ func (e *explorer) explain(start *world) (trace []string) {
 // appendKey appends the state. Worlds with the same key behave alike from there on.
 func (w *world) appendKey(b []byte) []byte {
 	l := w.left
-	b = append(b, l.appends, l.crashes, l.starts, l.drains, l.suspicions, l.timeouts, l.failures, l.wants, l.connects, w.runs)
+	b = append(b, l.appends, l.crashes, l.starts, l.drains, l.suspicions, l.timeouts, l.failures, l.wants, l.connects, l.cuts, w.runs)
 	for _, r := range w.log {
 		b = append(b, byte(r.kind), r.worker, r.batch)
 		b = append(b, r.by...)
@@ -163,7 +163,7 @@ func (n *node) appendKey(b []byte) []byte {
 	}
 	c := &m.cfg
 	b = appendFlags(b, m.draining, m.isolated)
-	b = append(b, age(m.loadedAt, c.TTL), age(m.returnedAt, c.TTL))
+	b = append(b, byte(m.engines), age(m.loadedAt, c.TTL), age(m.returnedAt, c.TTL))
 	var memory [8]string
 	names := memory[:0]
 	for id := range m.instances {
@@ -181,7 +181,7 @@ func (n *node) appendKey(b []byte) []byte {
 	for _, id := range names {
 		i := m.instances[id]
 		b = appendFlags(append(b, i.id...), i.live, i.info.Draining, i.candidate, i.settled)
-		b = append(b, age(i.heardAt, c.TTL))
+		b = append(b, byte(i.info.Engines), age(i.heardAt, c.TTL))
 		if i.candidate {
 			b = append(b, age(i.candidateSince, c.Settle))
 		}
@@ -232,8 +232,14 @@ func TestExhaustiveSmallWorlds(t *testing.T) {
 		{"connections and drain", 2, 1, false, limits{connects: 2, drains: 1}, false},
 		{"connections and suspicion", 2, 1, false, limits{connects: 2, suspicions: 1}, false},
 		{"connections and timeout", 2, 1, false, limits{connects: 2, timeouts: 1}, false},
+		{"cut off", 2, 1, true, limits{appends: 1, cuts: 2}, false},
+		{"cut off and crash", 2, 1, true, limits{appends: 1, cuts: 1, crashes: 1}, false},
+		{"cut off and drain", 2, 1, true, limits{cuts: 2, drains: 1}, false},
+		{"cut off and suspicion", 2, 1, true, limits{cuts: 1, suspicions: 1}, false},
+		{"cut off and connection", 2, 1, false, limits{cuts: 1, connects: 1}, false},
 		{"two workers and crash", 2, 2, true, limits{crashes: 1}, false},
 		{"three instances and crash", 3, 1, true, limits{crashes: 1}, false},
+		{"three instances and cut off", 3, 1, true, limits{cuts: 1}, false},
 		{"three instances and connection", 3, 1, false, limits{connects: 1}, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

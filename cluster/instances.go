@@ -15,6 +15,8 @@ type instance struct {
 	heardAt  time.Time // when the last heartbeat arrived
 	live     bool
 	since    time.Time // when live last changed
+	// cutOff reports whether it reaches no engine, and another candidate reaches any.
+	cutOff bool
 	// candidate reports whether workers are assigned to it, and settled whether it has been a candidate for Config.Settle.
 	candidate, settled bool
 	candidateSince     time.Time
@@ -69,7 +71,7 @@ func (m *Machine) refreshInstances(now time.Time) (again time.Time) {
 	if !m.isolated {
 		again = m.self.heardAt.Add(m.cfg.TTL / 2)
 	}
-	m.candidates = m.candidates[:0]
+	reached := false
 	for _, i := range m.instances {
 		if i != m.self && i.live && !m.isolated {
 			deadAt := latest(i.heardAt, m.returnedAt).Add(m.cfg.TTL)
@@ -79,10 +81,12 @@ func (m *Machine) refreshInstances(now time.Time) (again time.Time) {
 				i.live, i.since, changed = false, now, true
 			}
 		}
-		candidate := i.live && i.info.Ingest && !i.info.Draining
-		if i == m.self {
-			candidate = m.cfg.Ingest && !m.draining
-		}
+		reached = reached || m.mayIngest(i) && m.reach(i) == ReachSome
+	}
+	m.candidates = m.candidates[:0]
+	for _, i := range m.instances {
+		i.cutOff = reached && m.reach(i) == ReachNone
+		candidate := m.mayIngest(i) && !i.cutOff
 		if candidate != i.candidate {
 			i.candidate, i.candidateSince, changed = candidate, now, true
 		}
@@ -102,6 +106,22 @@ func (m *Machine) refreshInstances(now time.Time) (again time.Time) {
 		m.allDirty = true
 	}
 	return again
+}
+
+// mayIngest reports whether an instance lives, ingests and does not drain.
+func (m *Machine) mayIngest(i *instance) bool {
+	if i == m.self {
+		return m.cfg.Ingest && !m.draining
+	}
+	return i.live && i.info.Ingest && !i.info.Draining
+}
+
+// reach returns whether an instance reaches engines.
+func (m *Machine) reach(i *instance) Reach {
+	if i == m.self {
+		return m.engines
+	}
+	return i.info.Engines
 }
 
 // refreshIsolation brings m.isolated up to date, and reports whether it changed.

@@ -76,6 +76,7 @@ type Machine struct {
 	workers    map[string]*worker
 
 	draining bool
+	engines  Reach
 	loaded   bool
 	loadedAt time.Time
 	// isolated reports whether own heartbeats have not been read back; returnedAt is when they were again.
@@ -220,6 +221,10 @@ func (m *Machine) Dropped(name string, now time.Time) {
 
 // Drain is the input when this instance is shutting down: it claims nothing, and releases its workers.
 func (m *Machine) Drain() { m.draining = true }
+
+// Engines is the input when it changes whether this instance reaches engines. While it is ReachNone, and another instance
+// has ReachSome, this one is cut off: it releases its wanted workers, and none is assigned to it.
+func (m *Machine) Engines(r Reach) { m.engines = r }
 
 // endAction ends the action in progress.
 func (m *Machine) endAction(w *worker) {

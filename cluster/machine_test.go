@@ -136,6 +136,58 @@ func TestRules(t *testing.T) {
 			d.Instance("b", 9, Info{Ingest: true, Draining: true}, d.now)
 			d.Wanted(forB, true)
 		}, []string{"claim forB (unowned)"}},
+		{"cut off, and another is not", ingest, "b", func(d *driver) {
+			d.Engines(ReachNone)
+			d.Instance("b", 9, Info{Ingest: true, Engines: ReachSome}, d.now)
+			d.Wanted(forA, true)
+		}, nil},
+		{"nobody reaches engines", ingest, "b", func(d *driver) {
+			d.Engines(ReachNone)
+			d.Instance("b", 9, Info{Ingest: true, Engines: ReachNone}, d.now)
+			d.Wanted(forA, true)
+		}, []string{"claim forA (unowned)"}},
+		{"no engine reached, of another it is not known", ingest, "b", func(d *driver) {
+			d.Engines(ReachNone)
+			d.Wanted(forA, true)
+		}, []string{"claim forA (unowned)"}},
+		{"no engine reached, but by one that drains", ingest, "b", func(d *driver) {
+			d.Engines(ReachNone)
+			d.Instance("b", 9, Info{Ingest: true, Draining: true, Engines: ReachSome}, d.now)
+			d.Wanted(forA, true)
+		}, []string{"claim forA (unowned)"}},
+		{"another is cut off", ingest, "b", func(d *driver) {
+			d.Engines(ReachSome)
+			d.Instance("b", 9, Info{Ingest: true, Engines: ReachNone}, d.now)
+			d.Wanted(forB, true)
+		}, []string{"claim forB (unowned)"}},
+		{"cut off with a worker", ingest, "b", func(d *driver) {
+			d.own(forA)
+			d.Engines(ReachNone)
+			d.Instance("b", 99, Info{Ingest: true, Engines: ReachSome}, d.now)
+		}, []string{"release forA to \"b\" (cut_off)"}},
+		{"cut off with a worker whose engine is connected", ingest, "b", func(d *driver) {
+			d.ownBound(forA)
+			d.Engines(ReachNone)
+			d.Instance("b", 99, Info{Ingest: true, Engines: ReachSome}, d.now)
+		}, nil},
+		{"an engine connects while cut off", ingest, "b", func(d *driver) {
+			d.Engines(ReachNone)
+			d.Instance("b", 99, Info{Ingest: true, Engines: ReachSome}, d.now)
+			d.Connected(forB)
+		}, []string{"claim forB (connected)"}},
+		{"released to this while cut off", ingest, "b", func(d *driver) {
+			d.Engines(ReachNone)
+			d.Instance("b", 99, Info{Ingest: true, Engines: ReachSome}, d.now)
+			d.Wanted(forA, true)
+			d.release(forA, "a")
+		}, nil},
+		{"released to another that is cut off", ingest, "b", func(d *driver) {
+			d.Engines(ReachSome)
+			d.Wanted(forB, true)
+			d.release(forB, "b")
+			d.next()
+			d.Instance("b", 99, Info{Ingest: true, Engines: ReachNone}, d.now)
+		}, []string{"claim forB (released)"}},
 		{"drains", ingest, "", func(d *driver) {
 			d.Wanted(forA, true)
 			d.Drain()

@@ -17,7 +17,7 @@ func TestRandomWorldsSettle(t *testing.T) {
 			names[i] = fmt.Sprintf("worker-%d", i)
 		}
 		cfg := Config{TTL: worldTTL, Grace: 5 * worldTTL, MaxHandOvers: 2, MaxActions: 3}
-		left := limits{appends: 100, crashes: 2, starts: 2, drains: 1, suspicions: 4, timeouts: 4, failures: 4, wants: 4, connects: 8}
+		left := limits{appends: 100, crashes: 2, starts: 2, drains: 1, suspicions: 4, timeouts: 4, failures: 4, wants: 4, connects: 8, cuts: 4}
 		w := newWorld(cfg, nodes, left, names, rapid.Bool().Draw(t, "wanted"), rapid.Bool().Draw(t, "sends later"))
 		w.checkAgain = true
 		var steps []step

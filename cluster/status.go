@@ -12,6 +12,7 @@ type InstanceStatus struct {
 	Live     bool
 	Ingest   bool
 	Draining bool
+	CutOff   bool      // it reaches no engine, and another instance does
 	Since    time.Time // since when it has been live, or dead; zero for this instance
 }
 
@@ -19,7 +20,7 @@ type InstanceStatus struct {
 func (m *Machine) Instances() []InstanceStatus {
 	all := make([]InstanceStatus, 0, len(m.instances))
 	for _, i := range m.instances {
-		s := InstanceStatus{ID: i.id, Live: i.live, Ingest: i.info.Ingest, Draining: i.info.Draining, Since: i.since}
+		s := InstanceStatus{ID: i.id, Live: i.live, Ingest: i.info.Ingest, Draining: i.info.Draining, CutOff: i.live && i.cutOff, Since: i.since}
 		if i == m.self {
 			s.Ingest, s.Draining = m.cfg.Ingest, m.draining
 		}
@@ -59,6 +60,9 @@ func (m *Machine) Owners() map[string]Ownership {
 // Isolated reports whether own heartbeats have not been read back for TTL/2: others may soon hold this instance for dead,
 // and it cannot tell whether they live. It begins nothing then, and keeps ingesting its workers until an append is refused.
 func (m *Machine) Isolated() bool { return m.isolated }
+
+// CutOff reports whether this instance reaches no engine, and another one does.
+func (m *Machine) CutOff() bool { return m.self.cutOff }
 
 // Drained reports whether the instance drains, has no action in progress, and owns nothing.
 func (m *Machine) Drained() bool {

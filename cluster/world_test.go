@@ -15,7 +15,7 @@ const worldTTL = 3 * time.Second
 
 // limits are how often each fault or change may happen.
 type limits struct {
-	appends, crashes, starts, drains, suspicions, timeouts, failures, wants, connects uint8
+	appends, crashes, starts, drains, suspicions, timeouts, failures, wants, connects, cuts uint8
 }
 
 type recordKind uint8
@@ -70,6 +70,7 @@ type lane struct {
 type node struct {
 	id        string
 	m         *Machine
+	engines   Reach
 	alive     bool
 	now       time.Time // its own clock
 	revision  uint64
@@ -135,10 +136,11 @@ func (w *world) fail(format string, args ...any) {
 // start starts an instance, which reads all that exists.
 func (w *world) start(i int) {
 	w.runs++
-	n := &node{id: fmt.Sprintf("%c%d", 'a'+i, w.runs), alive: true, now: worldStart}
+	n := &node{id: fmt.Sprintf("%c%d", 'a'+i, w.runs), alive: true, now: worldStart, engines: ReachSome}
 	cfg := w.cfg
 	cfg.ID, cfg.Ingest = n.id, true
 	n.m = New(cfg)
+	n.m.Engines(n.engines)
 	n.lanes, n.connected = make([]lane, len(w.names)), make([]bool, len(w.names))
 	if old := w.nodes[i]; old != nil {
 		w.former = append(slices.Clip(w.former), old)
@@ -163,7 +165,7 @@ func (w *world) start(i int) {
 // heartbeat gives a node another's heartbeat, or its own.
 func (w *world) heartbeat(n, other *node) {
 	n.revision++
-	n.m.Instance(other.id, n.revision, Info{Ingest: true, Draining: other.m.draining}, n.now)
+	n.m.Instance(other.id, n.revision, Info{Ingest: true, Draining: other.m.draining, Engines: other.engines}, n.now)
 }
 
 // readOne gives a node the next record of the log.
@@ -325,11 +327,12 @@ const (
 	stepWanted // a node learns it
 	stepConnect
 	stepDisconnect
+	stepReach // a node reaches engines no longer, or again
 	stepLandFlight
 )
 
 var stepNames = [...]string{"read", "send", "land", "recovered", "recovery failed", "timeout", "append", "tick", "suspect", "isolate", "heartbeat",
-	"gone", "crash", "start", "drain", "exit", "want", "wanted", "connect", "disconnect", "land flight"}
+	"gone", "crash", "start", "drain", "exit", "want", "wanted", "connect", "disconnect", "reach", "land flight"}
 
 // step is something that can happen: to node i, about node or worker j.
 type step struct {
@@ -368,6 +371,7 @@ func (w *world) steps(all []step) []step {
 		}
 		can(1, stepTick, i, 0)
 		can(w.left.suspicions, stepIsolate, i, 0)
+		can(w.left.cuts, stepReach, i, 0)
 		for j, other := range w.nodes {
 			if i == j {
 				continue
@@ -376,7 +380,7 @@ func (w *world) steps(all []step) []step {
 			switch {
 			case other.exited && known != nil:
 				can(1, stepGone, i, j)
-			case other.alive && (known == nil || !known.live || known.info.Draining != other.m.draining):
+			case other.alive && (known == nil || !known.live || known.info.Draining != other.m.draining || known.info.Engines != other.engines):
 				can(1, stepHeartbeat, i, j)
 			case other.alive:
 				can(w.left.suspicions, stepSuspect, i, j)
@@ -492,6 +496,10 @@ func (w *world) do(s step) {
 		w.left.connects--
 		n.connected[s.j] = false
 		n.m.Disconnected(w.names[s.j])
+	case stepReach:
+		w.left.cuts--
+		n.engines = ReachSome + ReachNone - n.engines
+		n.m.Engines(n.engines)
 	default:
 	}
 	w.next(n)
@@ -666,11 +674,17 @@ func (w *world) begun() (n int) {
 
 // check returns what is wrong in a world that has settled.
 func (w *world) check() string {
-	var candidates []*instance
+	var candidates, reaching []*instance
 	for _, n := range w.nodes {
 		if n.alive && !n.m.draining {
 			candidates = append(candidates, newInstance(n.id))
+			if n.engines == ReachSome {
+				reaching = append(reaching, candidates[len(candidates)-1])
+			}
 		}
+	}
+	if len(reaching) > 0 {
+		candidates = reaching
 	}
 	for j, name := range w.names {
 		o := &w.owners[j]

@@ -68,7 +68,9 @@ func (j *Journal) openCheckpoints(opening context.Context) error {
 		config := jetstream.ObjectStoreConfig{Bucket: name, Description: "Checkpoints of kvcast.", Replicas: max(j.cfg.Replicas, 1)}
 		// Another process may have created and configured it meanwhile.
 		if _, err = j.js.CreateObjectStore(ctx, config); err == nil || errors.Is(err, jetstream.ErrBucketExists) {
-			s, err = j.js.Stream(ctx, bucketStream(j.cfg.Stream))
+			if s, err = j.js.Stream(ctx, bucketStream(j.cfg.Stream)); errors.Is(err, jetstream.ErrStreamNotFound) {
+				err = fmt.Errorf("%w: %w", errNoAnswer, err) // from a server that has not heard of it yet
+			}
 		}
 	}
 	if err == nil && j.cfg.Follow {
@@ -330,7 +332,11 @@ func (c *Checkpoints) Get(ctx context.Context, name string) ([]byte, error) {
 
 // subjects returns the subjects of the stored messages of a kind, "M." or "C.".
 func (c *Checkpoints) subjects(ctx context.Context, kind string) ([]string, error) {
-	info, err := c.stream.Info(ctx, jetstream.WithSubjectFilter(c.prefix+kind+">"))
+	var info *jetstream.StreamInfo
+	err := c.ask(ctx, func(ctx context.Context) (err error) {
+		info, err = c.stream.Info(ctx, jetstream.WithSubjectFilter(c.prefix+kind+">"))
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -177,8 +177,12 @@ func (e *embedded) streamDir(stream string) string {
 // nats-server does not have it. If the cause may be temporary, it returns an error instead.
 func (e *embedded) moveUnreadable(streams []string, cfg Config, log *slog.Logger) error {
 	stream := streams[0]
-	if _, err := os.Stat(e.streamDir(stream)); errors.Is(err, os.ErrNotExist) || err == nil && e.health(stream) == nil {
+	if _, err := os.Stat(e.streamDir(stream)); errors.Is(err, os.ErrNotExist) {
 		return nil
+	} else if err == nil {
+		if err = e.health(stream); err == nil || errors.Is(err, errNoHealth) {
+			return err
+		}
 	}
 	reason := e.log.warnings()
 	for _, temporary := range temporaryErrors {
@@ -217,13 +221,28 @@ var (
 	temporaryErrors = append([]syscall.Errno{syscall.EACCES, syscall.EPERM, syscall.EROFS, syscall.EIO, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM}, fullErrors...)
 )
 
-// health returns an error if the server cannot write to a stream.
+// errNoHealth means that it is not known whether the server can write to a stream.
+var errNoHealth = errors.New("nats-server does not tell whether its files can be written")
+
+// healthAttempts is how often a server is asked before health returns an errNoHealth.
+const healthAttempts = 1000
+
+// healthz is changed by tests.
+var healthz = (*server.Server).Healthz
+
+// health returns an error if the server cannot write to a stream. The server has one millisecond to find that it is ready, and
+// says that it is not if the process does not run meanwhile: it is asked again.
 func (e *embedded) health(stream string) error {
-	status := e.server.Healthz(&server.HealthzOptions{Account: server.DEFAULT_GLOBAL_ACCOUNT, Stream: stream})
-	if status.Error == "" {
-		return nil
+	for range healthAttempts {
+		status := healthz(e.server, &server.HealthzOptions{Account: server.DEFAULT_GLOBAL_ACCOUNT, Stream: stream})
+		switch {
+		case status.Error == "":
+			return nil
+		case !strings.Contains(status.Error, "failed to be ready for connections"):
+			return storageError(status.Error)
+		}
 	}
-	return storageError(status.Error)
+	return errNoHealth
 }
 
 // storageError returns an error with the text of one of nats-server, which does not give the cause otherwise.

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvcast/kvcast/journal"
 )
 
 // KV is a NATS KV bucket that the instances which use the stream share. Methods are safe for concurrent use.
@@ -89,6 +91,52 @@ func (k *KV) Put(ctx context.Context, key string, data []byte) error {
 		return fmt.Errorf("write key %q of KV bucket %q: %w", key, k.name, err)
 	}
 	return nil
+}
+
+// Values returns the values that there are. It tries again while the servers do not answer, until ctx ends.
+func (k *KV) Values(ctx context.Context) (all []Value, err error) {
+	err = k.j.untilAnswered(ctx, func() error {
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
+		loaded := false
+		all = nil
+		err := k.Watch(ctx, func(v Value) {
+			if v.Data != nil {
+				all = append(all, v)
+			}
+		}, func() { loaded = true; cancel() })
+		if loaded {
+			err = nil
+		}
+		return err
+	})
+	return all, err
+}
+
+// endedPrefix begins the keys in the bucket of Instances that name epochs which an instance ends.
+const endedPrefix = "ended."
+
+// IsInstance reports whether an instance has written a key of the bucket of Instances about itself.
+func IsInstance(key string) bool { return !strings.HasPrefix(key, endedPrefix) }
+
+// endEpoch returns nil for the first instance that calls it for an epoch, also if it calls it again, and a journal.ErrFenced
+// for others that call it within InstanceTTL.
+func (j *Journal) endEpoch(ctx context.Context, epoch string) error {
+	k, err := j.openInstances(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err = k.kv.Create(ctx, endedPrefix+epoch, []byte(j.replies)); !errors.Is(err, jetstream.ErrKeyExists) {
+		return err
+	}
+	by, err := k.kv.Get(ctx, endedPrefix+epoch)
+	switch {
+	case errors.Is(err, jetstream.ErrKeyNotFound):
+		return fmt.Errorf("%w: the key of the epoch %q has expired", errNoAnswer, epoch)
+	case err == nil && string(by.Value()) != j.replies: // a random subject of this process
+		return fmt.Errorf("%w: another instance ends the epoch %q", journal.ErrFenced, epoch)
+	}
+	return err
 }
 
 // Delete deletes a key.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"time"
 
@@ -298,39 +299,91 @@ func (j *Journal) Discard(ctx context.Context) error {
 	return nil
 }
 
-// discard replaces the stream, since nats-server may append to a purged stream at a wrong seq after files were damaged.
-// Checkpoints go first: if the process crashes in between, Load finds the entries as unreadable as before, and if it
-// crashes before the new stream exists, Open begins a new epoch.
 func (j *Journal) discard(ctx context.Context) error {
-	_, info, err := j.streamInfo(ctx)
+	epoch, last, err := j.emptyStream(ctx, 0)
 	if err != nil {
 		return err
 	}
-	if epoch := info.Config.Metadata[metadataEpoch]; j.server == nil && epoch != j.mirror.Load().Bounds().Epoch {
-		return fmt.Errorf("%w: another instance has begun the new epoch %q", journal.ErrFenced, epoch)
-	}
-	last := info.State.LastSeq
-	if j.server != nil {
-		last = max(last, j.server.position.newest)
-	}
-	if err := j.checkpoints.discard(ctx); err != nil {
-		return err
-	}
-	config := info.Config
-	config.FirstSeq = last + 1
-	config.Metadata[metadataEpoch] = journal.NewEpoch()
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	if err := j.js.DeleteStream(ctx, j.cfg.Stream); err != nil {
-		return err
-	}
-	if _, err := j.js.CreateStream(ctx, config); err != nil {
-		return err
-	}
-	j.reset(config.Metadata[metadataEpoch], last)
+	j.reset(epoch, last)
 	j.purged = last
 	if j.server == nil {
 		return nil
 	}
 	return errors.Join(j.syncMetadata(), j.server.position.set(last, last))
 }
+
+// emptyStream replaces the stream by one without entries and with a new epoch, since nats-server may append to a purged
+// stream at a wrong seq after files were damaged. Entries will follow the last one that the stream had. If lost is not 0, it
+// is an entry that the stream must have lost, which they follow, too. The steps are such that no seq is used twice in an
+// epoch if the process crashes between them. In a directory, checkpoints go first: Load then finds the entries as unreadable
+// as before. The error is a journal.ErrFenced if another instance empties the stream, or has done so.
+func (j *Journal) emptyStream(ctx context.Context, lost uint64) (epoch string, last uint64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, emptyTimeout)
+	defer cancel()
+	// Servers may be electing leaders. Each step may be taken again, also if the answer was lost.
+	step := func(do func(context.Context) error) {
+		if err == nil {
+			err = j.untilAnswered(ctx, func() error {
+				ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+				defer cancel()
+				return do(ctx)
+			})
+		}
+	}
+	current := j.mirror.Load().Bounds().Epoch
+	var config jetstream.StreamConfig
+	if j.server == nil {
+		step(func(ctx context.Context) error { return j.endEpoch(ctx, current) })
+	}
+	step(func(ctx context.Context) error {
+		_, info, err := j.streamInfo(ctx)
+		switch {
+		case err != nil:
+			return err
+		case j.server == nil && info.Config.Metadata[metadataEpoch] != current:
+			return fmt.Errorf("%w: another instance has begun the new epoch %q", journal.ErrFenced, info.Config.Metadata[metadataEpoch])
+		case lost > 0 && info.State.LastSeq >= lost:
+			return fmt.Errorf("the stream has entry %d", lost)
+		}
+		config, last = info.Config, max(lost, info.State.LastSeq)
+		config.Metadata = maps.Clone(config.Metadata)
+		return nil
+	})
+	if j.server != nil {
+		last = max(last, j.server.position.newest)
+	} else {
+		current = journal.NewEpoch()
+		step(func(ctx context.Context) error {
+			config.Metadata[metadataEpoch] = current
+			return j.updateStream(ctx, config)
+		})
+	}
+	step(j.checkpoints.discard)
+	epoch = journal.NewEpoch()
+	step(func(ctx context.Context) error { return j.deleteStream(ctx, current) })
+	step(func(ctx context.Context) error {
+		c := config
+		c.FirstSeq, c.Metadata = last+1, maps.Clone(config.Metadata)
+		c.Metadata[metadataEpoch] = epoch
+		_, err := j.js.CreateStream(ctx, c)
+		return err
+	})
+	return epoch, last, err
+}
+
+// deleteStream deletes the stream of an epoch, unless it is gone.
+func (j *Journal) deleteStream(ctx context.Context, epoch string) error {
+	_, info, err := j.streamInfo(ctx)
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return nil
+	case err != nil:
+		return err
+	case info.Config.Metadata[metadataEpoch] != epoch:
+		return fmt.Errorf("%w: another instance has begun the new epoch %q", journal.ErrFenced, info.Config.Metadata[metadataEpoch])
+	}
+	return j.js.DeleteStream(ctx, j.cfg.Stream)
+}
+
+// emptyTimeout bounds emptyStream. It is less than InstanceTTL, after which another instance may begin to empty the stream.
+const emptyTimeout = 40 * time.Second

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvcast/kvcast/journal"
@@ -88,6 +89,35 @@ func TestEpochContinuesAfterABootOnlyIfAllEntriesWereSynced(t *testing.T) {
 				tt.continues = cfg.SyncAlways // all entries since the last boot
 			}
 		})
+	}
+}
+
+// TestServerThatIsNotReadyInTimeLosesNothing has a process that is not scheduled while nats-server finds out whether it is
+// healthy.
+func TestServerThatIsNotReadyInTimeLosesNothing(t *testing.T) {
+	dir := t.TempDir()
+	j, _ := load(t, config(dir))
+	appendN(t, j, "w", 10)
+	mustClose(t, j)
+	slow := &server.HealthStatus{Status: "unavailable", Error: "failed to be ready for connections after 1ms: "}
+	never := true
+	jetstream.SetHealthz(t, func(asked int, answer *server.HealthStatus) *server.HealthStatus {
+		if never || asked%5 != 0 {
+			return slow
+		}
+		return answer
+	})
+	if _, err := jetstream.Open(t.Context(), config(dir)); err == nil || !strings.Contains(err.Error(), "does not tell whether its files can be written") {
+		t.Errorf("never ready: got error %v", err)
+	}
+	never = false
+	j, got := load(t, config(dir))
+	if len(got) != 10 {
+		t.Errorf("got %d entries, want 10", len(got))
+	}
+	mustClose(t, j)
+	if moved, err := filepath.Glob(filepath.Join(dir, "unreadable-*")); err != nil || len(moved) > 0 {
+		t.Errorf("moved away: %v, %v", moved, err)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -69,7 +68,7 @@ func (j *Journal) overdue() bool {
 // and does not write to the stream any more before it is started again.
 func (j *Journal) checkServer() {
 	for _, stream := range []string{j.cfg.Stream, bucketStream(j.cfg.Stream), workersStream(j.cfg.Stream)} {
-		if err := j.server.health(stream); err != nil {
+		if err := j.server.health(stream); err != nil && !errors.Is(err, errNoHealth) {
 			j.fail(fmt.Errorf("write to stream %q of %s: %w", stream, j.where(), err))
 		}
 	}
@@ -120,13 +119,6 @@ func (j *Journal) resync() bool {
 	j.w.retry()
 	j.mu.Unlock()
 	return true
-}
-
-// beginEpoch gives a stream a new epoch.
-func (j *Journal) beginEpoch(config jetstream.StreamConfig) error {
-	config.Metadata = maps.Clone(config.Metadata)
-	config.Metadata[metadataEpoch] = journal.NewEpoch()
-	return j.updateStream(j.ctx, config)
 }
 
 // isMine reports whether the message of a seq is the one in flight. An append that was acknowledged meanwhile is.

@@ -1,6 +1,8 @@
 package jetstream_test
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -313,9 +315,93 @@ func TestServerThatLostEntriesIsUnreadable(t *testing.T) {
 	wantFailure(t, j, jetstream.ErrUnreadable, "has lost the entries 12 to 21")
 	was := j.Bounds()
 	mustClose(t, j)
-	j, _ = load(t, serverConfig(s.ClientURL()))
-	if b := j.Bounds(); b.Newest != 11 || b.Epoch == was.Epoch {
-		t.Errorf("opened again: got %+v after %+v, want entry 11 in a new epoch", b, was)
+	j, entries := load(t, serverConfig(s.ClientURL()))
+	if b := j.Bounds(); b.Newest != 21 || len(entries) > 0 || b.Epoch == was.Epoch {
+		t.Errorf("opened again: got %+v after %+v and %d entries, want a new epoch without entries after entry 21", b, was, len(entries))
 	}
 	mustClose(t, j)
+}
+
+// writerFunc is an io.Writer.
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
+
+// TestLossIsKnownUntilTheEpochHasChanged has another instance that began to end the epoch of a stream that has lost entries,
+// and does not complete it for a while.
+func TestLossIsKnownUntilTheEpochHasChanged(t *testing.T) {
+	dir := t.TempDir()
+	s := startServer(t, dir, 0)
+	port := s.Addr().(*net.TCPAddr).Port
+	needed := make(chan struct{}, 100)
+	cfg := serverConfig(s.ClientURL())
+	cfg.Log = slog.New(slog.NewTextHandler(writerFunc(func(line []byte) (int, error) {
+		if bytes.Contains(line, []byte("The stream has lost entries, and needs a new epoch.")) {
+			needed <- struct{}{}
+		}
+		return len(line), nil
+	}), nil))
+	j, _ := load(t, cfg)
+	appendN(t, j, "w", 10)
+	if _, err := j.Instances(t.Context()); err != nil { // creates the bucket
+		t.Fatal(err)
+	}
+	administer(t, s, func(js natsjs.JetStream) {
+		kv, err := js.KeyValue(t.Context(), jetstream.DefaultStream+"-instances")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := kv.Put(t.Context(), "ended."+j.Bounds().Epoch, []byte("another")); err != nil {
+			t.Fatal(err)
+		}
+	})
+	old := copyDir(t, dir)
+	appendN(t, j, "w", 10)
+	stopServer(s)
+	awaitStalled(t, j)
+	s = startServer(t, old, port)
+	for range 2 {
+		select {
+		case <-needed:
+		case <-harness.Context(t).Done():
+			t.Fatal("the loss is not noticed")
+		}
+	}
+	if err := j.Err(); err != nil {
+		t.Errorf("failed with %v; want it to stay while the epoch is the old one", err)
+	}
+	administer(t, s, func(js natsjs.JetStream) {
+		stream, err := js.Stream(t.Context(), jetstream.DefaultStream)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := stream.CachedInfo().Config
+		c.Metadata["kvcast.epoch"] = "another"
+		if _, err := js.UpdateStream(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	})
+	wantFailure(t, j, journal.ErrFenced, `has the new epoch "another"`)
+	mustClose(t, j)
+}
+
+// TestEpochIsEndedOnce discards the journal of two instances at once: one does, and the other is told so.
+func TestEpochIsEndedOnce(t *testing.T) {
+	s := startServer(t, t.TempDir(), 0)
+	a, _ := load(t, serverConfig(s.ClientURL()))
+	b, _ := load(t, serverConfig(s.ClientURL()))
+	appendN(t, a, "w", 10)
+	errs := make(chan error, 2)
+	for _, j := range []*jetstream.Journal{a, b} {
+		go func() { errs <- j.Discard(t.Context()) }()
+	}
+	first, second := <-errs, <-errs
+	if first != nil {
+		first, second = second, first
+	}
+	if first != nil || !errors.Is(second, journal.ErrFenced) {
+		t.Errorf("got %v and %v, want one success and one %v", first, second, journal.ErrFenced)
+	}
+	mustClose(t, a)
+	mustClose(t, b)
 }
