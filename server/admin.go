@@ -18,7 +18,7 @@ func (s *Server) NewAdmin(metrics prometheus.Gatherer) http.Handler {
 		_, _ = fmt.Fprintln(w, "ok")
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if why := s.unready(); why != "" {
+		if why := s.Unready(); why != "" {
 			http.Error(w, why, http.StatusServiceUnavailable)
 			return
 		}
@@ -28,8 +28,8 @@ func (s *Server) NewAdmin(metrics prometheus.Gatherer) http.Handler {
 	return mux
 }
 
-// unready returns why the server is not ready; empty if it is.
-func (s *Server) unready() string {
+// Unready returns why the server is not ready; empty if it is.
+func (s *Server) Unready() string {
 	switch {
 	case s.stopping.Load():
 		return "shutting down"

@@ -24,7 +24,7 @@ import (
 type Role string
 
 const (
-	// RoleRouter permits all calls of RouterEventService.
+	// RoleRouter permits all calls of RouterEventService and InspectionService.
 	RoleRouter Role = "router"
 	// RoleOperator permits all calls.
 	RoleOperator Role = "operator"
@@ -205,12 +205,23 @@ func (s *Server) authorize(ctx context.Context, method string) (Role, error) {
 	if err != nil {
 		return "", err
 	}
-	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
-	if role != RoleOperator && service != kvcastv1.RouterEventService_ServiceDesc.ServiceName {
+	service := serviceOf(method)
+	if role != RoleOperator && !s.isForRouters(service) {
 		return role, errorf(reasonPermissionDenied, s.journal.Bounds(),
 			"the client's role is %s, which may not call %s; ask the server's operator for a token or a certificate with the role %s", role, service, RoleOperator)
 	}
 	return role, nil
+}
+
+// serviceOf returns the service of a method such as /kvcast.v1.RouterEventService/GetStatus.
+func serviceOf(method string) string {
+	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
+	return service
+}
+
+// isForRouters reports whether RoleRouter permits the calls of a service: it only reads.
+func (s *Server) isForRouters(service string) bool {
+	return s.adapters[service] || service == kvcastv1.RouterEventService_ServiceDesc.ServiceName || service == kvcastv1.InspectionService_ServiceDesc.ServiceName
 }
 
 func (s *Server) identify(ctx context.Context) (Role, error) {

@@ -10,6 +10,9 @@ import (
 	"google.golang.org/grpc/stats"
 
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/history"
+	"github.com/kvcast/kvcast/internal/incident"
+	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -114,6 +117,12 @@ type Config struct {
 	// Newest returns the newest seq of a journal that another server writes. Subscribe and Replay then wait for a position
 	// that this server has not read yet. Nil: the journal is written by this server.
 	Newest func(context.Context) (uint64, error)
+	// Incidents is what InspectionService lists, and where the server remembers the ends of subscriptions; nil: a log of its own.
+	Incidents *incident.Log
+	// History has the samples that InspectionService.GetHistory returns. If it is nil, there are none.
+	History *history.History
+	// Retention is the journal's, which GetStatus returns. Zero: it is not known.
+	Retention journal.Config
 	// Workers handles RegisterWorker and DeregisterWorker; nil: both are unimplemented.
 	Workers Workers
 	// RegisterHosts are the hosts that RegisterWorker accepts in endpoints; empty: all.
@@ -151,6 +160,9 @@ func (c Config) withDefaults() Config {
 	c.PingInterval = max(positiveOr(c.PingInterval, DefaultPingInterval), minPingInterval)
 	c.MaxConnectionAge = max(c.MaxConnectionAge, 0)
 	c.MaxConnectionAgeGrace = positiveOr(c.MaxConnectionAgeGrace, DefaultMaxConnectionAgeGrace)
+	if c.Incidents == nil {
+		c.Incidents = new(incident.Log)
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}

@@ -35,9 +35,10 @@ func newConnections(q *quota, refused func(net.Addr, error)) *connections {
 // connection is an accepted connection. Close releases its quota.
 type connection struct {
 	net.Conn
-	owner  *connections
-	peer   *peerAddress
-	opened time.Time
+	owner     *connections
+	peer      *peerAddress
+	opened    time.Time
+	receiving chan struct{} // has one element per call whose request is being received, or is the next of those of its address
 }
 
 // remoteAddr is the remote address of a connection. gRPC passes only the address to calls, so it carries the
@@ -94,13 +95,13 @@ func (c *connections) add(conn net.Conn) (*connection, error) {
 	prefix := peerPrefix(conn.RemoteAddr())
 	p := c.peers[prefix]
 	if p == nil {
-		p = &peerAddress{prefix: prefix, receiving: make(chan struct{}, maxReceivingPerAddress)}
+		p = &peerAddress{prefix: prefix, receiving: make(chan struct{}, maxReceivingPerAddress), admitted: make(chan struct{}, maxAdmittedPerAddress)}
 	}
 	if err := c.quota.acquire(&p.connections); err != nil {
 		return nil, err
 	}
 	c.peers[prefix] = p
-	tracked := &connection{Conn: conn, owner: c, peer: p, opened: time.Now()}
+	tracked := &connection{Conn: conn, owner: c, peer: p, opened: time.Now(), receiving: make(chan struct{}, maxReceivingPerConnection)}
 	c.open[tracked] = struct{}{}
 	return tracked, nil
 }
@@ -137,6 +138,7 @@ type peerAddress struct {
 	reflections  atomic.Int64
 	matchStreams atomic.Int64
 	receiving    chan struct{} // has one element per call whose request is being received
+	admitted     chan struct{} // has one element per call whose request will be received
 }
 
 // peerPrefix returns the prefix that identifies a client.

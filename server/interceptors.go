@@ -17,67 +17,139 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/tap"
 
 	"github.com/kvcast/kvcast/journal"
-	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // A call uses memory as soon as its headers are received, and gRPC receives the request of a unary call before
 // any interceptor runs. The server therefore limits the number of calls whose request is being received, and
-// the time to receive it. At the limit, a connection that starts another call is not read until an earlier
-// request is complete or has timed out. No call is refused, and a client that sends headers and request
-// together is not delayed. One client address may have at most a quarter of these calls, so that a slow client
-// does not block others.
+// the time to receive it. Calls beyond the limit are admitted: gRPC takes their data up to receiveWindow, and no more
+// until an earlier request is complete or has timed out. At the limit of admitted calls, a connection that starts
+// another one is not read for as long. No call is refused. One client address may have at most a quarter of these calls,
+// and one connection half of those of its address that are received, so that a slow client does not block others.
 //
-// A connection that is not read cannot complete its earlier requests. connWindow is therefore so large that a client
-// sends each request right after its headers, even if it starts many calls at the same time.
+// A connection that is not read cannot complete its earlier requests. A client may send the headers of many calls
+// before it sends their requests, so many calls are admitted. One that sends more headers than that before the first
+// request is not read until the calls that are received have timed out.
 const (
-	maxReceiving           = 256 // with up to maxRequestBytes each
-	maxReceivingPerAddress = 64
-	receiveTimeout         = 5 * time.Second
+	maxReceiving              = 256 // with up to maxRequestBytes each
+	maxReceivingPerAddress    = 64
+	maxReceivingPerConnection = 32
+	// Each has up to receiveWindow of data, which takes four times as much memory if it comes in small frames.
+	maxAdmitted           = 2048
+	maxAdmittedPerAddress = 512
+	receiveTimeout        = 5 * time.Second
 )
 
-// receivedKey is the context key of the function to call when a call's request is complete.
+// take takes an element of each of some limits, in order, so that who waits for the first is not in the way of others that
+// wait for the second. It returns a function that gives them back, and false if done was closed before.
+func take(done <-chan struct{}, limits ...chan struct{}) (free func(), ok bool) {
+	for i, limit := range limits {
+		select {
+		case limit <- struct{}{}:
+		case <-done:
+			give(limits[:i])
+			return nil, false
+		}
+	}
+	return func() { give(limits) }, true
+}
+
+func give(limits []chan struct{}) {
+	for _, limit := range limits {
+		<-limit
+	}
+}
+
+// receiving is a call whose request is not complete. It is admitted at first, and then its request is received.
+type receiving struct {
+	cancel context.CancelFunc // of the call
+	mu     sync.Mutex         // guards all below
+	free   func()             // what it has of the limits; nil: nothing, and it gets nothing any more
+	late   *time.Timer        // nil while it is admitted
+}
+
+// begin ends the admission, and gives the call the slots of one whose request is received. It returns false if the call has
+// ended.
+func (r *receiving) begin(free, late func()) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.free == nil {
+		return false
+	}
+	r.free()
+	r.free, r.late = free, time.AfterFunc(receiveTimeout, late)
+	return true
+}
+
+// end frees what the call has. Further calls do nothing.
+func (r *receiving) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.free != nil {
+		r.free()
+		r.free = nil
+	}
+	if r.late != nil {
+		r.late.Stop()
+	}
+}
+
+// receivedKey is the context key of the *receiving of a call.
 type receivedKey struct{}
 
-// startReceiving is gRPC's tap handle: gRPC calls it when the headers of a call are complete, in the goroutine
-// that reads the connection. Receiving ends when the request is complete, when the call ends, or after
-// receiveTimeout, which cancels the call.
-func (s *Server) startReceiving(ctx context.Context, call *tap.Info) (context.Context, error) {
+// admit is gRPC's tap handle: gRPC calls it when the headers of a call are complete, in the goroutine that reads the
+// connection.
+func (s *Server) admit(ctx context.Context, call *tap.Info) (context.Context, error) {
 	if isPublic(call.FullMethodName) {
 		clear(call.Header) // the header is not used, and would stay in memory until the stream ends
 	}
-	peer := connectionOf(ctx).peer
-	select {
-	case peer.receiving <- struct{}{}:
-	case <-s.draining:
-		return ctx, nil
-	}
-	select {
-	case s.receiving <- struct{}{}:
-	case <-s.draining:
-		<-peer.receiving
+	free, ok := take(s.draining, connectionOf(ctx).peer.admitted, s.admitted)
+	if !ok {
 		return ctx, nil
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	timeout := time.AfterFunc(receiveTimeout, func() {
+	r := &receiving{cancel: cancel, free: free}
+	context.AfterFunc(ctx, r.end)
+	return context.WithValue(ctx, receivedKey{}, r), nil
+}
+
+// receiver is a stats.Handler that delays calls until their requests may be received.
+type receiver struct{ *Server }
+
+// TagConn implements stats.Handler.
+func (receiver) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
+// HandleConn implements stats.Handler.
+func (receiver) HandleConn(context.Context, stats.ConnStats) {}
+
+// HandleRPC implements stats.Handler.
+func (receiver) HandleRPC(context.Context, stats.RPCStats) {}
+
+// TagRPC implements stats.Handler. gRPC calls it in the goroutine of the call, before it receives the request. The request
+// has been received when requestReceived is called, when the call ends, or after receiveTimeout, which cancels the call.
+func (s receiver) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context {
+	r, ok := ctx.Value(receivedKey{}).(*receiving)
+	if !ok {
+		return ctx
+	}
+	c := connectionOf(ctx)
+	free, ok := take(ctx.Done(), c.receiving, c.peer.receiving, s.receiving)
+	if ok && !r.begin(free, func() {
 		s.metrics.late.Inc()
-		cancel()
-	})
-	release := sync.OnceFunc(func() {
-		timeout.Stop()
-		<-s.receiving
-		<-peer.receiving
-	})
-	stop := context.AfterFunc(ctx, release)
-	return context.WithValue(ctx, receivedKey{}, func() { stop(); release() }), nil
+		r.cancel()
+	}) {
+		free()
+	}
+	return ctx
 }
 
 // requestReceived ends the receiving of a call's request. Further calls do nothing.
 func requestReceived(ctx context.Context) {
-	if received, ok := ctx.Value(receivedKey{}).(func()); ok {
-		received()
+	if r, ok := ctx.Value(receivedKey{}).(*receiving); ok {
+		r.end()
 	}
 }
 
@@ -159,23 +231,23 @@ func (s healthService) Watch(req *healthv1.HealthCheckRequest, stream healthv1.H
 
 // logInterceptors returns interceptors that log each call of a kvcast service when it ends. Health checks and
 // reflection are too frequent to be logged.
-func logInterceptors(log *slog.Logger) (grpc.StreamServerInterceptor, grpc.UnaryServerInterceptor) {
+func (s *Server) logInterceptors() (grpc.StreamServerInterceptor, grpc.UnaryServerInterceptor) {
 	logger := logging.LoggerFunc(func(ctx context.Context, level logging.Level, msg string, fields ...any) {
-		log.Log(ctx, slog.Level(level), msg, fields...)
+		s.cfg.Logger.Log(ctx, slog.Level(level), msg, fields...)
 	})
 	opts := []logging.Option{
 		logging.WithLogOnEvents(logging.FinishCall),
 		logging.WithLevels(logLevel),
 		logging.WithDisableLoggingFields(logging.ComponentFieldKey, logging.MethodTypeFieldKey, logging.SystemTag[0]),
 	}
-	// Dashboards send the unary calls of RouterEventService several times a second.
+	// Dashboards and routers send the unary calls of services that only read several times a second.
 	queries := logging.UnaryServerInterceptor(logger, append(opts, logging.WithLevels(queryLogLevel))...)
 	changes := logging.UnaryServerInterceptor(logger, opts...)
 	unary := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		switch {
 		case isPublic(info.FullMethod):
 			return handler(ctx, req)
-		case strings.HasPrefix(info.FullMethod, "/"+kvcastv1.RouterEventService_ServiceDesc.ServiceName+"/"):
+		case s.isForRouters(serviceOf(info.FullMethod)):
 			return queries(ctx, req, info, handler)
 		}
 		return changes(ctx, req, info, handler)

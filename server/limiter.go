@@ -91,6 +91,8 @@ const (
 	maxTokensLookups  = 1
 	maxBlockLookups   = 4
 	maxWorkersQueries = 2 // ListWorkers and GetStatus together
+	maxInspections    = 2 // ListIncidents, ListEntries and GetChain together
+	maxSharingScans   = 1 // ListSharedPrefixes, which reads every block
 	maxQueriesWaiting = 64
 	maxQueryWait      = 5 * time.Second
 

@@ -44,7 +44,7 @@ func (s *Server) newMetrics(all promauto.Factory) *metrics {
 	gauge("subscriber_lag_entries", "Entries that the subscriber furthest behind has not read yet; one that receives a snapshot is not counted.",
 		func() float64 { return float64(s.subscribers.lag(s.journal)) })
 	gauge("ready", "1 while /readyz answers ok, and 0 otherwise.", func() float64 {
-		if s.unready() == "" {
+		if s.Unready() == "" {
 			return 1
 		}
 		return 0

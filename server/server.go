@@ -75,6 +75,7 @@ type Server struct {
 	watches        *quota        // health watches
 	reflections    *quota        // reflection streams
 	receiving      chan struct{} // has one element per call whose request is being received
+	admitted       chan struct{} // has one element per call whose request will be received
 	filterBytes    *budget.Budget
 	tokensLookups  *queryLimiter
 	blockLookups   *queryLimiter
@@ -82,8 +83,15 @@ type Server struct {
 	matches        *queryLimiter  // requests of MatchPrefix and MatchPrefixes that are matched
 	matchBytes     *budget.Budget // of requests of MatchPrefix and MatchPrefixes in progress
 	matchStreams   *quota
+	inspections    *queryLimiter // ListIncidents, ListEntries and GetChain
+	sharingScans   *queryLimiter // ListSharedPrefixes
+	sharedPrefixes sharedPrefixes
 	sourcesDown    *sourcesDown
 	access         atomic.Pointer[Access]
+
+	calls        calls
+	adapters     map[string]bool             // services of RegisterAdapter
+	unaryQueries grpc.UnaryServerInterceptor // of Call
 
 	refusedConnections logLimiter
 	refusedCalls       logLimiter
@@ -108,6 +116,7 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 		watches:        newQuota(all, "health_watches", cfg.MaxConnections, cfg.MaxConnectionsPerAddress),
 		reflections:    newQuota(all, "reflection_streams", maxReflections, maxReflectionsPerAddress),
 		receiving:      make(chan struct{}, maxReceiving),
+		admitted:       make(chan struct{}, maxAdmitted),
 		filterBytes:    budget.New("filter_bytes", cfg.MaxFilterBytes),
 		tokensLookups:  newQueryLimiter(all, "tokens_lookup", maxTokensLookups, maxQueriesWaiting),
 		blockLookups:   newQueryLimiter(all, "block_lookup", maxBlockLookups, maxQueriesWaiting),
@@ -115,6 +124,8 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 		matches:        newQueryLimiter(all, "match", maxMatches, maxMatchesWaiting),
 		matchBytes:     budget.New("match_bytes", cfg.MaxMatchBytes),
 		matchStreams:   newQuota(all, "match_streams", maxMatchStreams, maxMatchStreamsPerAddress),
+		inspections:    newQueryLimiter(all, "inspection", maxInspections, maxQueriesWaiting),
+		sharingScans:   newQueryLimiter(all, "shared_prefixes", maxSharingScans, maxQueriesWaiting),
 		sourcesDown:    &sourcesDown{sources: cfg.Sources},
 	}
 	s.SetAccess(cfg.Access)
@@ -123,7 +134,9 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 	calls := grpcprom.NewServerMetrics()
 	cfg.Registerer.MustRegister(calls, indexMetrics{x}, budget.Collector{s.connections.quota.total, s.watches.total, s.reflections.total, s.filterBytes, s.matchStreams.total, s.matchBytes})
 	s.grpc = grpc.NewServer(s.options(calls)...)
+	s.calls = s.newCalls()
 	kvcastv1.RegisterRouterEventServiceServer(s.grpc, routerEvents{Server: s})
+	kvcastv1.RegisterInspectionServiceServer(s.grpc, inspection{Server: s})
 	kvcastv1.RegisterWorkerServiceServer(s.grpc, workers{Server: s})
 	healthv1.RegisterHealthServer(s.grpc, healthService{s.health})
 	if !cfg.NoReflection {
@@ -144,12 +157,13 @@ type routerEvents struct {
 func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
 	stream := []grpc.StreamServerInterceptor{streamReceived, calls.StreamServerInterceptor(), s.limitPublicStreams}
 	unary := []grpc.UnaryServerInterceptor{unaryReceived, calls.UnaryServerInterceptor()}
+	logStream, logUnary := s.logInterceptors()
+	recovering := recovery.WithRecoveryHandlerContext(s.recovered)
+	s.unaryQueries = chainUnary(calls.UnaryServerInterceptor(), logUnary, recovery.UnaryServerInterceptor(recovering))
 	if s.needsIdentity() {
 		authStream, authUnary := s.authInterceptors()
 		stream, unary = append(stream, authStream), append(unary, authUnary)
 	}
-	logStream, logUnary := logInterceptors(s.cfg.Logger)
-	recovering := recovery.WithRecoveryHandlerContext(s.recovered)
 	stream = append(stream, logStream, recovery.StreamServerInterceptor(recovering))
 	unary = append(unary, logUnary, recovery.UnaryServerInterceptor(recovering))
 	options := []grpc.ServerOption{
@@ -161,7 +175,8 @@ func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
 		grpc.StaticStreamWindowSize(receiveWindow),
 		grpc.StaticConnWindowSize(connWindow),
 		grpc.ReadBufferSize(readBuffer),
-		grpc.InTapHandle(s.startReceiving),
+		grpc.InTapHandle(s.admit),
+		grpc.StatsHandler(receiver{s}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
 			MinTime: s.cfg.PingInterval * 9 / 10, PermitWithoutStream: true, // timers may fire early
 		}),
@@ -196,6 +211,15 @@ func (s *Server) connectionRefused(from net.Addr, err error) {
 		limit, setting = s.cfg.MaxConnectionsPerAddress, "subscribers.max_connections_per_address"
 	}
 	s.cfg.Logger.Warn("refused connection", "peer.address", from.String(), "limit", limit, "setting", setting, "suppressed", omitted)
+}
+
+// RegisterAdapter adds a service for routers that do not use kvcast.v1, which only reads. It must be called before Serve.
+func (s *Server) RegisterAdapter(d *grpc.ServiceDesc, service any) {
+	if s.adapters == nil {
+		s.adapters = make(map[string]bool)
+	}
+	s.adapters[d.ServiceName] = true
+	s.grpc.RegisterService(d, service)
 }
 
 // Serve accepts connections until Shutdown, and then returns nil.

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/history"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -53,6 +54,10 @@ func (s routerEvents) GetStatus(ctx context.Context, _ *kvcastv1.GetStatusReques
 		Blocks:       blocks,
 		Subscribers:  uint64(s.subscribers.inUse()),
 		Version:      s.cfg.Version,
+
+		Snapshots: uint64(s.snapshots.inUse()), SnapshotsWaiting: uint64(s.snapshots.waiting()), Replays: uint64(s.replays.inUse()),
+		JournalMaxBytes: uint64(s.cfg.Retention.MaxBytes), JournalMaxAgeNano: uint64(s.cfg.Retention.MaxAge),
+		JournalEvictedBytes: uint64(s.journal.EvictedBytes()), NewestIncidentId: s.cfg.Incidents.Newest(),
 	}
 	if s.cfg.Recovery != nil {
 		out.Recovery = s.cfg.Recovery()
@@ -216,6 +221,13 @@ func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBloc
 		return nil, tooManyHolders(b, "have %d holders, which take more than %d MiB", len(holders), maxResponse>>20)
 	}
 	return out, nil
+}
+
+// StreamState returns what the history remembers of the stream.
+func (s *Server) StreamState() history.Stream {
+	return history.Stream{
+		NewestSeq: s.journal.Bounds().Newest, Subscribers: uint64(s.subscribers.inUse()), SubscriberLag: s.subscribers.lag(s.journal),
+	}
 }
 
 // ListSubscribers implements kvcastv1.RouterEventServiceServer.

@@ -38,7 +38,7 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 	defer s.subscribers.remove(c.subscription)
 	c.snapshots = req.GetGapPolicy() != kvcastv1.GapPolicy_GAP_POLICY_FAIL
 	c.digests = req.GetProgressDigests()
-	return c.run(func(ctx context.Context) error {
+	err = c.run(func(ctx context.Context) error {
 		if err := c.accept(mode); err != nil {
 			return err
 		}
@@ -49,6 +49,8 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 		}
 		return c.follow(ctx)
 	})
+	s.recordEnd(c.subscription, err)
+	return err
 }
 
 // subscribeStart returns the mode in which a stream starts and the seq before its first entry.

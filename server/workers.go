@@ -180,10 +180,11 @@ func (s workers) validate(spec *kvcastv1.WorkerSpec) []*violation {
 // an empty string. Clients must not make the server connect to sockets in its file system, or to hosts that the
 // operator has not allowed. ingest checks the form of endpoints.
 func (s workers) wantEndpoint(endpoint string) string {
+	_, ok := config.ParseSource(endpoint)
 	switch {
 	case strings.HasPrefix(endpoint, "ipc://"):
-		return "tcp://HOST:PORT"
-	case !strings.HasPrefix(endpoint, "tcp://"):
+		return "tcp://HOST:PORT, smg://HOST:PORT or openengine://HOST:PORT"
+	case !ok:
 	case !s.cfg.RegisterHosts.Empty() && !s.cfg.RegisterHosts.ContainEndpoint(endpoint):
 		return "a host that the server's operator allows (ingest.register_hosts)"
 	}

@@ -1,0 +1,50 @@
+package server
+
+import (
+	"log/slog"
+	"net/http"
+	"strings"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+)
+
+// AuthorizeHTTP returns a handler that passes on requests with the credentials of a router or an operator, as calls of
+// RouterEventService need them, and refuses others. A token is sent as Bearer token, or as the password of Basic
+// authentication, for clients whose only setting is a URL.
+func (s *Server) AuthorizeHTTP(next http.Handler) http.Handler {
+	if !s.needsIdentity() {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx := r.Context()
+		if token := httpToken(r); token != "" {
+			ctx = metadata.NewIncomingContext(ctx, metadata.Pairs("authorization", "Bearer "+token))
+		}
+		if r.TLS != nil {
+			ctx = peer.NewContext(ctx, &peer.Peer{AuthInfo: credentials.TLSInfo{State: *r.TLS}})
+		}
+		if _, err := s.identify(ctx); err != nil {
+			if omitted, ok := s.refusedCalls.allow(); ok {
+				s.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "refused request", slog.String("http.path", r.URL.Path), slog.String("peer.address", r.RemoteAddr), slog.Int("suppressed", omitted))
+			}
+			w.Header().Set("WWW-Authenticate", `Basic realm="kvcast"`)
+			http.Error(w, status.Convert(err).Message(), http.StatusUnauthorized)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func httpToken(r *http.Request) string {
+	if _, password, ok := r.BasicAuth(); ok {
+		return password
+	}
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "bearer") {
+		return ""
+	}
+	return token
+}
