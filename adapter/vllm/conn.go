@@ -1,0 +1,388 @@
+package vllm
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/internal/zmtp"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// writeTimeout is how long a consumer may read nothing, while up to writeBytes or one larger batch wait. Tests change it.
+var writeTimeout = 30 * time.Second
+
+const (
+	writeBytes = 256 << 10
+	// stateRate is the least rate in bytes a second at which a consumer must read a state.
+	stateRate = 1 << 20
+	// maxRequestBytes bounds what a consumer may send at once: a subscription or a request.
+	maxRequestBytes = 8 << 10
+	// endOfReplay is the seq of the message after the last reply.
+	endOfReplay = math.MaxUint64
+)
+
+// conn is a connection of a consumer to a PUB or ROUTER socket.
+type conn struct {
+	*endpoint
+	net      net.Conn
+	session  *zmtp.Session // of the reading goroutine
+	consumer *Consumer     // guarded by Egress.mu
+	wakeup   chan struct{}
+
+	writing sync.Mutex // guards writes and buffer
+	buffer  []byte
+}
+
+// serve serves a consumer until its connection ends, and reports whether the handshake was completed.
+func (p *endpoint) serve(ctx context.Context, c net.Conn, kind zmtp.SocketType) (established bool) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+	defer stop()
+	n := &conn{
+		endpoint: p, net: c, consumer: NewConsumer(), wakeup: make(chan struct{}, 1),
+		session: zmtp.New(zmtp.Config{Socket: kind, Limits: zmtp.Limits{FrameBytes: maxRequestBytes, Bytes: 2 * maxRequestBytes}}, time.Now()),
+	}
+	p.metrics.consumers.Inc()
+	defer p.metrics.consumers.Dec()
+	var writer sync.WaitGroup
+	if kind == zmtp.PUB {
+		p.mu.Lock()
+		p.conns[n] = struct{}{}
+		p.mu.Unlock()
+		writer.Go(func() {
+			defer cancel() // a writer that fails ends the connection
+			n.ended("write", n.follow(ctx))
+		})
+	}
+	err := n.read(ctx, func(e *zmtp.Event) error { return n.event(ctx, e) })
+	if ctx.Err() == nil {
+		n.ended("read", err)
+	}
+	cancel()
+	_ = c.Close()
+	writer.Wait()
+	p.mu.Lock()
+	delete(p.conns, n)
+	p.mu.Unlock()
+	return n.session.Established()
+}
+
+// ended logs why a connection ends, unless its peer has closed it.
+func (n *conn) ended(doing string, err error) {
+	if err == nil || errors.Is(err, net.ErrClosed) || errors.Is(err, context.Canceled) {
+		return
+	}
+	n.logger.Debug("connection of a consumer has ended", "peer.address", n.net.RemoteAddr().String(), "doing", doing, "error", err)
+}
+
+func (n *conn) signal() {
+	select {
+	case n.wakeup <- struct{}{}:
+	default:
+	}
+}
+
+// read processes what the consumer sends until the connection ends.
+func (n *conn) read(_ context.Context, on func(*zmtp.Event) error) error {
+	var event zmtp.Event
+	buffer, have := make([]byte, 512), 0
+	for {
+		if err := errors.Join(n.write(n.session.Out()), n.net.SetReadDeadline(n.session.Deadline())); err != nil {
+			return err
+		}
+		got, err := n.net.Read(buffer[have:])
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			if err := n.session.Tick(time.Now()); err != nil {
+				return err
+			}
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		have += got
+		used := 0
+		for {
+			k, err := n.session.Next(time.Now(), buffer[used:have], &event)
+			if err != nil {
+				return err
+			}
+			if event.Kind == zmtp.Incomplete {
+				break
+			}
+			if err := n.write(n.session.Out()); err != nil { // READY, before messages
+				return err
+			}
+			if err := on(&event); err != nil {
+				return err
+			}
+			used += k
+		}
+		need := n.session.Need(buffer[used:have])
+		have = copy(buffer, buffer[used:have])
+		if need > len(buffer) {
+			buffer = append(buffer[:have], make([]byte, need-have)...)
+		}
+	}
+}
+
+// errTopics ends the connection of a consumer with too many subscriptions.
+var errTopics = errors.New("too many subscriptions")
+
+// event processes a subscription or a request.
+func (n *conn) event(ctx context.Context, e *zmtp.Event) error {
+	switch e.Kind {
+	case zmtp.Subscribe, zmtp.Cancel:
+		n.mu.Lock()
+		ok := true
+		if e.Kind == zmtp.Subscribe {
+			ok = n.consumer.Subscribe(string(e.Topic))
+		} else {
+			n.consumer.Cancel(string(e.Topic))
+		}
+		n.mu.Unlock()
+		if !ok {
+			return errTopics
+		}
+		n.signal()
+	case zmtp.Message:
+		if e.Count == 2 && len(e.Frames[0]) == 0 { // vLLM ignores others, too
+			return n.answer(ctx, parseSeq(e.Frames[1]))
+		}
+	default:
+	}
+	return nil
+}
+
+// parseSeq parses the seq of a request: a big-endian number of any length.
+func parseSeq(frame []byte) (seq uint64) {
+	for _, b := range frame {
+		if seq > math.MaxUint64>>8 {
+			return math.MaxUint64
+		}
+		seq = seq<<8 | uint64(b)
+	}
+	return seq
+}
+
+// write writes bytes, after or before those of other goroutines.
+func (n *conn) write(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+	n.writing.Lock()
+	defer n.writing.Unlock()
+	return n.writeLocked(b, time.Time{})
+}
+
+// writeLocked writes bytes within writeTimeout, and before a time if it is not zero.
+func (n *conn) writeLocked(b []byte, until time.Time) error {
+	deadline := time.Now().Add(writeTimeout)
+	if !until.IsZero() && until.Before(deadline) {
+		deadline = until
+	}
+	if err := n.net.SetWriteDeadline(deadline); err != nil {
+		return err
+	}
+	_, err := n.net.Write(b)
+	return err
+}
+
+// send sends batches, each after some frames.
+func (n *conn) send(batches []Batch, before ...[]byte) error {
+	return n.sendUntil(time.Time{}, batches, before...)
+}
+
+// sendUntil is send that ends at a time, if it is not zero.
+func (n *conn) sendUntil(until time.Time, batches []Batch, before ...[]byte) error {
+	n.writing.Lock()
+	defer n.writing.Unlock()
+	n.buffer = n.buffer[:0]
+	for i := range batches {
+		b := &batches[i]
+		for _, frame := range before {
+			n.buffer = zmtp.AppendMore(n.buffer, frame)
+		}
+		n.buffer = zmtp.AppendMessage(n.buffer, []byte(b.Stream.topic), binary.BigEndian.AppendUint64(nil, b.Seq), b.Payload)
+		if len(n.buffer) < writeBytes && i < len(batches)-1 {
+			continue
+		}
+		if err := n.writeLocked(n.buffer, until); err != nil {
+			return err
+		}
+		n.buffer = n.buffer[:0]
+	}
+	if cap(n.buffer) > 4*writeBytes {
+		n.buffer = nil
+	}
+	return nil
+}
+
+// follow sends what the consumer subscribes to.
+func (n *conn) follow(ctx context.Context) error {
+	for {
+		n.mu.Lock()
+		if n.consumer.NeedsState(n.log, n.streams, n.version, n.sendsStates()) {
+			n.mu.Unlock()
+			if err := n.states.Acquire(ctx, 1); err != nil { // a state is a copy
+				return err
+			}
+			n.mu.Lock()
+			if !n.consumer.NeedsState(n.log, n.streams, n.version, n.sendsStates()) {
+				n.states.Release(1)
+				n.mu.Unlock()
+				continue
+			}
+		}
+		a := n.consumer.Next(n.log, n.streams, n.version, n.sendsStates())
+		var state *State
+		if a.State != nil {
+			state = a.State.State(0, false)
+		}
+		idle := a.State == nil && len(a.Batches) == 0 && n.consumer.HasAll(n.log, n.version)
+		n.mu.Unlock()
+		if a.Missed {
+			n.metrics.missed.Inc()
+		}
+		if state != nil {
+			if err := n.sendState(ctx, a.State, state); err != nil {
+				return err
+			}
+		}
+		if err := n.send(a.Batches); err != nil {
+			return err
+		}
+		if !idle {
+			continue
+		}
+		select {
+		case <-n.wakeup:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// errMemory ends the connection of a consumer for whose state there is no memory: it may connect again.
+var errMemory = errors.New("the states that are being sent to other consumers use all memory for that")
+
+// sendState sends the state of a stream, each batch after some frames. The caller has acquired one of Egress.states.
+func (n *conn) sendState(ctx context.Context, s *Stream, state *State, before ...[]byte) error {
+	batches, bytes, err := n.buildState(ctx, s, state)
+	defer func() { n.memory.Release(bytes) }()
+	if err != nil {
+		return err
+	}
+	n.metrics.states.Inc()
+	// The memory of a state is held until the consumer has read it.
+	until := time.Now().Add(writeTimeout + time.Duration(bytes)*time.Second/stateRate)
+	return n.sendUntil(until, batches, before...)
+}
+
+// buildState returns the batches of a state, and their reserved memory, and releases one of Egress.states. It does not depend
+// on the consumer, so that a slow one does not delay others.
+func (n *conn) buildState(ctx context.Context, s *Stream, state *State) (batches []Batch, bytes int64, err error) {
+	defer n.states.Release(1)
+	reserved := 0 // batches
+	reserve := func() error {
+		for ; reserved < len(batches); reserved++ {
+			size := int64(batchBytes + len(batches[reserved].Payload))
+			if !n.memory.Reserve(size) {
+				return errMemory
+			}
+			bytes += size
+		}
+		return nil
+	}
+	at := now()
+	snapshot, ok := n.index.Snapshot(s.worker)
+	snapshot.TokenIDs = true
+	if ok {
+		for piece := range snapshot.RankBlocks(ctx, s.rank, allTiers) {
+			blocks := new(kvcastv1.SnapshotBlocks)
+			if err := proto.Unmarshal(piece, blocks); err != nil {
+				return nil, bytes, err
+			}
+			snapshot.Reuse(piece)
+			for _, e := range blocks.GetEvents() {
+				if batches, err = state.Apply(e, at, batches); err != nil {
+					return nil, bytes, err
+				}
+			}
+			if err := reserve(); err != nil {
+				return nil, bytes, err
+			}
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, bytes, err
+	}
+	if batches, err = state.End(at, batches); err != nil {
+		return nil, bytes, err
+	}
+	return batches, bytes, reserve()
+}
+
+// answer answers a request for the batches from a seq on.
+func (n *conn) answer(ctx context.Context, from uint64) error {
+	n.metrics.replays.Inc()
+	var (
+		stream  *Stream
+		state   *State
+		batches []Batch
+		through uint64 // the position after the last batch
+		at      uint64
+	)
+	for acquired := false; ; acquired = true {
+		n.mu.Lock()
+		found := true
+		if len(n.streams) > 0 && from < n.streams[0].Next() {
+			stream = n.streams[0].Stream
+			if at, found = n.log.Find(stream, from); !found && acquired {
+				state = stream.State(from, true)
+			}
+			through = n.log.End()
+		} else {
+			stream = nil
+		}
+		n.mu.Unlock()
+		if acquired && state == nil {
+			n.states.Release(1)
+		}
+		if found || acquired {
+			break
+		}
+		if err := n.states.Acquire(ctx, 1); err != nil { // a state is a copy
+			return err
+		}
+	}
+	switch {
+	case state != nil:
+		if err := n.sendState(ctx, stream, state, nil); err != nil {
+			return err
+		}
+	case stream != nil:
+		for at < through {
+			n.mu.Lock()
+			var ok bool
+			batches, at, ok = n.log.Read(at, min(sendBatches, int(through-at)), batches[:0])
+			n.mu.Unlock()
+			if !ok { // the consumer sees that batches are missing, and requests them again
+				break
+			}
+			if err := n.send(batches, nil); err != nil {
+				return err
+			}
+		}
+	}
+	end := zmtp.AppendMessage(nil, nil, nil, binary.BigEndian.AppendUint64(nil, endOfReplay), nil)
+	return n.write(end)
+}

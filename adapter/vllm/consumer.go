@@ -1,0 +1,160 @@
+package vllm
+
+import (
+	"slices"
+	"strings"
+)
+
+// Consumer is what one subscriber of an endpoint has been sent. It is a state machine without I/O and lock.
+type Consumer struct {
+	topics map[string]int // subscriptions by prefix
+	bytes  int            // of topics
+	// followed has the streams that the subscriber follows, each from a position of the log on.
+	followed map[*Stream]uint64
+	next     uint64 // position in the log
+	began    bool   // Next was called
+	// version is that of the endpoint's streams when followed was complete.
+	version uint64
+	changed bool // subscriptions have changed
+	batches []Batch
+}
+
+// Limits of the subscriptions of a consumer.
+const (
+	maxTopics     = 1024
+	maxTopicBytes = 64 << 10
+)
+
+// NewConsumer returns a consumer without subscriptions.
+func NewConsumer() *Consumer {
+	return &Consumer{topics: make(map[string]int), followed: make(map[*Stream]uint64)}
+}
+
+// Subscribe adds a subscription, and reports whether that is within the limits.
+func (c *Consumer) Subscribe(topic string) bool {
+	if c.topics[topic] == 0 {
+		c.bytes += len(topic)
+	}
+	c.topics[topic]++
+	c.changed = true
+	return len(c.topics) <= maxTopics && c.bytes <= maxTopicBytes
+}
+
+// Cancel removes a subscription.
+func (c *Consumer) Cancel(topic string) {
+	switch c.topics[topic] {
+	case 0:
+		return
+	case 1:
+		c.bytes -= len(topic)
+		delete(c.topics, topic)
+	default:
+		c.topics[topic]--
+	}
+	c.changed = true
+}
+
+func (c *Consumer) wants(s *Stream) bool {
+	for topic := range c.topics {
+		if strings.HasPrefix(s.topic, topic) {
+			return true
+		}
+	}
+	return false
+}
+
+// Action is what to send to a subscriber next.
+type Action struct {
+	// State is a stream whose state must be sent; nil: none.
+	State *Stream
+	// Batches are to be sent. They are valid until the next call.
+	Batches []Batch
+	// Missed reports whether the subscriber was too slow and has missed batches.
+	Missed bool
+}
+
+// sendBatches is how many batches an action has at most.
+const sendBatches = 64
+
+// Published is a stream of an endpoint.
+type Published struct {
+	*Stream
+	// At is the position of the stream's first batch in the endpoint's log.
+	At uint64
+}
+
+// Next returns what to send next; nothing if the subscriber has everything. Version changes with the streams of the endpoint. If
+// states is set, the subscriber gets the state of a stream before its batches, and again after it has missed batches;
+// otherwise it must request what it has missed. Between two states it gets the batches of the streams that it follows, so
+// that it misses none while there are many.
+func (c *Consumer) Next(l *Log, streams []Published, version uint64, states bool) (a Action) {
+	if c.next < l.first && len(c.followed) > 0 {
+		a.Missed = true
+		clear(c.followed)
+		c.changed = true
+	}
+	if len(c.followed) == 0 && (states || !c.began || c.next < l.first) {
+		c.next = l.End()
+	}
+	c.began = true
+	if c.changed || c.version != version {
+		for s := range c.followed {
+			if !c.wants(s) {
+				delete(c.followed, s)
+			}
+		}
+		later := false
+		for _, s := range streams {
+			if _, ok := c.followed[s.Stream]; ok || !c.wants(s.Stream) {
+				continue
+			}
+			if !states {
+				c.followed[s.Stream] = max(c.next, s.At)
+				continue
+			}
+			if c.next < l.End() { // also, batches of another stream with the topic may come before
+				later = true
+				break
+			}
+			c.followed[s.Stream] = l.End()
+			a.State = s.Stream
+			return a
+		}
+		c.changed, c.version = later, version
+	}
+	var all []Batch
+	position := c.next
+	all, c.next, _ = l.Read(c.next, sendBatches, c.batches[:0])
+	a.Batches = all[:0]
+	for i := range all {
+		if from, ok := c.followed[all[i].Stream]; ok && position >= from {
+			a.Batches = append(a.Batches, all[i])
+		}
+		if all[i].Last {
+			delete(c.followed, all[i].Stream)
+		}
+		position++
+	}
+	c.batches = all
+	return a
+}
+
+// NeedsState reports whether Next would return a state.
+func (c *Consumer) NeedsState(l *Log, streams []Published, version uint64, states bool) bool {
+	if !states || !c.changed && c.version == version && (c.next >= l.first || len(c.followed) == 0) {
+		return false
+	}
+	missed := c.next < l.first
+	if !missed && len(c.followed) > 0 && c.next < l.End() {
+		return false // batches come first
+	}
+	return slices.ContainsFunc(streams, func(s Published) bool {
+		_, ok := c.followed[s.Stream]
+		return (!ok || missed) && c.wants(s.Stream)
+	})
+}
+
+// HasAll reports whether Next would return nothing.
+func (c *Consumer) HasAll(l *Log, version uint64) bool {
+	return !c.changed && c.version == version && c.next == l.End()
+}

@@ -1,0 +1,396 @@
+// Package vllm publishes the events of all workers over ZeroMQ as vLLM does, for routers that read engines.
+//
+// In: the entries of a journal, and the index that has applied them. Out: for each dp rank the batches of an engine, at
+// endpoints that consumers connect to, or at consumers that kvcast connects to. Guarantee: a consumer that has applied all
+// batches holds the blocks of the index, except those that Omission describes. It begins with all blocks: those in the
+// answer to a replay request, or those that follow its subscription at an endpoint without a replay socket. Each consumer
+// reads a bounded log at its own pace; one that is too slow begins anew, and costs nobody else anything.
+//
+// Stream, Log and Consumer are state machines without I/O. Egress applies entries to streams, and endpoints and conns do
+// the I/O.
+package vllm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/semaphore"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// Config configures an Egress.
+type Config struct {
+	// Endpoints are where batches are published.
+	Endpoints []EndpointConfig
+	// Topic is the topic of batches, in which {worker}, {endpoint}, {model} and {rank} are replaced. An endpoint that is
+	// unknown is the worker's name.
+	Topic string
+	// FirstSeq is the first seq of each dp rank.
+	FirstSeq uint64
+	// ArrayEvents encodes each event as an array of its fields, as vLLM did before 0.26, and not as a map.
+	ArrayEvents bool
+	// HistoryBatches bounds the batches of an endpoint that are kept, and HistoryBytes those of all endpoints together.
+	HistoryBatches, HistoryBytes int
+	// StateBytes bounds the memory of states of streams that are being sent to consumers.
+	StateBytes int64
+	// MaxConsumers bounds the connections of consumers.
+	MaxConsumers int
+	Logger       *slog.Logger
+	Registerer   prometheus.Registerer
+}
+
+// Journal is what an Egress reads: an *index.Follower.
+type Journal interface {
+	Bounds() journal.Bounds
+	Read(context.Context, journal.Query) (journal.Chunk, error)
+	Changed() <-chan struct{}
+}
+
+// Egress publishes the events of all workers. New opens its ports.
+type Egress struct {
+	cfg     Config
+	journal Journal
+	index   *index.Index
+	metrics *metrics
+	states  *semaphore.Weighted // states that are being built
+	memory  *budget.Budget      // of states
+	slots   *semaphore.Weighted
+	logger  *slog.Logger
+
+	mu        sync.Mutex // guards all below, the endpoints' logs and streams, and all consumers
+	endpoints []*endpoint
+	workers   map[string]*worker
+	seqs      map[streamKey]uint64 // the next seqs of streams that have ended
+}
+
+// worker is the streams of a worker.
+type worker struct {
+	name, model, address string
+	after                uint64 // the last entry that the streams include
+	streams              map[uint32]*Stream
+}
+
+type streamKey struct {
+	worker string
+	rank   uint32
+}
+
+const (
+	// maxSeqs bounds Egress.seqs. Beyond it, streams that begin again may begin with lower seqs, as after a restart.
+	maxSeqs = 1 << 16
+	// statesAtATime is how many states are built at a time. Each copies a rank's blocks, as snapshots do.
+	statesAtATime = 2
+	// readBytes bounds the entries that are read at once, except for a single larger one.
+	readBytes = 256 << 10
+	minLog    = 1 << 20 // bytes of each endpoint's log
+)
+
+// New opens the ports of an egress. The caller runs it with Run, or closes it with Close.
+func New(ctx context.Context, c Config, j Journal, x *index.Index) (*Egress, error) {
+	e := &Egress{
+		cfg: c, journal: j, index: x, logger: c.Logger, states: semaphore.NewWeighted(statesAtATime),
+		memory: budget.New("egress_state_bytes", c.StateBytes), slots: semaphore.NewWeighted(int64(c.MaxConsumers)),
+		workers: make(map[string]*worker), seqs: make(map[streamKey]uint64),
+	}
+	e.metrics = newMetrics(e, c.Registerer)
+	for _, ec := range c.Endpoints {
+		p, err := e.open(ctx, ec, max(minLog, c.HistoryBytes/len(c.Endpoints)))
+		if err != nil {
+			return nil, errors.Join(err, e.Close())
+		}
+		e.endpoints = append(e.endpoints, p)
+	}
+	return e, nil
+}
+
+// TimeSeq returns a first seq that is larger than all seqs of an egress that began in an earlier millisecond, unless that has
+// published more than a million batches of a dp rank a second. Consumers then see a restart of kvcast as batches that they
+// have missed, and get all blocks. From 0, a restart could be hidden: a consumer that connects again after more batches than
+// it had before would request those that follow, from another history.
+func TimeSeq(start time.Time) uint64 { return uint64(start.UnixMilli()) << 10 }
+
+// Bound describes the open ports, in the order of Config.Endpoints.
+func (e *Egress) Bound() (all []EndpointConfig) {
+	for _, p := range e.endpoints {
+		c := p.cfg
+		for l, to := range map[net.Listener]*string{p.pub: &c.Bind, p.replay: &c.Replay} {
+			if l != nil && l.Addr().Network() == "tcp" {
+				*to = "tcp://" + l.Addr().String()
+			}
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// Close closes the ports of an egress that does not run.
+func (e *Egress) Close() error {
+	var errs []error
+	for _, p := range e.endpoints {
+		errs = append(errs, p.close())
+	}
+	return errors.Join(errs...)
+}
+
+// Run publishes until ctx ends. It returns an error if the journal cannot be read.
+func (e *Egress) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	after := e.begin(ctx)
+	for _, p := range e.endpoints {
+		running.Go(func() { p.run(ctx) })
+	}
+	for ctx.Err() == nil {
+		changed := e.journal.Changed()
+		next, err := e.read(ctx, after)
+		switch {
+		case ctx.Err() != nil, errors.Is(err, journal.ErrClosed): // a shutdown may close the journal first
+			return nil
+		case errors.Is(err, journal.ErrCompacted):
+			e.logger.Warn("egress was slower than the journal's retention, and publishes all blocks anew", "position", after)
+			e.metrics.restarts.Inc()
+			after = e.begin(ctx)
+			continue
+		case err != nil:
+			return fmt.Errorf("read the journal for egress: %w", err)
+		}
+		if next == after {
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
+		}
+		after = next
+	}
+	return nil
+}
+
+// begin publishes the present blocks of all workers, and returns the position after which their entries follow.
+func (e *Egress) begin(ctx context.Context) (after uint64) {
+	after = e.journal.Bounds().Newest
+	workers, _ := e.index.Workers(nil)
+	present := make(map[string]bool, len(workers))
+	for i := range workers {
+		present[workers[i].Name] = true
+		e.beginWorker(ctx, workers[i].Name)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for name, w := range e.workers {
+		if !present[name] {
+			e.endWorker(w)
+		}
+	}
+	return after
+}
+
+// beginWorker publishes the present blocks of a worker.
+func (e *Egress) beginWorker(ctx context.Context, name string) {
+	s, ok := e.index.Snapshot(name)
+	if !ok {
+		return
+	}
+	s.TokenIDs = true
+	e.mu.Lock()
+	w := e.describe(name, s.Worker.GetAdded())
+	w.after = s.Seq
+	for _, stream := range w.streams {
+		stream.Clear()
+	}
+	for _, rank := range s.Worker.GetAdded().GetRanks() {
+		e.stream(w, rank)
+	}
+	e.flush(w, now())
+	e.mu.Unlock()
+	for _, rank := range s.Worker.GetAdded().GetRanks() {
+		for piece := range s.RankBlocks(ctx, rank, allTiers) {
+			blocks := new(kvcastv1.SnapshotBlocks) // pending events reference it
+			if err := proto.Unmarshal(piece, blocks); err != nil {
+				e.logger.Error("blocks of the index cannot be decoded", "worker", name, "error", err)
+				return
+			}
+			s.Reuse(piece)
+			e.mu.Lock()
+			for _, event := range blocks.GetEvents() {
+				e.stream(w, rank).Apply(event)
+			}
+			e.flush(w, now())
+			e.mu.Unlock()
+		}
+	}
+}
+
+// allTiers selects the blocks of all tiers.
+const allTiers = journal.Tiers(1<<(index.NumTiers+1) - 1)
+
+func now() float64 { return float64(time.Now().UnixMicro()) / 1e6 }
+
+// read publishes the next entries, and returns the position after them.
+func (e *Egress) read(ctx context.Context, after uint64) (uint64, error) {
+	entries, last, err := ReadEntries(ctx, e.journal, after)
+	for _, entry := range entries {
+		e.apply(entry)
+	}
+	return last, err
+}
+
+// ReadEntries returns the entries of a journal after a position, and the position of the last one.
+func ReadEntries(ctx context.Context, j Journal, after uint64) ([]*kvcastv1.Entry, uint64, error) {
+	chunk, err := j.Read(ctx, journal.Query{After: after, MaxBytes: readBytes})
+	if err != nil || chunk.Last == after {
+		return nil, after, err
+	}
+	var encoded []byte
+	for _, s := range chunk.Slices {
+		encoded = append(encoded, s...)
+	}
+	entries := new(kvcastv1.SubscribeResponse)
+	if err := proto.Unmarshal(encoded, entries); err != nil {
+		return nil, after, err
+	}
+	return entries.GetEntries(), chunk.Last, nil
+}
+
+// apply publishes an entry.
+func (e *Egress) apply(entry *kvcastv1.Entry) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	w := e.workers[entry.GetWorker()]
+	if w != nil && entry.GetSeq() <= w.after {
+		return
+	}
+	at := float64(entry.GetEngineTimeUnixNano()) / 1e9
+	if at <= 0 || at > maxTime {
+		at = now()
+	}
+	for _, event := range entry.GetEvents() {
+		switch kind := event.GetEvent().(type) {
+		case *kvcastv1.RouterEvent_WorkerAdded:
+			w = e.describe(entry.GetWorker(), kind.WorkerAdded)
+			for _, s := range w.streams {
+				s.Clear()
+			}
+			for _, rank := range kind.WorkerAdded.GetRanks() {
+				e.stream(w, rank)
+			}
+		case *kvcastv1.RouterEvent_WorkerRemoved:
+			if w != nil {
+				e.endWorker(w)
+				w = nil
+			}
+		default:
+			if w == nil {
+				w = e.describe(entry.GetWorker(), &kvcastv1.WorkerAdded{Model: entry.GetModel()})
+			}
+			e.stream(w, event.GetDpRank()).Apply(event)
+		}
+	}
+	if w != nil {
+		e.flush(w, at)
+	}
+}
+
+// maxTime is the largest time of a batch in seconds: consumers read larger ones as milliseconds.
+const maxTime = 1e11
+
+// describe returns a worker with its model and address. If they have changed, its streams end, since they have other topics.
+// The caller holds the lock.
+func (e *Egress) describe(name string, added *kvcastv1.WorkerAdded) *worker {
+	w := e.workers[name]
+	if w != nil && (w.model != added.GetModel() || w.address != added.GetEndpoint()) {
+		e.endWorker(w)
+		w = nil
+	}
+	if w == nil {
+		w = &worker{name: name, model: added.GetModel(), address: added.GetEndpoint(), streams: make(map[uint32]*Stream)}
+		e.workers[name] = w
+	}
+	return w
+}
+
+// stream returns the stream of a rank, and begins it if it does not exist.
+func (e *Egress) stream(w *worker, rank uint32) *Stream {
+	s := w.streams[rank]
+	if s != nil {
+		return s
+	}
+	key := streamKey{w.name, rank}
+	first, ok := e.seqs[key]
+	if !ok {
+		first = e.cfg.FirstSeq
+	}
+	delete(e.seqs, key)
+	form := wire.FormMap
+	if e.cfg.ArrayEvents {
+		form = wire.FormArray
+	}
+	s = NewStream(w.name, rank, topic(e.cfg.Topic, w, rank), form, first)
+	w.streams[rank] = s
+	for _, p := range e.endpoints {
+		p.begin(s)
+	}
+	return s
+}
+
+// topic returns the topic of a rank.
+func topic(pattern string, w *worker, rank uint32) string {
+	address := w.address
+	if address == "" {
+		address = w.name
+	}
+	return strings.NewReplacer("{worker}", w.name, "{endpoint}", address, "{model}", w.model, "{rank}", fmt.Sprint(rank)).Replace(pattern)
+}
+
+// endWorker publishes that a worker has no blocks, and ends its streams.
+func (e *Egress) endWorker(w *worker) {
+	for _, s := range w.streams {
+		s.Clear()
+	}
+	e.publish(w, now(), true)
+	for _, s := range w.streams {
+		if len(e.seqs) >= maxSeqs {
+			clear(e.seqs)
+		}
+		e.seqs[streamKey{w.name, s.rank}] = s.Next()
+		for _, p := range e.endpoints {
+			p.end(s)
+		}
+	}
+	delete(e.workers, w.name)
+}
+
+// flush publishes the pending events of a worker.
+func (e *Egress) flush(w *worker, at float64) { e.publish(w, at, false) }
+
+// publish publishes the pending events of a worker. If last is set, the worker's streams end.
+func (e *Egress) publish(w *worker, at float64, last bool) {
+	for _, s := range w.streams {
+		if s.Empty() {
+			continue
+		}
+		payload, seq, err := s.Batch(at)
+		if err != nil {
+			e.logger.Error("a batch cannot be encoded, and consumers see a gap", "worker", w.name, "rank", s.rank, "error", err)
+			continue
+		}
+		e.metrics.published(s)
+		for _, p := range e.endpoints {
+			p.publish(Batch{Stream: s, Seq: seq, Payload: payload, Last: last})
+		}
+	}
+}

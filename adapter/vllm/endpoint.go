@@ -1,0 +1,203 @@
+package vllm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/zmtp"
+)
+
+// EndpointConfig is where batches are published. Exactly one of Bind and Connect is set.
+type EndpointConfig struct {
+	// Bind is the endpoint of a PUB socket that consumers connect to, and Connect that of a SUB socket that a consumer has
+	// bound.
+	Bind, Connect string
+	// Replay is the endpoint of a ROUTER socket that answers replay requests; empty: none. It needs Worker.
+	Replay string
+	// Worker and Rank are the only dp rank that is published. Empty: all ranks of all workers.
+	Worker string
+	Rank   uint32
+}
+
+// endpoint is where batches are published, with those that were published last. Egress.mu guards the fields from log on.
+type endpoint struct {
+	*Egress
+	cfg           EndpointConfig
+	pub, replay   net.Listener // nil: none
+	network, addr string       // to connect to
+
+	log     *Log
+	streams []Published
+	version uint64 // changes with streams
+	conns   map[*conn]struct{}
+}
+
+// Bounds of the wait between two attempts to connect, and of one attempt.
+const (
+	minRetry       = time.Second
+	maxRetry       = 30 * time.Second
+	connectTimeout = 5 * time.Second
+)
+
+// open opens an endpoint's ports.
+func (e *Egress) open(ctx context.Context, c EndpointConfig, logBytes int) (*endpoint, error) {
+	p := &endpoint{Egress: e, cfg: c, log: NewLog(e.cfg.HistoryBatches, logBytes), conns: make(map[*conn]struct{})}
+	if c.Connect != "" {
+		at, ok := ingestconfig.ParseEndpoint(c.Connect, false)
+		if !ok {
+			return nil, fmt.Errorf("connect to %q: want tcp://HOST:PORT or ipc://PATH", c.Connect)
+		}
+		p.network, p.addr = at.Net()
+		return p, nil
+	}
+	var err error
+	if p.pub, err = bind(ctx, c.Bind); err == nil && c.Replay != "" {
+		p.replay, err = bind(ctx, c.Replay)
+	}
+	if err != nil {
+		return nil, errors.Join(err, p.close())
+	}
+	return p, nil
+}
+
+func bind(ctx context.Context, endpoint string) (net.Listener, error) {
+	at, ok := ingestconfig.ParseEndpoint(endpoint, true)
+	if !ok {
+		return nil, fmt.Errorf("bind %q: want %s", endpoint, ingestconfig.AllowedBind)
+	}
+	network, addr := at.Net()
+	if network == "unix" {
+		if err := ingestconfig.RemoveSocket(addr); err != nil {
+			return nil, fmt.Errorf("bind %s: %w", endpoint, err)
+		}
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, network, addr)
+	if err != nil {
+		return nil, fmt.Errorf("bind %s: %w; choose another endpoint under egress.zmq", endpoint, err)
+	}
+	return l, nil
+}
+
+func (p *endpoint) close() error {
+	var errs []error
+	for _, l := range []net.Listener{p.pub, p.replay} {
+		if l != nil {
+			errs = append(errs, l.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sendsStates reports whether a subscription is followed by all blocks. Otherwise, consumers request them.
+func (p *endpoint) sendsStates() bool { return p.replay == nil }
+
+// begin adds a stream, if the endpoint publishes it. The caller of begin, end and publish holds Egress.mu.
+func (p *endpoint) begin(s *Stream) {
+	if p.cfg.Worker != "" && (p.cfg.Worker != s.worker || p.cfg.Rank != s.rank) {
+		return
+	}
+	p.streams = append(p.streams, Published{s, p.log.End()})
+	p.version++
+}
+
+func (p *endpoint) end(s *Stream) {
+	if i := p.find(s); i >= 0 {
+		p.streams = slices.Delete(p.streams, i, i+1)
+		p.version++
+	}
+	p.wake()
+}
+
+func (p *endpoint) find(s *Stream) int {
+	return slices.IndexFunc(p.streams, func(o Published) bool { return o.Stream == s })
+}
+
+func (p *endpoint) publish(b Batch) {
+	if p.find(b.Stream) < 0 {
+		return
+	}
+	p.log.Append(b)
+	p.wake()
+}
+
+func (p *endpoint) wake() {
+	for c := range p.conns {
+		c.signal()
+	}
+}
+
+// run serves consumers until ctx ends.
+func (p *endpoint) run(ctx context.Context) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	if p.cfg.Connect != "" {
+		p.connect(ctx)
+		return
+	}
+	stop := context.AfterFunc(ctx, func() { _ = p.close() })
+	defer stop()
+	if p.replay != nil {
+		running.Go(func() { p.accept(ctx, p.replay, zmtp.ROUTER) })
+	}
+	p.accept(ctx, p.pub, zmtp.PUB)
+}
+
+func (p *endpoint) accept(ctx context.Context, l net.Listener, kind zmtp.SocketType) {
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	for {
+		c, err := l.Accept()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				_ = c.Close()
+			}
+			return
+		case err != nil: // such as of missing descriptors
+			wait(ctx, minRetry)
+			continue
+		}
+		if !p.slots.TryAcquire(1) {
+			p.metrics.refused.Inc()
+			_ = c.Close()
+			continue
+		}
+		serving.Go(func() {
+			defer p.slots.Release(1)
+			p.serve(ctx, c, kind)
+		})
+	}
+}
+
+// connect keeps a connection to a consumer.
+func (p *endpoint) connect(ctx context.Context) {
+	dialer := net.Dialer{Timeout: connectTimeout}
+	for retry := minRetry; ctx.Err() == nil; {
+		c, err := dialer.DialContext(ctx, p.network, p.addr)
+		if err == nil {
+			if established := p.serve(ctx, c, zmtp.PUB); established {
+				retry = minRetry
+			}
+		} else {
+			p.logger.Debug("consumer cannot be reached", "endpoint", p.cfg.Connect, "error", err)
+		}
+		wait(ctx, retry/2+rand.N(retry/2+1)) //nolint:gosec // jitter
+		retry = min(2*retry, maxRetry)
+	}
+}
+
+func wait(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
