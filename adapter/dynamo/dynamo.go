@@ -1,0 +1,162 @@
+// Package dynamo answers the queries of Dynamo's routers over HTTP, as Dynamo's standalone KV indexer does.
+//
+// In: requests with tokens or tokens hashes of a prompt, and an index. Out: for each worker and dp rank the prefix that it
+// holds. Guarantee: an answer is exact at one seq of the index. Requests in progress are limited, and so is their memory.
+//
+// The requests and answers are those of crate dynamo-kv-router 1.6. A routing group is a value of a worker's label. kvcast
+// itself reads engines, so the paths by which engines are registered with Dynamo's indexer do not exist.
+package dynamo
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/budget"
+)
+
+const (
+	// maxBodyBytes is the size of the largest body, as in Dynamo's indexer: a million tokens in JSON.
+	maxBodyBytes = 8 << 20
+	// maxElements bounds the commas of a body: its tokens or hashes.
+	maxElements = 1 << 20
+	// maxReading is the memory of bodies that are being received.
+	maxReading = 128 << 20
+	// maxRequests is how many requests are decoded and answered at a time, and maxDumps how many dumps. Others wait
+	// for maxWait, which is less than the time limit of Dynamo's clients.
+	maxRequests = 16
+	maxDumps    = 1
+	maxWait     = 3 * time.Second
+	// dumpTimeout bounds the time to send a dump.
+	dumpTimeout = 5 * time.Minute
+
+	readHeaderTimeout = 5 * time.Second
+	readTimeout       = 10 * time.Second
+	writeTimeout      = 30 * time.Second // from the end of the header
+	idleTimeout       = 2 * time.Minute
+	maxHeaderBytes    = 16 << 10
+)
+
+// Config configures a handler.
+type Config struct {
+	// WorkerIDs are the ids of workers, by name, that have no label WorkerIDLabel.
+	WorkerIDs map[string]uint64
+	// WorkerIDLabel is the label with a worker's id, and GroupLabel the label with its routing group, which is
+	// DefaultGroup for a worker without the label. Empty: none.
+	WorkerIDLabel, GroupLabel string
+	// Ready returns why requests cannot be answered yet; empty if they can.
+	Ready func() string
+	// Authorize returns a handler that refuses requests without credentials.
+	Authorize func(http.Handler) http.Handler
+	Logger    *slog.Logger
+}
+
+// DefaultGroup is the routing group of requests and workers without one.
+const DefaultGroup = "default"
+
+// handler answers requests.
+type handler struct {
+	cfg      Config
+	index    *index.Index
+	requests *semaphore.Weighted
+	dumps    *semaphore.Weighted
+	reading  *budget.Budget
+	unknown  unknownWorkers
+}
+
+// NewServer returns an HTTP server of an index.
+func NewServer(c Config, x *index.Index) *http.Server {
+	return &http.Server{
+		Handler: NewHandler(c, x), ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: readTimeout,
+		WriteTimeout: writeTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes, ErrorLog: slog.NewLogLogger(c.Logger.Handler(), slog.LevelDebug),
+	}
+}
+
+// NewHandler returns a handler of requests.
+func NewHandler(c Config, x *index.Index) http.Handler {
+	h := &handler{cfg: c, index: x, requests: semaphore.NewWeighted(maxRequests), dumps: semaphore.NewWeighted(maxDumps), reading: budget.New("dynamo_request_bytes", maxReading)}
+	protected := http.NewServeMux()
+	protected.HandleFunc("POST /query", h.limited(h.requests, h.query))
+	protected.HandleFunc("POST /query_by_hash", h.limited(h.requests, h.queryByHash))
+	protected.HandleFunc("POST /query_tiered_by_hash", h.limited(h.requests, h.queryTieredByHash))
+	protected.HandleFunc("GET /workers", h.limited(h.requests, h.workers))
+	protected.HandleFunc("GET /dump", h.limited(h.dumps, h.dump))
+	for _, path := range []string{"/register", "/unregister", "/register_peer", "/deregister_peer"} {
+		protected.HandleFunc("POST "+path, func(w http.ResponseWriter, _ *http.Request) {
+			writeError(w, http.StatusNotFound, "kvcast reads the engines of its own configuration: add workers to that, or register them by gRPC")
+		})
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/", c.Authorize(protected))
+	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { // probes have no credentials
+		if why := c.Ready(); why != "" {
+			http.Error(w, why, http.StatusServiceUnavailable)
+		}
+	})
+	return mux
+}
+
+// limited returns a handler function that receives the body, and waits until fewer requests than a limit are in progress. So
+// clients that send slowly do not delay others.
+func (h *handler) limited(limit *semaphore.Weighted, next http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if why := h.cfg.Ready(); why != "" {
+			writeError(w, http.StatusServiceUnavailable, "kvcast does not know the engines' caches: "+why)
+			return
+		}
+		body, err := h.receive(w, r)
+		defer func() { h.reading.Release(int64(cap(body))) }()
+		if err != nil {
+			writeFailure(w, err)
+			return
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		waiting, cancel := context.WithTimeout(r.Context(), maxWait)
+		defer cancel()
+		if limit.Acquire(waiting, 1) != nil {
+			writeError(w, http.StatusServiceUnavailable, "too many requests are in progress: try again")
+			return
+		}
+		defer limit.Release(1)
+		next(w, r)
+	}
+}
+
+// failure is an error with the status of its answer.
+type failure struct {
+	status int
+	err    error
+}
+
+func (f *failure) Error() string { return f.err.Error() }
+
+func failf(status int, format string, args ...any) error {
+	return &failure{status, fmt.Errorf(format, args...)}
+}
+
+func writeFailure(w http.ResponseWriter, err error) {
+	status := http.StatusInternalServerError
+	if f := new(failure); errors.As(err, &f) {
+		status = f.status
+	}
+	writeError(w, status, err.Error())
+}
+
+func writeError(w http.ResponseWriter, status int, message string) {
+	writeJSON(w, status, map[string]string{"error": message})
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v) // fails if the client has disconnected
+}
