@@ -1,0 +1,163 @@
+// Package sglang answers MatchExternalKvPrefix, with which SGLang's routers ask SGLang's KV indexer which workers hold a prompt.
+//
+// In: an engine's hashes of a prompt's blocks, and an index. Out: the address of each worker that holds the first block, and how
+// many blocks it holds without a gap. Guarantee: an answer is exact at one seq of the index. Requests that are answered at a time
+// are limited; others wait as long as their deadline allows.
+//
+// The messages are those of package kv_indexer.v1 of SGLang's experimental/sgl-router/sgl-kv-indexer in November 2026.
+package sglang
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/semaphore"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/kvcast/kvcast/index"
+)
+
+const (
+	// maxRequests is how many requests are answered at a time.
+	maxRequests = 64
+	// maxReusedBlocks bounds the prompts whose memory is kept for reuse.
+	maxReusedBlocks = 16 << 10
+	// maxLogged bounds the names of workers without an address that are remembered. If there are more, all may be logged again.
+	maxLogged = 1024
+
+	serviceName = "kv_indexer.v1.KVIndexer"
+	methodName  = "MatchExternalKvPrefix"
+)
+
+// Config configures a Service.
+type Config struct {
+	// Address is the pattern of addresses by which routers know workers: {endpoint} is replaced by a worker's address for
+	// requests, and {worker} by its name. A worker without an address for requests has none if the pattern has {endpoint}. An
+	// address for requests that has a scheme is used as it is, if the pattern ends with {endpoint}.
+	Address string
+	// Addresses are the addresses of workers, by name, in the place of the pattern.
+	Addresses map[string]string
+	// Ready returns why requests cannot be answered yet; empty if they can.
+	Ready  func() string
+	Logger *slog.Logger
+}
+
+// Service answers requests. It is safe for concurrent use.
+type Service struct {
+	cfg      Config
+	index    *index.Index
+	requests *semaphore.Weighted
+
+	mu     sync.Mutex // guards logged
+	logged map[string]struct{}
+}
+
+// New returns a service.
+func New(c Config, x *index.Index) *Service {
+	return &Service{cfg: c, index: x, requests: semaphore.NewWeighted(maxRequests), logged: make(map[string]struct{})}
+}
+
+// Description returns the gRPC service, with MatchExternalKvPrefix as the only method. A *Service implements it.
+func Description() *grpc.ServiceDesc {
+	handler := func(service any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
+		request := new(emptypb.Empty) // its unknown fields are the request's fields
+		if err := decode(request); err != nil {
+			return nil, err
+		}
+		answer := func(ctx context.Context, _ any) (any, error) {
+			return service.(*Service).match(ctx, request.ProtoReflect().GetUnknown())
+		}
+		if intercept == nil {
+			return answer(ctx, request)
+		}
+		return intercept(ctx, request, &grpc.UnaryServerInfo{Server: service, FullMethod: "/" + serviceName + "/" + methodName}, answer)
+	}
+	return &grpc.ServiceDesc{
+		ServiceName: serviceName, HandlerType: (*any)(nil),
+		Methods: []grpc.MethodDesc{{MethodName: methodName, Handler: handler}},
+	}
+}
+
+// found is the memory of a match, for reuse.
+var found = sync.Pool{New: func() any { return new(index.Matches) }}
+
+// match answers an encoded request by an encoded response.
+func (s *Service) match(ctx context.Context, request []byte) (*emptypb.Empty, error) {
+	if why := s.cfg.Ready(); why != "" {
+		return nil, status.Error(codes.Unavailable, "kvcast does not know the engines' caches: "+why)
+	}
+	hashes, err := decodeRequest(request)
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "the request cannot be decoded: %v", err)
+	}
+	if err := s.requests.Acquire(ctx, 1); err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
+	defer s.requests.Release(1)
+	m := found.Get().(*index.Matches)
+	if len(hashes) <= maxReusedBlocks {
+		defer found.Put(m)
+	}
+	s.index.Match(&index.Query{Prompts: []index.Prompt{{BlockHashes: hashes}}}, m)
+	answer := new(emptypb.Empty)
+	answer.ProtoReflect().SetUnknown(s.encode(m.Prompts[0], len(hashes)))
+	return answer, nil
+}
+
+// encode encodes matches, the longest first. Of the dp ranks of a worker, which have one address, the one with the longest
+// prefix counts.
+func (s *Service) encode(all []index.Match, blocks int) (b []byte) {
+	var best int
+	told := make(map[string]struct{}, len(all))
+	for i := range all {
+		m := &all[i]
+		if _, ok := told[m.Worker]; ok || m.Blocks == 0 {
+			continue
+		}
+		told[m.Worker] = struct{}{}
+		address := s.address(m)
+		if address == "" {
+			s.logUnknown(m.Worker)
+			continue
+		}
+		best = max(best, m.Blocks)
+		b = appendMatch(b, address, m.Blocks, m.Worker)
+	}
+	return appendTotals(b, best, blocks)
+}
+
+// address returns the address by which routers know a worker; empty if it has none.
+func (s *Service) address(m *index.Match) string {
+	if address, ok := s.cfg.Addresses[m.Worker]; ok {
+		return address
+	}
+	if strings.Contains(s.cfg.Address, "{endpoint}") {
+		switch {
+		case m.Endpoint == "":
+			return ""
+		case strings.Contains(m.Endpoint, "://") && strings.HasSuffix(s.cfg.Address, "{endpoint}"):
+			return m.Endpoint
+		}
+	}
+	return strings.NewReplacer("{endpoint}", m.Endpoint, "{worker}", m.Worker).Replace(s.cfg.Address)
+}
+
+// logUnknown logs once that a worker has no address.
+func (s *Service) logUnknown(worker string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.logged[worker]; ok {
+		return
+	}
+	if len(s.logged) >= maxLogged {
+		clear(s.logged)
+	}
+	s.logged[worker] = struct{}{}
+	s.cfg.Logger.Warn("worker is left out of answers to SGLang's routers, because it has no address: set its endpoint, or an element of egress.sglang.workers",
+		"worker", worker)
+}
