@@ -1,0 +1,107 @@
+// Package console serves a web page on the admin port that shows the fleet's cache.
+//
+// In: calls of a browser. Out: static files, the answers of the server's RPCs as JSON, and a stream of those that the page
+// shows all the time. Guarantee: it shows what the RPCs answer, and computes nothing that they do not; it costs nothing while
+// no page is open, and pages share one poll of the server. Its callers need what callers of the RPCs need, unless the port is
+// on loopback.
+package console
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/server"
+)
+
+const (
+	// MaxPages is the maximum number of open streams.
+	MaxPages = 32
+	// maxCalls is the maximum number of requests that are being received, maxRequestBytes the size of one, and readTimeout the
+	// time for it. A prompt of the largest size that MatchPrefix accepts fits.
+	maxCalls        = 16
+	maxRequestBytes = 4 << 20
+	readTimeout     = 10 * time.Second
+	// answerTimeout is the time to write an answer.
+	answerTimeout = 30 * time.Second
+)
+
+// Caller answers unary calls, as server.Server does.
+type Caller interface {
+	Call(ctx context.Context, method string, caller server.Caller, decode func(proto.Message) error) (proto.Message, error)
+}
+
+// Config configures a Console.
+type Config struct {
+	Server Caller
+	// Loopback says that the port is on loopback: callers need no token, and the header Host must name a loopback address, so
+	// that no other site can reach the port by a name of its own.
+	Loopback bool
+	// About describes the gRPC port, for commands that the page shows.
+	About About
+}
+
+// About is what a client of the gRPC port needs to know.
+type About struct {
+	// GRPC is the address at which it listens. It may be a wildcard.
+	GRPC string `json:"grpc"`
+	// TLS reports whether it has TLS, and Token whether calls need a token.
+	TLS   bool `json:"tls"`
+	Token bool `json:"token"`
+}
+
+// Console serves the page. New makes one.
+type Console struct {
+	cfg    Config
+	mux    *http.ServeMux
+	origin *http.CrossOriginProtection
+	calls  chan struct{} // has one element per request that is being received
+	hub    *hub
+}
+
+// New returns a Console. The caller closes it when no request is served any more.
+func New(cfg Config) *Console {
+	c := &Console{cfg: cfg, mux: http.NewServeMux(), origin: http.NewCrossOriginProtection(), calls: make(chan struct{}, maxCalls)}
+	c.hub = newHub(cfg)
+	files := newFiles()
+	c.mux.Handle("GET /{$}", files["index.html"])
+	c.mux.HandleFunc("GET /console/{file}", func(w http.ResponseWriter, r *http.Request) {
+		if f := files[r.PathValue("file")]; f != nil {
+			f.ServeHTTP(w, r)
+			return
+		}
+		http.NotFound(w, r)
+	})
+	c.mux.HandleFunc("POST /console/rpc/{service}/{method}", c.rpc)
+	c.mux.HandleFunc("POST /console/stream", c.stream)
+	return c
+}
+
+// Register adds the paths of the console to those of the admin port: / and /console/.
+func (c *Console) Register(mux *http.ServeMux) {
+	mux.Handle("GET /{$}", c)
+	mux.Handle("/console/", c)
+}
+
+// ServeHTTP implements http.Handler.
+func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	setSecurityHeaders(w.Header())
+	if r.Method == http.MethodPost { // also for a body that nobody reads, of a request that is refused
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(readTimeout))
+	}
+	if c.cfg.Loopback && !isLoopbackHost(r.Host) {
+		writeError(w, http.StatusMisdirectedRequest, problem{Code: "misdirected_request",
+			Message: "the admin port is on loopback: open it as localhost, 127.0.0.1 or [::1], not by another name"})
+		return
+	}
+	if err := c.origin.Check(r); err != nil {
+		writeError(w, http.StatusForbidden, problem{Code: "cross_origin", Message: "another site may not call the console"})
+		return
+	}
+	c.mux.ServeHTTP(w, r)
+}
+
+// Close stops what the streams have started, and waits for them. Their requests must have ended, or be about to end.
+func (c *Console) Close() { c.hub.close() }
