@@ -276,31 +276,24 @@ func (w *world) killStarting() {
 	w.takenOver(began, last, workers, id)
 }
 
-// partitionFromEngines isolates a server from the engines. Its workers stay with it.
+// partitionFromEngines isolates a server from the engines until its workers are taken over. The engine of the registered
+// worker has one address for all servers: it is isolated from all.
 func (w *world) partitionFromEngines() {
 	w.t.Helper()
 	m := w.victim()
-	for _, p := range m.engines {
+	_, last := w.owners.all()
+	workers := slices.DeleteFunc(w.ownedBy(m.id), func(name string) bool { return name == w.registered.Worker })
+	began := time.Now()
+	proxies := slices.Concat(m.engines, w.registeredAt)
+	for _, p := range proxies {
 		p.Partition()
 	}
-	w.entriesOfOthers(m)
-	for _, p := range m.engines {
+	w.takenOver(began, last, workers, m.id)
+	for _, p := range proxies {
 		p.Heal()
 		p.Cut()
 	}
 	w.progress(w.allWorkers()...)
-}
-
-// entriesOfOthers waits for entries of the workers that a server does not own.
-func (w *world) entriesOfOthers(m *member) {
-	w.t.Helper()
-	all, _ := w.owners.all()
-	for _, is := range all {
-		if is.owner != m.id {
-			w.entries()
-			return
-		}
-	}
 }
 
 // stopNATS stops one of the NATS servers for a while.

@@ -28,6 +28,7 @@ const (
 type owners struct {
 	mu      sync.Mutex // guards all below
 	changed chan struct{}
+	first   uint64 // seq of the first entry; a worker may have had events before it unless it is 1
 	last    uint64 // seq of the last entry; read writes it
 	workers map[string]*worker
 	records int
@@ -47,7 +48,12 @@ type worker struct {
 // readOwners reads the stream from its first entry on, until the test ends. The stream must exist.
 func readOwners(t *testing.T, js jetstream.JetStream) *owners {
 	t.Helper()
-	o := &owners{changed: make(chan struct{}), workers: make(map[string]*worker)}
+	s, err := js.Stream(t.Context(), stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := max(s.CachedInfo().State.FirstSeq, 1)
+	o := &owners{changed: make(chan struct{}), workers: make(map[string]*worker), first: first, last: first - 1}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	t.Cleanup(func() { cancel(); <-done })
@@ -144,10 +150,10 @@ func (o *owners) entry(seq uint64, m jetstream.Msg) error {
 		return fmt.Errorf("entry %d: %w", seq, err)
 	}
 	for _, ev := range e.GetEvents() {
-		if ev.GetEventId() != w.eventID+1 {
-			return fmt.Errorf("entry %d of %s has event %d after event %d", seq, name, ev.GetEventId(), w.eventID)
+		if id := ev.GetEventId(); id != w.eventID+1 && (w.eventID > 0 || o.first == 1) {
+			return fmt.Errorf("entry %d of %s has event %d after event %d", seq, name, id, w.eventID)
 		}
-		w.eventID++
+		w.eventID = ev.GetEventId()
 		w.event = seq
 	}
 	return nil

@@ -44,6 +44,9 @@ type world struct {
 	owners  *owners
 	members []*member
 	routers []*fleet.Router
+	// registered is the engine of the worker that is registered, which all servers reach through the proxies registeredAt.
+	registered   fleet.Engine
+	registeredAt []*harness.Proxy
 }
 
 // member is one of the servers. It reaches engines and NATS servers through proxies.
@@ -68,9 +71,9 @@ func newWorld(t *testing.T) *world {
 	for i := range workerCount {
 		all = append(all, w.engines.Add(fmt.Sprintf("engine-%d", i), 1, fleet.Bound()))
 	}
-	registered, configured := all[0], all[1:]
+	w.registered = all[0]
 	for i := range memberCount {
-		w.members = append(w.members, w.newMember(fmt.Sprintf("server-%d", i), configured))
+		w.members = append(w.members, w.newMember(fmt.Sprintf("server-%d", i), all[1:]))
 	}
 	t.Cleanup(w.writeLogs)
 	for _, m := range w.members {
@@ -79,7 +82,7 @@ func newWorld(t *testing.T) *world {
 	for _, m := range w.members {
 		w.serve(m)
 	}
-	w.register(registered)
+	w.register()
 	return w
 }
 
@@ -104,37 +107,43 @@ func (w *world) follow() {
 func (w *world) newMember(name string, engines []fleet.Engine) *member {
 	w.t.Helper()
 	m := &member{name: name}
-	proxied := func(proxies *[]*harness.Proxy, address string) string {
-		u, err := url.Parse(address)
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		p := harness.NewProxy(w.t, u.Host)
-		*proxies = append(*proxies, p)
-		u.Host = p.Addr()
-		return u.String()
-	}
 	var servers []string
 	for _, u := range strings.Split(w.nats.URLs(), ",") {
-		servers = append(servers, proxied(&m.nats, u))
+		servers = append(servers, w.proxied(&m.nats, u))
 	}
 	args := []string{
 		"--journal", strings.Join(servers, ","), "--journal-replicas", "3", "--journal-max-bytes", *maxBytes,
 		"--journal-checkpoint-bytes", "64KiB", "--subscribers-progress", "1s",
 	}
 	for _, e := range engines {
-		args = append(args, "--worker", e.FlagAt(proxied(&m.engines, e.Endpoint()), proxied(&m.engines, e.ReplayEndpoint())))
+		args = append(args, "--worker", e.FlagAt(w.proxied(&m.engines, e.Endpoint()), w.proxied(&m.engines, e.ReplayEndpoint())))
 	}
 	m.Server = fleet.NewServer(w.t, args...)
 	return m
 }
 
-// register registers the worker of an engine with one of the members.
-func (w *world) register(e fleet.Engine) {
+// proxied returns the address of a new proxy of an address, as a URL.
+func (w *world) proxied(proxies *[]*harness.Proxy, address string) string {
 	w.t.Helper()
+	u, err := url.Parse(address)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	p := harness.NewProxy(w.t, u.Host)
+	*proxies = append(*proxies, p)
+	u.Host = p.Addr()
+	return u.String()
+}
+
+// register registers a worker with one of the members.
+func (w *world) register() {
+	w.t.Helper()
+	e := w.registered
 	conn := harness.Dial(w.t, w.members[w.rng.IntN(memberCount)].Proxy.Addr())
 	_, err := kvcastv1.NewWorkerServiceClient(conn).RegisterWorker(harness.Context(w.t), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
-		Name: e.Worker, Model: fleet.Model, Sources: []*kvcastv1.SourceSpec{{Connect: e.Endpoint(), Replay: e.ReplayEndpoint()}},
+		Name: e.Worker, Model: fleet.Model, Sources: []*kvcastv1.SourceSpec{{
+			Connect: w.proxied(&w.registeredAt, e.Endpoint()), Replay: w.proxied(&w.registeredAt, e.ReplayEndpoint()),
+		}},
 	}})
 	if err != nil {
 		w.t.Fatal(err)

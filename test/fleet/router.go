@@ -23,6 +23,7 @@ type Router struct {
 	mu      sync.Mutex // guards all below
 	at      client.Position
 	eventID map[string]uint64 // of the last event, by worker
+	first   uint64            // seq of the first entry
 	view    *client.View
 	gaps    int
 	err     error         // the first violation
@@ -77,6 +78,7 @@ func (r *Router) receive(u client.Update) error {
 	}
 	if u.Message.GetAccepted() != nil && r.at.Epoch == "" {
 		r.at = u.Position // the journal begins after it
+		r.first = r.at.Seq + 1
 	}
 	for _, e := range u.Message.GetEntries() {
 		if e.GetSeq() != r.at.Seq+1 {
@@ -84,10 +86,11 @@ func (r *Router) receive(u client.Update) error {
 		}
 		r.at.Seq = e.GetSeq()
 		for _, ev := range e.GetEvents() {
-			if last := r.eventID[e.GetWorker()]; ev.GetEventId() != last+1 {
+			// A worker whose entries were discarded continues with a larger event id.
+			if last := r.eventID[e.GetWorker()]; ev.GetEventId() != last+1 && (last > 0 || r.first == 1) {
 				return fmt.Errorf("entry %d: got event id %d of %s after %d", e.GetSeq(), ev.GetEventId(), e.GetWorker(), last)
 			}
-			r.eventID[e.GetWorker()]++
+			r.eventID[e.GetWorker()] = ev.GetEventId()
 			if g := ev.GetGap(); g != nil {
 				r.gaps++
 				if !r.config.Lossless {

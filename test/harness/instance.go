@@ -95,6 +95,7 @@ func NewInstance(cfg InstanceConfig) (*Instance, error) {
 	i := &Instance{Journal: journal.NewMemory(cfg.Journal), served: make(chan error, 1), followed: make(chan error, 1), lanes: make(map[string]feed.Lane)}
 	i.stop = sync.OnceValue(i.shutdown)
 	i.Follower = index.NewFollower(i.Journal, index.New(), index.Delays{})
+	i.Follower.Observe(cfg.Server.Incidents.AddEvent)
 	var err error
 	if i.Pipeline, err = pipeline.New(pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks}, visibleJournal{i.Journal, i.Follower}); err != nil {
 		return nil, fmt.Errorf("start server: %w", err)

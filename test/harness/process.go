@@ -22,7 +22,8 @@ type ProcessConfig struct {
 	Race bool
 	// Wrapper is a command that runs the program, such as taskset -c 0.
 	Wrapper []string
-	// Args follow "serve". The harness adds listen addresses with free ports, and permits registrations.
+	// Args follow "serve". The harness adds listen addresses with free ports, and permits registrations unless calls need
+	// credentials.
 	Args []string
 }
 
@@ -52,8 +53,11 @@ func StartProcess(cfg ProcessConfig) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	command := slices.Concat(cfg.Wrapper,
-		[]string{program, "--end-with-stdin", "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--auth-open-registration"}, cfg.Args)
+	command := slices.Concat(cfg.Wrapper, []string{program, "--end-with-stdin", "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"})
+	if !slices.Contains(cfg.Args, "--auth-tokens") && !slices.Contains(cfg.Args, "--tls-client-ca") { // otherwise operators register workers
+		command = append(command, "--auth-open-registration")
+	}
+	command = append(command, cfg.Args...)
 	p := &Process{
 		cmd:   exec.Command(command[0], command[1:]...), //nolint:noctx // Stop ends it
 		ended: make(chan struct{}), changed: make(chan struct{}),

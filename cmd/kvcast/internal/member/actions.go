@@ -11,6 +11,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // execute executes an action, and gives the machine the result.
@@ -32,6 +33,7 @@ func (m *Member) execute(ctx context.Context, a cluster.Action) {
 			break
 		}
 		log.Info("worker taken", "seq", seq, "took", time.Since(began).Round(time.Millisecond))
+		m.remember(kvcastv1.IncidentKind_INCIDENT_KIND_TAKEOVER, a, seq, began)
 		m.claims[a.Worker] = seq
 		m.metrics.takeovers.WithLabelValues(a.Reason.String()).Inc()
 		m.metrics.takeoverTime.Observe(time.Since(began).Seconds())
@@ -46,6 +48,7 @@ func (m *Member) execute(ctx context.Context, a cluster.Action) {
 			log.Warn("a worker is not handed over as planned", "action", a.Kind.String(), "to", a.To, "error", err)
 		} else {
 			m.metrics.releases.Inc()
+			m.remember(kvcastv1.IncidentKind_INCIDENT_KIND_RELEASE, a, seq, began)
 			log.Info("worker released", "action", a.Kind.String(), "to", a.To, "took", time.Since(began).Round(time.Millisecond))
 		}
 		m.mu.Lock()
@@ -68,6 +71,13 @@ func (m *Member) execute(ctx context.Context, a cluster.Action) {
 		m.machine.Dropped(a.Worker, time.Now())
 	}
 	m.signal()
+}
+
+// remember remembers an action that is done.
+func (m *Member) remember(kind kvcastv1.IncidentKind, a cluster.Action, seq uint64, began time.Time) {
+	m.cfg.Incidents.Add(&kvcastv1.Incident{
+		Kind: kind, Worker: a.Worker, Reason: a.Reason.String(), InstanceId: a.To, Seq: seq, DurationNano: uint64(time.Since(began)),
+	})
 }
 
 // claim claims a worker, recovers it, and lets ingest read it. For a worker that is not wanted, the state of ingest waits in

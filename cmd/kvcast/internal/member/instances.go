@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,6 +27,8 @@ type About struct {
 type heartbeat struct {
 	About
 	Draining bool `json:"draining,omitempty"`
+	// Engines is "reached", "unreached", or empty if that is not known.
+	Engines engines `json:"engines,omitempty"`
 	// Seq is the newest entry that the instance has applied, and Workers the number of workers that it ingests.
 	Seq     uint64 `json:"seq"`
 	Workers int    `json:"workers"`
@@ -35,11 +38,41 @@ type heartbeat struct {
 	RetainAt    uint64 `json:"retain_at"`
 }
 
+// engines is a cluster.Reach in a heartbeat.
+type engines cluster.Reach
+
+var engineTexts = [...]string{cluster.ReachUnknown: "", cluster.ReachSome: "reached", cluster.ReachNone: "unreached"}
+
+// MarshalText implements encoding.TextMarshaler.
+func (e engines) MarshalText() ([]byte, error) { return []byte(engineTexts[e]), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler. What another version has written may be unknown.
+func (e *engines) UnmarshalText(b []byte) error {
+	*e = engines(max(0, slices.Index(engineTexts[:], string(b))))
+	return nil
+}
+
 // instance is another instance, or this one, as the bucket shows it.
 type instance struct {
 	heartbeat
 	seen   time.Time
 	before uint64 // the seq of the heartbeat before
+}
+
+// Heartbeats are those of the instances that ingest.
+type Heartbeats struct{ KV *jetstream.KV }
+
+// Revisions returns the revision of the newest heartbeat of each instance that ingests.
+func (b Heartbeats) Revisions(ctx context.Context) (map[string]uint64, error) {
+	values, err := b.KV.Values(ctx)
+	all := make(map[string]uint64)
+	for _, v := range values {
+		var h heartbeat
+		if jetstream.IsInstance(v.Key) && json.Unmarshal(v.Data, &h) == nil && h.Ingest {
+			all[v.Key] = v.Revision
+		}
+	}
+	return all, err
 }
 
 func workersKey(id string) string { return id + ".workers" }
@@ -104,6 +137,8 @@ func (m *Member) putHeartbeat(ctx context.Context) {
 }
 
 func (m *Member) tryHeartbeat(ctx context.Context) error {
+	m.beating.Lock() // so that the newest is stored last
+	defer m.beating.Unlock()
 	m.mu.Lock()
 	h, hasLeft := m.heartbeat(), m.hasLeft
 	m.mu.Unlock()
@@ -121,7 +156,7 @@ func (m *Member) tryHeartbeat(ctx context.Context) error {
 
 func (m *Member) heartbeat() heartbeat {
 	return heartbeat{
-		About: m.cfg.About, Draining: m.draining, Seq: m.follower.Bounds().Newest, Workers: len(m.claims),
+		About: m.cfg.About, Draining: m.draining, Engines: engines(m.engines), Seq: m.follower.Bounds().Newest, Workers: len(m.claims),
 		RetainAfter: m.retain.after, RetainAt: m.retain.at,
 	}
 }
@@ -150,6 +185,9 @@ func (m *Member) watch(ctx context.Context, kv *jetstream.KV, changed func(jetst
 
 // instanceChanged handles a value of the bucket of the instances.
 func (m *Member) instanceChanged(v jetstream.Value) {
+	if !jetstream.IsInstance(v.Key) {
+		return
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	defer m.signal()
@@ -185,7 +223,7 @@ func (m *Member) instanceChanged(v jetstream.Value) {
 	if v.Key == m.cfg.ID && m.isBehind() {
 		return // what it would decide rests on outdated records
 	}
-	m.machine.Instance(v.Key, v.Revision, cluster.Info{Ingest: h.Ingest, Draining: h.Draining}, now)
+	m.machine.Instance(v.Key, v.Revision, cluster.Info{Ingest: h.Ingest, Draining: h.Draining, Engines: cluster.Reach(h.Engines)}, now)
 }
 
 // isBehind reports whether another instance had read an entry at its heartbeat before the last that this one has not read yet.

@@ -23,9 +23,11 @@ import (
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/incident"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/journal/jetstream"
 	"github.com/kvcast/kvcast/pipeline"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // Config configures a Member.
@@ -38,9 +40,10 @@ type Config struct {
 	Grace time.Duration
 	// About is what other instances show of this one.
 	About About
-	// Metrics receives the metrics.
-	Metrics prometheus.Registerer
-	Log     *slog.Logger
+	// Metrics receives the metrics, and Incidents the workers that this instance takes, hands over and loses.
+	Metrics   prometheus.Registerer
+	Incidents *incident.Log
+	Log       *slog.Logger
 }
 
 // Member is one of the instances.
@@ -58,6 +61,7 @@ type Member struct {
 	// pipelineConfig is the configuration of pipeline.
 	pipelineConfig pipeline.Config
 	actions        sync.WaitGroup
+	beating        sync.Mutex // held while a heartbeat is written
 
 	mu         sync.Mutex // guards all below
 	machine    *cluster.Machine
@@ -86,6 +90,7 @@ type Member struct {
 	}
 	isolated   time.Time // since when the machine is; zero: it is not
 	draining   bool
+	engines    cluster.Reach // as the machine knows it
 	settled    chan struct{} // closed when every wanted worker had a live owner once
 	isSettled  bool
 	isLoaded   bool // the machine is
@@ -150,6 +155,9 @@ func (m *Member) Fenced(worker string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.metrics.fenced.Inc()
+	m.cfg.Incidents.Add(&kvcastv1.Incident{
+		Kind: kvcastv1.IncidentKind_INCIDENT_KIND_FENCED, Worker: worker, InstanceId: m.owners[worker].Instance,
+	})
 	m.machine.Lost(worker)
 	m.signal()
 }
@@ -183,6 +191,7 @@ func (m *Member) Run(ctx, handOver context.Context) error {
 	defer loops.Wait()
 	defer stop()
 	loops.Go(func() { m.beat(running) })
+	loops.Go(func() { m.watchEngines(running) })
 	instances, registrations := make(chan struct{}), make(chan struct{})
 	loops.Go(func() { m.watch(running, kv, m.instanceChanged, sync.OnceFunc(func() { close(instances) })) })
 	loops.Go(func() {

@@ -31,17 +31,20 @@ func newMetrics(m *Member, r prometheus.Registerer) *metrics {
 		defer m.mu.Unlock()
 		return float64(len(m.claims))
 	})
-	create.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "kvcast_cluster_isolated",
-		Help: "1 while this server's own heartbeats do not come back, so that it takes no workers, and 0 otherwise.",
-	}, func() float64 {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if m.machine.Isolated() {
-			return 1
-		}
-		return 0
-	})
+	indicator := func(name, help string, is func() bool) {
+		create.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			if is() {
+				return 1
+			}
+			return 0
+		})
+	}
+	indicator("kvcast_cluster_isolated",
+		"1 while this server's own heartbeats do not come back, so that it takes no workers, and 0 otherwise.", m.machine.Isolated)
+	indicator("kvcast_cluster_cut_off",
+		"1 while this server reaches no engine and another server does, so that the others read the engines, and 0 otherwise.", m.machine.CutOff)
 	return &metrics{
 		takeovers: create.NewCounterVec(prometheus.CounterOpts{
 			Name: "kvcast_cluster_takeovers_total", Help: "Workers that this server has taken, by the reason.",

@@ -35,7 +35,7 @@ func (m *Member) instanceStatus(i cluster.InstanceStatus) *kvcastv1.InstanceStat
 	}
 	return &kvcastv1.InstanceStatus{
 		Id: i.ID, Host: h.Host, Pid: uint32(h.PID), GrpcAddress: h.Address, Version: h.Version,
-		StartTimeUnixNano: h.Started.UnixNano(), Ingests: i.Ingest, Draining: i.Draining, Live: i.Live,
+		StartTimeUnixNano: h.Started.UnixNano(), Ingests: i.Ingest, Draining: i.Draining, Live: i.Live, CutOff: i.CutOff,
 		NewestSeq: h.Seq, Workers: uint64(h.Workers),
 	}
 }

@@ -27,13 +27,15 @@ func Owner(w *kvcastv1.WorkerStatus) string {
 // InstanceName returns the name of an instance: the first characters of its id, which is random.
 func InstanceName(id string) string { return Printable(id[:min(len(id), 8)]) }
 
-// InstanceState returns the state of an instance: live, draining or dead.
+// InstanceState returns the state of an instance: live, draining, cut off (from the engines) or dead.
 func InstanceState(i *kvcastv1.InstanceStatus) string {
 	switch {
 	case !i.GetLive():
 		return "dead"
 	case i.GetDraining():
 		return "draining"
+	case i.GetCutOff():
+		return "cut off"
 	default:
 		return "live"
 	}

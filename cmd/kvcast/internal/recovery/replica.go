@@ -60,17 +60,39 @@ func Replicate(ctx context.Context, j Followed, s Store, log *slog.Logger, p *Pr
 	}
 }
 
-// Join is Replicate for a process that appends, too. If the journal cannot be read, also not at further attempts, it begins
-// anew with an empty journal and a new epoch, also for the other processes that use the journal.
-func Join(ctx context.Context, j Followed, s Store, log *slog.Logger, p *Progress, x *index.Index) error {
+// Instances are the processes that append to a journal.
+type Instances interface {
+	// Revisions returns a number for each that has written a heartbeat lately, which grows with each heartbeat.
+	Revisions(ctx context.Context) (map[string]uint64, error)
+}
+
+// Join is Replicate for a process that appends, too. If the journal cannot be read, also not at further attempts, and no
+// other process that reads it writes heartbeats meanwhile, Join begins anew with an empty journal and a new epoch. beat is the
+// time between two heartbeats.
+func Join(
+	ctx context.Context, j Followed, s Store, instances Instances, beat time.Duration, log *slog.Logger, p *Progress, x *index.Index,
+) error {
 	err := Replicate(ctx, j, s, log, p, x)
+	var before map[string]uint64
 	for attempt := 1; errors.Is(err, jetstream.ErrUnreadable); attempt++ {
+		now, failed := instances.Revisions(ctx)
+		if failed != nil {
+			return fmt.Errorf("%w; find out whether another instance reads the journal: %w", err, failed)
+		}
+		if attempt == 1 {
+			before = now
+		}
 		if attempt == joinAttempts {
+			for id, revision := range now {
+				if revision > before[id] {
+					return fmt.Errorf("%w; it is not discarded, since the server %s uses it: stop all servers to begin anew", err, id)
+				}
+			}
 			return beginAnew(ctx, j, log, x, err)
 		}
 		log.Warn("the journal cannot be read: it is tried again, since a server may have answered that is behind", "error", err)
 		select {
-		case <-time.After(joinWait):
+		case <-time.After(max(joinWait, beat)):
 		case <-ctx.Done():
 			return ctx.Err()
 		}

@@ -3,6 +3,7 @@ package recovery
 import (
 	"context"
 	"errors"
+	"maps"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -195,6 +196,34 @@ func TestUnansweredCheckpointIsReadAgainLater(t *testing.T) {
 	}
 }
 
+// heartbeats are revisions of instances. That of the instance "live" grows.
+type heartbeats map[string]uint64
+
+func (h heartbeats) Revisions(context.Context) (map[string]uint64, error) {
+	if _, ok := h["live"]; ok {
+		h["live"]++
+	}
+	if _, ok := h["unanswered"]; ok {
+		return nil, jetstream.ErrUnanswered
+	}
+	return maps.Clone(h), nil
+}
+
+// TestJoinDiscardsNothingThatOthersRead has a journal that is unreadable for this instance alone, or for all that is known.
+func TestJoinDiscardsNothingThatOthersRead(t *testing.T) {
+	for instance, want := range map[string]error{"live": jetstream.ErrUnreadable, "unanswered": jetstream.ErrUnanswered} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t)
+			w.checkpoint(t, "a", 5, func(c *statev1.WorkerCheckpoint) { c.IndexUpTo = 99 })
+			l := &followedLog{log: w.log, change: func(int) {}}
+			err := Join(t.Context(), l, w.store, heartbeats{instance: 1, "dead": 7}, time.Minute, w.lines.Logger(), &w.progress, w.index)
+			if !errors.Is(err, want) || w.log.epoch != "e" || len(w.store.objects) != 1 {
+				t.Errorf("got %v, epoch %s and %d checkpoints; want %v, and all as before", err, w.log.epoch, len(w.store.objects), want)
+			}
+		})
+	}
+}
+
 // TestJoinBeginsAnewIfTheJournalStaysUnreadable has a checkpoint that is newer than the entries, for good or at first.
 func TestJoinBeginsAnewIfTheJournalStaysUnreadable(t *testing.T) {
 	for _, unreadable := range []int{joinAttempts - 1, joinAttempts} {
@@ -207,7 +236,7 @@ func TestJoinBeginsAnewIfTheJournalStaysUnreadable(t *testing.T) {
 				}
 			}}
 			began := time.Now()
-			if err := Join(t.Context(), l, w.store, w.lines.Logger(), &w.progress, w.index); err != nil {
+			if err := Join(t.Context(), l, w.store, heartbeats{"dead": 7}, joinWait/2, w.lines.Logger(), &w.progress, w.index); err != nil {
 				t.Fatal(err)
 			}
 			if took := time.Since(began); took != (joinAttempts-1)*joinWait {

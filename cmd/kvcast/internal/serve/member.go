@@ -39,14 +39,18 @@ func newMember(c *config.Config, log *slog.Logger, registry *prometheus.Registry
 	return member.New(member.Config{
 		ID: rand.Text(), TTL: c.ClusterTTL, Grace: max(c.Ingest.Grace, 0), Log: log,
 		About:   member.About{Host: host, PID: os.Getpid(), Version: cli.Version(), Started: time.Now().UTC(), Ingest: c.IngestsEngines},
-		Metrics: registry,
+		Metrics: registry, Incidents: c.Server.Incidents,
 	})
 }
 
 // join reads what the instances have appended so far, and creates what reads engines.
 func (s *Service) join(ctx context.Context) error {
 	d := s.durable
-	if err := recovery.Join(ctx, d, d.Checkpoints(), s.log, &d.progress, s.follower.Index()); err != nil {
+	instances, err := d.Instances(ctx)
+	if err != nil {
+		return err
+	}
+	if err := recovery.Join(ctx, d, d.Checkpoints(), member.Heartbeats{KV: instances}, s.cfg.ClusterTTL/3, s.log, &d.progress, s.follower.Index()); err != nil {
 		return err
 	}
 	d.Pin(s.follower.Index().Seq())

@@ -7,7 +7,7 @@ import (
 )
 
 // runReplica serves what another server writes to the journal, until ctx is done or a part fails.
-func (s *Service) runReplica(ctx context.Context, grpcDone, adminDone <-chan error) error {
+func (s *Service) runReplica(ctx context.Context, grpcDone, portsDone <-chan error) error {
 	starting, stopStarting := context.WithCancel(ctx)
 	defer stopStarting()
 	following, stopFollowing := context.WithCancel(context.WithoutCancel(ctx))
@@ -21,7 +21,7 @@ func (s *Service) runReplica(ctx context.Context, grpcDone, adminDone <-chan err
 	select {
 	case <-ctx.Done():
 	case failure = <-grpcDone:
-	case failure = <-adminDone:
+	case failure = <-portsDone:
 	case failure = <-followDone:
 		failure = fmt.Errorf("follow the journal: %w; kvcast exits, because snapshots and matches would be outdated: restart kvcast", failure)
 	case failure = <-watchDone:

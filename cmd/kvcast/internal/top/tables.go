@@ -262,6 +262,8 @@ func (s screen) instanceRows() [][]cell {
 		switch {
 		case !i.GetLive():
 			state.style = output.Bad
+		case i.GetCutOff():
+			state.style = output.Bad
 		case i.GetDraining():
 			state.style = output.Change
 		}
