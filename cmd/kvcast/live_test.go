@@ -27,7 +27,7 @@ const (
 	// liveFolder contains Python and SGLang's publishers, as make live prepares them.
 	liveFolder = "../../bin/live"
 	liveRanks  = 2
-	// liveGrace is the server's grace time for a worker without a connection.
+	// liveGrace is the grace time of servers whose workers are to be removed.
 	liveGrace = 4 * time.Second
 	// livePatience bounds the time until a view equals the engine's blocks.
 	livePatience = 2 * time.Minute
@@ -323,17 +323,19 @@ func TestLivePublisher(t *testing.T) {
 			harness.ForEachTransport(t, func(t *testing.T, zmq config.ZMQ) {
 				t.Parallel()
 				transports := []string{"--ingest-listen-transport", string(zmq), "--ingest-connect-transport", string(zmq)}
-				t.Run("binds", func(t *testing.T) {
-					t.Parallel()
-					testLivePublisher(t, kvEvents, false, transports...)
-				})
-				if i > 0 {
-					return // all versions connect in the same way
+				for name, test := range map[string]func(*testing.T, string, bool, ...string){"restarts": testLivePublisher, "absence": testLiveAbsence} {
+					t.Run("binds "+name, func(t *testing.T) {
+						t.Parallel()
+						test(t, kvEvents, false, transports...)
+					})
+					if i > 0 {
+						continue // all versions connect in the same way
+					}
+					t.Run("connects "+name, func(t *testing.T) {
+						t.Parallel()
+						test(t, kvEvents, true, transports...)
+					})
 				}
-				t.Run("connects", func(t *testing.T) {
-					t.Parallel()
-					testLivePublisher(t, kvEvents, true, transports...)
-				})
 			})
 		})
 	}
@@ -343,7 +345,7 @@ func testLivePublisher(t *testing.T, kvEvents string, connects bool, flags ...st
 	p, sources := newLivePublisher(t, kvEvents, connects)
 	// ZeroMQ queues at most a thousand replies.
 	held := p.publish(2_500)
-	flags = append(append(flags, sources...), "--ingest-silence", "1s", "--ingest-grace", liveGrace.String(), "--subscribers-progress", "100ms")
+	flags = append(append(flags, sources...), "--ingest-silence", "1s", "--subscribers-progress", "100ms")
 	s := serve(t, flags...)
 	r := newLiveRouter(t, s, p)
 	r.untilEqual("before kvcast came", held)
@@ -378,7 +380,15 @@ func testLivePublisher(t *testing.T, kvEvents string, connects bool, flags ...st
 		suspend(t, s, syscall.SIGCONT)
 		r.untilEqual(fmt.Sprintf("killed in a burst that was unread, and started again with %d batches", batches), held)
 	}
+}
 
+// testLiveAbsence kills a publisher, and starts it again when the server has removed the worker.
+func testLiveAbsence(t *testing.T, kvEvents string, connects bool, flags ...string) {
+	p, sources := newLivePublisher(t, kvEvents, connects)
+	held := p.publish(100)
+	s := serve(t, append(append(flags, sources...), "--ingest-silence", "1s", "--ingest-grace", liveGrace.String(), "--subscribers-progress", "100ms")...)
+	r := newLiveRouter(t, s, p)
+	r.untilEqual("before kvcast came", held)
 	p.burstAndDie(1_000)
 	r.until("away for longer than the grace time", func() error {
 		if workers := r.checker.View().Workers(); len(workers) > 0 {

@@ -36,13 +36,15 @@ func TestMetricsOfIdleServersAreDocumented(t *testing.T) {
 	for name, test := range map[string]struct {
 		journal    func(*testing.T) string
 		conditions []string
+		flags      []string
 	}{
-		"memory": {func(*testing.T) string { return "memory" }, nil},
-		"file":   {func(t *testing.T) string { return "file:" + t.TempDir() }, []string{"durable"}},
-		"nats":   {func(t *testing.T) string { return harness.StartNATS(t) }, []string{"durable", "nats"}},
+		"memory": {func(*testing.T) string { return "memory" }, nil, nil},
+		"file":   {func(t *testing.T) string { return "file:" + t.TempDir() }, []string{"durable"}, nil},
+		"nats":   {func(t *testing.T) string { return harness.StartNATS(t) }, []string{"durable", "nats"}, nil},
+		"egress": {func(*testing.T) string { return "memory" }, []string{"egress", "smg"}, []string{"--emit-token-ids", "--retain-token-ids", "--egress-zmq-bind", bindAny, "--egress-smg-enabled"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := fleet.Start(t, "--bind", bindAny, "--journal", test.journal(t))
+			p := fleet.Start(t, append(test.flags, "--bind", bindAny, "--journal", test.journal(t))...)
 			fleet.Address(t, p)
 			served, text, err := families(t.Context(), p)
 			if err != nil {

@@ -27,6 +27,8 @@ import (
 type Config struct {
 	Listen   string // address of the gRPC port
 	Admin    string // address of the admin port; empty: none
+	AdminTLS bool   // whether the admin port uses the certificate of the gRPC port
+	Console  bool   // whether the admin port serves the console
 	LogLevel slog.Level
 	// LogFormat is the form of log lines.
 	LogFormat LogFormat
@@ -45,6 +47,11 @@ type Config struct {
 	Ingest    ingestconfig.Config
 	Discovery []Discovery
 	Server    server.Config
+	Egress    Egress
+
+	// RetainTokenIDs keeps token ids in the index, in at most TokenIDBytes.
+	RetainTokenIDs bool
+	TokenIDBytes   int64
 
 	// MaxBlocks and MaxAttributeBytes are limits for all workers together.
 	MaxBlocks         int

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -43,10 +44,13 @@ func TestFileWithEveryKey(t *testing.T) {
 	want.Ingest.Workers = []ingestconfig.Worker{{
 		Name: "vllm-0", Model: "Qwen/Qwen3-0.6B", BlockSize: 16, Endpoint: "10.0.0.5:8000", Consolidate: "dedup",
 		Labels:  map[string]string{"zone": "a", "app.kubernetes.io/part-of": "llm"},
-		Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:5558", DPSize: 1, Copies: ingestconfig.CopiesAuto}, {Engine: feed.EngineKVBM, Connect: "tcp://10.0.0.5:5567", DPSize: 1, Copies: ingestconfig.CopiesAuto}},
+		Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:5558", Snapshot: "tcp://10.0.0.5:5559", DPSize: 1, Copies: ingestconfig.CopiesAuto}, {Engine: feed.EngineKVBM, Connect: "tcp://10.0.0.5:5567", DPSize: 1, Copies: ingestconfig.CopiesAuto}},
 	}}
 	want.Ingest.ConnectZMQ = ingestconfig.ZMQNative
 	want.Ingest.Listeners = []ingestconfig.Listener{{Bind: "tcp://*:5557", Engine: feed.EngineLLMDSim, Copies: ingestconfig.CopiesCounted, ReplayPort: 5558, Topics: []string{"kv@*"}, ReplayHosts: []string{"10.0.0.0/8", "*.vllm.svc"}}}
+	want.Egress.SMG.Workers = []Authority{{Authority: "vllm-0.example:50051", Worker: "vllm-0"}}
+	want.Egress.SGLang.Workers = []Address{{Worker: "vllm-0", Address: "http://10.0.0.7:30000"}}
+	want.Egress.Dynamo.WorkerIDs = []WorkerID{{Worker: "vllm-0", ID: math.MaxUint64}}
 	want.Discovery = []Discovery{
 		{DNS: "vllm.default.svc", Engines: discovery.Engines{Port: 5557, ReplayPort: 5558, Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto, Model: "m", BlockSize: 16}, Interval: 5 * time.Second},
 		{
@@ -122,6 +126,11 @@ func TestIngestMistakesAreReportedWithTheirLine(t *testing.T) {
 	}
 }
 
+// withZMQ returns a file with token ids, and with a setting of egress.zmq in line 4.
+func withZMQ(setting string) string {
+	return "emit_token_ids: true\nretain_token_ids: true\negress: {zmq: {\n" + setting + "}}"
+}
+
 func TestConfigFileMistakes(t *testing.T) {
 	for _, tt := range []struct {
 		text string
@@ -137,14 +146,32 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"journal:\n  max_age: 1", `f:2: journal.max_age: "1" is not allowed: want 1s or more, such as 30s`},
 		{"journal:\n  maxBytes: 1MiB", `f:2: journal: unknown key "maxBytes", did you mean max_bytes? want store, sync, checkpoint_bytes, stream, replicas, credentials, tls_ca, tls_cert, tls_key, max_bytes or max_age`},
 		{"journal:\n  color: 1", `f:2: journal: unknown key "color": want store, sync, checkpoint_bytes, stream, replicas, credentials, tls_ca, tls_cert, tls_key, max_bytes or max_age`},
-		{"lisen: \":1\"", `f:1: unknown key "lisen", did you mean listen? want listen, admin, log_level, log_format, tracing, journal, cluster, batch, ingest, subscribers, auth, tls, reflection, emit_token_ids, workers, listeners or discovery`},
+		{"lisen: \":1\"", `f:1: unknown key "lisen", did you mean listen? want listen, admin, admin_tls, console, log_level, log_format, tracing, journal, cluster, batch, ingest, subscribers, auth, tls, reflection, emit_token_ids, retain_token_ids, token_id_bytes, egress, workers, listeners or discovery`},
 		{"batch: {max_blocks: 1e2}", `f:1: batch.max_blocks: "1e2" is not allowed: want 1 to 16384`},
 		{"subscribers: {stall: 999ms}", `f:1: subscribers.stall: "999ms" is not allowed: want 1s to 1h`},
 		{"subscribers: {max_connection_age: 999ms}", `f:1: subscribers.max_connection_age: "999ms" is not allowed: want 0s for no limit, or 1s to 8760h`},
+		{"auth: {tokens: t, open_registration: true}", `f:1: auth.open_registration: "true" is not allowed: want it without auth.tokens and tls.client_ca, with which operators register workers`},
 		{"subscribers: {max_connection_age: 0}\nauth: off", `f:2: auth: "off" is not allowed: want a mapping with tokens, certificates or open_registration`},
 		{"tls:\n  cert: c.pem", `f:2: tls.cert: "c.pem" is not allowed: want tls.key as well, or neither`},
 		{"tls: {cert: \"\", key: k.pem}", `f:1: tls.key: "k.pem" is not allowed: want tls.cert as well, or neither`},
 		{"ingest: {on_gap: foo}", `f:1: ingest.on_gap: "foo" is not allowed: want report or clear`},
+		{"egress: {zmq: {bind: \"tcp://*:1\"}}", `f:1: egress.zmq.bind: is not allowed without token ids, which consumers hash: want retain_token_ids: true and emit_token_ids: true as well`},
+		{withZMQ("connect: [\"tcp://*:1\"]"), `f:4: egress.zmq.connect[0]: "tcp://*:1" is not allowed: want tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH`},
+		{withZMQ("publishers: [{worker: a}]"), `f:4: egress.zmq.publishers[0].bind: is missing: want worker and bind`},
+		{withZMQ("publishers: [{worker: a, bind: \"tcp://*:65535\", dp_size: 2}]"), `f:4: egress.zmq.publishers[0].bind: "tcp://*:65535" is not allowed: want a port with 1 ports after it, one for each dp rank`},
+		{withZMQ("events: maps"), `f:4: egress.zmq.events: "maps" is not allowed: want map or array`},
+		{"egress: {smg: {enabled: true}}", `f:1: egress.smg.enabled: "true" is not allowed: want retain_token_ids: true and emit_token_ids: true as well, since gateways hash token ids`},
+		{"egress:\n  smg:\n    workers: [{worker: a}]", `f:3: egress.smg.workers[0].authority: is missing: want authority and worker`},
+		{"egress:\n  smg:\n    workers:\n    - {worker: a, authority: x}\n    - {worker: b, authority: x}", `f:5: egress.smg.workers[1].authority: "x" is given twice: want each authority once`},
+		{"egress: {sglang: {address: \"\"}}", `f:1: egress.sglang.address: "" is not allowed: want 1 to 1024 bytes of UTF-8 without control characters`},
+		{"egress:\n  sglang:\n    workers: [{worker: a}]", `f:3: egress.sglang.workers[0].address: is missing: want worker and address`},
+		{"egress:\n  sglang:\n    workers:\n    - {worker: a, address: x}\n    - {worker: a, address: y}", `f:5: egress.sglang.workers[1].worker: "a" is given twice: want each worker once`},
+		{"egress: {dynamo: {listen: x}}", `f:1: egress.dynamo.listen: "x" is not allowed: want HOST:PORT or :PORT, or nothing for no such port`},
+		{"egress:\n  dynamo:\n    worker_ids: [{worker: a, id: -1}]", `f:3: egress.dynamo.worker_ids[0].id: "-1" is not allowed: want 0 to 18446744073709551615`},
+		{"egress:\n  dynamo:\n    worker_ids:\n    - worker: a", `f:4: egress.dynamo.worker_ids[0].id: is missing: want the id under which Dynamo's routers know the worker`},
+		{"egress:\n  dynamo:\n    worker_ids:\n    - id: 1", `f:4: egress.dynamo.worker_ids[0].worker: is missing: want the name of a worker`},
+		{"egress:\n  dynamo:\n    worker_ids:\n    - {worker: a, id: 1}\n    - {worker: a, id: 2}", `f:5: egress.dynamo.worker_ids[1].worker: "a" is given twice: want each worker once`},
+		{"retain_token_ids: true", `f:1: retain_token_ids: "true" is not allowed: want emit_token_ids: true as well, since the index keeps the token ids that entries have`},
 		{"emit_token_ids: 1", `f:1: emit_token_ids: "1" is not allowed: want true or false`},
 		{"workers: {name: x}", `f:1: workers: a mapping is not allowed: want a list`},
 		{"workers: [{name: x}]", `f:1: workers[0].sources: 0 is not allowed: want one source at least`},
@@ -187,7 +214,7 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"workers: [{name: a, http: \"http://h:1/v1\"}]", `f:1: workers[0].http: "http://h:1/v1" is not allowed: want http://HOST:PORT or https://HOST:PORT`},
 		{"workers: [{name: a, http: \"http://h:1\", sources: [{engine: kvbm}]}]", `f:1: workers[0].http: "http://h:1" is not allowed: want none unless the worker has one source, of the engine vllm or sglang`},
 		{"discovery: [w.yaml]", `f:1: discovery[0]: "w.yaml" is not allowed: want a mapping with dns, port, replay_port, engine, copies, model, block_size, kubernetes, namespaces, kubeconfig, http_port, dp_size, labels, file or interval`},
-		{"- listen", `f:1: a list is not allowed: want a mapping with listen, admin, log_level, log_format, tracing, journal, cluster, batch, ingest, subscribers, auth, tls, reflection, emit_token_ids, workers, listeners or discovery`},
+		{"- listen", `f:1: a list is not allowed: want a mapping with listen, admin, admin_tls, console, log_level, log_format, tracing, journal, cluster, batch, ingest, subscribers, auth, tls, reflection, emit_token_ids, retain_token_ids, token_id_bytes, egress, workers, listeners or discovery`},
 		{"listen: :1\n---\nadmin: :2", `f:2: a second document is not allowed: want one`},
 		{"listen: :1\nadmin: \"", `f: yaml: line 2: found unexpected end of stream`},
 		{"listen: *a", `f: yaml: unknown anchor 'a' referenced`},
@@ -269,6 +296,7 @@ func TestVariableAndFlagMistakes(t *testing.T) {
 		{"misspelt variable", Sources{Environ: []string{"KVCAST_JOURNAL_MAXBYTES=1GiB"}}, `KVCAST_JOURNAL_MAXBYTES: unknown variable, did you mean KVCAST_JOURNAL_MAX_BYTES?`},
 		{"misspelt variable of tokens", Sources{Environ: []string{"KVCAST_TOKENS=t", "KVCAST_TOKEN=u"}}, `KVCAST_TOKENS: unknown variable, did you mean KVCAST_AUTH_TOKENS, the file of the tokens that a server accepts, or KVCAST_TOKEN, the token that a client sends?`},
 		{"certificate alone", Sources{Environ: []string{"KVCAST_TLS_CERT=c.pem"}}, `KVCAST_TLS_CERT: "c.pem" is not allowed: want tls.key as well, or neither`},
+		{"TLS of the admin port without a certificate", Sources{Flags: map[string]string{"admin-tls": "true"}}, `--admin-tls: "true" is not allowed: want tls.cert as well`},
 		{"key alone", Sources{Flags: map[string]string{"tls-key": "k.pem"}}, `--tls-key: "k.pem" is not allowed: want tls.cert as well, or neither`},
 		{"port", Sources{Environ: []string{"ZMQ_PORT=:5557"}}, `ZMQ_PORT: ":5557" is not allowed: want a port, 1 to 65535, such as 5557`},
 		{"line of a variable", Sources{Environ: []string{"KVCAST_WORKER=name=a,connect=tcp://h:1\n\nname=b,connect=h"}}, `KVCAST_WORKER, line 2: connect: "h" is not allowed: want tcp://HOST:PORT, smg://HOST:PORT or openengine://HOST:PORT with a port of 1 to 65535, or ipc://PATH`},
@@ -533,8 +561,10 @@ func drawConfig(t *rapid.T) *Config {
 	if rapid.Bool().Draw(t, "secured") {
 		c.TokensFile, c.CertFile, c.KeyFile = "tokens", "/etc/a b/tls.crt", "1"
 		c.ClientCAFile, c.CertificatesFile = "ca.crt", "names"
+		c.AdminTLS = rapid.Bool().Draw(t, "admin with TLS")
 	}
-	c.Reflection, c.Server.OpenRegistration = rapid.Bool().Draw(t, "reflection"), rapid.Bool().Draw(t, "open registration")
+	c.Console = rapid.Bool().Draw(t, "console")
+	c.Reflection, c.Server.OpenRegistration = rapid.Bool().Draw(t, "reflection"), c.TokensFile == "" && rapid.Bool().Draw(t, "open registration")
 	c.Pipeline.EmitTokenIDs = rapid.Bool().Draw(t, "token ids")
 	words := rapid.OneOf(rapid.String(), rapid.SampledFrom([]string{
 		"1", "0x1", "1e3", "true", "yes", "null", "~", "# a", "a: b", "'", "\"", "- a", "{a", "*a", "&a", "!a", "%", "@", " a ", "2001-01-01", "\u2028", "\ufeff", "\u0085",

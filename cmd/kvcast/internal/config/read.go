@@ -60,6 +60,7 @@ func (r *reader) finish() (*Config, Origins, error) {
 	r.validateJournal()
 	r.validateDiscovery()
 	r.validateIngest()
+	r.validateEgress()
 	switch all := r.messages(); len(all) {
 	case 0:
 		return r.config, r.origins, nil
@@ -161,13 +162,19 @@ func (r *reader) validateTLS() {
 	r.validatePair("tls.cert", r.config.CertFile, "tls.key", r.config.KeyFile)
 	r.validatePair("journal.tls_cert", r.config.Journal.Cert, "journal.tls_key", r.config.Journal.Key)
 	r.validateNeeds("tls.client_ca", r.config.ClientCAFile, "tls.cert", r.config.CertFile)
+	if r.config.Server.OpenRegistration && (r.config.TokensFile != "" || r.config.ClientCAFile != "") {
+		r.wrongGiven("auth.open_registration", notAllowed("true", "it without auth.tokens and tls.client_ca, with which operators register workers"))
+	}
 	r.validateNeeds("auth.certificates", r.config.CertificatesFile, "tls.client_ca", r.config.ClientCAFile)
+	if r.config.AdminTLS {
+		r.validateNeeds("admin_tls", "true", "tls.cert", r.config.CertFile)
+	}
 }
 
-// validateNeeds requires a file if another one is given.
-func (r *reader) validateNeeds(given, file, missing, other string) {
-	if file != "" && other == "" && !r.isWrong(missing) {
-		r.wrongGiven(given, notAllowed(file, missing+" as well"))
+// validateNeeds requires a file if another value is given.
+func (r *reader) validateNeeds(given, value, missing, other string) {
+	if value != "" && other == "" && !r.isWrong(missing) {
+		r.wrongGiven(given, notAllowed(value, missing+" as well"))
 	}
 }
 

@@ -29,12 +29,13 @@ type Command struct {
 	Listen  string `default:"127.0.0.1:0" placeholder:"ADDR" help:"Listen address of the demo's server; port 0 means any (${default})."`
 	Restart bool   `xor:"steps" help:"Kill a server that has a journal in files, and restart it, in place of the other steps."`
 	Cluster bool   `xor:"steps" help:"Kill one of three servers that share a journal in a NATS server, in place of the other steps."`
+	Console bool   `xor:"steps" help:"Run engines with faults and routers until interrupted, and print the address of the console, in place of the other steps."`
 	Stay    bool   `help:"Keep the server running at the end, to inspect it with grpcurl, until interrupted."`
 }
 
 // Help implements kong.HelpProvider.
 func (*Command) Help() string {
-	return cli.Examples("kvcast demo", "kvcast demo --restart", "kvcast demo --cluster")
+	return cli.Examples("kvcast demo", "kvcast demo --restart", "kvcast demo --cluster", "kvcast demo --console")
 }
 
 const (
@@ -63,14 +64,16 @@ func (c *Command) Run(ctx context.Context, p cli.Process) error {
 		err = d.runRestart(ctx)
 	case c.Cluster:
 		err = d.runCluster(ctx)
+	case c.Console:
+		err = d.runConsole(ctx, c.Listen)
 	default:
 		err = d.run(ctx, c.Listen)
 	}
-	if ctx.Err() != nil {
+	if ctx.Err() != nil && !c.Console {
 		err = cli.ErrSilent // interrupted
 	}
 	switch {
-	case err != nil || c.Restart || c.Cluster:
+	case err != nil || c.Restart || c.Cluster || c.Console:
 	case c.Stay:
 		d.heading("the server runs until you press Ctrl-C; try in another terminal")
 		d.print(grpcurl, d.addr)
@@ -107,7 +110,7 @@ func (d *demo) run(ctx context.Context, listen string) error {
 		}
 	}
 	d.heading("the server reads both and serves routers over gRPC")
-	if err := d.startServer(ctx, listen); err != nil {
+	if err := d.startServer(ctx, map[string]string{"listen": listen, "admin": ""}); err != nil {
 		return fmt.Errorf("start server: %w", err)
 	}
 	d.print("kvcast serves at %s\n", d.addr)
@@ -141,8 +144,9 @@ func (d *demo) startEngine(ctx context.Context, i int, batches uint64) error {
 	return nil
 }
 
-func (d *demo) startServer(ctx context.Context, listen string) error {
-	from := config.Sources{Flags: map[string]string{"listen": listen, "admin": ""}}
+// startServer starts a server with flags of kvcast serve, which reads the engines.
+func (d *demo) startServer(ctx context.Context, flags map[string]string) error {
+	from := config.Sources{Flags: flags}
 	for i, e := range d.engines {
 		from.Workers = append(from.Workers, fmt.Sprintf("name=%s,model=demo,block_size=16,connect=%s,replay=%s", engineName(i), e.Endpoint(), e.ReplayEndpoint()))
 	}

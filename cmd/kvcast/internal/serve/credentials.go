@@ -53,6 +53,21 @@ func loadCredentials(c *config.Config, log *slog.Logger) (*credentials, error) {
 	return r, nil
 }
 
+// forHTTP returns a configuration for HTTP ports; nil: no TLS.
+func (r *credentials) forHTTP() *tls.Config {
+	if r.tls.Load() == nil {
+		return nil
+	}
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			c := r.tls.Load().Clone()
+			c.NextProtos = []string{"http/1.1"}
+			return c, nil
+		},
+	}
+}
+
 // sum returns a hash of the contents of all files. Pipes, which can be read once, count as empty.
 func (r *credentials) sum() ([sha256.Size]byte, error) {
 	h := sha256.New()
@@ -132,8 +147,24 @@ func warnIfOpen(c *config.Config, log *slog.Logger) {
 	case !isLoopback(c.Listen) && c.Server.Access.Tokens == nil && !c.Server.ClientCertificates:
 		log.Warn("everyone who reaches the gRPC port may call it: set --auth-tokens with --tls-cert and --tls-key, or --tls-client-ca, or listen at 127.0.0.1", "listen", c.Listen)
 	}
-	if c.Admin != "" && !isLoopback(c.Admin) {
+	if port := c.Egress.Dynamo.Listen; port != "" && !isLoopback(port) && c.Server.Access.Tokens == nil && !c.Server.ClientCertificates {
+		log.Warn("everyone who reaches the port for Dynamo may query it: set --auth-tokens with --tls-cert and --tls-key, or --tls-client-ca, or listen at 127.0.0.1", "listen", port)
+	}
+	if c.Egress.ZMQ.Enabled() {
+		log.Warn("prompts are published as token ids, without authentication and TLS: permit the ports of egress.zmq to routers alone")
+	}
+	if c.Admin == "" || isLoopback(c.Admin) {
+		return
+	}
+	needsIdentity := c.Server.Access.Tokens != nil || c.Server.ClientCertificates
+	switch {
+	case c.Console && !needsIdentity:
+		log.Warn("everyone who reaches the admin port may read metrics and profiles, and see the console: permit it to Prometheus alone, or listen at 127.0.0.1, or set --console=false", "admin", c.Admin)
+	default:
 		log.Warn("everyone who reaches the admin port may read metrics and profiles: permit it to Prometheus alone, or listen at 127.0.0.1", "admin", c.Admin)
+	}
+	if c.Console && c.Server.Access.Tokens != nil && !c.AdminTLS {
+		log.Warn("tokens that browsers send to the console can be read from the network: set --admin-tls, unless a proxy terminates TLS", "admin", c.Admin)
 	}
 }
 

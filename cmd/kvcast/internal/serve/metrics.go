@@ -31,6 +31,9 @@ func newIndexMetrics(registry *prometheus.Registry, s *Service) index.Delays {
 			applied := s.follower.Bounds().Newest
 			return float64(s.journal.Bounds().Newest - applied)
 		})
+	create.NewGaugeFunc(
+		prometheus.GaugeOpts{Name: "kvcast_index_token_id_bytes", Help: "Memory of token ids that the index keeps."},
+		func() float64 { return float64(s.follower.Index().TokenIDBytes()) })
 	receipt := create.NewHistogram(prometheus.HistogramOpts{
 		Name:    "kvcast_index_delay_seconds",
 		Help:    "Time from the receipt of a batch until subscribers can read its entry, of the oldest entry of those that are applied to the index together. Includes batch.timeout.",

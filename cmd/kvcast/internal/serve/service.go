@@ -15,11 +15,14 @@ import (
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/tracing"
+	"github.com/kvcast/kvcast/console"
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/discovery"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/history"
+	"github.com/kvcast/kvcast/internal/incident"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	"github.com/kvcast/kvcast/server"
@@ -53,13 +56,16 @@ type Service struct {
 	durable  *durable // nil for a journal in memory
 	follower *index.Follower
 	server   *server.Server
+	history  *history.History
 	admin    *http.Server
+	console  *console.Console // nil: none
 	tracing  *tracing.Tracing // nil: calls are not traced
 
 	credentials *credentials
 
 	grpcPort  net.Listener
 	adminPort net.Listener // nil: none
+	egress    egress
 
 	// assembled is closed when ingest and pipeline are set: at once for a journal in memory, and otherwise after the
 	// recovery.
@@ -84,6 +90,7 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 		cfg:         c, log: log, registry: prometheus.NewRegistry(), serving: make(chan struct{}), assembled: make(chan struct{}),
 		registered: make(chan struct{}),
 	}
+	c.Server.Incidents = new(incident.Log)
 	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
 	defer func() {
 		if err != nil {
@@ -101,7 +108,13 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	} else {
 		s.journal = journal.NewMemory(c.Journal.Retention)
 	}
-	s.follower = index.NewFollower(s.journal, index.New(), newIndexMetrics(s.registry, s))
+	state := index.New()
+	if c.RetainTokenIDs {
+		state.RetainTokenIDs(c.TokenIDBytes)
+	}
+	s.follower = index.NewFollower(s.journal, state, newIndexMetrics(s.registry, s))
+	s.follower.Observe(c.Server.Incidents.AddEvent)
+	s.history = history.New(s.follower.Index(), func() history.Stream { return s.server.StreamState() })
 
 	if c.TracingEndpoint != "" {
 		s.tracing, err = tracing.Start(ctx, tracing.Config{Endpoint: c.TracingEndpoint, SampleRatio: c.TracingRatio, Version: cli.Version(), Log: log})
@@ -117,11 +130,11 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 		c.Server.Workers, c.Server.Cluster = sharedWorkers{s}, s.durable.member
 	}
 	c.Server.Aliases, c.Server.Recovery = s.aliases, s.durable.status
+	c.Server.History, c.Server.Retention = s.history, c.Journal.Retention
 	if len(c.Journal.Servers()) > 0 {
 		c.Server.Newest = s.durable.Newest
 	}
 	s.server = server.New(c.Server, s.follower, s.follower.Index())
-	s.admin = &http.Server{Handler: s.server.NewAdmin(s.registry), ReadHeaderTimeout: 5 * time.Second}
 
 	if s.grpcPort, err = listen(ctx, "--listen", c.Listen); err != nil {
 		return nil, err
@@ -131,8 +144,12 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 			return nil, err
 		}
 	}
+	if err := s.openEgress(ctx); err != nil {
+		return nil, err
+	}
+	s.newAdmin()
 	c.Pipeline.Blocks, c.Pipeline.AttributeBytes = budget.New("blocks", int64(c.MaxBlocks)), budget.New("attribute_bytes", c.MaxAttributeBytes)
-	c.Ingest.Metrics, c.Ingest.Logger = s.registry, log
+	c.Ingest.Metrics, c.Ingest.Logger, c.Ingest.Observer = s.registry, log, c.Server.Incidents
 	if err := c.Pipeline.Validate(); err != nil {
 		return nil, cli.UsageError{Err: err}
 	}
@@ -178,7 +195,7 @@ func (s *Service) aliases(worker string, rank uint32, hashes []uint64) map[uint6
 
 // closeParts closes the ports and a durable journal.
 func (s *Service) closeParts(ctx context.Context) error {
-	errs := []error{closePort(s.grpcPort), closePort(s.adminPort)}
+	errs := []error{closePort(s.grpcPort), closePort(s.adminPort), s.closeEgress()}
 	if s.durable != nil {
 		errs = append(errs, s.durable.Close(ctx))
 	}
@@ -195,25 +212,6 @@ func (s *Service) stopTracing(ctx context.Context) {
 	}
 }
 
-func listen(ctx context.Context, flag, addr string) (net.Listener, error) {
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
-	if err != nil {
-		var op *net.OpError
-		if errors.As(err, &op) {
-			err = op.Err // omits the address, which the message below contains
-		}
-		return nil, fmt.Errorf("listen at %s: %w; choose another address with %s", addr, err, flag)
-	}
-	return l, nil
-}
-
-func closePort(l net.Listener) error {
-	if l == nil {
-		return nil
-	}
-	return l.Close()
-}
-
 // Addr returns the address of the gRPC port.
 func (s *Service) Addr() string { return s.grpcPort.Addr().String() }
 
@@ -225,10 +223,13 @@ func (s *Service) Serving() <-chan struct{} { return s.serving }
 func (s *Service) Run(ctx context.Context) error {
 	beyond := context.WithoutCancel(ctx)
 	grpcDone := background(func() error { return s.server.Serve(s.grpcPort) })
-	var adminDone <-chan error // nil without an admin port: receiving blocks
-	if s.adminPort != nil {
-		adminDone = background(s.serveAdmin)
+	var portsDone <-chan error // nil without such ports: receiving blocks
+	if s.hasPorts() {
+		portsDone = background(s.servePorts)
 	}
+	sampling, stopSampling := context.WithCancel(beyond)
+	defer stopSampling()
+	sampleDone := background(func() error { s.history.Run(sampling); return nil })
 	reloading, stopReloading := context.WithCancel(beyond)
 	defer stopReloading()
 	reloadDone := background(func() error { s.credentials.run(reloading, s.server); return nil })
@@ -236,18 +237,24 @@ func (s *Service) Run(ctx context.Context) error {
 	registered, err := s.recover(ctx)
 	switch {
 	case err == nil && s.cfg.IngestsEngines:
-		err = s.run(ctx, registered, grpcDone, adminDone)
+		err = s.run(ctx, registered, grpcDone, portsDone)
 	case err == nil:
-		err = s.runReplica(ctx, grpcDone, adminDone)
+		err = s.runReplica(ctx, grpcDone, portsDone)
 	case ctx.Err() != nil:
 		err = nil
 	}
 	deadline, cancel := context.WithTimeout(beyond, subscriberStopTimeout)
 	defer cancel()
+	s.stopSMG()
 	s.server.Shutdown(deadline)
-	errs := []error{err, s.journal.Close(deadline), s.admin.Close(), <-grpcDone}
-	if adminDone != nil {
-		errs = append(errs, <-adminDone)
+	stopSampling()
+	s.closePorts()
+	errs := []error{err, <-sampleDone, s.journal.Close(deadline), <-grpcDone}
+	if portsDone != nil {
+		errs = append(errs, <-portsDone)
+	}
+	if s.console != nil {
+		s.console.Close() // its requests have ended with the port
 	}
 	stopReloading()
 	errs = append(errs, within(discoveryStopTimeout, reloadDone, errors.New("stop reading tokens and certificates: a file takes too long")))
@@ -257,7 +264,7 @@ func (s *Service) Run(ctx context.Context) error {
 }
 
 // run reads engines and serves routers until ctx is done or a part fails. It then stops reading engines.
-func (s *Service) run(ctx context.Context, registered []ingestconfig.Worker, grpcDone, adminDone <-chan error) error {
+func (s *Service) run(ctx context.Context, registered []ingestconfig.Worker, grpcDone, portsDone <-chan error) error {
 	beyond := context.WithoutCancel(ctx)
 	starting, stopStarting := context.WithCancel(ctx)
 	defer stopStarting()
@@ -287,7 +294,7 @@ func (s *Service) run(ctx context.Context, registered []ingestconfig.Worker, grp
 	case <-ctx.Done():
 	case failure = <-ingestDone:
 	case failure = <-grpcDone:
-	case failure = <-adminDone:
+	case failure = <-portsDone:
 	case failure = <-durableDone:
 	case failure = <-followDone:
 		failure = fmt.Errorf("follow the journal: %w; kvcast exits, because snapshots and matches would be outdated: restart kvcast", failure)
@@ -350,13 +357,7 @@ func (s *Service) serveFrom(ctx context.Context) {
 	if s.adminPort != nil {
 		s.log.Info("serving", "admin", s.adminPort.Addr().String())
 	}
-}
-
-func (s *Service) serveAdmin() error {
-	if err := s.admin.Serve(s.adminPort); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve admin port: %w", err)
-	}
-	return nil
+	s.logEgress()
 }
 
 // background runs a function in a goroutine. The returned channel receives its error, if any, and is then closed.

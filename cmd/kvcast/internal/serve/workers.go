@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
@@ -51,7 +53,7 @@ func (s *Service) sourceStatus() map[string][]*kvcastv1.SourceStatus {
 		if !src.DownSince.IsZero() {
 			down = max(time.Since(src.DownSince), 1) // 0 means that there is a connection
 		}
-		all[src.Worker] = append(all[src.Worker], &kvcastv1.SourceStatus{
+		status := &kvcastv1.SourceStatus{
 			Engine:         string(src.Engine),
 			Endpoint:       src.Endpoint,
 			ReplayEndpoint: src.Replay,
@@ -60,7 +62,13 @@ func (s *Service) sourceStatus() map[string][]*kvcastv1.SourceStatus {
 			Started:        src.Started,
 			LastSeq:        src.LastSeq,
 			DownNano:       uint64(down),
-		})
+			Restarts:       src.Restarts,
+			Repairs:        src.Repairs,
+		}
+		if src.HasEngineDelay {
+			status.EngineDelayNano = proto.Int64(int64(src.EngineDelay))
+		}
+		all[src.Worker] = append(all[src.Worker], status)
 	}
 	return all
 }

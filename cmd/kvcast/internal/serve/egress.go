@@ -1,0 +1,235 @@
+package serve
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"golang.org/x/net/netutil"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvcast/kvcast/adapter/dynamo"
+	"github.com/kvcast/kvcast/adapter/sglang"
+	"github.com/kvcast/kvcast/adapter/smg"
+	"github.com/kvcast/kvcast/adapter/vllm"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+)
+
+// maxDynamoConnections bounds the connections to the port for Dynamo. Further ones wait.
+const maxDynamoConnections = 1024
+
+// egress is what serves routers that do not use kvcast's API.
+type egress struct {
+	dynamo     *http.Server // nil: none
+	dynamoPort net.Listener
+	zmq        *vllm.Egress  // nil: none
+	smg        *smg.Service  // nil: none
+	stopped    chan struct{} // closed by stop
+	stop       func()        // makes zmq and smg end
+}
+
+// openEgress creates the parts of egress, and opens their ports.
+func (s *Service) openEgress(ctx context.Context) (err error) {
+	s.egress.stopped = make(chan struct{})
+	s.egress.stop = sync.OnceFunc(func() { close(s.egress.stopped) })
+	if c := &s.cfg.Egress.ZMQ; c.Enabled() {
+		s.egress.zmq, err = vllm.New(ctx, vllm.Config{
+			Endpoints: endpoints(c), Topic: c.Topic, ArrayEvents: c.Events == config.EventArrays, FirstSeq: firstSeq(c),
+			HistoryBatches: c.HistoryBatches, HistoryBytes: c.HistoryBytes, StateBytes: c.StateBytes, MaxConsumers: c.MaxConsumers,
+			Logger: s.log, Registerer: s.registry,
+		}, s.follower, s.follower.Index())
+		if err != nil {
+			return err
+		}
+	}
+	s.openSMG()
+	s.openSGLang()
+	c := &s.cfg.Egress.Dynamo
+	if c.Listen == "" {
+		return nil
+	}
+	ids := make(map[string]uint64, len(c.WorkerIDs))
+	for _, w := range c.WorkerIDs {
+		ids[w.Worker] = w.ID
+	}
+	s.egress.dynamo = dynamo.NewServer(dynamo.Config{
+		WorkerIDs: ids, WorkerIDLabel: c.WorkerIDLabel, GroupLabel: c.GroupLabel,
+		Ready: s.server.Unready, Authorize: s.server.AuthorizeHTTP, Logger: s.log,
+	}, s.follower.Index())
+	s.egress.dynamoPort, err = listen(ctx, "--egress-dynamo-listen", c.Listen)
+	return err
+}
+
+// openSMG adds SubscribeKvEvents to the gRPC port.
+func (s *Service) openSMG() {
+	c := &s.cfg.Egress.SMG
+	if !c.Enabled {
+		return
+	}
+	workers := make(map[string]string, len(c.Workers))
+	for _, a := range c.Workers {
+		workers[a.Authority] = a.Worker
+	}
+	s.egress.smg = smg.New(smg.Config{
+		Workers: workers, HistoryBytes: c.HistoryBytes, StateBytes: c.StateBytes, MaxSubscribers: c.MaxSubscribers,
+		Logger: s.log, Registerer: s.registry,
+	}, s.follower, s.follower.Index())
+	for _, d := range smg.Descriptions() {
+		s.server.RegisterAdapter(d, s.egress.smg)
+	}
+}
+
+// openSGLang adds MatchExternalKvPrefix to the gRPC port.
+func (s *Service) openSGLang() {
+	c := &s.cfg.Egress.SGLang
+	if !c.Enabled {
+		return
+	}
+	addresses := make(map[string]string, len(c.Workers))
+	for _, a := range c.Workers {
+		addresses[a.Worker] = a.Address
+	}
+	s.server.RegisterAdapter(sglang.Description(), sglang.New(sglang.Config{
+		Address: c.Address, Addresses: addresses, Ready: s.server.Unready, Logger: s.log,
+	}, s.follower.Index()))
+}
+
+func firstSeq(c *config.ZMQ) uint64 {
+	if c.FirstSeq == config.FirstSeqZero {
+		return 0
+	}
+	return vllm.TimeSeq(time.Now())
+}
+
+func endpoints(c *config.ZMQ) (all []vllm.EndpointConfig) {
+	if c.Bind != "" {
+		all = append(all, vllm.EndpointConfig{Bind: c.Bind})
+	}
+	for _, consumer := range c.Connect {
+		all = append(all, vllm.EndpointConfig{Connect: consumer})
+	}
+	for _, p := range c.Publishers {
+		bind, _ := ingestconfig.ParseEndpoint(p.Bind, true)
+		replay, hasReplay := ingestconfig.ParseEndpoint(p.Replay, true)
+		for rank := range p.DPSize {
+			e := vllm.EndpointConfig{Worker: p.Worker, Rank: uint32(rank), Bind: bind.OfRank(rank).String()}
+			if hasReplay {
+				e.Replay = replay.OfRank(rank).String()
+			}
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// closeEgress closes what openEgress has opened, if it is not served.
+func (s *Service) closeEgress() error {
+	err := closePort(s.egress.dynamoPort)
+	if s.egress.zmq != nil {
+		err = errors.Join(err, s.egress.zmq.Close())
+	}
+	return err
+}
+
+// serveZMQ runs the ZeroMQ egress. It begins when the engines have been read, and ends when closePorts is called.
+func (s *Service) serveZMQ() error {
+	select {
+	case <-s.serving:
+	case <-s.egress.stopped:
+		return s.egress.zmq.Close()
+	}
+	return s.untilStopped(s.egress.zmq.Run)
+}
+
+// serveSMG runs the SMG egress. It begins when the engines have been read, and ends when closePorts is called.
+func (s *Service) serveSMG() error {
+	select {
+	case <-s.serving:
+	case <-s.egress.stopped:
+		return nil
+	}
+	return s.untilStopped(s.egress.smg.Run)
+}
+
+// stopSMG ends the streams of SubscribeKvEvents, for which the gRPC port would wait.
+func (s *Service) stopSMG() {
+	if s.egress.smg != nil {
+		s.egress.smg.Stop()
+	}
+}
+
+func (s *Service) untilStopped(run func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		select {
+		case <-s.egress.stopped:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return run(ctx)
+}
+
+func (s *Service) serveDynamo() error {
+	port := netutil.LimitListener(s.egress.dynamoPort, maxDynamoConnections)
+	if c := s.credentials.forHTTP(); c != nil {
+		port = tls.NewListener(port, c)
+	}
+	if err := s.egress.dynamo.Serve(port); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve the port for Dynamo: %w", err)
+	}
+	return nil
+}
+
+// servePorts serves the admin port and egress until closePorts is called or one of them fails.
+func (s *Service) servePorts() error {
+	var ports errgroup.Group
+	serve := func(exists bool, serve func() error) {
+		if !exists {
+			return
+		}
+		ports.Go(func() error {
+			defer s.closePorts()
+			return serve()
+		})
+	}
+	serve(s.adminPort != nil, s.serveAdmin)
+	serve(s.egress.dynamo != nil, s.serveDynamo)
+	serve(s.egress.zmq != nil, s.serveZMQ)
+	serve(s.egress.smg != nil, s.serveSMG)
+	return ports.Wait()
+}
+
+// hasPorts reports whether servePorts serves anything.
+func (s *Service) hasPorts() bool {
+	return s.adminPort != nil || s.egress.dynamo != nil || s.egress.zmq != nil || s.egress.smg != nil
+}
+
+// closePorts closes what servePorts serves.
+func (s *Service) closePorts() {
+	_ = s.admin.Close() // the errors are of ports that are closed already
+	if s.egress.dynamo != nil {
+		_ = s.egress.dynamo.Close()
+	}
+	s.egress.stop()
+}
+
+// logEgress logs where egress is served.
+func (s *Service) logEgress() {
+	if s.egress.dynamoPort != nil {
+		s.log.Info("serving", "dynamo", s.egress.dynamoPort.Addr().String())
+	}
+	if s.egress.zmq == nil {
+		return
+	}
+	for _, e := range s.egress.zmq.Bound() {
+		s.log.Info("publishing", "endpoint", e.Bind, "consumer", e.Connect, "replay", e.Replay, "worker", e.Worker, "rank", e.Rank)
+	}
+}
