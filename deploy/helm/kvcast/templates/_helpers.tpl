@@ -109,3 +109,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end }}
 {{- end }}
+
+{{- /* The admin port has TLS if the configuration says so. */}}
+{{- define "kvcast.adminScheme" -}}
+{{ ternary "HTTPS" "HTTP" (default false .Values.config.admin_tls) }}
+{{- end }}
