@@ -23,7 +23,7 @@ NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures|EqualTheModels
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster demo-restart demo-router test live peers clients observe soak restarts cluster fuzz mutate run build build-static dist bench bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
+.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test live peers clients routers observe console-test soak restarts cluster fuzz mutate run build build-static dist bench bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,14 +37,24 @@ demo-restart: build ## Kill a server with a journal in files, restart it, and ch
 demo-cluster: build ## Kill one of three servers that share a journal in a NATS server, and check that the others read its engines and a router loses nothing.
 	@bin/kvcast demo --cluster
 
+demo-console: build ## Run engines with faults and routers, and print the address of the console.
+	@bin/kvcast demo --console
+
 demo-router: build ## Route a trace of requests by cached prefix and round robin, and compare the hit rates.
 	$(go) run ./examples/router -demo bin/kvcast
+
+demo-llmd: ## Run simulated engines, a server and pools of llm-d that read it, with faults and restarts, and check that their views are equal.
+	@GO=$(GO) tools/scripts/routers.sh llmd
+	$(go) test -count 1 -v -run LLMDPool ./test/routers
 
 test: ## Run all tests, with the race detector if there is cgo.
 	@test -d bin/clients || echo "Skipping the Python and Rust examples: run make clients to prepare them"
 	@test -d bin/peers || echo "Skipping the peers in Python, Java and Rust: run make peers to prepare them"
+	@test -d bin/routers || echo "Skipping the consumers of llm-d, vLLM, SMG and Dynamo: run make routers to prepare them"
 	@test -f bin/live/pins || echo "Skipping SGLang's publisher: run make live to fetch it"
 	@test -f bin/kube-apiserver || echo "Skipping the Kubernetes API server: run make kube-apiserver to build it"
+	@command -v chromium chromium-browser google-chrome >/dev/null || echo "Skipping the console in a browser: run make console-test to install Chromium"
+	@ls bin/console/axe-* >/dev/null 2>&1 || echo "Skipping the check of the console's accessibility: run make console-test to prepare it"
 	@test -d bin/prometheus || command -v prometheus >/dev/null || echo "Skipping the dashboard and the alert rules: run make observe to fetch Prometheus"
 	@# The timeout ends a test that hangs. No test depends on the speed of the machine.
 	@# Packages wait for timers and processes: four at a time keep two cores busy.
@@ -64,9 +74,17 @@ clients: ## Prepare the Python and Rust examples in bin/clients, and test them.
 	@tools/scripts/clients.sh
 	$(go) test $(race) -count 1 -v -run 'ClientIn' ./cmd/kvcast
 
+routers: ## Prepare llm-d's pool, vLLM's message classes, SMG's client and Dynamo's crate in bin/routers, and test egress with them.
+	@GO=$(GO) tools/scripts/routers.sh
+	$(go) test $(race) -count 1 -v ./test/routers
+
 observe: ## Test metrics, traces, the dashboard and the alert rules, with Prometheus in bin/prometheus if it is not installed.
 	@tools/scripts/prometheus.sh bin/prometheus
 	$(go) test -count 1 -timeout 10m -v ./test/observe
+
+console-test: ## Test the console in headless Chromium, which is installed with apt if need be, and with axe-core from npm; ARGS are further flags, such as -screenshots=DIR.
+	@tools/scripts/console.sh bin/console
+	$(go) test -count 1 -timeout 20m -v ./test/console $(ARGS)
 
 soak: ## Run a server under faults for MINUTES (10) and check it every minute; ARGS are further flags, such as -race or -transport=native.
 	$(go) run ./test/soak -minutes $(MINUTES) $(ARGS)

@@ -1,0 +1,88 @@
+#!/bin/sh
+# Prepares the consumers of package test/routers for `make routers`, in bin/routers: llm-d's pool of KV events, in Go; the message
+# classes of vLLM, which are one file of its wheel, with a Python environment; the generated client and the relay of SMG, in a Python environment; and a program with Dynamo's crate, in Rust. If one
+# cannot be prepared, this script prints the reason, and its tests are skipped. Arguments select some of llmd, python, smg and rust.
+set -eu
+cd "$(dirname "$0")/../.."
+
+into=$PWD/bin/routers
+from=test/routers
+vllm=0.33.0
+vllm_sum=82b362a0a7f89318d9127addfce254d537f5078a31aa87beb08493b0953895ee
+mkdir -p "$into"
+
+. tools/scripts/limited.sh
+
+# skip NAME REASON
+skip() {
+	echo "router in $1: skipped: $2" >&2
+	rm -rf "${into:?}/$1"
+}
+
+llmd() {
+	log=$into/llmd.log
+	echo "pool of llm-d: building" >&2
+	limited env CGO_ENABLED=0 "${GO:-go}" -C $from/llmd build -o "$into/llmd" . >"$log" 2>&1 ||
+		skip llmd "it cannot be built: $(reason "$log")"
+}
+
+python() {
+	log=$into/python.log
+	pins=$(cksum <tools/scripts/routers.sh)
+	[ ! -f "$into/python/pins" ] || [ "$(cat "$into/python/pins")" != "$pins" ] || return 0
+	command -v python3 >/dev/null 2>&1 || { skip python "python3 is not installed"; return 0; }
+	echo "message classes of vLLM: preparing" >&2
+	rm -rf "$into/python"
+	mkdir -p "$into/python"
+	pip="$into/python/venv/bin/python -m pip --quiet --disable-pip-version-check --no-input --timeout 10 --retries 1"
+	python3 -m venv "$into/python/venv" >"$log" 2>&1 ||
+		{ skip python "python3 -m venv fails: $(reason "$log")"; return 0; }
+	limited $pip install --only-binary :all: msgspec==0.22.0 pyzmq==27.3.0 >"$log" 2>&1 ||
+		{ skip python "its packages cannot be installed: $(reason "$log")"; return 0; }
+	# The flags select the wheel of any platform: the file is the same in all. It has some 340 MB.
+	limited $pip download --no-deps --only-binary :all: --platform manylinux_2_28_x86_64 --dest "$into/python/wheel" "vllm==$vllm" >"$log" 2>&1 ||
+		{ skip python "vllm $vllm cannot be fetched: $(reason "$log")"; return 0; }
+	"$into/python/venv/bin/python" - "$vllm_sum" "$into"/python/wheel/*.whl "$into/python/kv_events.py" <<-'END'
+		import hashlib, sys, zipfile
+		want, wheel, to = sys.argv[1:]
+		text = zipfile.ZipFile(wheel).read("vllm/distributed/kv_events.py")
+		if hashlib.sha256(text).hexdigest() != want:
+		    sys.exit("vllm/distributed/kv_events.py has the wrong checksum: " + hashlib.sha256(text).hexdigest())
+		open(to, "wb").write(text)
+	END
+	rm -r "$into/python/wheel"
+	echo "$pins" >"$into/python/pins"
+}
+
+smg() {
+	log=$into/smg.log
+	pins="smg-grpc-proto==0.4.28 grpcio==1.85.1 protobuf==7.36.2 pyzmq==27.3.0 msgspec==0.22.0"
+	servicer=smg-grpc-servicer==0.14.1
+	[ ! -f "$into/smg/pins" ] || [ "$(cat "$into/smg/pins")" != "$pins $servicer" ] || return 0
+	command -v python3 >/dev/null 2>&1 || { skip smg "python3 is not installed"; return 0; }
+	echo "client and relay of SMG: preparing" >&2
+	rm -rf "$into/smg"
+	mkdir -p "$into/smg"
+	python3 -m venv "$into/smg/venv" >"$log" 2>&1 ||
+		{ skip smg "python3 -m venv fails: $(reason "$log")"; return 0; }
+	pip="$into/smg/venv/bin/python -m pip --quiet --disable-pip-version-check --no-input --timeout 10 --retries 1"
+	# The relay needs no other packages; those that its wheel names are for the servers of engines.
+	{ limited $pip install --only-binary :all: $pins && limited $pip install --only-binary :all: --no-deps $servicer; } >"$log" 2>&1 ||
+		{ skip smg "its packages cannot be installed: $(reason "$log")"; return 0; }
+	echo "$pins $servicer" >"$into/smg/pins"
+}
+
+rust() {
+	log=$into/dynamo.log
+	command -v cargo >/dev/null 2>&1 || { skip dynamo "cargo is not installed"; return 0; }
+	echo "crate of Dynamo: building" >&2
+	limited cargo fetch --quiet --locked --manifest-path $from/testdata/dynamo/Cargo.toml >"$log" 2>&1 ||
+		{ skip dynamo "its crates cannot be fetched: $(reason "$log")"; return 0; }
+	limited cargo build --quiet --locked --offline --manifest-path $from/testdata/dynamo/Cargo.toml --target-dir "$into/cargo" >"$log" 2>&1 ||
+		{ skip dynamo "it cannot be built: $(reason "$log")"; return 0; }
+	cp "$into/cargo/debug/dynamo" "$into/dynamo"
+}
+
+for part in ${*:-llmd python smg rust}; do
+	$part
+done
