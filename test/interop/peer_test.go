@@ -106,13 +106,17 @@ const (
 	pings                          // sends PINGs
 	pongs                          // speaks ZMTP 3.1, so that it gets PINGs
 	routes
+
+	// hangs: a connection that it makes is sometimes never read, and never made again. JeroMQ does so
+	// up to 0.6.0 (zeromq/jeromq pull request 1022), whatever it connects to.
+	hangs
 )
 
 var libraries = []library{
 	{name: "go-zeromq", can: ipc},
 	{name: "libzmq", can: ipc | reconnects | pings | pongs},
 	{name: "pyzmq", command: []string{python, script}, can: ipc | reconnects | pings | pongs | routes},
-	{name: "jeromq", command: []string{"java", "-XX:TieredStopAtLevel=1", "-cp", prepared + "/java/*:" + prepared + "/java", "Peer"}, can: reconnects | pings},
+	{name: "jeromq", command: []string{"java", "-XX:TieredStopAtLevel=1", "-cp", prepared + "/java/*:" + prepared + "/java", "Peer"}, can: reconnects | pings | hangs},
 	{name: "rust", command: []string{prepared + "/rust/debug/peer"}, can: ipc},
 }
 
