@@ -16,8 +16,13 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// writeTimeout is how long a consumer may read nothing, while up to writeBytes or one larger batch wait. Tests change it.
-var writeTimeout = 30 * time.Second
+// Tests change these.
+var (
+	// writeTimeout is how long a consumer may read nothing, while up to writeBytes or one larger batch wait.
+	writeTimeout = 30 * time.Second
+	// heartbeat is zmtp.Limits.Heartbeat.
+	heartbeat = 10 * time.Second
+)
 
 const (
 	writeBytes = 256 << 10
@@ -48,7 +53,9 @@ func (p *endpoint) serve(ctx context.Context, c net.Conn, kind zmtp.SocketType) 
 	defer stop()
 	n := &conn{
 		endpoint: p, net: c, consumer: NewConsumer(), wakeup: make(chan struct{}, 1),
-		session: zmtp.New(zmtp.Config{Socket: kind, Limits: zmtp.Limits{FrameBytes: maxRequestBytes, Bytes: 2 * maxRequestBytes}}, time.Now()),
+		session: zmtp.New(zmtp.Config{Socket: kind, Limits: zmtp.Limits{
+			FrameBytes: maxRequestBytes, Bytes: 2 * maxRequestBytes, Heartbeat: heartbeat,
+		}}, time.Now()),
 	}
 	p.metrics.consumers.Inc()
 	defer p.metrics.consumers.Dec()

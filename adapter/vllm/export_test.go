@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// SetWriteTimeout changes how long a consumer may read nothing until the test ends. Nothing may be connected yet.
-func SetWriteTimeout(t *testing.T, timeout time.Duration) {
+// DisableTimeouts lets a consumer read nothing, and answer no heartbeat, until the test ends. Nothing may be connected yet.
+func DisableTimeouts(t *testing.T) {
 	t.Helper()
-	before := writeTimeout
-	writeTimeout = timeout
-	t.Cleanup(func() { writeTimeout = before })
+	timeout, beat := writeTimeout, heartbeat
+	writeTimeout, heartbeat = time.Hour, -1
+	t.Cleanup(func() { writeTimeout, heartbeat = timeout, beat })
 }
 
 // Omitted returns how many blocks were omitted since the last call, by reason.
