@@ -329,7 +329,7 @@ func TestReplaysAreRequestedOnlyFromAllowedHosts(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(fmt.Sprint(tt.host, tt.allowed), func(t *testing.T) {
 			var log harness.Log
-			port := freePorts(t, 1)
+			port := harness.FreePort(t)
 			r := newRecorder(t)
 			in, stop := start(t, config.Config{
 				Logger:    log.Logger(),

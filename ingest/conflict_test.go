@@ -2,8 +2,6 @@ package ingest_test
 
 import (
 	"fmt"
-	"strconv"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -32,20 +30,6 @@ func newBoundCache(t *testing.T, in *ingest.Ingest, host string, replayPort int,
 	return c
 }
 
-// freePorts returns the first of n consecutive free ports.
-func freePorts(t *testing.T, n int) int {
-	t.Helper()
-	engines, first := newEngines(t, n)
-	port, err := strconv.Atoi(first[strings.LastIndex(first, ":")+1:])
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range engines {
-		e.Close()
-	}
-	return port
-}
-
 // views has a view for each worker.
 type views map[string]*view
 
@@ -58,7 +42,7 @@ func (vs views) RemoveWorker(name string, why feed.RemoveReason) { vs[name].Remo
 func TestBoundRanksAreRepairedEachAtItsReplayPort(t *testing.T) {
 	const ranks = 3
 	hosts := []string{"127.0.0.1", "127.0.0.2"}
-	port := freePorts(t, ranks)
+	port := harness.FreePorts(t, ranks)
 	vs := make(views)
 	for _, h := range hosts {
 		vs[h] = newView()
@@ -111,7 +95,7 @@ func TestBoundRanksAreRepairedEachAtItsReplayPort(t *testing.T) {
 func TestBoundPodThatReconnectsIsVerified(t *testing.T) {
 	v := newView()
 	registry := prometheus.NewRegistry()
-	port := freePorts(t, 1)
+	port := harness.FreePort(t)
 	in, _ := start(t, config.Config{
 		Metrics: registry, Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*", ReplayPort: port}},
 	}, v)
@@ -204,7 +188,7 @@ func TestTwoPublishersOfOneTopicWithReplay(t *testing.T) {
 		t.Run(ends, func(t *testing.T) {
 			t.Parallel()
 			v := newView()
-			port := freePorts(t, 1)
+			port := harness.FreePort(t)
 			registry := prometheus.NewRegistry()
 			in, _ := start(t, config.Config{
 				Metrics: registry, ReplayTimeout: harness.Timeout,

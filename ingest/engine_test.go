@@ -7,7 +7,6 @@ import (
 	"math"
 	"net"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -143,29 +142,13 @@ func (e *engine) publish(seq uint64, events ...[]byte) {
 // newEngines returns engines on consecutive ports, and the endpoint of the first.
 func newEngines(t *testing.T, n int) (engines []*engine, first string) {
 	t.Helper()
-	const attempts = 100
-next:
-	for range attempts {
-		for _, e := range engines {
-			e.Close()
-		}
-		engines = []*engine{newEngine(t)}
-		first = engines[0].mustBind("tcp://127.0.0.1:*")
-		port, err := strconv.Atoi(first[strings.LastIndex(first, ":")+1:])
-		if err != nil {
-			t.Fatalf("endpoint %s: %v", first, err)
-		}
-		for r := 1; r < n; r++ {
-			e := newEngine(t)
-			engines = append(engines, e)
-			if _, err := e.Bind(fmt.Sprintf("tcp://127.0.0.1:%d", port+r)); err != nil {
-				continue next
-			}
-		}
-		return engines, first
+	port := harness.FreePorts(t, n)
+	for rank := range n {
+		e := newEngine(t)
+		e.mustBind(fmt.Sprintf("tcp://127.0.0.1:%d", port+rank))
+		engines = append(engines, e)
 	}
-	t.Fatalf("found no %d free ports in a row", n)
-	return nil, ""
+	return engines, fmt.Sprintf("tcp://127.0.0.1:%d", port)
 }
 
 func seqFrame(seq uint64) []byte { return binary.BigEndian.AppendUint64(nil, seq) }

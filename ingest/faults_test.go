@@ -478,7 +478,7 @@ func faultyCache(t *testing.T, zmq config.ZMQ, mode string, v *view, timeout tim
 		return c
 	}
 	// The listener needs the replay port.
-	port := freePorts(t, 1)
+	port := harness.FreePort(t)
 	cfg.Listeners = []config.Listener{{Bind: "tcp://127.0.0.1:*", ReplayPort: port}}
 	in, _ := start(t, cfg, v)
 	socket := simulator.SocketConfig{

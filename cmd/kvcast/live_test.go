@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -58,49 +57,11 @@ type liveAnswer struct {
 	Held []map[string][]int64
 }
 
-// freePorts returns the first of n consecutive free ports.
-func freePorts(t *testing.T, n int) int {
-	t.Helper()
-	listen := func(port int) net.Listener {
-		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", ":"+strconv.Itoa(port))
-		if err != nil {
-			return nil
-		}
-		return l
-	}
-	for range 100 {
-		var all []net.Listener
-		for range n {
-			port := 0
-			if len(all) > 0 {
-				port = all[0].Addr().(*net.TCPAddr).Port + len(all)
-			}
-			if l := listen(port); l != nil {
-				all = append(all, l)
-			}
-		}
-		first := 0
-		if len(all) == n {
-			first = all[0].Addr().(*net.TCPAddr).Port
-		}
-		for _, l := range all {
-			if err := l.Close(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if first > 0 {
-			return first
-		}
-	}
-	t.Fatalf("no %d ports in a row are free", n)
-	return 0
-}
-
 // newLivePublisher starts one of SGLang's publishers, and returns the flags for kvcast. The publisher
 // binds or, if connects is set, connects.
 func newLivePublisher(t *testing.T, kvEvents string, connects bool) (p *livePublisher, flags []string) {
 	t.Helper()
-	port := freePorts(t, 2*liveRanks)
+	port := harness.FreePorts(t, 2*liveRanks)
 	replay := port + liveRanks
 	p = &livePublisher{t: t, connects: connects, args: []string{
 		"testdata/live/publisher.py", kvEvents, "--ranks", strconv.Itoa(liveRanks),

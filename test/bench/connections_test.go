@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -130,11 +129,11 @@ type connecting struct{ receiver, publishers *child }
 
 // openConnecting returns once all are connected.
 func openConnecting(name string, c connectionCase, conns int) (*connecting, error) {
-	endpoint, err := freeEndpoint()
+	port, err := harness.AllocatePorts(1)
 	if err != nil {
 		return nil, err
 	}
-	setup := childSetup{Address: strings.TrimPrefix(endpoint, "tcp://"), Conns: conns}
+	setup := childSetup{Address: fmt.Sprintf("127.0.0.1:%d", port), Conns: conns}
 	var k connecting
 	start := []func() error{
 		func() (err error) { k.receiver, err = startChild(name+"-"+c.name, setup); return err },

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os/exec"
 	"testing"
 	"time"
@@ -81,10 +80,11 @@ func openScale(workers, subscribers int) (_ *scale, err error) {
 			err = errors.Join(err, s.Close())
 		}
 	}()
-	endpoint, err := freeEndpoint()
+	port, err := harness.AllocatePorts(1)
 	if err != nil {
 		return nil, err
 	}
+	endpoint := fmt.Sprintf("tcp://127.0.0.1:%d", port)
 	// Without replay, startup does not wait for replays, which are limited in number at a time.
 	if s.server, err = serve(nil, "--bind", endpoint+",replay_port=0"); err != nil {
 		return nil, err
@@ -117,15 +117,6 @@ func openScale(workers, subscribers int) (_ *scale, err error) {
 		}
 		<-time.After(100 * time.Millisecond)
 	}
-}
-
-// freeEndpoint returns an endpoint with a free port.
-func freeEndpoint() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // returns at once
-	if err != nil {
-		return "", fmt.Errorf("find free port: %w", err)
-	}
-	return "tcp://" + l.Addr().String(), l.Close()
 }
 
 func (s *scale) reading() (metrics, time.Duration, error) {

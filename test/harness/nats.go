@@ -1,7 +1,6 @@
 package harness
 
 import (
-	"net"
 	"testing"
 	"time"
 
@@ -44,15 +43,4 @@ func JetStream(t testing.TB, urls string) jetstream.JetStream {
 		t.Fatal(err)
 	}
 	return js
-}
-
-// FreePort returns a port of 127.0.0.1 that was free when it was checked.
-func FreePort(t testing.TB) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it does not block
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().(*net.TCPAddr).Port
 }

@@ -4,15 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
-	"strconv"
 	"sync"
 	"time"
 
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 	"github.com/kvcast/kvcast/internal/simulator/workload"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // engine is a dp rank of a worker.
@@ -83,13 +81,12 @@ func newFleet(ctx context.Context, c config) (_ *fleet, err error) {
 			err = errors.Join(err, f.stop())
 		}
 	}()
-	ports := newPorts(c.seed)
-	listener, err := ports.allocate(ctx, 1)
+	listener, err := harness.AllocatePorts(1)
 	if err != nil {
 		return f, err
 	}
 	const mostRanks = 3
-	replay, err := ports.allocate(ctx, mostRanks)
+	replay, err := harness.AllocatePorts(mostRanks)
 	if err != nil {
 		return f, err
 	}
@@ -100,7 +97,7 @@ func newFleet(ctx context.Context, c config) (_ *fleet, err error) {
 		name, base := fmt.Sprintf("worker-%d", w), 0
 		if connects {
 			name = fmt.Sprintf("127.0.1.%d", w+1)
-		} else if base, err = ports.allocate(ctx, 2*ranks); err != nil {
+		} else if base, err = harness.AllocatePorts(2 * ranks); err != nil {
 			return f, err
 		}
 		for rank := range ranks {
@@ -196,43 +193,4 @@ func (f *fleet) summary() (sum simulator.Summary) {
 		sum.Add(e.Summary())
 	}
 	return sum
-}
-
-// ports allocates free ports below the range of outgoing connections. An engine that closes its ports temporarily must
-// be able to bind them again.
-type ports struct{ next int }
-
-const (
-	firstPort = 12_000
-	endPort   = 32_000
-)
-
-func newPorts(seed uint64) *ports {
-	return &ports{firstPort + rand.New(rand.NewPCG(seed, 1)).IntN(endPort-firstPort)}
-}
-
-// allocate returns the first of n consecutive ports.
-func (p *ports) allocate(ctx context.Context, n int) (int, error) {
-	for range endPort - firstPort {
-		if p.next+n > endPort {
-			p.next = firstPort
-		}
-		first := p.next
-		p.next++
-		if free(ctx, first, n) {
-			p.next = first + n
-			return first, nil
-		}
-	}
-	return 0, fmt.Errorf("no %d ports in a row are free", n)
-}
-
-func free(ctx context.Context, first, n int) bool {
-	for port := first; port < first+n; port++ {
-		l, err := new(net.ListenConfig).Listen(ctx, "tcp", ":"+strconv.Itoa(port))
-		if err != nil || l.Close() != nil {
-			return false
-		}
-	}
-	return true
 }
