@@ -29,6 +29,7 @@ const (
 	DefaultMaxFilterBytes           = 64 << 20
 	DefaultMaxMatchBytes            = 128 << 20
 	DefaultResponseBytes            = 64 << 10
+	DefaultReceiveTimeout           = 5 * time.Second
 	DefaultPingInterval             = 10 * time.Second // the interval of clients in Python and Rust by default
 	DefaultMaxConnectionAgeGrace    = 10 * time.Second
 )
@@ -81,6 +82,9 @@ type Config struct {
 	// ResponseBytes is the approximate size of a response to a subscriber that is
 	// behind: 4 KiB to 512 KiB, default 64 KiB. A larger entry is still sent whole.
 	ResponseBytes int
+	// ReceiveTimeout is the time in which a call's request must be complete, from when the server begins to receive it; default
+	// 5 s. The call is cancelled otherwise.
+	ReceiveTimeout time.Duration
 	// PingInterval is the minimum interval of a client's keepalive pings; at least 1 s, default 10 s. A client that
 	// repeatedly pings at less than nine tenths of the interval is disconnected.
 	PingInterval time.Duration
@@ -157,6 +161,7 @@ func (c Config) withDefaults() Config {
 	c.MaxFilterBytes = max(positiveOr(c.MaxFilterBytes, DefaultMaxFilterBytes), MinFilterBytes)
 	c.MaxMatchBytes = positiveOr(c.MaxMatchBytes, DefaultMaxMatchBytes)
 	c.ResponseBytes = min(max(positiveOr(c.ResponseBytes, DefaultResponseBytes), MinResponseBytes), MaxResponseBytes)
+	c.ReceiveTimeout = positiveOr(c.ReceiveTimeout, DefaultReceiveTimeout)
 	c.PingInterval = max(positiveOr(c.PingInterval, DefaultPingInterval), minPingInterval)
 	c.MaxConnectionAge = max(c.MaxConnectionAge, 0)
 	c.MaxConnectionAgeGrace = positiveOr(c.MaxConnectionAgeGrace, DefaultMaxConnectionAgeGrace)

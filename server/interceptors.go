@@ -40,7 +40,6 @@ const (
 	// Each has up to receiveWindow of data, which takes four times as much memory if it comes in small frames.
 	maxAdmitted           = 2048
 	maxAdmittedPerAddress = 512
-	receiveTimeout        = 5 * time.Second
 )
 
 // take takes an element of each of some limits, in order, so that who waits for the first is not in the way of others that
@@ -71,16 +70,16 @@ type receiving struct {
 	late   *time.Timer        // nil while it is admitted
 }
 
-// begin ends the admission, and gives the call the slots of one whose request is received. It returns false if the call has
-// ended.
-func (r *receiving) begin(free, late func()) bool {
+// begin ends the admission, and gives the call the slots of one whose request is received, and some time for that, after which
+// it calls late. It returns false if the call has ended.
+func (r *receiving) begin(free func(), timeout time.Duration, late func()) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.free == nil {
 		return false
 	}
 	r.free()
-	r.free, r.late = free, time.AfterFunc(receiveTimeout, late)
+	r.free, r.late = free, time.AfterFunc(timeout, late)
 	return true
 }
 
@@ -129,7 +128,7 @@ func (receiver) HandleConn(context.Context, stats.ConnStats) {}
 func (receiver) HandleRPC(context.Context, stats.RPCStats) {}
 
 // TagRPC implements stats.Handler. gRPC calls it in the goroutine of the call, before it receives the request. The request
-// has been received when requestReceived is called, when the call ends, or after receiveTimeout, which cancels the call.
+// has been received when requestReceived is called, when the call ends, or after Config.ReceiveTimeout, which cancels the call.
 func (s receiver) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context {
 	r, ok := ctx.Value(receivedKey{}).(*receiving)
 	if !ok {
@@ -137,7 +136,7 @@ func (s receiver) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Conte
 	}
 	c := connectionOf(ctx)
 	free, ok := take(ctx.Done(), c.receiving, c.peer.receiving, s.receiving)
-	if ok && !r.begin(free, func() {
+	if ok && !r.begin(free, s.cfg.ReceiveTimeout, func() {
 		s.metrics.late.Inc()
 		r.cancel()
 	}) {

@@ -314,7 +314,7 @@ func TestMatchesAreCounted(t *testing.T) {
 // TestManyCallsOverOneConnection starts more calls at once than are received at a time, and fewer than are admitted, with more
 // data than the connection's window. The headers of a call may precede the requests of all others.
 func TestManyCallsOverOneConnection(t *testing.T) {
-	h := overTCP(t, server.Config{}, journal.Config{})
+	h := overTCP(t, server.Config{ReceiveTimeout: harness.Timeout}, journal.Config{})
 	req := &kvcastv1.MatchPrefixRequest{Prompts: []*kvcastv1.Prompt{{TokenIds: make([]uint32, 13_000)}}}
 	for i := range req.GetPrompts()[0].GetTokenIds() {
 		req.Prompts[0].TokenIds[i] = 1 << 20 // three bytes
