@@ -27,9 +27,9 @@ import (
 
 const (
 	job = "kvcast"
-	// scrapeInterval is Prometheus', and rateInterval what Grafana would make of it: four times.
-	scrapeInterval = "500ms"
-	rateInterval   = "2s"
+	// scrapeInterval is Prometheus', which also bounds a scrape, and rateInterval what Grafana would make of it: four times.
+	scrapeInterval = "2s"
+	rateInterval   = "8s"
 )
 
 // prometheus is a running Prometheus.
