@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/match"
 )
 
 // frame is an encoded message.
@@ -22,7 +23,8 @@ type frame mem.BufferSlice
 // decoder is a message that decodes itself. It must not reference b.
 type decoder interface{ decode(b []byte) error }
 
-// codec sends frames unchanged, lets decoders decode, and uses gRPC's protobuf codec for all other messages.
+// codec sends frames unchanged, lets decoders decode, limits the prompts of a MatchPrefixRequest, and uses gRPC's protobuf codec
+// otherwise.
 type codec struct {
 	encoding.CodecV2
 }
@@ -39,13 +41,17 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 
 // Unmarshal implements encoding.CodecV2.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	d, ok := v.(decoder)
-	if !ok {
-		return c.CodecV2.Unmarshal(data, v)
+	switch v := v.(type) {
+	case decoder:
+		b := data.MaterializeToBuffer(mem.DefaultBufferPool())
+		defer b.Free()
+		return v.decode(b.ReadOnlyData())
+	case *kvcastv1.MatchPrefixRequest:
+		b := data.MaterializeToBuffer(mem.DefaultBufferPool())
+		defer b.Free()
+		return protobuf.Unmarshal(match.LimitPrompts(b.ReadOnlyData()), v)
 	}
-	b := data.MaterializeToBuffer(mem.DefaultBufferPool())
-	defer b.Free()
-	return d.decode(b.ReadOnlyData())
+	return c.CodecV2.Unmarshal(data, v)
 }
 
 // responses encodes and sends the messages of one stream. Each position that it sends

@@ -61,10 +61,7 @@ func (q *Query) decodeField(f *field) (err error) {
 		err = f.setString(&q.lists.model)
 		q.Model = q.lists.model
 	case f.isBytes(kvcastv1.MatchPrefixRequestPromptsField):
-		q.Prompts = append(q.Prompts, index.Prompt{})
-		p := &q.Prompts[len(q.Prompts)-1]
-		err = eachField(f.Bytes, func(f *field) error { return q.lists.decodePrompt(p, f) })
-		q.lists.ends = append(q.lists.ends, ends{len(q.lists.tokenIDs), len(q.lists.tokensHashes), len(q.lists.blockHashes)})
+		err = q.decodePrompt(f.Bytes)
 	case f.isBytes(kvcastv1.MatchPrefixRequestWorkersField):
 		var name string
 		err = f.setString(&name)
@@ -88,6 +85,45 @@ func (q *Query) decodeField(f *field) (err error) {
 		q.maxWaitNano = f.Value
 	}
 	return err
+}
+
+// decodePrompt decodes a Prompt. Of more prompts than are allowed, it keeps as many as Set does.
+func (q *Query) decodePrompt(b []byte) error {
+	var omitted index.Prompt
+	p, before := &omitted, q.lists
+	keep := len(q.Prompts) <= maxPrompts
+	if keep {
+		q.Prompts = append(q.Prompts, index.Prompt{})
+		p = &q.Prompts[len(q.Prompts)-1]
+	}
+	if err := eachField(b, func(f *field) error { return q.lists.decodePrompt(p, f) }); err != nil {
+		return err
+	}
+	if keep {
+		q.lists.ends = append(q.lists.ends, ends{len(q.lists.tokenIDs), len(q.lists.tokensHashes), len(q.lists.blockHashes)})
+	} else {
+		q.lists = before
+	}
+	return nil
+}
+
+// LimitPrompts shortens an encoded MatchPrefixRequest that has more prompts than are allowed, before the generated code decodes
+// it. What is left has so many that Check refuses it.
+func LimitPrompts(b []byte) []byte {
+	prompts := 0
+	for rest := b; len(rest) > 0; {
+		f, next, err := encode.Next(rest)
+		if err != nil {
+			return b
+		}
+		if f.Number == kvcastv1.MatchPrefixRequestPromptsField {
+			if prompts++; prompts > maxPrompts {
+				return b[:len(b)-len(next)]
+			}
+		}
+		rest = next
+	}
+	return b
 }
 
 // decodePrompt decodes a field of a Prompt. The elements of its lists are appended to the lists of all prompts.

@@ -88,6 +88,40 @@ func TestDecodeEqualsGeneratedCode(t *testing.T) {
 	})
 }
 
+// A prompt takes many times the memory of its encoding, so that few of too many may be kept.
+func TestFewOfTooManyPromptsAreKept(t *testing.T) {
+	const allowed = 64
+	for _, n := range []int{allowed, allowed + 1, allowed + 2, 500_000} {
+		request := &kvcastv1.MatchPrefixRequest{Model: "m", Prompts: make([]*kvcastv1.Prompt, n)}
+		for i := range request.GetPrompts() {
+			request.Prompts[i] = new(kvcastv1.Prompt)
+		}
+		request.Prompts[n-1].TokenIds = []uint32{1}
+		b, err := proto.Marshal(&kvcastv1.MatchPrefixesRequest{Request: request})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var q match.Query
+		checkDecode(t, &q, b)
+		want := min(n, allowed+1)
+		if len(q.Prompts) != want || q.Check() == nil {
+			t.Errorf("%d prompts: Decode keeps %d, want %d, and no field is invalid: %t", n, len(q.Prompts), want, q.Check() == nil)
+		}
+		if b, err = proto.Marshal(request); err != nil {
+			t.Fatal(err)
+		}
+		short := new(kvcastv1.MatchPrefixRequest)
+		if err := proto.Unmarshal(match.LimitPrompts(b), short); err != nil || len(short.GetPrompts()) != want {
+			t.Errorf("%d prompts: LimitPrompts keeps %d, error %v; want %d", n, len(short.GetPrompts()), err, want)
+		}
+	}
+	for _, b := range [][]byte{nil, {0xff}, {0x12, 5, 1}} {
+		if got := match.LimitPrompts(b); string(got) != string(b) {
+			t.Errorf("%x: got %x", b, got)
+		}
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	b, err := proto.Marshal(&kvcastv1.MatchPrefixesRequest{Id: 1, Request: &kvcastv1.MatchPrefixRequest{
 		Model: "m", Prompts: []*kvcastv1.Prompt{{TokenIds: []uint32{1, 300, 70_000, 1 << 31}}, {TokensHashes: []uint64{1}, LoraName: "l"}},

@@ -41,12 +41,13 @@ type Query struct {
 	selected    func(string) bool // reports whether a name is in workers
 }
 
-// Set sets the query to that of a request, whose memory it references until Clear.
+// Set sets the query to that of a request, whose memory it references until Clear. Of more prompts than are allowed, it keeps so
+// many that Check refuses the query: a prompt takes many times the memory of its encoding.
 func (q *Query) Set(req *kvcastv1.MatchPrefixRequest) {
 	q.reset()
 	q.After, q.maxWaitNano = req.GetAfter(), req.GetMaxWaitNano()
 	q.Model, q.Limit = req.GetModel(), int(req.GetLimit())
-	for _, p := range req.GetPrompts() {
+	for _, p := range req.GetPrompts()[:min(len(req.GetPrompts()), maxPrompts+1)] {
 		q.Prompts = append(q.Prompts, index.Prompt{
 			TokenIDs: p.GetTokenIds(), TokensHashes: p.GetTokensHashes(), BlockHashes: p.GetBlockHashes(),
 			LoRA: p.GetLoraName(), Salt: p.GetCacheSalt(), Eagle: p.GetEagle(), BlockSize: p.GetBlockSize(),
@@ -118,8 +119,11 @@ func (q *Query) Check() (all []*Violation) {
 	violate := func(field, format string, args ...any) {
 		all = append(all, &Violation{Field: field, Description: fmt.Sprintf(format, args...)})
 	}
-	if n := len(q.Prompts); n == 0 || n > maxPrompts {
-		violate("prompts", "%d prompts are not allowed: want 1 to %d", n, maxPrompts)
+	switch n := len(q.Prompts); {
+	case n == 0:
+		violate("prompts", "0 prompts are not allowed: want 1 to %d", maxPrompts)
+	case n > maxPrompts:
+		violate("prompts", "more than %d prompts are not allowed: want 1 to %d", maxPrompts, maxPrompts)
 	}
 	if q.names > maxWorkers {
 		violate("workers", "%d names are too many: at most %d are allowed", q.names, maxWorkers)

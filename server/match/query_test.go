@@ -67,7 +67,7 @@ func TestInvalidRequests(t *testing.T) {
 	}{
 		{request(), "prompts: 0 prompts are not allowed: want 1 to 64"},
 		{request(many[:64]...), ""},
-		{request(many...), "prompts: 65 prompts are not allowed: want 1 to 64"},
+		{request(many...), "prompts: more than 64 prompts are not allowed: want 1 to 64"},
 		{request(tokens(1), tokens(0)), "prompts[1].token_ids: is empty: want token_ids, tokens_hashes or block_hashes"},
 		{request(nil), "prompts[0].token_ids: is empty: want token_ids, tokens_hashes or block_hashes"},
 		{request(tokens(1 << 18)), ""},
