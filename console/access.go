@@ -4,6 +4,7 @@ import (
 	"mime"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/kvcast/kvcast/server"
@@ -22,14 +23,23 @@ func setSecurityHeaders(h http.Header) {
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
 }
 
-// isLoopbackHost reports whether the header Host names this machine: localhost or a loopback address, with any port.
-func isLoopbackHost(host string) bool {
+// refuseHost returns why the header Host is refused; empty: it is not. Where callers need no token, another site could otherwise
+// make a name of its own resolve to the port's address, and read the answers as the port's own page does.
+func (c *Console) refuseHost(host string) string {
 	name, _, err := net.SplitHostPort(host)
 	if err != nil {
 		name = strings.Trim(host, "[]")
 	}
 	ip := net.ParseIP(name)
-	return strings.EqualFold(name, "localhost") || ip != nil && ip.IsLoopback()
+	switch {
+	case strings.EqualFold(name, "localhost"), ip != nil && ip.IsLoopback():
+		return ""
+	case c.cfg.Loopback:
+		return "the admin port is on loopback: open it as localhost, 127.0.0.1 or [::1], not by another name"
+	case ip == nil && !c.cfg.About.Token:
+		return "the page needs no token here, so it is not served by names, which other sites could take: open it by an IP address or as localhost, or set --auth-tokens"
+	}
+	return ""
 }
 
 // isJSON reports whether a request declares a body of JSON. No form of another site can, without a request for permission
@@ -41,11 +51,18 @@ func isJSON(r *http.Request) bool {
 
 // caller returns who calls.
 func (c *Console) caller(r *http.Request) server.Caller {
-	out := server.Caller{Address: clientAddress(r.RemoteAddr), TLS: r.TLS, Permitted: c.cfg.Loopback}
+	out := server.Caller{Address: clientAddress(r.RemoteAddr), TLS: r.TLS, Permitted: c.cfg.Loopback && !isForwarded(r)}
 	if scheme, token, ok := strings.Cut(r.Header.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "bearer") {
 		out.Token = token
 	}
 	return out
+}
+
+// isForwarded reports whether a proxy has forwarded a request: its client may be elsewhere.
+func isForwarded(r *http.Request) bool {
+	return slices.ContainsFunc([]string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-Ip", "Via"}, func(name string) bool {
+		return len(r.Header.Values(name)) > 0
+	})
 }
 
 // clientAddress is the address of a client, as text.

@@ -13,19 +13,25 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/server"
 )
 
 const (
 	// MaxPages is the maximum number of open streams.
 	MaxPages = 32
-	// maxCalls is the maximum number of requests that are being received, maxRequestBytes the size of one, and readTimeout the
-	// time for it. A prompt of the largest size that MatchPrefix accepts fits.
-	maxCalls        = 16
+	// maxCalls is the maximum number of calls in progress, from when a request is received until its answer is encoded.
+	maxCalls = 16
+	// maxRequestBytes is the maximum size of a request, and readTimeout the time for it. A prompt of the largest size that
+	// MatchPrefix accepts fits.
 	maxRequestBytes = 4 << 20
 	readTimeout     = 10 * time.Second
-	// answerTimeout is the time to write an answer.
-	answerTimeout = 30 * time.Second
+	// maxObjects is the maximum number of JSON objects in a request. One of two bytes takes a hundred times as much when it is
+	// decoded. The largest request has 64 prompts.
+	maxObjects = 256
+	// answerTimeout is the time to write an answer, and maxAnswerBytes the size of all answers that are being written.
+	answerTimeout  = 30 * time.Second
+	maxAnswerBytes = 64 << 20
 )
 
 // Caller answers unary calls, as server.Server does.
@@ -36,8 +42,7 @@ type Caller interface {
 // Config configures a Console.
 type Config struct {
 	Server Caller
-	// Loopback says that the port is on loopback: callers need no token, and the header Host must name a loopback address, so
-	// that no other site can reach the port by a name of its own.
+	// Loopback says that the port is on loopback: callers need no token, unless a proxy has forwarded the request.
 	Loopback bool
 	// About describes the gRPC port, for commands that the page shows.
 	About About
@@ -57,13 +62,18 @@ type Console struct {
 	cfg    Config
 	mux    *http.ServeMux
 	origin *http.CrossOriginProtection
-	calls  chan struct{} // has one element per request that is being received
-	hub    *hub
+	calls  chan struct{} // has one element per call in progress
+	// answers is a budget of bytes that are being written.
+	answers *budget.Budget
+	hub     *hub
 }
 
 // New returns a Console. The caller closes it when no request is served any more.
 func New(cfg Config) *Console {
-	c := &Console{cfg: cfg, mux: http.NewServeMux(), origin: http.NewCrossOriginProtection(), calls: make(chan struct{}, maxCalls)}
+	c := &Console{
+		cfg: cfg, mux: http.NewServeMux(), origin: http.NewCrossOriginProtection(),
+		calls: make(chan struct{}, maxCalls), answers: budget.New("console_answer_bytes", maxAnswerBytes),
+	}
 	c.hub = newHub(cfg)
 	files := newFiles()
 	c.mux.Handle("GET /{$}", files["index.html"])
@@ -91,9 +101,8 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodPost { // also for a body that nobody reads, of a request that is refused
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(readTimeout))
 	}
-	if c.cfg.Loopback && !isLoopbackHost(r.Host) {
-		writeError(w, http.StatusMisdirectedRequest, problem{Code: "misdirected_request",
-			Message: "the admin port is on loopback: open it as localhost, 127.0.0.1 or [::1], not by another name"})
+	if message := c.refuseHost(r.Host); message != "" {
+		writeError(w, http.StatusMisdirectedRequest, problem{Code: "misdirected_request", Message: message})
 		return
 	}
 	if err := c.origin.Check(r); err != nil {

@@ -1,9 +1,11 @@
 package console_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -252,6 +254,7 @@ func TestBadRequestsAreRefused(t *testing.T) {
 		"no JSON":               {request(t, http.MethodPost, url+getStatus, "{"), http.StatusBadRequest, "kvcast.v1.GetStatusRequest"},
 		"unknown field":         {request(t, http.MethodPost, url+getStatus, `{"color": 1}`), http.StatusBadRequest, "color"},
 		"too large":             {request(t, http.MethodPost, url+getStatus, strings.Repeat(" ", 5<<20)), http.StatusBadRequest, "4194304 bytes"},
+		"many objects":          {request(t, http.MethodPost, url+"/console/rpc/kvcast.v1.RouterEventService/MatchPrefix", `{"prompts":[`+strings.Repeat("{},", 300)+`{}]}`), http.StatusBadRequest, "302 objects: want at most 256"},
 		"refused by server":     {request(t, http.MethodPost, url+"/console/rpc/kvcast.v1.InspectionService/ListEntries", `{"limit": 101}`), http.StatusBadRequest, `"reason":"INVALID_ARGUMENT"`},
 		"GET":                   {request(t, http.MethodGet, url+getStatus, ""), http.StatusMethodNotAllowed, ""},
 	} {
@@ -264,25 +267,64 @@ func TestBadRequestsAreRefused(t *testing.T) {
 	}
 }
 
-// TestOtherNamesOfLoopbackAreRefused covers sites whose name resolves to a loopback address.
-func TestOtherNamesOfLoopbackAreRefused(t *testing.T) {
+// TestOtherNamesAreRefused covers sites whose name resolves to the address of a port that needs no token.
+func TestOtherNamesAreRefused(t *testing.T) {
 	i, url := start(t, server.Config{})
-	elsewhere := serve(t, console.Config{Server: i.Server})
-	for host, want := range map[string]int{
-		"localhost:9464": http.StatusOK, "127.0.0.1": http.StatusOK, "127.0.0.2:1": http.StatusOK, "[::1]:9464": http.StatusOK, "LOCALHOST": http.StatusOK,
-		"evil.example.com": http.StatusMisdirectedRequest, "localhost.example.com:9464": http.StatusMisdirectedRequest, "10.0.0.1": http.StatusMisdirectedRequest,
+	open, withTokens := serve(t, console.Config{Server: i.Server}), serve(t, console.Config{Server: i.Server, About: console.About{Token: true}})
+	const yes, no = http.StatusOK, http.StatusMisdirectedRequest
+	for host, want := range map[string]struct{ loopback, open int }{
+		"localhost:9464": {yes, yes}, "127.0.0.1": {yes, yes}, "127.0.0.2:1": {yes, yes}, "[::1]:9464": {yes, yes}, "LOCALHOST": {yes, yes},
+		"10.0.0.1": {no, yes}, "[2001:db8::1]:9464": {no, yes},
+		"evil.example.com": {no, no}, "localhost.example.com:9464": {no, no},
 	} {
-		for _, r := range []*http.Request{request(t, http.MethodGet, url+"/", ""), request(t, http.MethodPost, url+getStatus, "{}")} {
-			r.Host = host
-			if got := do(t, r); got.StatusCode != want {
-				t.Errorf("%s at %s: got %s, want %d", r.URL.Path, host, got.Status, want)
+		for url, want := range map[string]int{url: want.loopback, open: want.open, withTokens: yes} {
+			for _, r := range []*http.Request{request(t, http.MethodGet, url+"/", ""), request(t, http.MethodPost, url+getStatus, "{}")} {
+				r.Host = host
+				if got := do(t, r); got.StatusCode != want {
+					t.Errorf("%s%s at %s: got %s, want %d", url, r.URL.Path, host, got.Status, want)
+				}
 			}
 		}
-		r := request(t, http.MethodGet, elsewhere+"/", "")
-		r.Host = host
-		if got := do(t, r); got.StatusCode != http.StatusOK {
-			t.Errorf("not on loopback, at %s: got %s", host, got.Status)
+	}
+}
+
+// fakeServer answers each call with a message.
+type fakeServer struct{ answer proto.Message }
+
+func (s fakeServer) Call(_ context.Context, _ string, _ server.Caller, decode func(proto.Message) error) (proto.Message, error) {
+	return s.answer, decode(&kvcastv1.GetStatusRequest{})
+}
+
+// TestAnswersThatAreNotReadAreBounded has clients that send requests and read no answer.
+func TestAnswersThatAreNotReadAreBounded(t *testing.T) {
+	large := &kvcastv1.MatchPrefixResponse{Position: &kvcastv1.Position{Epoch: strings.Repeat("e", 16<<20)}} // more than sockets buffer
+	url := serve(t, console.Config{Server: fakeServer{large}, Loopback: true})
+	var refused answer
+	for range 10 {
+		conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", strings.TrimPrefix(url, "http://"))
+		if err != nil {
+			t.Fatal(err)
 		}
+		defer func() { _ = conn.Close() }()
+		if err := request(t, http.MethodPost, url+getStatus, "{}").Write(conn); err != nil {
+			t.Fatal(err)
+		}
+		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if response.StatusCode == http.StatusOK {
+			continue // without its body
+		}
+		body, err := io.ReadAll(response.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		refused = answer{response, string(body)}
+		break
+	}
+	if refused.Response == nil || refused.StatusCode != http.StatusTooManyRequests || !strings.Contains(refused.body, "67108864 bytes") {
+		t.Errorf("10 answers of 16 MiB that are not read: got %+v", refused)
 	}
 }
 
@@ -299,6 +341,7 @@ func TestTokensAreNeededUnlessOnLoopback(t *testing.T) {
 		want    int
 	}{
 		"loopback":    {loopback, nil, http.StatusOK},
+		"forwarded":   {loopback, []string{"X-Forwarded-For", "192.0.2.1"}, http.StatusUnauthorized},
 		"none":        {elsewhere, nil, http.StatusUnauthorized},
 		"wrong":       {elsewhere, []string{"Authorization", "Bearer " + routersToken + "0"}, http.StatusUnauthorized},
 		"right":       {elsewhere, []string{"Authorization", "Bearer " + routersToken}, http.StatusOK},

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
@@ -47,12 +48,28 @@ func (c *Console) rpc(w http.ResponseWriter, r *http.Request) {
 		refuseContentType(w)
 		return
 	}
+	text, err := c.call(w, r)
+	if err == nil && !c.answers.Reserve(int64(len(text))) {
+		err = status.Errorf(codes.ResourceExhausted, "the answers that are being sent have more than %d bytes, which is the limit; try again later", maxAnswerBytes)
+	}
+	if err != nil {
+		writeStatus(w, err)
+		return
+	}
+	defer c.answers.Release(int64(len(text)))
+	writeJSON(w, http.StatusOK, text)
+}
+
+// call calls the method that a request names, and returns the encoded answer.
+func (c *Console) call(w http.ResponseWriter, r *http.Request) (text []byte, err error) {
+	release := func() {}
+	defer func() { release() }()
 	answer, err := c.cfg.Server.Call(r.Context(), "/"+r.PathValue("service")+"/"+r.PathValue("method"), c.caller(r), func(m proto.Message) error {
 		select {
 		case c.calls <- struct{}{}:
-			defer func() { <-c.calls }()
+			release = func() { <-c.calls }
 		default:
-			return status.Errorf(codes.ResourceExhausted, "%d requests are being received, which is the limit; try again later", maxCalls)
+			return status.Errorf(codes.ResourceExhausted, "%d calls are in progress, which is the limit; try again later", maxCalls)
 		}
 		if err := http.NewResponseController(w).SetReadDeadline(time.Now().Add(readTimeout)); err != nil {
 			return err
@@ -60,15 +77,9 @@ func (c *Console) rpc(w http.ResponseWriter, r *http.Request) {
 		return decode(http.MaxBytesReader(w, r.Body, maxRequestBytes), m)
 	})
 	if err != nil {
-		writeStatus(w, err)
-		return
+		return nil, err
 	}
-	text, err := encoding.Marshal(answer)
-	if err != nil {
-		writeStatus(w, err)
-		return
-	}
-	writeJSON(w, http.StatusOK, text)
+	return encoding.Marshal(answer)
 }
 
 func decode(body io.Reader, m proto.Message) error {
@@ -79,6 +90,9 @@ func decode(body io.Reader, m proto.Message) error {
 		return status.Errorf(codes.InvalidArgument, "the request has more than %d bytes, which is the limit", tooLarge.Limit)
 	case err != nil:
 		return status.Errorf(codes.InvalidArgument, "read the request: %v", err)
+	}
+	if n := bytes.Count(text, []byte("{")); n > maxObjects {
+		return status.Errorf(codes.InvalidArgument, "the request has %d objects: want at most %d", n, maxObjects)
 	}
 	if err := protojson.Unmarshal(text, m); err != nil {
 		return status.Errorf(codes.InvalidArgument, "the request is no %s in JSON: %v", m.ProtoReflect().Descriptor().FullName(), err)

@@ -114,7 +114,7 @@ func (w world) open() (*page, int) {
 	w.t.Helper()
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return w.listener.DialContext(ctx) }}
 	ctx, cancel := context.WithCancel(w.t.Context())
-	r := request(w.t, http.MethodPost, "http://console/console/stream", "{}").WithContext(ctx)
+	r := request(w.t, http.MethodPost, "http://localhost/console/stream", "{}").WithContext(ctx)
 	response, err := transport.RoundTrip(r) //nolint:bodyclose // the goroutine below closes it
 	if err != nil {
 		w.t.Fatal(err)
