@@ -5,13 +5,13 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"time"
 
-	"golang.org/x/net/netutil"
-
 	"github.com/kvcast/kvcast/console"
+	"github.com/kvcast/kvcast/internal/connlimit"
 )
 
 // newAdmin sets the server of the admin port, and the console if it is wanted. The gRPC port must be open.
@@ -29,14 +29,37 @@ func (s *Service) newAdmin() {
 		s.console.Register(mux)
 		handler = mux
 	}
-	s.admin = &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+	s.admin = &http.Server{
+		Handler: limitBodyTime(handler), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute,
+		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: maxAdminStreams},
+		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), // failed TLS handshakes, which any peer can cause
+	}
 	if s.cfg.AdminTLS {
 		s.admin.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: s.credentials.adminTLS}
 	}
 }
 
-// maxAdminConnections bounds the connections of Prometheus, probes and pages. Further ones wait.
-const maxAdminConnections = 512
+const (
+	// maxAdminConnections bounds the connections of Prometheus, probes and pages, and maxAdminConnectionsPerAddress those of one
+	// client address. Further ones are closed: an address that uses up its own must not keep probes away.
+	maxAdminConnections           = 512
+	maxAdminConnectionsPerAddress = 128
+	// maxAdminStreams bounds the requests in progress of an HTTP/2 connection.
+	maxAdminStreams = 32
+	// adminBodyTimeout is the time for the body of a request.
+	adminBodyTimeout = 10 * time.Second
+)
+
+// limitBodyTime bounds the time for the body of each request, also of one that no handler reads: net/http waits for that
+// before it reads the next request.
+func limitBodyTime(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength != 0 {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(adminBodyTimeout))
+		}
+		next.ServeHTTP(w, r)
+	})
+}
 
 // serveAdmin serves the admin port until it is closed.
 func (s *Service) serveAdmin() error {
@@ -44,7 +67,7 @@ func (s *Service) serveAdmin() error {
 	if s.cfg.AdminTLS {
 		serve = func(l net.Listener) error { return s.admin.ServeTLS(l, "", "") }
 	}
-	if err := serve(netutil.LimitListener(s.adminPort, maxAdminConnections)); !errors.Is(err, http.ErrServerClosed) {
+	if err := serve(connlimit.New(s.adminPort, maxAdminConnections, maxAdminConnectionsPerAddress)); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve admin port: %w", err)
 	}
 	return nil
