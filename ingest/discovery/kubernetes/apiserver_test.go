@@ -54,6 +54,16 @@ func (c workerChanges) want(t *testing.T, want ...string) {
 	}
 }
 
+// wantNone fails the test if there is a change that was not received yet.
+func (c workerChanges) wantNone(t *testing.T) {
+	t.Helper()
+	select {
+	case change := <-c:
+		t.Fatalf("got %q, want no change", change)
+	default:
+	}
+}
+
 // TestPodsOfAnAPIServer follows pods of a real API server through an outage.
 func TestPodsOfAnAPIServer(t *testing.T) {
 	server := apiserver.Start(t)
@@ -135,6 +145,7 @@ func TestPodsOfAnAPIServer(t *testing.T) {
 			t.Fatal("the outage of the API server was not noticed")
 		}
 	}
+	changes.wantNone(t)
 	server.Restart()
 	remove("b")
 	create("c", "vllm")

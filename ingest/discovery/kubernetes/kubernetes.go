@@ -15,14 +15,17 @@ package kubernetes
 import (
 	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
@@ -87,6 +90,11 @@ func (s *Source) Follow(ctx context.Context, changed func()) {
 			w, err := s.Client.Watch(ctx, o)
 			if !isUnsupported(o, err) { // otherwise a list follows
 				s.store.report(ctx, "watch", err)
+			}
+			if o.SendInitialEvents != nil && (utilnet.IsConnectionRefused(err) || apierrors.IsTooManyRequests(err)) {
+				// Of these errors of a watch that begins with a list, client-go waits some seconds even if ctx ends. It lists
+				// instead after others, and then waits for as long as ctx does.
+				err = errors.New(err.Error())
 			}
 			return w, err
 		},

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 
@@ -297,6 +299,40 @@ func TestOutageOfTheAPIServer(t *testing.T) {
 					t.Errorf("client-go logged above debug level:\n%s", log.String())
 				}
 			})
+		})
+	}
+}
+
+// refusedPods are pods of an API server that refuses connections.
+type refusedPods struct{}
+
+var errRefused = &url.Error{Op: "Get", URL: "https://10.96.0.1:443", Err: syscall.ECONNREFUSED}
+
+func (refusedPods) List(context.Context, metav1.ListOptions) (*corev1.PodList, error) {
+	return nil, errRefused
+}
+
+func (refusedPods) Watch(context.Context, metav1.ListOptions) (watch.Interface, error) {
+	return nil, errRefused
+}
+
+// TestFollowEndsDuringAnOutage ends Follow at different times between two attempts to reach the API server.
+func TestFollowEndsDuringAnOutage(t *testing.T) {
+	for after := time.Minute; after < 2*time.Minute; after += 3 * time.Second {
+		synctest.Test(t, func(t *testing.T) {
+			s := (&kubernetes.Source{Client: refusedPods{}}).Open()
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				s.Follow(ctx, func() {})
+			}()
+			<-time.After(after)
+			cancel()
+			cancelled := time.Now()
+			if <-ended; time.Since(cancelled) > 0 {
+				t.Errorf("Follow went on for %v", time.Since(cancelled))
+			}
 		})
 	}
 }
