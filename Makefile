@@ -26,7 +26,7 @@ NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures|EqualTheModels
 .PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test live peers clients routers observe console-test soak restarts cluster fuzz mutate run build build-static dist bench bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / && !seen[$$1]++ { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: build ## Run engines, a server and a router that reconnects and resumes, and check the result.
 	@bin/kvcast demo
