@@ -38,6 +38,9 @@ type Query struct {
 	Limit int
 	// Walk makes Match set Match.Walk for prompts that are not given by BlockHashes.
 	Walk bool
+	// MaxLookups bounds the lookups for BlockHashes of blocks whose content is unknown, of which each rank needs one a block, in
+	// all prompts together; 0: no bound.
+	MaxLookups int
 }
 
 // Match is the longest prefix of a prompt that a dp rank holds.
@@ -70,6 +73,8 @@ type Matches struct {
 	// Prompts has the matches of each prompt: by Blocks, then by blocks in the device tier, both descending, then by
 	// worker and rank. It is valid until the next Match.
 	Prompts [][]Match
+	// Exceeded reports whether Query.MaxLookups was reached. The matches are then not complete.
+	Exceeded bool
 
 	matcher radix.Matcher
 	hashes  []uint64
@@ -104,14 +109,19 @@ func (x *Index) Match(q *Query, m *Matches) (seq uint64) {
 	for i := range m.Prompts {
 		m.Prompts[i] = m.Prompts[i][:0]
 	}
+	m.Exceeded, m.matcher.Lookups, m.matcher.MaxLookups = false, 0, q.MaxLookups
+	var selected func(*radix.Rank) bool
+	if q.Worker != nil {
+		selected = func(r *radix.Rank) bool { return q.Worker(r.Owner.(*rank).worker.name) }
+	}
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	for first := 0; first < len(m.lists); {
+	for first := 0; first < len(m.lists) && !m.Exceeded; {
 		next := first + 1
 		for next < len(m.lists) && m.lists[next].prompt == m.lists[first].prompt {
 			next++
 		}
-		m.matchPrompt(x, q, m.lists[first:next])
+		m.matchPrompt(x, q, selected, m.lists[first:next])
 		first = next
 	}
 	return x.seq
@@ -163,7 +173,7 @@ func (x *Index) appendBlockSizes(sizes []uint32, modelName string) []uint32 {
 }
 
 // matchPrompt finds the matches of a prompt, which has a list of hashes for each block size.
-func (m *Matches) matchPrompt(x *Index, q *Query, lists []hashList) {
+func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) bool, lists []hashList) {
 	out := &m.Prompts[lists[0].prompt]
 	m.matcher.Walk = q.Walk
 	for _, l := range lists {
@@ -173,7 +183,8 @@ func (m *Matches) matchPrompt(x *Index, q *Query, lists []hashList) {
 		case len(p.TokensHashes) > 0:
 			x.blocks.Match(q.Model, p.TokensHashes, &m.matcher)
 		default:
-			x.blocks.MatchHashes(q.Model, p.BlockHashes, &m.matcher)
+			x.blocks.MatchHashes(q.Model, p.BlockHashes, selected, &m.matcher)
+			m.Exceeded = m.matcher.Exceeded
 		}
 		m.found = m.found[:0]
 		for i := range m.matcher.Found {

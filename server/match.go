@@ -138,6 +138,10 @@ func (s *Server) match(ctx context.Context, m *matching, send func(*match.Respon
 	start := time.Now()
 	r.Epoch, r.WithModel, r.Down = s.journal.Bounds().Epoch, q.Model == "", s.sourcesDown.lookup(start)
 	r.Seq = s.index.Match(&q.Query, &r.Matches)
+	if r.Matches.Exceeded {
+		return invalidField(s.journal.Bounds(), "prompts",
+			"the blocks of these block hashes have unknown content, and need more than %d lookups in all workers: send fewer hashes, or name fewer workers", match.MaxLookups)
+	}
 	size := r.Size()
 	if size > maxResponse {
 		return responseTooLarge(s.journal.Bounds(), "the matches", "set a limit, name workers, or match fewer prompts")

@@ -43,6 +43,24 @@ func matchFailures() []failure {
 			call: matchesFail(nil),
 		},
 		{
+			reason: "INVALID_ARGUMENT", name: "MatchPrefix, many blocks of unknown content", code: codes.InvalidArgument, says: "need more than 131072 lookups in all workers: send fewer hashes",
+			call: func(t *testing.T) (*fixture, error) {
+				h := overTCP(t, server.Config{}, journal.Config{})
+				h.addWorker()
+				hashes := make([]uint64, 1<<16)
+				for i := range hashes {
+					hashes[i] = uint64(i + 1)
+				}
+				for rank := range uint32(2) {
+					h.lane.Batch(&feed.Batch{Rank: rank, Events: []wire.Event{{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes}}})
+				}
+				_, err := h.client.MatchPrefix(t.Context(), &kvcastv1.MatchPrefixRequest{
+					Prompts: []*kvcastv1.Prompt{{BlockHashes: hashes}}, After: &kvcastv1.Position{Seq: 3},
+				})
+				return h, err
+			},
+		},
+		{
 			reason: "EPOCH_MISMATCH", name: "MatchPrefix", code: codes.FailedPrecondition, says: `"feed"`,
 			call: matchFails(after(&kvcastv1.Position{Epoch: "feed"}, 0)),
 		},

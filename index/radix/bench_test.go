@@ -285,7 +285,7 @@ func BenchmarkMatch(b *testing.B) {
 				hashes[i] ^= 1
 			}
 			var m Matcher
-			measure(b, func(int) { x.MatchHashes("m", hashes, &m) })
+			measure(b, func(int) { x.MatchHashes("m", hashes, nil, &m) })
 			if len(m.Found) != benchRanks {
 				b.Fatalf("found %d ranks, want %d", len(m.Found), benchRanks)
 			}

@@ -134,7 +134,7 @@ func checkModel(t *rapid.T, limits limits, headMask uint64, seen occurrences) {
 				t.Fatal(err)
 			}
 			for _, p := range pairs {
-				if err := p.compareMatchHashes(x, &m, name, hashes, false); err != nil {
+				if err := p.compareMatchHashes(x, pairs, &m, name, hashes, false); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -156,10 +156,10 @@ func checkModel(t *rapid.T, limits limits, headMask uint64, seen occurrences) {
 			}
 			chain, unique := p.model.hashes(longest)
 			seen.add("chains of several block hashes", unique && len(chain) > 2)
-			if err := p.compareMatchHashes(x, &m, p.model.model, append(chain, unknownHash), unique); err != nil {
+			if err := p.compareMatchHashes(x, pairs, &m, p.model.model, append(chain, unknownHash), unique); err != nil {
 				t.Fatal(err)
 			}
-			if err := p.compareMatchHashes(x, &m, p.model.model, append(chain, hashes...), false); err != nil {
+			if err := p.compareMatchHashes(x, pairs, &m, p.model.model, append(chain, hashes...), false); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -18,6 +18,12 @@ type Matcher struct {
 	// Walk makes Match set Walks, which has the walk of each element of Found.
 	Walk  bool
 	Walks []Walk
+	// Lookups counts the lookups of MatchHashes of blocks without a place, and MaxLookups bounds it; 0: it has no bound. Exceeded
+	// reports whether the last MatchHashes has reached it. Several matches share the bound if Lookups is not set to 0 between them.
+	Lookups, MaxLookups int
+	Exceeded            bool
+	// verified has an element for each hash of a MatchHashes.
+	verified []verified
 	// byRank has for each rank the index in Found, if stamp is that of the match.
 	byRank []candidate
 	stamp  uint32

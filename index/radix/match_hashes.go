@@ -1,22 +1,47 @@
 package radix
 
+import "slices"
+
 // MatchHashes finds the prefixes of a prompt, given by the block hashes of its blocks, that the ranks of a model hold;
 // of all models if the name is empty. It finds blocks of unknown content or with an unknown parent, too. It stores the
 // prefixes in m.Found. It allocates only to grow m.
 //
-// It looks up some hashes of each run only, and assumes that the hashes between two blocks of a run are those of the
-// blocks between. For hashes that are no chain, and for blocks with several block hashes, a prefix may thus count a hash
-// that the rank or the tier does not hold in place of one that it holds for the same place.
-func (x *Index) MatchHashes(modelName string, hashes []uint64, m *Matcher) {
+// It looks up each hash of a run in one rank, and in further ranks that hold the run only some: a rank that holds the last hash
+// in the place where another rank has it holds the same content before it. So a rank in which a block between has another
+// block hash is found, too.
+//
+// Blocks without a place are looked up in each rank. When m.Lookups, which counts that, reaches m.MaxLookups, it sets m.Exceeded, and
+// the prefixes are not complete.
+//
+// A rank is left out if selected is not nil and returns false.
+func (x *Index) MatchHashes(modelName string, hashes []uint64, selected func(*Rank) bool, m *Matcher) {
 	m.reset(len(x.ranks))
+	m.verified = slices.Grow(m.verified[:0], len(hashes))[:len(hashes)]
+	clear(m.verified)
+	m.Exceeded = false
 	model := x.models[modelName]
 	for i := range x.ranks {
 		r := x.ranks[i].rank
-		if r == nil || modelName != "" && r.model != model {
+		if r == nil || modelName != "" && r.model != model || selected != nil && !selected(r) {
 			continue
 		}
 		f := Match{Rank: r}
-		for f.Blocks < len(hashes) && x.extendHashes(&f, hashes) {
+		for f.Blocks < len(hashes) {
+			begin := f.Blocks
+			s, _ := r.table.Get(hashes[begin])
+			if !s.tag.has(r.live) {
+				break
+			}
+			if s.tag.isPlaced() {
+				x.extendByRun(&f, s.tag.place(), hashes, m)
+				continue
+			}
+			f.Blocks++
+			f.extendTiers(begin, f.Blocks, uint8(s.tag))
+			if m.Lookups++; m.Lookups == m.MaxLookups {
+				m.Exceeded = true
+				return
+			}
 		}
 		if f.Blocks > 0 {
 			m.Found = append(m.Found, f)
@@ -24,20 +49,16 @@ func (x *Index) MatchHashes(modelName string, hashes []uint64, m *Matcher) {
 	}
 }
 
-// extendHashes extends a prefix by blocks of one run, or by one block without a place. It returns false if the rank does
-// not hold the next block.
-func (x *Index) extendHashes(f *Match, hashes []uint64) bool {
-	begin := f.Blocks
-	s, _ := f.Rank.table.Get(hashes[begin])
-	t := s.tag
-	if !t.has(f.Rank.live) {
-		return false
-	}
-	if f.Blocks++; !t.isPlaced() {
-		f.extendTiers(begin, f.Blocks, uint8(t))
-		return true
-	}
-	at, number := t.place(), f.Rank.number
+// verified says that some hashes, from one that the Matcher's field has it for up to end, have the places in a run from at on, in
+// some rank. It is unset if end is 0.
+type verified struct {
+	at  position
+	end int
+}
+
+// extendByRun extends a prefix by blocks of one run. The next block has the place at in it.
+func (x *Index) extendByRun(f *Match, at position, hashes []uint64, m *Matcher) {
+	begin, number := f.Blocks, f.Rank.number
 	r := x.tree.run(at.run)
 	first, _ := r.find(number, at.offset)
 	held := at.offset // the rank holds the run from the block up to this offset
@@ -48,7 +69,8 @@ func (x *Index) extendHashes(f *Match, hashes []uint64) bool {
 		}
 		held = uint32(e.to)
 	}
-	f.Blocks = begin + f.Rank.common(at, hashes[begin:min(len(hashes), begin+int(held-at.offset))])
+	end := begin + f.Rank.common(at, hashes[begin:min(len(hashes), begin+int(held-at.offset))])
+	f.Blocks = m.verify(f.Rank, at, hashes[:end], begin)
 	for i := first; i < len(r.holdings) && r.holdings[i].rank == number; i++ {
 		e := &r.holdings[i]
 		from, to := begin, begin+int(e.to)-int(at.offset)
@@ -60,7 +82,29 @@ func (x *Index) extendHashes(f *Match, hashes []uint64) bool {
 		}
 		f.extendTiers(from, min(to, f.Blocks), e.tiers)
 	}
-	return true
+}
+
+// verify returns up to where the hashes from begin on have the places in a run that follow at. It looks up those in the rank for
+// which that is not known of another rank.
+func (m *Matcher) verify(r *Rank, at position, hashes []uint64, begin int) (end int) {
+	v := &m.verified[begin]
+	if v.end == 0 || v.at != at {
+		*v = verified{at, begin + 1}
+	}
+	if v.end >= len(hashes) {
+		return len(hashes)
+	}
+	r.table.Prefetch(hashes[v.end:])
+	for v.end < len(hashes) && r.has(hashes[v.end], position{at.run, at.offset + uint32(v.end-begin)}) {
+		v.end++
+	}
+	return v.end
+}
+
+// has reports whether a block has a place.
+func (r *Rank) has(hash uint64, at position) bool {
+	p, ok := r.locate(hash)
+	return ok && p == at
 }
 
 // extendTiers extends the prefixes of tiers, given by their bits, that have all blocks before begin.
@@ -72,12 +116,10 @@ func (f *Match) extendTiers(begin, end int, tiers uint8) {
 	}
 }
 
-// common returns how many of some hashes, of which the first has a place, have the places that follow in the run.
+// common returns how many of some hashes, of which the first has a place, have the places that follow in the run, or more if there
+// are others between. It looks up few.
 func (r *Rank) common(at position, hashes []uint64) int {
-	follows := func(n int) bool {
-		p, ok := r.locate(hashes[n])
-		return ok && p == position{at.run, at.offset + uint32(n)}
-	}
+	follows := func(n int) bool { return r.has(hashes[n], position{at.run, at.offset + uint32(n)}) }
 	low, high := 0, len(hashes)-1 // hashes[low] has its place; those after high have not
 	if high > 0 && follows(high) {
 		return high + 1

@@ -49,8 +49,8 @@ func (m *modelRank) holds(tiers uint8, hashes []uint64) int {
 }
 
 // mayHold returns how many blocks a match by block hashes may find: a block hash that is between two others of the same
-// path counts as the block that the path has there.
-func (m *modelRank) mayHold(tiers uint8, hashes []uint64) int {
+// path, and that some rank holds in that place, counts as the block that the path has there.
+func (m *modelRank) mayHold(pairs []pair, tiers uint8, hashes []uint64) int {
 	held := make(map[string]bool)
 	for _, b := range m.blocks {
 		if b.tiers&tiers != 0 && b.path != "" {
@@ -58,14 +58,14 @@ func (m *modelRank) mayHold(tiers uint8, hashes []uint64) int {
 		}
 	}
 	for i := range hashes {
-		if m.holds(tiers, hashes[i:i+1]) == 0 && !m.isBetween(i, hashes, held) {
+		if m.holds(tiers, hashes[i:i+1]) == 0 && !m.isBetween(pairs, i, hashes, held) {
 			return i
 		}
 	}
 	return len(hashes)
 }
 
-func (m *modelRank) isBetween(i int, hashes []uint64, held map[string]bool) bool {
+func (m *modelRank) isBetween(pairs []pair, i int, hashes []uint64, held map[string]bool) bool {
 	for first := range i + 1 {
 		for last := i; last < len(hashes); last++ {
 			a, b := m.blocks[hashes[first]], m.blocks[hashes[last]]
@@ -73,7 +73,12 @@ func (m *modelRank) isBetween(i int, hashes []uint64, held map[string]bool) bool
 				utf8.RuneCountInString(b.path) != utf8.RuneCountInString(a.path)+last-first {
 				continue
 			}
-			if runes := []rune(b.path); held[string(runes[:len(runes)-(last-i)])] {
+			runes := []rune(b.path)
+			path := string(runes[:len(runes)-(last-i)])
+			if held[path] && slices.ContainsFunc(pairs, func(p pair) bool {
+				other := p.model.blocks[hashes[i]]
+				return other != nil && other.path == path
+			}) {
 				return true
 			}
 		}
@@ -83,8 +88,8 @@ func (m *modelRank) isBetween(i int, hashes []uint64, held map[string]bool) bool
 
 // compareMatchHashes returns an error that describes how a match by block hashes differs from the model's. The prefixes
 // must be equal if exact is set.
-func (p pair) compareMatchHashes(x *Index, m *Matcher, modelName string, hashes []uint64, exact bool) error {
-	x.MatchHashes(modelName, hashes, m)
+func (p pair) compareMatchHashes(x *Index, pairs []pair, m *Matcher, modelName string, hashes []uint64, exact bool) error {
+	x.MatchHashes(modelName, hashes, nil, m)
 	var got Match
 	for _, f := range m.Found {
 		if f.Rank == p.rank {
@@ -100,12 +105,12 @@ func (p pair) compareMatchHashes(x *Index, m *Matcher, modelName string, hashes 
 		}
 		return nil
 	}
-	least, most := p.model.holds(allTiers, hashes), p.model.mayHold(allTiers, hashes)
+	least, most := p.model.holds(allTiers, hashes), p.model.mayHold(pairs, allTiers, hashes)
 	if got.Blocks < least || got.Blocks > most || exact && got.Blocks != least {
 		return fmt.Errorf("found %+v with the hashes %v, want %d to %d blocks", got, hashes, least, most)
 	}
 	for tier, n := range got.TierBlocks {
-		least, most := p.model.holds(1<<tier, hashes), p.model.mayHold(1<<tier, hashes)
+		least, most := p.model.holds(1<<tier, hashes), p.model.mayHold(pairs, 1<<tier, hashes)
 		if n > most || exact && n != least {
 			return fmt.Errorf("found %+v with the hashes %v, want %d to %d blocks in tier %d", got, hashes, least, most, tier)
 		}
@@ -132,9 +137,68 @@ func TestMatchHashesVisitsRuns(t *testing.T) {
 			hashes[i] = unknownHash
 		}
 		want := min(same, 250)
-		f := Match{Rank: r}
-		if x.extendHashes(&f, hashes); f.Blocks != want || f.TierBlocks != [NumTiers]int{want, min(want, 100)} {
+		var m Matcher
+		x.MatchHashes("m", hashes, nil, &m)
+		if len(m.Found) != 1 {
+			t.Fatalf("found %+v", m.Found)
+		}
+		if f := m.Found[0]; f.Blocks != want || f.TierBlocks != [NumTiers]int{want, min(want, 100)} {
 			t.Errorf("%d common hashes: the first run extends to %+v, want %d blocks", same, f, want)
 		}
+	}
+}
+
+// TestMatchHashesEndsAtAnUnknownHash has unknown hashes between known ones, in one rank and in several.
+func TestMatchHashesEndsAtAnUnknownHash(t *testing.T) {
+	const length = 40
+	prompt := newPrompt(0, length)
+	for ranks := 1; ranks <= 3; ranks++ {
+		x := New()
+		for range ranks {
+			storePrompt(x, x.AddRank("m", nil), prompt, length)
+		}
+		for unknown := range length {
+			hashes := make([]uint64, length)
+			for i := range prompt {
+				hashes[i] = prompt[i] ^ 1
+			}
+			hashes[unknown] = unknownHash
+			var m Matcher
+			x.MatchHashes("m", hashes, nil, &m)
+			if want := min(unknown, 1) * ranks; len(m.Found) != want {
+				t.Errorf("%d ranks, hash %d is unknown: found %+v, want %d", ranks, unknown, m.Found, want)
+			}
+			for _, f := range m.Found {
+				if f.Blocks != unknown {
+					t.Errorf("%d ranks, hash %d is unknown: found %+v", ranks, unknown, f)
+				}
+			}
+		}
+	}
+}
+
+// TestMatchHashesBoundsLookups has blocks of unknown content, which are looked up in each rank.
+func TestMatchHashesBoundsLookups(t *testing.T) {
+	const ranks, blocks = 4, 10
+	x := New()
+	hashes := newPrompt(0, blocks)
+	for range ranks {
+		x.Store(x.AddRank("m", nil), 0, Stored{Blocks: hashes})
+	}
+	for _, tt := range []struct {
+		max, found int
+		exceeded   bool
+	}{{0, ranks, false}, {ranks*blocks + 1, ranks, false}, {ranks * blocks, ranks - 1, true}, {2*blocks + 5, 2, true}, {1, 0, true}} {
+		m := Matcher{MaxLookups: tt.max}
+		x.MatchHashes("m", hashes, nil, &m)
+		if len(m.Found) != tt.found || m.Exceeded != tt.exceeded {
+			t.Errorf("at most %d lookups: found %d, exceeded %t; want %d, %t", tt.max, len(m.Found), m.Exceeded, tt.found, tt.exceeded)
+		}
+	}
+	var m Matcher
+	first := true
+	x.MatchHashes("m", hashes, func(*Rank) bool { selected := first; first = false; return selected }, &m)
+	if len(m.Found) != 1 || m.Lookups != blocks {
+		t.Errorf("one rank is selected: found %d by %d lookups", len(m.Found), m.Lookups)
 	}
 }

@@ -67,7 +67,7 @@ func TestReadsRunAtTheSameTime(t *testing.T) {
 				if x.Match("m", prompt, &m); len(m.Found) != 1 || m.Found[0].Blocks != length {
 					t.Errorf("found %+v", m.Found)
 				}
-				if x.MatchHashes("", hashes, &m); len(m.Found) != 1 || m.Found[0].Blocks != length {
+				if x.MatchHashes("", hashes, nil, &m); len(m.Found) != 1 || m.Found[0].Blocks != length {
 					t.Errorf("found %+v by block hashes", m.Found)
 				}
 				n := 0

@@ -18,6 +18,9 @@ const (
 	maxTokenIDs = 1 << 18 // of a prompt
 	maxHashes   = 1 << 16 // of a prompt
 	maxWorkers  = 10_000
+	// MaxLookups bounds the lookups of blocks whose content is unknown, of all prompts by block hashes. The index takes no new entry
+	// meanwhile: some milliseconds.
+	MaxLookups  = 1 << 17
 	maxWait     = 10 * time.Second
 	defaultWait = time.Second
 )
@@ -72,7 +75,7 @@ const (
 
 // finish sets the fields that follow from the others.
 func (q *Query) finish(names []string) {
-	q.Bytes = queryBytes
+	q.Bytes, q.MaxLookups = queryBytes, MaxLookups
 	for i := range q.Prompts {
 		p := &q.Prompts[i]
 		q.Bytes += int64(8 * (len(p.TokenIDs) + len(p.TokensHashes) + len(p.BlockHashes)))

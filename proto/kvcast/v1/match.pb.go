@@ -129,8 +129,9 @@ type Prompt struct {
 	// They depend on adapter, salt and EAGLE, which must not be set.
 	TokensHashes []uint64 `protobuf:"fixed64,2,rep,packed,name=tokens_hashes,json=tokensHashes,proto3" json:"tokens_hashes,omitempty"`
 	// The engine's own block hashes, as in Stored.block_hashes, at most 65,536. Only
-	// workers whose engines have the same hashes match. Adapter, salt and EAGLE must not be
-	// set.
+	// workers whose engines have the same hashes match. Of blocks whose content is unknown,
+	// all prompts of a request may match at most 131,072 in all dp ranks together. Adapter,
+	// salt and EAGLE must not be set.
 	BlockHashes []uint64 `protobuf:"fixed64,3,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
 	// Name of the LoRA adapter; empty: the base model.
 	LoraName string `protobuf:"bytes,4,opt,name=lora_name,json=loraName,proto3" json:"lora_name,omitempty"`
