@@ -1,11 +1,14 @@
 package server_test
 
 import (
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 
+	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -15,16 +18,18 @@ import (
 type sharing struct {
 	instances []*kvcastv1.InstanceStatus
 	owners    map[string]*kvcastv1.WorkerOwner
+	down      []server.SourceDown
 }
 
 func (s sharing) ID() string                               { return s.instances[0].GetId() }
 func (s sharing) Instances() []*kvcastv1.InstanceStatus    { return s.instances }
 func (s sharing) Owners() map[string]*kvcastv1.WorkerOwner { return s.owners }
+func (s sharing) SourcesDown() []server.SourceDown         { return s.down }
 
 func TestStatusHasTheInstancesAndOwners(t *testing.T) {
 	c := sharing{
-		[]*kvcastv1.InstanceStatus{{Id: "a", Live: true}, {Id: "b"}},
-		map[string]*kvcastv1.WorkerOwner{"w": {InstanceId: "a"}, "absent": {InstanceId: "b", HandedOver: true}},
+		instances: []*kvcastv1.InstanceStatus{{Id: "a", Live: true}, {Id: "b"}},
+		owners:    map[string]*kvcastv1.WorkerOwner{"w": {InstanceId: "a"}, "absent": {InstanceId: "b", HandedOver: true}},
 	}
 	sources := map[string][]*kvcastv1.SourceStatus{"unowned": {{State: kvcastv1.SourceState_SOURCE_STATE_CONNECTING}}}
 	h := overTCP(t, server.Config{Cluster: c, Sources: func() map[string][]*kvcastv1.SourceStatus { return sources }}, journal.Config{})
@@ -55,6 +60,34 @@ func TestStatusHasTheInstancesAndOwners(t *testing.T) {
 		}
 		if diff := cmp.Diff(tt.want, owners, protocmp.Transform()); diff != "" {
 			t.Errorf("owners of %v (-want +got):\n%s", tt.filter, diff)
+		}
+	}
+}
+
+// TestSourcesThatOthersHaveLostAreDown checks the trust in the worker of another server.
+func TestSourcesThatOthersHaveLostAreDown(t *testing.T) {
+	c := sharing{
+		instances: []*kvcastv1.InstanceStatus{{Id: "a", Live: true}, {Id: "b", Live: true}},
+		owners:    map[string]*kvcastv1.WorkerOwner{"w": {InstanceId: "b"}},
+		down:      []server.SourceDown{{Worker: "w", Rank: 0, For: time.Hour}, {Worker: "w", Rank: 1, For: time.Hour}},
+	}
+	h := overTCP(t, server.Config{Cluster: c}, journal.Config{})
+	h.addWorker()
+	h.batch(h.lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1}, TokensHashes: []uint64{1}, BlockSize: 16})
+	match := h.match(matchOf(1)).GetPrompts()[0].GetMatches()[0]
+	list, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rank := list.GetWorkers()[0].GetRanks()[0]
+	for name, got := range map[string]interface {
+		GetTrust() kvcastv1.Trust
+		GetReasons() []kvcastv1.DegradedReason
+		GetDownNano() uint64
+	}{"MatchPrefix": match, "ListWorkers": rank} {
+		want := []kvcastv1.DegradedReason{kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN}
+		if got.GetTrust() != kvcastv1.Trust_TRUST_DEGRADED || !slices.Equal(got.GetReasons(), want) || got.GetDownNano() < uint64(time.Hour) {
+			t.Errorf("%s: got %v", name, got)
 		}
 	}
 }

@@ -147,6 +147,15 @@ type Cluster interface {
 	Instances() []*kvcastv1.InstanceStatus
 	// Owners returns the owner of each worker that has one or is to have one. The caller keeps the elements.
 	Owners() map[string]*kvcastv1.WorkerOwner
+	// SourcesDown returns the dp ranks that other servers ingest and have no connection to.
+	SourcesDown() []SourceDown
+}
+
+// SourceDown is a dp rank to which a source has had no connection for a time.
+type SourceDown struct {
+	Worker string
+	Rank   uint32
+	For    time.Duration
 }
 
 func (c Config) withDefaults() Config {

@@ -15,6 +15,7 @@ const sourcesDownAge = 100 * time.Millisecond
 // sourcesDownAge, since that takes longer than a match.
 type sourcesDown struct {
 	sources func() map[string][]*kvcastv1.SourceStatus // nil: none is known
+	cluster Cluster                                    // nil: there are no other servers
 	mu      sync.Mutex                                 // held to replace newest
 	newest  atomic.Pointer[downSince]
 }
@@ -33,9 +34,6 @@ type dpRank struct {
 // lookup returns a function that returns how long a source of a rank has been down at now, in nanoseconds; 0: none is.
 // It returns nil if no source is down.
 func (d *sourcesDown) lookup(now time.Time) func(worker string, rank uint32) uint64 {
-	if d.sources == nil {
-		return nil
-	}
 	newest := d.newest.Load()
 	if newest == nil || now.Sub(newest.read) > sourcesDownAge {
 		newest = d.read(now, newest)
@@ -64,25 +62,24 @@ func (d *sourcesDown) read(now time.Time, older *downSince) *downSince {
 		return newest
 	}
 	read := &downSince{read: now, byRank: make(map[dpRank]time.Time)}
-	for worker, sources := range d.sources() {
-		for _, s := range sources {
-			r := dpRank{worker, s.GetDpRank()}
-			since, ok := read.byRank[r]
-			if at := now.Add(-time.Duration(s.GetDownNano())); s.GetDownNano() > 0 && (!ok || at.Before(since)) {
-				read.byRank[r] = at
+	add := func(worker string, rank uint32, down time.Duration) {
+		r, at := dpRank{worker, rank}, now.Add(-down)
+		if since, ok := read.byRank[r]; down > 0 && (!ok || at.Before(since)) {
+			read.byRank[r] = at
+		}
+	}
+	if d.sources != nil {
+		for worker, sources := range d.sources() {
+			for _, s := range sources {
+				add(worker, s.GetDpRank(), time.Duration(s.GetDownNano()))
 			}
+		}
+	}
+	if d.cluster != nil {
+		for _, s := range d.cluster.SourcesDown() {
+			add(s.Worker, s.Rank, s.For)
 		}
 	}
 	d.newest.Store(read)
 	return read
-}
-
-// downTime returns how long a source of a rank has been down; 0: none is. If several are, it returns the longest time.
-func downTime(sources []*kvcastv1.SourceStatus, rank uint32) (longest time.Duration) {
-	for _, s := range sources {
-		if s.GetDpRank() == rank {
-			longest = max(longest, time.Duration(s.GetDownNano()))
-		}
-	}
-	return longest
 }

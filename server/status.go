@@ -118,6 +118,7 @@ func (s routerEvents) addSourcesAndOwners(out *kvcastv1.ListWorkersResponse, sel
 			out.Workers = append(out.Workers, &kvcastv1.WorkerStatus{Name: name})
 		}
 	}
+	down := s.sourcesDown.lookup(time.Now())
 	for _, w := range out.GetWorkers() {
 		w.Sources = sources[w.GetName()]
 		w.State = workerState(w.GetSources())
@@ -125,8 +126,11 @@ func (s routerEvents) addSourcesAndOwners(out *kvcastv1.ListWorkersResponse, sel
 			w.Owner = &kvcastv1.WorkerOwner{} // it was released to nobody
 		}
 		for _, r := range w.GetRanks() {
-			if down := downTime(w.GetSources(), r.GetDpRank()); down > 0 {
-				r.Trust, r.DownNano = kvcastv1.Trust_TRUST_DEGRADED, uint64(down)
+			if down == nil {
+				break
+			}
+			if nano := down(w.GetName(), r.GetDpRank()); nano > 0 {
+				r.Trust, r.DownNano = kvcastv1.Trust_TRUST_DEGRADED, nano
 				r.Reasons = append(r.Reasons, kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN)
 				slices.Sort(r.Reasons)
 			}

@@ -28,6 +28,8 @@ func (s shared) Owners() map[string]*kvcastv1.WorkerOwner {
 	return map[string]*kvcastv1.WorkerOwner{"w": {InstanceId: s.ID()}}
 }
 
+func (s shared) SourcesDown() []server.SourceDown { return nil }
+
 func TestServersAndLeasesAreShown(t *testing.T) {
 	b := startBrowser(t)
 	log := new(incident.Log)

@@ -1,6 +1,7 @@
 package member
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"maps"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/cluster"
+	"github.com/kvcast/kvcast/ingest"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/journal/jetstream"
 )
@@ -36,6 +38,29 @@ type heartbeat struct {
 	// it had applied the entry RetainAt.
 	RetainAfter uint64 `json:"retain_after"`
 	RetainAt    uint64 `json:"retain_at"`
+	// Down are the dp ranks without a connection to a source; if there are more than maxDown, those without one for longest.
+	Down []downSource `json:"down,omitempty"`
+}
+
+// maxDown bounds heartbeat.Down: NATS servers accept 1 MiB by default.
+const maxDown = 500
+
+// downSource is a dp rank whose source has had no connection for a time, when the heartbeat was made.
+type downSource struct {
+	Worker string        `json:"worker"`
+	Rank   uint32        `json:"dp_rank,omitempty"`
+	For    time.Duration `json:"for_nano"`
+}
+
+// downSources returns the Down of a heartbeat.
+func downSources(sources []ingest.SourceStatus, now time.Time) (down []downSource) {
+	for _, s := range sources {
+		if !s.DownSince.IsZero() {
+			down = append(down, downSource{s.Worker, s.Rank, max(now.Sub(s.DownSince), 1)})
+		}
+	}
+	slices.SortStableFunc(down, func(a, b downSource) int { return cmp.Compare(b.For, a.For) })
+	return down[:min(len(down), maxDown)]
 }
 
 // engines is a cluster.Reach in a heartbeat.
@@ -139,9 +164,14 @@ func (m *Member) putHeartbeat(ctx context.Context) {
 func (m *Member) tryHeartbeat(ctx context.Context) error {
 	m.beating.Lock() // so that the newest is stored last
 	defer m.beating.Unlock()
+	var down []downSource
+	if m.ingest != nil {
+		down = downSources(m.ingest.Sources(), time.Now())
+	}
 	m.mu.Lock()
 	h, hasLeft := m.heartbeat(), m.hasLeft
 	m.mu.Unlock()
+	h.Down = down
 	if hasLeft {
 		return nil
 	}

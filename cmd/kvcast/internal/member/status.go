@@ -1,6 +1,8 @@
 package member
 
 import (
+	"time"
+
 	"github.com/kvcast/kvcast/cluster"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -38,6 +40,23 @@ func (m *Member) instanceStatus(i cluster.InstanceStatus) *kvcastv1.InstanceStat
 		StartTimeUnixNano: h.Started.UnixNano(), Ingests: i.Ingest, Draining: i.Draining, Live: i.Live, CutOff: i.CutOff,
 		NewestSeq: h.Seq, Workers: uint64(h.Workers),
 	}
+}
+
+// SourcesDown implements server.Cluster.
+func (m *Member) SourcesDown() (all []server.SourceDown) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for id, i := range m.instances {
+		if id == m.cfg.ID {
+			continue
+		}
+		for _, d := range i.Down {
+			if m.owners[d.Worker].Instance == id {
+				all = append(all, server.SourceDown{Worker: d.Worker, Rank: d.Rank, For: d.For + time.Since(i.seen)})
+			}
+		}
+	}
+	return all
 }
 
 // Owners implements server.Cluster.
