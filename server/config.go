@@ -105,6 +105,9 @@ type Config struct {
 	OpenRegistration bool
 	// NoReflection omits gRPC reflection.
 	NoReflection bool
+	// NoRouters refuses the calls of routers, which go to other servers of the cluster. GetStatus, ListWorkers and ListSubscribers
+	// work.
+	NoRouters bool
 	// Version is the version in GetStatusResponse.
 	Version string
 	// Sources returns the status of each worker's sources, by worker name; nil: the sources are unknown. It must be

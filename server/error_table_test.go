@@ -226,6 +226,14 @@ func TestErrorContract(t *testing.T) {
 			},
 		},
 		{
+			reason: "NOT_SERVING", name: "Subscribe", code: codes.Unavailable, says: "call another one of the cluster",
+			call: func(t *testing.T) (*fixture, error) {
+				h := overTCP(t, server.Config{NoRouters: true}, journal.Config{})
+				stream, err := h.client.Subscribe(t.Context(), latest())
+				return h, firstError(t, err, stream.Recv)
+			},
+		},
+		{
 			reason: "MAX_CONNECTION_AGE", name: "Subscribe", code: codes.Unavailable, says: "resume after the last position",
 			call: func(t *testing.T) (*fixture, error) {
 				h := overTCP(t, server.Config{MaxConnectionAge: 50 * time.Millisecond, MaxConnectionAgeGrace: time.Second}, journal.Config{})

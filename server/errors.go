@@ -49,6 +49,7 @@ var (
 	reasonSlowSubscriber     = reason{"SLOW_SUBSCRIBER", codes.ResourceExhausted, true}
 	reasonNotStored          = reason{"NOT_STORED", codes.Unavailable, true}
 	reasonNotIngesting       = reason{"NOT_INGESTING", codes.FailedPrecondition, false}
+	reasonNotServing         = reason{"NOT_SERVING", codes.Unavailable, false}
 	reasonWorkerExists       = reason{"WORKER_EXISTS", codes.AlreadyExists, false}
 	reasonWorkerNotFound     = reason{"WORKER_NOT_FOUND", codes.NotFound, false}
 	reasonInvalidArgument    = reason{"INVALID_ARGUMENT", codes.InvalidArgument, false}

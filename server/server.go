@@ -315,6 +315,8 @@ func (s *Server) StopServing() {
 // checkServing returns an error for a call that needs the engines' state, if StartServing was not called.
 func (s *Server) checkServing() error {
 	switch {
+	case s.cfg.NoRouters:
+		return errorf(reasonNotServing, s.journal.Bounds(), "this server serves no routers; call another one of the cluster")
 	case s.started.Load():
 		return nil
 	case s.stopping.Load():
@@ -326,6 +328,10 @@ func (s *Server) checkServing() error {
 func (s *Server) setHealth(to healthv1.HealthCheckResponse_ServingStatus) {
 	s.health.SetServingStatus("", to)
 	for name := range s.grpc.GetServiceInfo() {
+		if s.cfg.NoRouters && name == kvcastv1.RouterEventService_ServiceDesc.ServiceName {
+			s.health.SetServingStatus(name, healthv1.HealthCheckResponse_NOT_SERVING)
+			continue
+		}
 		s.health.SetServingStatus(name, to)
 	}
 }

@@ -85,6 +85,8 @@ const (
 //	                                            filter, or try later (RetryInfo)
 //	UNAVAILABLE          STARTING               try again (RetryInfo); GetStatus and
 //	                                            ListWorkers are answered
+//	UNAVAILABLE          NOT_SERVING            call another server of the cluster: this one
+//	                                            only reads engines
 //	UNAVAILABLE          SHUTTING_DOWN          resume (RetryInfo)
 //	UNAVAILABLE          MAX_CONNECTION_AGE     resume (RetryInfo); gRPC opens another
 //	                                            connection, perhaps to another server
@@ -308,6 +310,8 @@ type RouterEventService_MatchPrefixesClient = grpc.BidiStreamingClient[MatchPref
 //	                                            filter, or try later (RetryInfo)
 //	UNAVAILABLE          STARTING               try again (RetryInfo); GetStatus and
 //	                                            ListWorkers are answered
+//	UNAVAILABLE          NOT_SERVING            call another server of the cluster: this one
+//	                                            only reads engines
 //	UNAVAILABLE          SHUTTING_DOWN          resume (RetryInfo)
 //	UNAVAILABLE          MAX_CONNECTION_AGE     resume (RetryInfo); gRPC opens another
 //	                                            connection, perhaps to another server

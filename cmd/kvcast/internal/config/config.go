@@ -40,6 +40,10 @@ type Config struct {
 	Journal Journal
 	// IngestsEngines reports whether the server reads engines. If not, another server writes the journal.
 	IngestsEngines bool
+	// ServesRouters reports whether the server serves routers. If not, others with the same journal do.
+	ServesRouters bool
+	// ClusterName names the server in the status of all servers; empty: the host's name.
+	ClusterName string
 	// ClusterTTL is how long an instance without a heartbeat is held for live.
 	ClusterTTL time.Duration
 

@@ -57,6 +57,10 @@ func (c *Config) fields() mapping {
 		{"cluster", mapping{
 			{"ingest", boolean(&c.IngestsEngines, true),
 				"Whether to read engines. Servers with the same stream of NATS servers share the engines among them. With false, the server only serves what the others read."},
+			{"serve", boolean(&c.ServesRouters, true),
+				"Whether to serve routers. With false, the server only reads engines, and routers call the other servers with the same stream."},
+			{"name", text(&c.ClusterName, "", isInstanceName, "at most 64 letters, digits, '-', '_' and '.', or nothing for the host's name"),
+				"Name of the server in the status of all servers. Empty: the host's name."},
 			{"ttl", duration(&c.ClusterTTL, 3*time.Second, 500*time.Millisecond, time.Minute),
 				"How long a server with a journal in NATS servers may give no sign of life before others read its engines, 500ms to 1m; the same for all of them."},
 		}, ""},

@@ -122,6 +122,12 @@ func (r *reader) validateJournal() {
 	if !r.config.IngestsEngines && len(j.Servers()) == 0 && !r.isWrong("journal.store") {
 		r.wrongGiven("cluster.ingest", fmt.Sprintf("\"false\" is not allowed with the journal in %s: want a journal in NATS servers, set with --journal", j.Store))
 	}
+	if !r.config.ServesRouters && len(j.Servers()) == 0 && !r.isWrong("journal.store") {
+		r.wrongGiven("cluster.serve", fmt.Sprintf("\"false\" is not allowed with the journal in %s: want a journal in NATS servers, set with --journal", j.Store))
+	}
+	if !r.config.ServesRouters && !r.config.IngestsEngines {
+		r.wrongGiven("cluster.serve", notAllowed("false", "true where cluster.ingest is false"))
+	}
 	for _, f := range r.config.journalFields() {
 		path, want := join("journal", f.key), ""
 		switch f.key {

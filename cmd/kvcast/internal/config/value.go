@@ -247,6 +247,13 @@ func isAddress(s string) bool {
 }
 
 // isCollector reports whether s is the URL of a collector, or empty.
+// isInstanceName reports whether a text names a server of a cluster.
+func isInstanceName(s string) bool {
+	return len(s) <= 64 && strings.IndexFunc(s, func(c rune) bool {
+		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' && c != '_' && c != '.'
+	}) < 0
+}
+
 func isCollector(s string) bool {
 	if s == "" {
 		return true

@@ -32,9 +32,12 @@ const (
 
 // newMember returns what makes this process one of the instances that share a stream.
 func newMember(c *config.Config, log *slog.Logger, registry *prometheus.Registry) *member.Member {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown"
+	host := c.ClusterName
+	if host == "" {
+		var err error
+		if host, err = os.Hostname(); err != nil {
+			host = "unknown"
+		}
 	}
 	return member.New(member.Config{
 		ID: rand.Text(), TTL: c.ClusterTTL, Grace: max(c.Ingest.Grace, 0), Log: log,

@@ -129,6 +129,7 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	if s.durable != nil && s.durable.member != nil {
 		c.Server.Workers, c.Server.Cluster = sharedWorkers{s}, s.durable.member
 	}
+	c.Server.NoRouters = !c.ServesRouters
 	c.Server.Aliases, c.Server.Recovery = s.aliases, s.durable.status
 	c.Server.History, c.Server.Retention = s.history, c.Journal.Retention
 	if len(c.Journal.Servers()) > 0 {
