@@ -153,8 +153,8 @@ func (c *rankCopy) idsOf(n uint32) []uint32 {
 	if c.idsAt == nil || c.idsAt[n] == 0 {
 		return nil
 	}
-	from := c.idsAt[n] - 1
-	return c.ids[from : from+c.attrs[c.blocks[n].attr].blockSize]
+	from := int(c.idsAt[n]) - 1
+	return c.ids[from : from+int(c.attrs[c.blocks[n].attr].blockSize)]
 }
 
 // scan reads a part of a rank, and adds the token ids of the blocks in some tiers.

@@ -164,6 +164,7 @@ func TestViolationsUseContractNames(t *testing.T) {
 		{func(w *kvcastv1.WorkerSpec) { w.Name = "" }, []string{`worker.name: "" is not allowed: want 1 to 253 bytes`}},
 		{func(w *kvcastv1.WorkerSpec) { w.Name, w.Model = "a\tb", "\n" }, []string{`worker.name: "a\tb" is not allowed: want`, `worker.model: "\n" is not allowed: want`}},
 		{func(w *kvcastv1.WorkerSpec) { w.Model = strings.Repeat("m", 1<<16) }, []string{`worker.model: "` + strings.Repeat("m", 64) + `" is not allowed: want at most 1024`}},
+		{func(w *kvcastv1.WorkerSpec) { w.BlockSize = 65_537 }, []string{`worker.block_size: 65537 is not allowed: want at most 65536`}},
 		{func(w *kvcastv1.WorkerSpec) { w.Endpoint = "\x1b[2J" }, []string{`worker.endpoint: "\x1b[2J" is not allowed: want at most 1024 bytes of UTF-8 without`}},
 		{func(w *kvcastv1.WorkerSpec) { w.Labels = map[string]string{"a": "\x00"} }, []string{`worker.labels["a"]: "\x00" is not allowed: want at most 1024 bytes of UTF-8 without`}},
 		{func(w *kvcastv1.WorkerSpec) { w.Labels = map[string]string{strings.Repeat("K", 1<<16): "a"} }, []string{`worker.labels["` + strings.Repeat("K", 96-len(`worker.labels["`)) + `: "` + strings.Repeat("K", 64) + `" is not allowed: want a key of 1 to 253`}},

@@ -13,6 +13,13 @@ type tokenIDs struct {
 	size uint32
 }
 
+// bounds returns where in all the token ids of a block begin and end. They are computed as int: a product of two uint32 wraps
+// in a run of many large blocks.
+func (ids *tokenIDs) bounds(offset uint32) (from, to int) {
+	from = int(offset) * int(ids.size)
+	return from, from + int(ids.size)
+}
+
 // unknownID is no token id. A block that has it is treated like one without token ids.
 const unknownID = math.MaxUint32
 
@@ -58,7 +65,7 @@ func (t *tree) retain(p position, ids []uint32) {
 	if own.size != uint32(len(ids)) {
 		return
 	}
-	from, to := int(p.offset*own.size), int((p.offset+1)*own.size)
+	from, to := own.bounds(p.offset)
 	if to > cap(own.all) && !t.growIDs(own, max(to, cap(r.tokens)*int(own.size))) {
 		return
 	}
@@ -86,7 +93,7 @@ func (t *tree) growIDs(own *tokenIDs, capacity int) bool {
 // truncateIDs drops the token ids of the blocks from an offset on.
 func (t *tree) truncateIDs(r *run, blocks uint32) {
 	own := &r.ids
-	if keep := int(blocks * own.size); keep < len(own.all) {
+	if keep, _ := own.bounds(blocks); keep < len(own.all) {
 		own.all = own.all[:keep]
 	}
 	if was := cap(own.all); was > 4*len(own.all)+minTokens*int(own.size) {
@@ -103,7 +110,7 @@ func (t *tree) dropIDs(r *run) {
 // tokenIDs returns the token ids of a block with a place; nil if they are unknown. They are valid until the index changes.
 func (t *tree) tokenIDs(p position) []uint32 {
 	own := &t.run(p.run).ids
-	from, to := int(p.offset*own.size), int((p.offset+1)*own.size)
+	from, to := own.bounds(p.offset)
 	if own.size == 0 || to > len(own.all) || own.all[from] == unknownID {
 		return nil
 	}

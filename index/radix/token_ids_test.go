@@ -107,6 +107,33 @@ func TestTokenIDsAreThoseOfTheContent(t *testing.T) {
 	})
 }
 
+// TestTokenIDsOfLargeBlocksAreApart fills a run with blocks so large that the token ids of the last one would begin after 2^32
+// others. There is room for those of the first block alone.
+func TestTokenIDsOfLargeBlocksAreApart(t *testing.T) {
+	const last, size = maxRun - 1, 1<<32/(maxRun-1) + 1
+	x := New()
+	x.RetainTokenIDs(4 * minTokens * size)
+	r := x.AddRank("m", nil)
+	chain := newPrompt(1, last+1)
+	want := idsOfBlock(1, size)
+	x.Store(r, 0, Stored{Blocks: chain[:1], Tokens: chain[:1], BlockSize: size, TokenIDs: want})
+	x.Store(r, 0, Stored{HasParent: true, Parent: chain[0], Blocks: chain[1:last], Tokens: chain[1:last], BlockSize: size})
+	x.Store(r, 0, Stored{
+		HasParent: true, Parent: chain[last-1], Blocks: chain[last:], Tokens: chain[last:], BlockSize: size, TokenIDs: idsOfBlock(2, size),
+	})
+	check := func() {
+		t.Helper()
+		for hash, got := range retainedIDs(x, r) {
+			if hash == chain[0] && !slices.Equal(got, want) || hash != chain[0] && got != nil {
+				t.Fatalf("block %d has %d token ids, which are not its own", slices.Index(chain, hash), len(got))
+			}
+		}
+	}
+	check()
+	x.Remove(r, 0, chain[last:]) // drops the token ids from the offset of the block on
+	check()
+}
+
 // TestMemoryOfTokenIDs measures the memory of the token ids of chains of 16 tokens a block, which 8 ranks hold.
 func TestMemoryOfTokenIDs(t *testing.T) {
 	const ranks, chains, length, size = 8, 2000, 64, 16

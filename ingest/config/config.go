@@ -143,7 +143,7 @@ type Worker struct {
 	Name string
 	// Model is at most MaxModelBytes bytes; empty means unknown.
 	Model string
-	// BlockSize is in tokens; 0 means the block size of the first store.
+	// BlockSize is in tokens, at most wire.MaxBlockSize; 0 means the block size of the first store.
 	BlockSize uint32
 	// Endpoint and Labels are passed to routers. The endpoint and each label's value have at most
 	// MaxModelBytes bytes, and each key at most MaxNameBytes. There are at most 64 labels.

@@ -92,6 +92,8 @@ func TestValidate(t *testing.T) {
 			Sources: []config.Source{{Connect: "tcp://h:1"}},
 		}}}, []string{"Workers[0].Endpoint", `Workers[0].Labels[""]`, `Workers[0].Labels["zone"]`}},
 
+		{"largest block size", config.Config{Workers: []config.Worker{{Name: "w", BlockSize: 65_536, Sources: []config.Source{{Connect: "tcp://h:1"}}}}}, nil},
+		{"block size too large", config.Config{Workers: []config.Worker{{Name: "w", BlockSize: 65_537, Sources: []config.Source{{Connect: "tcp://h:1"}}}}}, []string{"Workers[0].BlockSize"}},
 		{"engine", source(config.Source{Connect: "tcp://h:1", Engine: "vLLM"}), []string{"Workers[0].Sources[0].Engine"}},
 		{"copies", source(config.Source{Connect: "tcp://h:1", Copies: "all"}), []string{"Workers[0].Sources[0].Copies"}},
 		{"copies auto", source(config.Source{Connect: "tcp://h:1", Copies: config.CopiesAuto}), nil},

@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/wire"
 )
 
 // FieldError is an invalid field of a Config.
@@ -191,6 +192,7 @@ func (v *Validation) Durations(c Config) {
 func (v *Validation) worker(field string, w Worker) {
 	v.Name(field+".Name", w.Name)
 	v.Check(ValidModel(w.Model), field+".Model", w.Model, AllowedModel)
+	v.Check(w.BlockSize <= wire.MaxBlockSize, field+".BlockSize", w.BlockSize, fmt.Sprintf("at most %d", wire.MaxBlockSize))
 	v.Check(ValidModel(w.Endpoint), field+".Endpoint", w.Endpoint, AllowedModel)
 	v.Check(w.HTTP == "" || ValidHTTP(w.HTTP), field+".HTTP", w.HTTP, AllowedHTTP)
 	v.Check(w.HTTP == "" || len(w.Sources) == 1 && slices.Contains(HTTPEngines, w.Sources[0].Engine), field+".HTTP", w.HTTP,

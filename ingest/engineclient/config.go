@@ -37,7 +37,7 @@ type Config struct {
 	Worker string
 	// Model is at most config.MaxModelBytes bytes; empty means unknown.
 	Model string
-	// BlockSize is in tokens; 0 means the block size of the first store.
+	// BlockSize is in tokens, at most wire.MaxBlockSize; 0 means the block size of the first store.
 	BlockSize uint32
 	// Engine defaults to feed.EngineVLLM.
 	Engine feed.Engine

@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 
 // sized returns a store of blocks of a size by a main attention group.
@@ -122,6 +123,48 @@ func TestBlockSize(t *testing.T) {
 				t.Errorf("block size: got %+v, want %+v", size, c.want)
 			}
 		})
+	}
+}
+
+// TestStoresOfTooLargeBlocksAreDropped checks that the block size of such a store is not learned, and does not replace a
+// learned one.
+func TestStoresOfTooLargeBlocksAreDropped(t *testing.T) {
+	const tooLarge = wire.MaxBlockSize + 1
+	for name, c := range map[string]struct {
+		known   uint32
+		event   obj
+		want    uint32 // the size afterwards
+		dropped uint64
+	}{
+		"largest":                          {0, sized(wire.MaxBlockSize, nil, 1), wire.MaxBlockSize, 0},
+		"too large":                        {0, sized(tooLarge, nil, 1), 0, 1},
+		"too large, without tokens":        {0, stored(obj{"block_size": tooLarge}, 1), 0, 1},
+		"too large, a multiple":            {1, sized(tooLarge, nil, 1), 1, 1},
+		"too large, and already the known": {tooLarge, sized(tooLarge, nil, 1), tooLarge, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			size := wire.BlockSize{Tokens: c.known}
+			b := decodeOf(t, c.event)
+			var counts wire.Counts
+			wire.NewRules(&size).Admit(b, 0, &counts)
+			if got := uint64(counts[wire.ReasonBlockSizeMismatch]); got != c.dropped || len(b.Events) != 1-int(c.dropped) {
+				t.Errorf("got %d dropped and %d admitted, want %d dropped", got, len(b.Events), c.dropped)
+			}
+			if size.Tokens != c.want {
+				t.Errorf("block size: got %d, want %d", size.Tokens, c.want)
+			}
+		})
+	}
+}
+
+// TestRestoredBlockSizeIsBounded restores sizes that an earlier version learned.
+func TestRestoredBlockSizeIsBounded(t *testing.T) {
+	for tokens, want := range map[uint32]uint32{wire.MaxBlockSize: wire.MaxBlockSize, wire.MaxBlockSize + 1: 0} {
+		var size wire.BlockSize
+		size.Restore(&statev1.IngestBlockSize{Tokens: tokens})
+		if size.Tokens != want {
+			t.Errorf("restored %d: got %d, want %d", tokens, size.Tokens, want)
+		}
 	}
 }
 

@@ -15,6 +15,10 @@ const (
 	// maxNameBytes is the length of the longest LoRA name and cache salt. A store may become
 	// many router events, and each of them has both.
 	maxNameBytes = 1024
+	// MaxBlockSize is the number of tokens in the largest block of a worker. Engines have blocks
+	// of up to some hundred tokens. A store with larger ones is dropped, since a wrong size that is
+	// learned drops the stores with the right one.
+	MaxBlockSize = 65_536
 	// maxRulesKept is how many bytes of each kind of memory a Rules keeps from one batch to
 	// the next: enough for a store of 128 Ki tokens.
 	maxRulesKept = 1 << 20
@@ -26,7 +30,7 @@ const (
 // size. Other requests cannot reuse them, and their parents may not be stored. A learned size
 // may be the size of a partial block.
 type BlockSize struct {
-	// Tokens is 0 while the size is unknown.
+	// Tokens is at most MaxBlockSize; 0 while the size is unknown.
 	Tokens uint32
 	// Configured reports whether the size was configured. It then never changes.
 	Configured bool
@@ -337,7 +341,7 @@ func (r *Rules) applySalt(ev *Event, rank uint32) (id saltID, ok bool) {
 func (r *Rules) fitsBlockSize(ev *Event, rank uint32) bool {
 	size := r.blockSize
 	switch {
-	case ev.BlockSize == 0:
+	case ev.BlockSize == 0 || ev.BlockSize > MaxBlockSize:
 		return false
 	case ev.BlockSize == size.Tokens:
 		return true

@@ -223,9 +223,10 @@ func (s *BlockSize) State() *statev1.IngestBlockSize {
 	return &statev1.IngestBlockSize{Tokens: s.Tokens, OffDevice: s.offDevice}
 }
 
-// Restore sets the size, unless it was configured.
+// Restore sets the size, unless it was configured. A size above MaxBlockSize, which earlier versions
+// learned, stays unknown.
 func (s *BlockSize) Restore(state *statev1.IngestBlockSize) {
-	if !s.Configured {
+	if !s.Configured && state.Tokens <= MaxBlockSize {
 		*s = BlockSize{Tokens: state.Tokens, offDevice: state.OffDevice}
 	}
 }

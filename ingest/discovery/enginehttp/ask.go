@@ -23,6 +23,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/wire"
 )
 
 const (
@@ -196,6 +197,9 @@ func askSGLang(ctx context.Context, server string) (a answer, err error) {
 	}
 	if events.Publisher != "zmq" || events.DPSize < 1 || events.DPSize > feed.MaxRanks {
 		return answer{}, fmt.Errorf("kv_events has the publisher %.100q and the dp_size %d; want zmq and 1 to %d", events.Publisher, events.DPSize, feed.MaxRanks)
+	}
+	if events.BlockSize > wire.MaxBlockSize {
+		return answer{}, fmt.Errorf("kv_events has the block_size %d; want at most %d", events.BlockSize, wire.MaxBlockSize)
 	}
 	a = answer{blockSize: events.BlockSize, model: info.Model}
 	at := func(port, r int) string { return "tcp://" + events.Host + ":" + strconv.Itoa(port+r) } // an IPv6 host has brackets

@@ -81,6 +81,8 @@ func TestAsk(t *testing.T) {
 			` has endpoints that kvcast cannot connect to: "tcp://*:-1"; want tcp://*:PORT`},
 		{"too many ranks", feed.EngineSGLang, "/server_info", sglang(strings.Replace(descriptor, `"dp_size": 2`, `"dp_size": 2000000000`, 1)), config.Worker{},
 			`: kv_events has the publisher "zmq" and the dp_size 2000000000; want zmq and 1 to 1024`},
+		{"a block size that is too large", feed.EngineSGLang, "/server_info", sglang(strings.Replace(descriptor, `"block_size": 64`, `"block_size": 65537`, 1)), config.Worker{},
+			`: kv_events has the block_size 65537; want at most 65536`},
 		{"too large", feed.EngineVLLM, "/kv_event_sources", `{"` + strings.Repeat("a", 5<<20), config.Worker{}, ": GET /kv_event_sources: the answer has more than 4 MiB"},
 		{"redirect", feed.EngineVLLM, "/kv_event_sources", "redirect", config.Worker{}, ": GET /kv_event_sources: status 302 Found; want 200"},
 		{"API key", feed.EngineVLLM, "/kv_event_sources", "unauthorized", config.Worker{}, ": GET /kv_event_sources: status 401 Unauthorized; want 200"},

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"slices"
 	"strconv"
@@ -15,6 +14,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/discovery"
+	"github.com/kvcast/kvcast/ingest/wire"
 )
 
 // Prefix is the prefix of kvcast's annotations and labels. An annotation takes precedence over the label of the same key.
@@ -88,7 +88,7 @@ func (e Engines) worker(p *corev1.Pod) (config.Worker, error) {
 	} else if of.Engine == "" {
 		of.Engine = engineTypes[firstNonEmpty(p.Labels[llmdEngine], p.Labels[inferenceEngine], p.Labels[aibrixEngine])]
 	}
-	of.BlockSize = uint32(r.number("block-size", 1, math.MaxUint32, int(of.BlockSize), 0, 0))
+	of.BlockSize = uint32(r.number("block-size", 1, wire.MaxBlockSize, int(of.BlockSize), 0, 0))
 	of.Port = r.number("event-port", 1, config.MaxPort, of.Port, containerPort(p, eventPortName), config.DefaultPort)
 	of.ReplayPort = r.number("replay-port", 0, config.MaxPort, of.ReplayPort, containerPort(p, replayPortName), 0)
 	httpPort := r.number("http-port", 0, config.MaxPort, e.HTTPPort, portLabel(p, aibrixPort), 0)

@@ -411,7 +411,7 @@ type WorkerSpec struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Name of the model that the worker serves, at most 1024 bytes.
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
-	// Tokens per block; 0 means the block size of the first store.
+	// Tokens per block, at most 65536; 0 means the block size of the first store.
 	BlockSize uint32 `protobuf:"varint,3,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
 	// The address to which routers send requests. kvcast does not interpret it.
 	Endpoint string `protobuf:"bytes,4,opt,name=endpoint,proto3" json:"endpoint,omitempty"`

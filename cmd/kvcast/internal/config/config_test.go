@@ -20,6 +20,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/discovery"
+	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/server"
 )
 
@@ -581,7 +582,7 @@ func drawConfig(t *rapid.T) *Config {
 	for _, name := range names {
 		w := ingestconfig.Worker{Consolidate: feed.ConsolidateDedup}
 		w.Name, w.Model, w.Endpoint = name, words.Draw(t, "model"), words.Draw(t, "endpoint")
-		w.BlockSize = rapid.Uint32().Draw(t, "block size")
+		w.BlockSize = rapid.Uint32Max(wire.MaxBlockSize).Draw(t, "block size")
 		if labels := rapid.MapOfN(words.Filter(func(s string) bool { return s != "" && len(s) <= ingestconfig.MaxNameBytes }), words, 0, 4).Draw(t, "labels"); len(labels) > 0 {
 			w.Labels = labels
 		}
@@ -618,7 +619,7 @@ func drawConfig(t *rapid.T) *Config {
 			}
 			d.Engines.Port, d.Engines.ReplayPort = ports.Draw(t, "port"), rapid.OneOf(rapid.Just(0), ports).Draw(t, "replay port")
 			d.Engines.Copies = copies.Draw(t, "copies")
-			d.Engines.Engine, d.Engines.Model, d.Engines.BlockSize = engines.Draw(t, "engine"), words.Draw(t, "model"), rapid.Uint32().Draw(t, "block size")
+			d.Engines.Engine, d.Engines.Model, d.Engines.BlockSize = engines.Draw(t, "engine"), words.Draw(t, "model"), rapid.Uint32Max(wire.MaxBlockSize).Draw(t, "block size")
 		}
 		c.Discovery = append(c.Discovery, d)
 	}

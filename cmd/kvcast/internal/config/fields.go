@@ -9,6 +9,7 @@ import (
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/discovery"
 	"github.com/kvcast/kvcast/ingest/discovery/kubernetes"
+	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/pipeline"
 	"github.com/kvcast/kvcast/server"
 )
@@ -185,7 +186,7 @@ func workerFields(w *ingestconfig.Worker) mapping {
 	return mapping{
 		{key: "name", node: word(&w.Name)},
 		{key: "model", node: word(&w.Model)},
-		{key: "block_size", node: number(&w.BlockSize, 0, math.MaxUint32)},
+		{key: "block_size", node: number(&w.BlockSize, 0, wire.MaxBlockSize)},
 		{key: "endpoint", node: word(&w.Endpoint)},
 		{key: "http", node: word(&w.HTTP)},
 		{key: "consolidate", node: oneOf(&w.Consolidate, feed.ConsolidateDedup, feed.ConsolidatePassthrough)},
@@ -226,7 +227,7 @@ func discoveryFields(d *Discovery) mapping {
 		{key: "engine", node: discoveredEngine(&d.Engines.Engine)},
 		{key: "copies", node: copies(&d.Engines.Copies)},
 		{key: "model", node: text(&d.Engines.Model, "", ingestconfig.ValidModel, ingestconfig.AllowedModel)},
-		{key: "block_size", node: number(&d.Engines.BlockSize, 0, math.MaxUint32)},
+		{key: "block_size", node: number(&d.Engines.BlockSize, 0, wire.MaxBlockSize)},
 	}
 	k := &d.Kubernetes
 	pods := mapping{
