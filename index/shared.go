@@ -9,11 +9,12 @@ import (
 // Sharing says how many ranks hold the same blocks, and which parts of the tree they share most.
 type Sharing = radix.Sharing
 
-// sharingWork bounds the work between two turns of the writer: some 100 µs.
+// sharingWork bounds the work between two turns of the writer: some 100 µs, and twice that if the last part of it is a path of
+// 1,000 nodes. A run that very many ranks hold in parts takes longer.
 const sharingWork = 1 << 15
 
-// Sharing counts how many ranks of a model hold the same blocks; of all models if the name is empty. It visits every block, in
-// turns between which the index may change. It returns at most so many nodes, of which half, those that are shared most, are
+// Sharing counts how many ranks of a model hold the same blocks; of all models if the name is empty. It visits every block, and
+// then the nodes that it returns, in turns between which the index may change. It returns at most so many nodes, of which half, those that are shared most, are
 // the reason for the others: the nodes before them.
 func (x *Index) Sharing(ctx context.Context, model string, nodes int) (*Sharing, error) {
 	s := new(Sharing)
@@ -25,9 +26,14 @@ func (x *Index) Sharing(ctx context.Context, model string, nodes int) (*Sharing,
 		next = x.blocks.AddRuns(s, model, next, sharingWork, (nodes+1)/2)
 		x.mu.RUnlock()
 	}
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	x.blocks.Resolve(s, nodes)
+	for more := true; more; {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		x.mu.RLock()
+		more = x.blocks.Resolve(s, sharingWork, nodes)
+		x.mu.RUnlock()
+	}
 	return s, nil
 }
 

@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 
@@ -243,5 +245,70 @@ func TestSharedPrefixesAreListed(t *testing.T) {
 		}
 		_, err = h.inspection().ListSharedPrefixes(t.Context(), &kvcastv1.ListSharedPrefixesRequest{Limit: 501})
 		wantStatus(t, err, codes.InvalidArgument, "INVALID_ARGUMENT")
+	})
+}
+
+// TestScanOfSharedPrefixesServesAllLimits stores blocks after a scan, and lists with other limits.
+func TestScanOfSharedPrefixesServesAllLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := inMemory(t, server.Config{}, journal.Config{})
+		for _, worker := range []string{"a", "b"} {
+			lane := h.Pipeline.AddWorker(feed.Worker{Name: worker, Model: "m"})
+			for n := range uint64(10) { // prompts of different lengths
+				hashes := make([]uint64, n+1)
+				for i := range hashes {
+					hashes[i] = 100*n + uint64(i) + 1
+				}
+				h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, TokensHashes: hashes, BlockSize: 16})
+			}
+		}
+		blocks := uint64(0)
+		for i, limit := range []uint32{500, 4, 0, 1, 500} {
+			got, err := h.inspection().ListSharedPrefixes(t.Context(), &kvcastv1.ListSharedPrefixesRequest{Model: "m", Limit: limit})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if blocks == 0 {
+				blocks = got.GetBlocks()
+			}
+			want := 10
+			if limit == 4 || limit == 1 {
+				want = int(limit+1) / 2 // that are shared most
+			}
+			if got.GetBlocks() != blocks || len(got.GetPrefixes()) != want {
+				t.Errorf("limit %d: got %d blocks and %d prefixes, want %d and %d", limit, got.GetBlocks(), len(got.GetPrefixes()), blocks, want)
+			}
+			for _, p := range got.GetPrefixes() {
+				if least := uint64(11 - want); p.GetBlocks() < least {
+					t.Errorf("limit %d: got a prefix of %d blocks, want at least %d", limit, p.GetBlocks(), least)
+				}
+			}
+			lane := h.Pipeline.AddWorker(feed.Worker{Name: fmt.Sprint("later", i), Model: "m"})
+			later := []uint64{10_000 + uint64(i)}
+			h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: later, TokensHashes: later, BlockSize: 16})
+		}
+	})
+}
+
+// TestScansOfSharedPrefixesHaveAnInterval lists the prefixes of one model after another. Every other call gives up while it waits.
+func TestScansOfSharedPrefixesHaveAnInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const rounds = 10
+		h := inMemory(t, server.Config{}, journal.Config{})
+		began := time.Now()
+		for n := range rounds {
+			ended, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			_, err := h.inspection().ListSharedPrefixes(ended, &kvcastv1.ListSharedPrefixesRequest{Model: fmt.Sprint("other", n)})
+			cancel()
+			if n > 0 && status.Code(err) != codes.DeadlineExceeded {
+				t.Errorf("a call that must wait for longer than its deadline: got %v", err)
+			}
+			if _, err := h.inspection().ListSharedPrefixes(t.Context(), &kvcastv1.ListSharedPrefixesRequest{Model: fmt.Sprint(n % 2)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if took := time.Since(began); took < (rounds-1)*time.Second || took > 2*rounds*time.Second {
+			t.Errorf("%d scans took %v, want one a second", rounds, took)
+		}
 	})
 }

@@ -92,7 +92,7 @@ const (
 	maxBlockLookups   = 4
 	maxWorkersQueries = 2 // ListWorkers and GetStatus together
 	maxInspections    = 2 // ListIncidents, ListEntries and GetChain together
-	maxSharingScans   = 1 // ListSharedPrefixes, which reads every block
+	maxSharingScans   = 1 // of ListSharedPrefixes, which read every block
 	maxQueriesWaiting = 64
 	maxQueryWait      = 5 * time.Second
 

@@ -85,7 +85,7 @@ type Server struct {
 	matchStreams   *quota
 	inspections    *queryLimiter // ListIncidents, ListEntries and GetChain
 	sharingScans   *queryLimiter // ListSharedPrefixes
-	sharedPrefixes sharedPrefixes
+	sharing        sharingCache
 	sourcesDown    *sourcesDown
 	access         atomic.Pointer[Access]
 

@@ -50,7 +50,8 @@ type limits struct {
 var defaults = limits{run: maxRun, singleClears: 64, sweeps: 32, minSweep: 1024, attributes: maxAttributes, unheld: 1 << 14}
 
 // Index has the blocks of all ranks. Only one goroutine may call methods at a time, except that several may call
-// Match, MatchHashes, Find and Scan at the same time, each match with its own Matcher. New makes an index.
+// Match, MatchHashes, Find, Scan, Chain, AddRuns and Resolve at the same time, each with its own Matcher or Sharing. New makes an
+// index.
 type Index struct {
 	tree        tree
 	models      map[string]*model

@@ -21,6 +21,8 @@ type run struct {
 	unheld, queued bool
 	// detached is set for an unheld run that was forgotten: it has no tokens and follows no block.
 	detached bool
+	// generation counts how often the run's number was freed, so that a reader knows whether it is used again.
+	generation uint32
 }
 
 // position is a block of a run. The block after which the runs of a root begin is the offset 0 of the root. The place

@@ -1,17 +1,13 @@
 package radix
 
-import (
-	"cmp"
-	"slices"
-)
+import "slices"
 
 // Bounds of a Sharing.
 const (
 	// MaxRanksCounted is the length of Sharing.ByRanks.
 	MaxRanksCounted = 32
-	// maxNodeTokens bounds the tokens hashes of a Node, and maxAncestors the runs before it that are followed.
+	// maxNodeTokens bounds the tokens hashes of a Node.
 	maxNodeTokens = 256
-	maxAncestors  = 4096
 )
 
 // Sharing says how many ranks hold the same blocks. Only blocks that have a place count, once for each rank whatever the tier.
@@ -23,7 +19,8 @@ type Sharing struct {
 	// Nodes are the nodes with the most copies beside the first of each block, in no order before Resolve.
 	Nodes []Node
 
-	counts []int32 // reused: of holders, by offset
+	counts   []int32   // reused: of holders, by offset
+	resolver *resolver // nil before Resolve
 }
 
 // Node is consecutive blocks of the tree, up to a block that several blocks follow, or none.
@@ -39,7 +36,25 @@ type Node struct {
 	// Tokens are the tokens hashes of the first blocks, at most 256. The caller must not modify them.
 	Tokens []uint64
 
-	at stretch
+	at nodeRef
+}
+
+// nodeRef refers to a node between calls. The run may be dropped meanwhile, and its number used again: its generation is then
+// another one.
+type nodeRef struct {
+	stretch
+	generation uint32
+}
+
+func (n nodeRef) id() uint64 { return uint64(n.run)<<16 | uint64(n.from) }
+
+// isIn reports whether a node is in the run of another.
+func (n nodeRef) isIn(o nodeRef) bool { return n.run == o.run && n.generation == o.generation }
+
+// exists reports whether the run of a node, and the node's first block, still exist.
+func (x *Index) exists(n nodeRef) bool {
+	r := x.tree.run(n.run)
+	return r.generation == n.generation && n.from < uint32(len(r.tokens))
 }
 
 func (n *Node) saved() int { return n.Copies - n.Blocks }
@@ -53,7 +68,7 @@ func (x *Index) AddRuns(s *Sharing, modelName string, from uint32, work, most in
 			return id
 		}
 		r := x.tree.run(id)
-		work -= 8 + len(r.tokens) + len(r.holdings)
+		work -= countWork(r)
 		model := x.modelOf(r)
 		if model == nil || modelName != "" && model.name != modelName {
 			continue
@@ -67,10 +82,9 @@ func (x *Index) AddRuns(s *Sharing, modelName string, from uint32, work, most in
 			}
 		}
 		for begin := uint32(0); begin < uint32(len(s.counts)); {
-			node := s.node(id, r, begin)
-			begin = node.at.to
-			if node.saved() > 0 {
-				node.Model = model.name
+			node := Node{Model: model.name, at: x.nodeAt(position{id, begin})}
+			node.ID, begin = node.at.id(), node.at.to
+			if s.countNode(&node); node.saved() > 0 {
 				s.keep(node, most)
 			}
 		}
@@ -88,6 +102,9 @@ func (x *Index) modelOf(r *run) *model {
 	return nil
 }
 
+// countWork is the work of counting the ranks that hold the blocks of a run.
+func countWork(r *run) int { return 8 + len(r.tokens) + len(r.holdings) }
+
 // count sets s.counts to the numbers of ranks that hold each block of a run.
 func (s *Sharing) count(x *Index, r *run) {
 	s.counts = append(s.counts[:0], make([]int32, len(r.tokens)+1)...)
@@ -103,21 +120,30 @@ func (s *Sharing) count(x *Index, r *run) {
 	s.counts = s.counts[:len(r.tokens)]
 }
 
-// node returns the node that begins with a block of the run whose counts are in s.counts, without its model.
-func (s *Sharing) node(id uint32, r *run, begin uint32) Node {
-	end := uint32(len(r.tokens))
-	if i, _ := r.findBranch(begin); i < len(r.branches) {
+// nodeAt returns the node that has a block.
+func (x *Index) nodeAt(at position) nodeRef {
+	r := x.tree.run(at.run)
+	begin, end := uint32(0), uint32(len(r.tokens))
+	i, _ := r.findBranch(at.offset)
+	if i > 0 {
+		begin = r.branches[i-1].offset + 1
+	}
+	if i < len(r.branches) {
 		end = min(end, r.branches[i].offset+1)
 	}
-	n := Node{ID: uint64(id)<<16 | uint64(begin), at: stretch{id, begin, end}}
-	for _, ranks := range s.counts[begin:end] {
+	return nodeRef{stretch{at.run, begin, end}, r.generation}
+}
+
+// countNode counts the ranks that hold the blocks of a node, after count for its run. The run may have become shorter.
+func (s *Sharing) countNode(n *Node) {
+	end := min(n.at.to, uint32(len(s.counts)))
+	for _, ranks := range s.counts[min(n.at.from, end):end] {
 		if ranks > 0 {
 			n.Blocks++
 		}
 		n.Copies += int(ranks)
 		n.MaxRanks = max(n.MaxRanks, int(ranks))
 	}
-	return n
 }
 
 // keep adds a node, in place of the one that saves least if there are too many. Nodes is a heap then.
@@ -145,69 +171,6 @@ func (s *Sharing) keep(n Node, most int) {
 		}
 		s.Nodes[i], s.Nodes[least] = s.Nodes[least], s.Nodes[i]
 		i = least
-	}
-}
-
-// Resolve adds to the nodes those before them, up to some number in total, and sorts them: each after its parent. It drops
-// nodes that do not exist any more. No more runs may be added.
-func (x *Index) Resolve(s *Sharing, most int) {
-	found := s.Nodes
-	slices.SortFunc(found, func(a, b Node) int { return cmp.Or(b.saved()-a.saved(), cmp.Compare(a.ID, b.ID)) })
-	s.Nodes = nil
-	known := make(map[uint64]bool)
-	for _, n := range found {
-		var path []Node // the node, and those before it that are not known yet
-		for at, ok := (position{n.at.run, n.at.from}), true; ok; at, ok = x.before(path[len(path)-1].at) {
-			node, exists := x.nodeAt(s, at, n.Model)
-			if !exists || len(path) == most {
-				path = nil
-				break
-			}
-			if len(path) > 0 {
-				path[len(path)-1].Parent = node.ID
-			}
-			if known[node.ID] {
-				break
-			}
-			path = append(path, node)
-		}
-		if len(s.Nodes)+len(path) > most {
-			continue
-		}
-		for _, node := range path {
-			known[node.ID] = true
-			s.Nodes = append(s.Nodes, node)
-		}
-	}
-	slices.SortFunc(s.Nodes, func(a, b Node) int {
-		return cmp.Or(cmp.Compare(a.First, b.First), b.Copies-a.Copies, cmp.Compare(a.ID, b.ID))
-	})
-}
-
-// nodeAt returns the node that has a block; ok is false if the block does not exist, or has too many runs before it.
-func (x *Index) nodeAt(s *Sharing, at position, modelName string) (n Node, ok bool) {
-	r := x.tree.run(at.run)
-	if at.offset >= uint32(len(r.tokens)) {
-		return Node{}, false
-	}
-	begin := uint32(0)
-	if i, _ := r.findBranch(at.offset); i > 0 {
-		begin = r.branches[i-1].offset + 1
-	}
-	s.count(x, r)
-	n = s.node(at.run, r, begin)
-	n.Model = modelName
-	n.Tokens = slices.Clone(r.tokens[n.at.from:min(n.at.to, n.at.from+maxNodeTokens)])
-	n.First = int(begin)
-	for runs := 0; ; runs++ {
-		before := r.after
-		if r = x.tree.run(before.run); len(r.tokens) == 0 {
-			return n, !r.detached // it is the root, unless blocks before it were forgotten
-		}
-		if runs == maxAncestors {
-			return Node{}, false
-		}
-		n.First += int(before.offset) + 1
 	}
 }
 

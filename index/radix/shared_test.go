@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // sharing counts what the ranks of a model share, in steps of little work.
@@ -15,7 +16,8 @@ func sharing(x *Index, model string, work, nodes int) *Sharing {
 	for next, first := uint32(0), true; first || next != 0; first = false {
 		next = x.AddRuns(s, model, next, work, nodes)
 	}
-	x.Resolve(s, 2*nodes)
+	for x.Resolve(s, work, 2*nodes) {
+	}
 	return s
 }
 
@@ -45,6 +47,12 @@ func compareSharing(x *Index, pairs []pair, modelName string) error {
 	got := sharing(x, modelName, 1, 4)
 	if got.Blocks != want.Blocks || got.Copies != want.Copies || got.ByRanks != want.ByRanks {
 		return fmt.Errorf("model %q: got %d blocks, %d copies, %v; want %d, %d, %v", modelName, got.Blocks, got.Copies, got.ByRanks, want.Blocks, want.Copies, want.ByRanks)
+	}
+	for _, nodes := range []int{1, 2, 4} { // there is no room for all paths
+		got := sharing(x, modelName, 1, nodes)
+		if diff := cmp.Diff(resolvedAtOnce(x, modelName, nodes), got.Nodes, cmpopts.IgnoreUnexported(Node{}), cmpopts.EquateEmpty()); diff != "" {
+			return fmt.Errorf("model %q, %d nodes: (-want +got):\n%s", modelName, nodes, diff)
+		}
 	}
 	ids := make(map[uint64]Node)
 	for _, n := range got.Nodes {

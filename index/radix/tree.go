@@ -72,7 +72,7 @@ func (t *tree) drop(id uint32) {
 		t.detachedRuns--
 	}
 	t.dropIDs(r)
-	*r = run{queued: r.queued}
+	*r = run{queued: r.queued, generation: r.generation + 1}
 	t.free = append(t.free, id)
 }
 

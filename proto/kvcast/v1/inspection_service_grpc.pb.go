@@ -49,8 +49,9 @@ type InspectionServiceClient interface {
 	// one before it is unknown, or if the prompt has more than 65,536 blocks.
 	GetChain(ctx context.Context, in *GetChainRequest, opts ...grpc.CallOption) (*GetChainResponse, error)
 	// Returns how many dp ranks hold the same blocks, and the parts of prompts that they share
-	// most. An answer is at most 5 s old. A call reads every block of the model, and the server
-	// runs one such call at a time; while it does, blocks may change.
+	// most. An answer is at most 5 s old. If there is none for the model, a call reads every block
+	// of the model. The server does so for one call at a time, with a pause of a second between
+	// them; while it does, blocks may change.
 	ListSharedPrefixes(ctx context.Context, in *ListSharedPrefixesRequest, opts ...grpc.CallOption) (*ListSharedPrefixesResponse, error)
 }
 
@@ -135,8 +136,9 @@ type InspectionServiceServer interface {
 	// one before it is unknown, or if the prompt has more than 65,536 blocks.
 	GetChain(context.Context, *GetChainRequest) (*GetChainResponse, error)
 	// Returns how many dp ranks hold the same blocks, and the parts of prompts that they share
-	// most. An answer is at most 5 s old. A call reads every block of the model, and the server
-	// runs one such call at a time; while it does, blocks may change.
+	// most. An answer is at most 5 s old. If there is none for the model, a call reads every block
+	// of the model. The server does so for one call at a time, with a pause of a second between
+	// them; while it does, blocks may change.
 	ListSharedPrefixes(context.Context, *ListSharedPrefixesRequest) (*ListSharedPrefixesResponse, error)
 	mustEmbedUnimplementedInspectionServiceServer()
 }
