@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"regexp"
+	"slices"
 	"time"
 
 	"github.com/kvcast/kvcast/journal"
@@ -138,4 +139,14 @@ func (c Config) withDefaults() Config {
 		c.Log = slog.Default()
 	}
 	return c
+}
+
+// syncsCompaction reports whether nats-server of a version syncs the files that compaction rewrites, if it is to sync
+// always: 2.14.6 and later do. It returns true for a version that it cannot parse.
+func syncsCompaction(version string) bool {
+	var v [3]int
+	if n, _ := fmt.Sscanf(version, "%d.%d.%d", &v[0], &v[1], &v[2]); n < len(v) {
+		return true
+	}
+	return slices.Compare(v[:], []int{2, 14, 6}) >= 0
 }

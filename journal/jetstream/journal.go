@@ -29,7 +29,8 @@
 // that no position is ever used twice. For Config.Servers, the servers' own settings decide (sync_interval, replicas).
 //
 // SyncAlways needs nats-server 2.14.6 or later: earlier ones do not sync the files that compaction rewrites, so a crash
-// of the machine could lose acknowledged entries. The embedded server is 2.15.2. Servers should be at least that too.
+// of the machine could lose acknowledged entries. The embedded server is 2.15.2. Open logs a warning if that of Config.Servers is
+// earlier than 2.14.6.
 package jetstream
 
 import (
@@ -137,6 +138,9 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 		}
 	} else if err := j.connect(); err != nil {
 		return nil, fmt.Errorf("connect to %v: %w", cfg.Servers, err)
+	} else if v := j.conn.ConnectedServerVersion(); !syncsCompaction(v) {
+		j.log.Warn("the NATS server may lose acknowledged entries if its machine crashes, also with sync_interval: always: it does not sync what compaction rewrites; "+
+			"want nats-server 2.14.6 or later", "version", v)
 	}
 	var st streamState
 	err = j.untilAnswered(ctx, func() error {
