@@ -8,8 +8,10 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -89,7 +91,7 @@ func TestTokenIDsDoNotLeave(t *testing.T) {
 			dir := t.TempDir()
 			p := publisherOf(t, simulator.SocketConfig{})
 			s := serve(t, "--worker", "name=w,model=m,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint(), "--log-level", "debug",
-				"--journal", "file:"+dir, "--emit-token-ids="+strconv.FormatBool(emitted))
+				"--journal", "file:"+dir, "--emit-token-ids="+strconv.FormatBool(emitted), "--egress-dynamo-listen", "127.0.0.1:0")
 			var tokens []uint32
 			for i := range uint32(64) {
 				tokens = append(tokens, 1_500_000_001+i*7_919_003)
@@ -113,13 +115,16 @@ func TestTokenIDsDoNotLeave(t *testing.T) {
 				}
 				metrics += text
 			}
+			pages := askConsole(t, s)
+			dynamo := askDynamo(t, s)
 			if err := s.Stop(); err != nil {
 				t.Fatal(err)
 			}
 			answers.mu.Lock()
 			defer answers.mu.Unlock()
 			for name, text := range map[string][]byte{
-				"answers": answers.received.Bytes(), "admin port": []byte(metrics), "log": []byte(strings.Join(s.Log(), "\n")), "journal": contents(t, dir),
+				"answers": answers.received.Bytes(), "admin port": []byte(metrics), "console": pages, "Dynamo's port": dynamo,
+				"log": []byte(strings.Join(s.Log(), "\n")), "journal": contents(t, dir),
 			} {
 				if len(text) == 0 {
 					t.Errorf("%s: nothing to search", name)
@@ -168,11 +173,77 @@ func askAll(t *testing.T, conn *grpc.ClientConn) {
 	_, lookupErr := router.LookupBlocks(ctx, &kvcastv1.LookupBlocksRequest{BlockHashes: []uint64{1, 2, 3}})
 	_, subscribersErr := router.ListSubscribers(ctx, &kvcastv1.ListSubscribersRequest{})
 	_, matchErr := router.MatchPrefix(ctx, &kvcastv1.MatchPrefixRequest{Model: "m", Prompts: []*kvcastv1.Prompt{{BlockHashes: []uint64{1, 2, 3}}}})
-	for _, err := range []error{statusErr, workersErr, lookupErr, subscribersErr, matchErr} {
+	inspection := kvcastv1.NewInspectionServiceClient(conn)
+	_, entriesErr := inspection.ListEntries(ctx, &kvcastv1.ListEntriesRequest{Limit: 10})
+	_, incidentsErr := inspection.ListIncidents(ctx, &kvcastv1.ListIncidentsRequest{})
+	_, historyErr := inspection.GetHistory(ctx, &kvcastv1.GetHistoryRequest{})
+	_, sharedErr := inspection.ListSharedPrefixes(ctx, &kvcastv1.ListSharedPrefixesRequest{})
+	_, chainErr := inspection.GetChain(ctx, &kvcastv1.GetChainRequest{Worker: "w", BlockHash: 3})
+	for _, err := range []error{statusErr, workersErr, lookupErr, subscribersErr, matchErr, entriesErr, incidentsErr, historyErr, sharedErr, chainErr} {
 		if err != nil {
 			t.Error(err)
 		}
 	}
+	replay, err := router.Replay(ctx, &kvcastv1.ReplayRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, err = replay.Recv()
+	}
+	if !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+}
+
+// httpAnswer sends an HTTP request, and returns the body of the answer, whose status must be 200.
+func httpAnswer(t *testing.T, method, url, body string) []byte {
+	t.Helper()
+	r, err := http.NewRequestWithContext(harness.Context(t), method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	response, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	answer, err := io.ReadAll(response.Body)
+	if err != nil || response.StatusCode != http.StatusOK {
+		t.Fatalf("%s %s: got %s %s, error %v", method, url, response.Status, answer, err)
+	}
+	return answer
+}
+
+// askConsole makes the calls of the console's page.
+func askConsole(t *testing.T, s *process) (all []byte) {
+	t.Helper()
+	admin, err := s.Admin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for method, body := range map[string]string{
+		"RouterEventService/ListWorkers": "{}", "RouterEventService/MatchPrefix": `{"prompts":[{"block_hashes":["1","2"]}]}`,
+		"InspectionService/ListEntries": `{"limit":10}`, "InspectionService/GetChain": `{"worker":"w","block_hash":"3"}`,
+		"InspectionService/ListSharedPrefixes": "{}", "InspectionService/ListIncidents": "{}",
+	} {
+		all = append(all, httpAnswer(t, http.MethodPost, "http://"+admin+"/console/rpc/kvcast.v1."+method, body)...)
+	}
+	return all
+}
+
+var dynamoLine = regexp.MustCompile(`msg=serving dynamo=(\S+)`)
+
+// askDynamo makes the calls of Dynamo's routers.
+func askDynamo(t *testing.T, s *process) (all []byte) {
+	t.Helper()
+	address, err := s.Logged(dynamoLine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all = append(all, httpAnswer(t, http.MethodGet, "http://"+address+"/dump", "")...)
+	return append(all, httpAnswer(t, http.MethodGet, "http://"+address+"/workers", "")...)
 }
 
 // contents returns the contents of all files below a directory.
