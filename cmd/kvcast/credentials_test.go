@@ -153,6 +153,7 @@ func replace(t *testing.T, file, text string) {
 
 func TestOpenPortsAreReported(t *testing.T) {
 	t.Parallel()
+	prompts := []string{"--emit-token-ids", "--retain-token-ids"}
 	for _, tt := range []struct {
 		name  string
 		flags []string
@@ -161,6 +162,12 @@ func TestOpenPortsAreReported(t *testing.T) {
 		{"loopback", nil, nil},
 		{"all addresses", []string{"--listen", ":0"}, []string{`msg="everyone who reaches the gRPC port may call it`}},
 		{"all addresses, with tokens", []string{"--listen", ":0", "--auth-tokens", secretFile(t, "tokens", "router "+routersToken)}, []string{`msg="tokens without TLS`}},
+		{"tokens on loopback", []string{"--auth-tokens", secretFile(t, "tokens", "router "+routersToken)}, nil},
+		{"Dynamo's port", []string{"--egress-dynamo-listen", ":0"}, []string{`msg="everyone who reaches the port for Dynamo may query it`}},
+		{"prompts for routers", append(prompts, "--egress-zmq-bind", "tcp://*:0"), []string{`msg="prompts are published as token ids`}},
+		{"prompts for routers on loopback", append(prompts, "--egress-zmq-bind", "tcp://127.0.0.1:*"), nil},
+		{"the admin port with tokens", []string{"--admin", ":0", "--auth-tokens", secretFile(t, "tokens", "router "+routersToken)},
+			[]string{`msg="everyone who reaches the admin port may read metrics`, `msg="tokens that browsers send to the console`}},
 		{"the admin port", []string{"--admin", ":0"}, []string{`msg="everyone who reaches the admin port may read metrics`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

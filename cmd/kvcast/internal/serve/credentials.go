@@ -7,10 +7,12 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/server"
 )
 
@@ -142,7 +144,7 @@ func (r *credentials) reload(s *server.Server) error {
 // warnIfOpen logs who may reach the ports, if that is more than the operator may expect.
 func warnIfOpen(c *config.Config, log *slog.Logger) {
 	switch {
-	case c.Server.Access.Tokens != nil && c.Server.TLS == nil:
+	case !isLoopback(c.Listen) && c.Server.Access.Tokens != nil && c.Server.TLS == nil:
 		log.Warn("tokens without TLS can be read from the network: set --tls-cert and --tls-key, unless a proxy terminates TLS")
 	case !isLoopback(c.Listen) && c.Server.Access.Tokens == nil && !c.Server.ClientCertificates:
 		log.Warn("everyone who reaches the gRPC port may call it: set --auth-tokens with --tls-cert and --tls-key, or --tls-client-ca, or listen at 127.0.0.1", "listen", c.Listen)
@@ -150,7 +152,7 @@ func warnIfOpen(c *config.Config, log *slog.Logger) {
 	if port := c.Egress.Dynamo.Listen; port != "" && !isLoopback(port) && c.Server.Access.Tokens == nil && !c.Server.ClientCertificates {
 		log.Warn("everyone who reaches the port for Dynamo may query it: set --auth-tokens with --tls-cert and --tls-key, or --tls-client-ca, or listen at 127.0.0.1", "listen", port)
 	}
-	if c.Egress.ZMQ.Enabled() {
+	if leavesHost(&c.Egress.ZMQ) {
 		log.Warn("prompts are published as token ids, without authentication and TLS: permit the ports of egress.zmq to routers alone")
 	}
 	if c.Admin == "" || isLoopback(c.Admin) {
@@ -166,6 +168,22 @@ func warnIfOpen(c *config.Config, log *slog.Logger) {
 	if c.Console && c.Server.Access.Tokens != nil && !c.AdminTLS {
 		log.Warn("tokens that browsers send to the console can be read from the network: set --admin-tls, unless a proxy terminates TLS", "admin", c.Admin)
 	}
+}
+
+// leavesHost reports whether events in vLLM's format may leave this host.
+func leavesHost(z *config.ZMQ) bool {
+	all := append([]string{z.Bind}, z.Connect...)
+	for _, p := range z.Publishers {
+		all = append(all, p.Bind, p.Replay)
+	}
+	return slices.ContainsFunc(all, func(text string) bool {
+		e, ok := ingestconfig.ParseEndpoint(text, true)
+		if !ok || e.Transport != ingestconfig.TransportTCP {
+			return false
+		}
+		_, address := e.Net()
+		return !isLoopback(address)
+	})
 }
 
 // isLoopback reports whether an address of a listener is that of this host alone.
