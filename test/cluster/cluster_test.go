@@ -41,7 +41,7 @@ var faults = []fault{
 	{"kill all", (*world).killAll},
 }
 
-// combinations are faults that happen at random only.
+// combinations are further faults, for longer runs.
 var combinations = []fault{
 	{"pause two", (*world).pauseTwo},
 	{"partition all from NATS", (*world).partitionAll},
@@ -54,20 +54,24 @@ var combinations = []fault{
 	{"kill two of three NATS servers", (*world).killMajority},
 }
 
-// TestWorkersAreTakenOver makes each fault happen, and then, for as long as -minutes says, faults at random.
+// TestWorkersAreTakenOver makes each fault happen. With -minutes, it also makes each of the combinations happen, and then all at
+// random for that time.
 func TestWorkersAreTakenOver(t *testing.T) {
 	t.Logf("seed %d", *seed)
 	w := newWorld(t)
 	w.follow()
 	w.progress(w.allWorkers()...)
-	for _, f := range faults {
+	all := faults
+	if *minutes > 0 {
+		all = slices.Concat(faults, combinations)
+	}
+	for _, f := range all {
 		w.entries()
 		t.Log(f.name)
 		f.happen(w)
 	}
 	w.check()
 	deadline := time.Now().Add(time.Duration(*minutes * float64(time.Minute)))
-	all := slices.Concat(faults, combinations)
 	for count := 1; time.Now().Before(deadline); count++ {
 		w.entries()
 		f := all[w.rng.IntN(len(all))]

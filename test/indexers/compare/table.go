@@ -18,9 +18,9 @@ var columns = []struct {
 	{"churn ns/block", "<= 350", func(f indexers.Figures) string { return fmt.Sprintf("%.0f", f.ChurnNanos) }},
 	{"shared ns/block", "<= 100", func(f indexers.Figures) string { return fmt.Sprintf("%.0f", f.SharedNanos) }},
 	{"bytes/block", "<= 60", func(f indexers.Figures) string { return fmt.Sprintf("%.0f-%.0f", f.FillBytes, f.ChurnBytes) }},
-	{"1000x64 us", "< 5", func(f indexers.Figures) string { return fmt.Sprintf("%.2f", f.LongMicros) }},
-	{"32x64 us", "", func(f indexers.Figures) string { return fmt.Sprintf("%.2f", f.ShortMicros) }},
-	{"mix matches/s", "", func(f indexers.Figures) string { return fmt.Sprintf("%.0f", f.MixRate) }},
+	{"1000x64 us", "<= 5", func(f indexers.Figures) string { return fmt.Sprintf("%.2f", f.LongMicros) }},
+	{"32x64 us", "<= 1.5", func(f indexers.Figures) string { return fmt.Sprintf("%.2f", f.ShortMicros) }},
+	{"mix matches/s", ">= 200000", func(f indexers.Figures) string { return fmt.Sprintf("%.0f", f.MixRate) }},
 }
 
 // nameWidth is the width of the first column.
