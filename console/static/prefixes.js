@@ -129,7 +129,7 @@ export function prefixes() {
     nodes: [facts, problem,
       el('section', {}, heading('How often blocks are held'), words, counts.node, source('InspectionService/ListSharedPrefixes', {limit: 1}, ['kvcast_index_blocks'])),
       el('section', {}, heading('Heaviest prefixes'), el('div', {class: 'controls'}, el('label', {for: 'of-model'}, 'Of ', model)), tree.node, empty,
-        source('InspectionService/ListSharedPrefixes', {limit}, []))],
+        source('InspectionService/ListSharedPrefixes', {limit}, ['kvcast_index_blocks']))],
     update(name) {
       if (name === 'workers' || name === 'all') {
         const names = [...new Set(state.workers.map(w => w.model).filter(Boolean))].sort().slice(0, 100);
