@@ -205,6 +205,8 @@ func (c *Connection) connectionError(message string) error {
 		return fmt.Errorf("TLS handshake with the server at %s: %s; omit --tls and --ca if it does not use TLS", c.Addr, handshake)
 	case !c.usesTLS() && strings.Contains(message, "preface"):
 		return fmt.Errorf("the server at %s closes the connection; if it uses TLS, add --tls or --ca FILE; if it is no kvcast server, give another with --addr", c.Addr)
+	case strings.Contains(message, "error reading from server"):
+		return errors.New("the connection to the server is lost")
 	}
 	cause := ""
 	if _, dial, ok := strings.Cut(message, "dial tcp"); ok {

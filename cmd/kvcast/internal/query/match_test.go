@@ -29,6 +29,7 @@ func TestPromptIsReadInEachForm(t *testing.T) {
 		{"a JSON array", promptFlags{Tokens: " [1, 2]"}, "", ids(1, 2)},
 		{"a file", promptFlags{TokensFile: file}, "", ids(1, 2, 3, 4)},
 		{"standard input", promptFlags{TokensFile: "-"}, "[5,\n6]\n", ids(5, 6)},
+		{"tokens in standard input", promptFlags{Tokens: "-"}, "5,6", ids(5, 6)},
 		{"tokens hashes", promptFlags{TokensHashes: "0xff,18446744073709551615"}, "", &kvcastv1.Prompt{TokensHashes: []uint64{255, 1<<64 - 1}}},
 		{"block hashes", promptFlags{BlockHashes: "7", BlockSize: 16}, "", &kvcastv1.Prompt{BlockHashes: []uint64{7}, BlockSize: 16}},
 		{"attributes", promptFlags{Tokens: "1", LoRA: "l", Salt: "s", Eagle: true, BlockSize: 2}, "",

@@ -1,6 +1,7 @@
 package query
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,7 +17,7 @@ import (
 
 // promptFlags are the flags that give a prompt.
 type promptFlags struct {
-	Tokens       string `xor:"prompt" placeholder:"IDS" help:"Token ids of the prompt, separated by commas."`
+	Tokens       string `xor:"prompt" placeholder:"IDS" help:"Token ids of the prompt, separated by commas; - reads them from standard input."`
 	TokensFile   string `xor:"prompt" placeholder:"FILE" predictor:"file" help:"File of the prompt's token ids, a JSON array or separated by commas or white space; - reads standard input."`
 	TokensHashes string `xor:"prompt" placeholder:"HASHES" help:"Tokens hashes of the prompt's blocks, decimal or 0x hexadecimal, separated by commas."`
 	BlockHashes  string `xor:"prompt" placeholder:"HASHES" help:"The engine's block hashes of the prompt's blocks, in the same form."`
@@ -31,10 +32,12 @@ func (f *promptFlags) prompt(stdin io.Reader) (p *kvcastv1.Prompt, err error) {
 	p = &kvcastv1.Prompt{LoraName: f.LoRA, CacheSalt: f.Salt, Eagle: f.Eagle, BlockSize: f.BlockSize}
 	flag := "--tokens"
 	switch {
-	case f.TokensFile != "":
-		flag = "--tokens-file"
+	case f.TokensFile != "", f.Tokens == "-":
+		if f.TokensFile != "" {
+			flag = "--tokens-file"
+		}
 		var text string
-		if text, err = readTokens(f.TokensFile, stdin); err == nil {
+		if text, err = readTokens(cmp.Or(f.TokensFile, f.Tokens), stdin); err == nil {
 			p.TokenIds, err = parseTokens(text)
 		}
 	case f.Tokens != "":
