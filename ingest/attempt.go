@@ -195,7 +195,7 @@ func (l *link) handleEvent(a *attempt, e transport.Event) {
 	case transport.Connected:
 		m.inc(connectionsTotal)
 		a.state, a.resumed = attemptEstablished, e.Resumed
-		l.lost = false
+		l.lost = l.lost && e.Resumed // a call that was asked to resume before the loss does not begin anew
 	case transport.Failed:
 		a.state = attemptFailed
 		m.inc(connectFailuresTotal)
@@ -207,7 +207,8 @@ func (l *link) handleEvent(a *attempt, e transport.Event) {
 		}
 		a.state = attemptBroken
 		m.inc(disconnectionsTotal)
-		if l.lost = errors.Is(e.Err, transport.ErrLost); l.lost {
+		if errors.Is(e.Err, transport.ErrLost) {
+			l.lost = true
 			l.worker.warn(logConnect, time.Now(), "connection ended: its batches cannot be continued", "endpoint", a.address, "error", e.Err)
 		}
 	}

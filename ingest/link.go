@@ -38,8 +38,8 @@ type link struct {
 	current, replacement *attempt
 	// replacementWanted reports whether a replacement is to be opened.
 	replacementWanted bool
-	// lost reports whether the next connection must not resume: the last one ended with transport.ErrLost, or has shown that the
-	// engine restarted. The worker's mutex guards it.
+	// lost reports whether the next connection must not resume: one ended with transport.ErrLost, or has shown that the engine
+	// restarted, and none has begun anew since. Another end of a connection does not change it. The worker's mutex guards it.
 	lost     bool
 	attempts sequence.ConnectionID // number of attempts so far
 }

@@ -1,11 +1,14 @@
 package ingest
 
 import (
+	"errors"
+	"fmt"
 	"log/slog"
 	"testing"
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/sequence"
+	"github.com/kvcast/kvcast/ingest/transport"
 )
 
 // additions is a Sink that counts how often a worker was added to the stream.
@@ -41,5 +44,41 @@ func TestConnectionAddsTheWorkerAgain(t *testing.T) {
 	}
 	if w.lane == nil || back.added != 1 {
 		t.Errorf("the worker added back %d times, want once before anything is read", back.added)
+	}
+}
+
+// A call that must begin anew is not resumed because it ended for another reason before it was replaced, or because a call
+// that was asked to resume before is connected.
+func TestLossIsForgottenWhenACallBeginsAnew(t *testing.T) {
+	w := newTestWorker(quietLane{}, slog.New(slog.DiscardHandler))
+	l := &link{worker: w}
+	l.p = newPublisher(w, 0, SourceStatus{}, l.reconnect)
+	connected := transport.Event{Kind: transport.Connected}
+	resumed := transport.Event{Kind: transport.Connected, Resumed: true}
+	ended := transport.Event{Kind: transport.Disconnected, Err: errors.New("the server ended the call")}
+	broken := transport.Event{Kind: transport.Disconnected, Err: fmt.Errorf("%w: too slow", transport.ErrLost)}
+	for _, tt := range []struct {
+		name   string
+		events []transport.Event
+		before bool // whether the engine has restarted before the events
+		want   bool
+	}{
+		{"nothing is lost", []transport.Event{ended}, false, false},
+		{"lost", []transport.Event{broken}, false, true},
+		{"restarted", nil, true, true},
+		{"restarted, then the call ended", []transport.Event{ended}, true, true},
+		{"lost, then begun anew", []transport.Event{broken, connected}, false, false},
+		{"restarted, then a replacement resumed", []transport.Event{resumed}, true, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l.lost = tt.before
+			a := &attempt{id: 1, state: attemptEstablished}
+			for _, e := range tt.events {
+				l.handleEvent(a, e)
+			}
+			if l.lost != tt.want {
+				t.Errorf("lost is %v, want %v", l.lost, tt.want)
+			}
+		})
 	}
 }
