@@ -93,11 +93,16 @@ func (c *converter) encode(h header) ([]byte, error) {
 			return nil, err
 		}
 	}
-	if h.begins && (len(c.batch.Events) == 0 || c.batch.Events[0].Kind != wire.KindCleared) {
+	if h.begins && !c.clears() {
 		c.batch.Events = slices.Insert(c.batch.Events, 0, wire.Event{Kind: wire.KindCleared}) // a snapshot takes the place of all blocks
 	}
 	encoder := wire.Encoder{EventForm: wire.FormMap}
 	return encoder.AppendBatch(nil, &c.batch)
+}
+
+// clears reports whether the batch begins with a clear of all blocks. wire.Rules may ignore a clear with rare fields.
+func (c *converter) clears() bool {
+	return len(c.batch.Events) > 0 && c.batch.Events[0].Kind == wire.KindCleared && c.batch.Events[0].Rare == nil
 }
 
 // release makes the memory of a batch available to the next one.

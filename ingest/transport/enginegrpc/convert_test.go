@@ -144,28 +144,30 @@ func compare(t *testing.T, want, got wire.Batch) {
 	}
 }
 
-// The first batch of a snapshot clears all blocks, also if the server does not say so.
+// The first batch of a snapshot clears all blocks, also if the server does not say so, or clears those of another owner alone.
 func TestSnapshots(t *testing.T) {
+	clears := message{}.message(3, message{}.message(4, nil))
+	clearsOther := message{}.message(3, message{}.message(4, message{}.text(1, "another")))
 	for _, tt := range []struct {
-		index   int64
-		clears  bool
-		cleared bool
-	}{{0, true, true}, {0, false, true}, {1, false, false}} {
-		var m message
-		if tt.clears {
-			m = m.message(3, message{}.message(4, nil))
-		}
-		m = append(m, smgStored(0, 3)...).message(7, message{}.number(1, tt.index).number(2, 2).number(3, 1))
-		want := []wire.Kind{wire.KindStored}
-		if tt.cleared {
-			want = []wire.Kind{wire.KindCleared, wire.KindStored}
-		}
+		name  string
+		index int64
+		first message
+		want  []wire.Kind // that the rules admit
+	}{
+		{"clear", 0, clears, []wire.Kind{wire.KindCleared, wire.KindStored}},
+		{"no clear", 0, nil, []wire.Kind{wire.KindCleared, wire.KindStored}},
+		{"clear of another owner", 0, clearsOther, []wire.Kind{wire.KindCleared, wire.KindStored}},
+		{"not the first batch", 1, nil, []wire.Kind{wire.KindStored}},
+	} {
+		m := append(slices.Clone(tt.first), smgStored(0, 3)...).message(7, message{}.number(1, tt.index).number(2, 2).number(3, 1))
+		b := decode(t, config.TransportSMG, m)
+		wire.NewRules(new(wire.BlockSize)).Admit(&b, b.Rank, new(wire.Counts))
 		var got []wire.Kind
-		for _, e := range decode(t, config.TransportSMG, m).Events {
+		for _, e := range b.Events {
 			got = append(got, e.Kind)
 		}
-		if !slices.Equal(got, want) {
-			t.Errorf("%+v: got %v, want %v", tt, got, want)
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%s: got %v, want %v", tt.name, got, tt.want)
 		}
 	}
 }
