@@ -30,7 +30,7 @@ func (p *publisher) snapshot(ctx context.Context, r sequence.Request) {
 		reader = &wire.SGLangSnapshot{Rank: p.rank}
 	}
 	q := transport.SnapshotRequest{
-		Endpoint: r.Endpoint, Frames: reader.Request(),
+		Endpoint: r.Endpoint, Frames: reader.Request(), Worker: w.snapshots,
 		Waited: func(d time.Duration) { locked(func() { p.machine.Waited(r.ID, d) }) },
 		Sent:   func() { locked(func() { p.machine.Sent(r.ID) }) },
 	}

@@ -7,7 +7,10 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
@@ -18,6 +21,8 @@ type worker struct {
 	// listener is the endpoint of the worker's listener in the configuration; empty if it has none.
 	listener string
 	log      *slog.Logger
+	// snapshots has a slot for each snapshot of the worker that is received.
+	snapshots *semaphore.Weighted
 
 	// mu guards the fields below and the publishers. Calls of the lane hold it. It is locked after a
 	// listener's mutex, and before the mutexes of sourceList and nameSet.
@@ -54,10 +59,11 @@ type worker struct {
 
 func newWorker(s *shared, w feed.Worker) *worker {
 	n := &worker{
-		shared:  s,
-		desc:    w,
-		metrics: s.metrics.workers.add(w.Name),
-		log:     s.config.Logger.With("worker", w.Name),
+		shared:    s,
+		desc:      w,
+		snapshots: semaphore.NewWeighted(transport.MaxWorkerSnapshots),
+		metrics:   s.metrics.workers.add(w.Name),
+		log:       s.config.Logger.With("worker", w.Name),
 	}
 	n.reset()
 	return n

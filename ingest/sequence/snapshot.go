@@ -8,7 +8,8 @@ import (
 
 const (
 	// maxSnapshotFailures is how many requests for a snapshot in a row may fail before the repair goes on
-	// without one. No snapshot is then requested for RestTime.
+	// without one. No snapshot is then requested for RestTime. A request that was not sent, because too many
+	// others were in progress, counts as that many, and no snapshot is requested for busyRestTime.
 	maxSnapshotFailures = 4
 	// snapshotRestTime is how long no snapshot is requested after one was used, so that an engine whose
 	// replay is too short for its rate is not asked in a loop.
@@ -133,7 +134,11 @@ func (m *Machine) endSnapshot(now time.Time, r *repair, outcome Outcome) {
 		r.retryAt = now.Add(m.cfg.Jitter(retryWait(r.snapshotFailures)))
 		return
 	}
-	m.snapshotRestUntil = now.Add(RestTime)
+	rest := RestTime
+	if outcome == OutcomeBusy {
+		rest = busyRestTime
+	}
+	m.snapshotRestUntil = now.Add(rest)
 	m.emit(Action{Kind: SnapshotFailed})
 	m.replayRest(now, r)
 }

@@ -219,6 +219,45 @@ func TestUnusableSnapshots(t *testing.T) {
 	}
 }
 
+// A snapshot that had no slot says nothing about the engine: one is requested again as soon as a replay that had none.
+func TestBusySnapshotIsRequestedAgainSoon(t *testing.T) {
+	for _, tt := range []struct {
+		outcome Outcome
+		rest    time.Duration
+	}{{OutcomeBusy, busyRestTime}, {OutcomeFailed, RestTime}} {
+		s := newScript(t)
+		s.beginRead(3)
+		lose := func(seq uint64) (wanted bool) {
+			s.liveNamed(0, seq)
+			s.replay(0, seq-50, seq)
+			s.replay(0, seq-50, seq)
+			return s.request != nil && s.snapshot
+		}
+		if !lose(100) {
+			t.Fatal("no snapshot is requested for a gap")
+		}
+		var ended time.Time
+		for s.request != nil && s.snapshot {
+			ended = s.now.Add(time.Second) // that a request takes
+			s.end(tt.outcome)
+		}
+		for s.request != nil {
+			s.replay(0, 50, 100)
+		}
+		s.now = ended.Add(tt.rest - 5*time.Second) // the replays take some of them
+		if lose(200) {
+			t.Errorf("outcome %v: a snapshot is requested within %v", tt.outcome, tt.rest)
+		}
+		for s.request != nil {
+			s.replay(0, 150, 200)
+		}
+		s.now = ended.Add(tt.rest)
+		if !lose(300) {
+			t.Errorf("outcome %v: no snapshot is requested after %v", tt.outcome, tt.rest)
+		}
+	}
+}
+
 // The blocks that snapshots have replaced are reported as lost, although no batch shows the loss, and nothing follows.
 func TestLossOfAbortedSnapshotsIsReported(t *testing.T) {
 	s := newScript(t)

@@ -166,26 +166,38 @@ type exchange struct {
 // acquire waits for a slot. It returns ErrReplayBusy if none is free in time.
 func (x *exchange) acquire(ctx context.Context, s *slots, patience time.Duration) error {
 	if !s.semaphore.TryAcquire(1) {
-		began := time.Now()
-		x.waiting.Inc()
 		s.queued.Add(1)
-		bounded, cancel := context.WithTimeout(ctx, patience)
-		err := s.semaphore.Acquire(bounded, 1)
-		cancel()
+		err := x.wait(ctx, s.semaphore, patience)
 		s.queued.Add(-1)
-		x.waiting.Dec()
-		if x.Waited != nil {
-			x.Waited(time.Since(began))
-		}
-		if err != nil && ctx.Err() != nil {
-			return ctx.Err()
-		}
 		if err != nil {
-			return ErrReplayBusy
+			return err
 		}
 	}
 	s.used.Inc()
 	x.slots = s
+	return nil
+}
+
+// wait waits for a slot of a semaphore. It returns ErrReplayBusy if none is free in time.
+func (x *exchange) wait(ctx context.Context, s *semaphore.Weighted, patience time.Duration) error {
+	if s.TryAcquire(1) {
+		return nil
+	}
+	began := time.Now()
+	x.waiting.Inc()
+	bounded, cancel := context.WithTimeout(ctx, patience)
+	err := s.Acquire(bounded, 1)
+	cancel()
+	x.waiting.Dec()
+	if x.Waited != nil {
+		x.Waited(time.Since(began))
+	}
+	switch {
+	case ctx.Err() != nil && err != nil:
+		return ctx.Err()
+	case err != nil:
+		return ErrReplayBusy
+	}
 	return nil
 }
 

@@ -1,18 +1,23 @@
 package transport
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/kvcast/kvcast/ingest/config"
 )
 
 const (
-	// maxSnapshots is how many snapshots are received at a time.
-	maxSnapshots = 4
+	// maxSnapshots is how many snapshots are received at a time, and MaxWorkerSnapshots how many of one worker, so that
+	// the slow snapshots of one engine leave slots for the others.
+	maxSnapshots       = 4
+	MaxWorkerSnapshots = maxSnapshots / 2
 	// firstSnapshotReply is how many times longer the beginning of a snapshot may take than a reply of a replay
 	// socket: the engine makes the snapshot first.
 	firstSnapshotReply = 3
@@ -37,6 +42,8 @@ type SnapshotRequest struct {
 	Endpoint string
 	// Frames are the frames of the request.
 	Frames [][]byte
+	// Worker has a slot for each of the MaxWorkerSnapshots of a worker; nil for no bound of its own.
+	Worker *semaphore.Weighted
 	// Waited and Sent are those of Request.
 	Waited func(time.Duration)
 	Sent   func()
@@ -48,10 +55,11 @@ type SnapshotRequest struct {
 // bounded.
 func (r *Requests) Snapshot(ctx context.Context, q SnapshotRequest, each func(frame []byte, more bool) (done bool, err error)) error {
 	x := &exchange{Requests: r, Request: Request{Endpoint: q.Endpoint, Waited: q.Waited}}
-	if err := x.acquire(ctx, r.snapshots, slotPatience); err != nil {
+	release, err := x.acquireSnapshot(ctx, cmp.Or(q.Worker, semaphore.NewWeighted(1)))
+	if err != nil {
 		return err
 	}
-	defer x.release()
+	defer release()
 	resolving, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
 	address, err := config.Resolve(resolving, q.Endpoint)
@@ -73,6 +81,20 @@ func (r *Requests) Snapshot(ctx context.Context, q SnapshotRequest, each func(fr
 		return fmt.Errorf("request snapshot: %w", err)
 	}
 	return nil
+}
+
+// acquireSnapshot waits for a slot of the worker, and then for one of all workers, so that no more requests of a worker
+// wait for those than may have one. It returns ErrReplayBusy if both are not free in time.
+func (x *exchange) acquireSnapshot(ctx context.Context, worker *semaphore.Weighted) (release func(), err error) {
+	until := time.Now().Add(slotPatience)
+	if err := x.wait(ctx, worker, slotPatience); err != nil {
+		return nil, err
+	}
+	if err := x.acquire(ctx, x.snapshots, time.Until(until)); err != nil {
+		worker.Release(1)
+		return nil, err
+	}
+	return func() { x.release(); worker.Release(1) }, nil
 }
 
 var errSnapshotTime = fmt.Errorf("%w: not complete within %v", ErrSnapshotTooSlow, maxSnapshotTime)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/native"
@@ -232,4 +233,62 @@ func TestSnapshotTimeIsBounded(t *testing.T) {
 			})
 		})
 	}
+}
+
+// endlessFrames is an engine whose snapshots take until ended is closed.
+type endlessFrames struct {
+	slowFrames
+	asked chan struct{}
+	ended chan struct{}
+}
+
+func (e endlessFrames) RequestFrames(string, ...[]byte) (transport.Receiver, error) {
+	e.asked <- struct{}{}
+	return e, nil
+}
+
+func (e endlessFrames) Next(func() time.Time) (*transport.Chunk, error) {
+	<-e.ended
+	return nil, transport.ErrEnded
+}
+
+// The snapshots of one worker leave slots for those of others.
+func TestSnapshotsOfOneWorkerAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newSnapshots()
+		frames := endlessFrames{asked: make(chan struct{}, 8), ended: make(chan struct{})}
+		r.Frames = frames
+		errs := make(chan error, 8)
+		request := func(worker *semaphore.Weighted) {
+			q := transport.SnapshotRequest{Endpoint: "tcp://127.0.0.1:1", Worker: worker}
+			go func() { errs <- r.Snapshot(t.Context(), q, nil) }()
+			synctest.Wait()
+		}
+		first, second := semaphore.NewWeighted(transport.MaxWorkerSnapshots), semaphore.NewWeighted(transport.MaxWorkerSnapshots)
+		for range 4 {
+			request(first)
+		}
+		if n := len(frames.asked); n != transport.MaxWorkerSnapshots {
+			t.Errorf("%d snapshots of one worker are received, want %d", n, transport.MaxWorkerSnapshots)
+		}
+		request(second)
+		if n := len(frames.asked); n != transport.MaxWorkerSnapshots+1 {
+			t.Errorf("%d snapshots are received, want one of another worker too", n)
+		}
+		began := time.Now()
+		for range 2 {
+			if err := <-errs; !errors.Is(err, transport.ErrReplayBusy) || time.Since(began) > 10*time.Second {
+				t.Errorf("got error %v after %v, want %v within 10s", err, time.Since(began), transport.ErrReplayBusy)
+			}
+		}
+		close(frames.ended)
+		for range transport.MaxWorkerSnapshots + 1 {
+			<-errs
+		}
+		request(first) // its slots are free again
+		if n := len(frames.asked); n != transport.MaxWorkerSnapshots+2 {
+			t.Errorf("%d snapshots were received, want another of the first worker", n)
+		}
+		<-errs
+	})
 }
