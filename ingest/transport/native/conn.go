@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/transport"
+	"github.com/kvcast/kvcast/ingest/transport/ledger"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/zmtp"
 )
@@ -54,7 +55,7 @@ type conn struct {
 	// rest are the bytes of an incomplete message. If the message is large, claim is for its
 	// memory, and rest grows in place up to need bytes.
 	rest  []byte
-	claim *claim
+	claim *ledger.Claim
 	need  int
 
 	// inFlight has an element for each chunk that was not recycled.
@@ -101,7 +102,7 @@ func (c *conn) serve(request []byte) error {
 	defer stop()
 	err := c.run()
 	if c.claim != nil {
-		r.transport.larges.release(c.claim)
+		r.transport.larges.Release(c.claim)
 	}
 	if c.reserved {
 		r.reads.Release(1)
@@ -301,7 +302,7 @@ func (c *conn) parse(now time.Time) error {
 	case c.claim != nil && used == 0:
 		c.rest = in
 	case c.claim != nil && chunk != nil:
-		c.receiver.transport.larges.complete(c.claim)
+		c.receiver.transport.larges.Complete(c.claim)
 		chunk.large, chunk.claim = in, c.claim
 		c.rest, c.claim = nil, nil
 		c.keep(in[used:]) // some bytes, if the header of the last frame was not known
@@ -365,7 +366,7 @@ func (c *conn) keep(rest []byte) {
 		release(c.rest)
 	}
 	if c.rest = kept; c.claim != nil {
-		c.receiver.transport.larges.release(c.claim)
+		c.receiver.transport.larges.Release(c.claim)
 		c.claim = nil
 	}
 }
@@ -385,7 +386,7 @@ func (c *conn) grow() error {
 		}
 	}
 	switch {
-	case !c.receiver.transport.larges.extend(c.claim, capacity(c.need)):
+	case !c.receiver.transport.larges.Extend(c.claim, capacity(c.need)):
 		return errExtended
 	case len(c.rest) == cap(c.rest) || cap(c.rest) < readBytes:
 		// The size that a peer announces is not believed: memory grows with what arrives.
@@ -397,19 +398,19 @@ func (c *conn) grow() error {
 // await claims the memory of a message, and waits until the claim is granted.
 func (c *conn) await() error {
 	larges := c.receiver.transport.larges
-	c.claim = &claim{address: c.address, bytes: capacity(c.need), granted: make(chan struct{}), evict: c.evict}
-	larges.request(c.claim)
+	c.claim = ledger.NewClaim(c.address, capacity(c.need), c.evict)
+	larges.Request(c.claim)
 	patience := c.receiver.transport.config.LargePatience
 	for {
 		select {
-		case <-c.claim.granted:
+		case <-c.claim.Granted():
 			return nil
 		case <-c.evicted:
 			return errEvicted
 		case <-c.receiver.ctx.Done():
 			return transport.ErrInterrupted
 		case now := <-time.After(patience):
-			larges.evictSince(now.Add(-patience))
+			larges.EvictSince(now.Add(-patience))
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/transport"
+	"github.com/kvcast/kvcast/ingest/transport/ledger"
 	"github.com/kvcast/kvcast/internal/zmtp"
 )
 
@@ -51,7 +52,7 @@ type Config struct {
 type Transport struct {
 	config      Config
 	reads       *semaphore.Weighted // of receivers that connect
-	larges      *ledger
+	larges      *ledger.Ledger
 	connections connections
 }
 
@@ -68,7 +69,7 @@ func New(c Config) *Transport {
 	return &Transport{
 		config:      c,
 		reads:       newReads(c),
-		larges:      newLedger(c.LargeBytes),
+		larges:      ledger.New(c.LargeBytes),
 		connections: connections{max: c.Connections, perAddress: c.PerAddress, byAddress: make(map[netip.Prefix]map[*conn]struct{})},
 	}
 }
@@ -84,11 +85,7 @@ func newReads(c Config) *semaphore.Weighted {
 }
 
 // LargeBytes returns the memory of large messages that are being received or were not processed.
-func (t *Transport) LargeBytes() int64 {
-	t.larges.mu.Lock()
-	defer t.larges.mu.Unlock()
-	return t.larges.used
-}
+func (t *Transport) LargeBytes() int64 { return t.larges.Used() }
 
 // Close implements transport.Transport.
 func (t *Transport) Close() error { return nil }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/kvcast/kvcast/ingest/transport"
+	"github.com/kvcast/kvcast/ingest/transport/ledger"
 	"github.com/kvcast/kvcast/internal/zmtp"
 )
 
@@ -21,7 +22,7 @@ type chunk struct {
 	leaving *conn            // the accepted connection whose last event this is
 	buffer  *[readBytes]byte // of the frames; nil if it is large
 	large   []byte           // of the frames of a large message
-	claim   *claim           // of large
+	claim   *ledger.Claim    // of large
 	frames  [][]byte         // backs the frames of Messages
 }
 
@@ -153,7 +154,7 @@ func (r *Receiver) Recycle(released *transport.Chunk) {
 	}
 	if c.claim != nil {
 		release(c.large)
-		r.transport.larges.release(c.claim)
+		r.transport.larges.Release(c.claim)
 	}
 	if c.owner != nil {
 		<-c.owner.inFlight

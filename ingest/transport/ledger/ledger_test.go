@@ -1,4 +1,4 @@
-package native
+package ledger
 
 import (
 	"net/netip"
@@ -15,16 +15,16 @@ import (
 func TestLedger(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const limit = 100
-		l := newLedger(limit)
-		var granted, waiting, incomplete, evicted []*claim
-		draw := func(t *rapid.T, from []*claim) *claim {
+		l := New(limit)
+		var granted, waiting, incomplete, evicted []*Claim
+		draw := func(t *rapid.T, from []*Claim) *Claim {
 			if len(from) == 0 {
 				t.Skip("no claim")
 			}
 			return rapid.SampledFrom(from).Draw(t, "claim")
 		}
-		without := func(all []*claim, c *claim) []*claim {
-			return slices.DeleteFunc(all, func(other *claim) bool { return other == c })
+		without := func(all []*Claim, c *Claim) []*Claim {
+			return slices.DeleteFunc(all, func(other *Claim) bool { return other == c })
 		}
 		used := func(address netip.Prefix) (n int64) {
 			for _, c := range granted {
@@ -36,7 +36,7 @@ func TestLedger(t *testing.T) {
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"request": func(t *rapid.T) {
-				c := &claim{
+				c := &Claim{
 					address: netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(rapid.IntRange(0, 2).Draw(t, "address"))}), 32),
 					bytes:   rapid.Int64Range(1, 60).Draw(t, "bytes"), granted: make(chan struct{}),
 				}
@@ -52,24 +52,32 @@ func TestLedger(t *testing.T) {
 					evicted = append(evicted, c)
 				}
 				waiting = append(waiting, c)
-				l.request(c)
+				l.Request(c)
 			},
 			"extend": func(t *rapid.T) {
 				c := draw(t, granted)
 				bytes, before := rapid.Int64Range(1, 120).Draw(t, "bytes"), l.used-c.bytes
-				if ok := l.extend(c, bytes); ok != (bytes <= c.bytes || before == 0 || before+bytes <= limit) {
+				if ok := l.Extend(c, bytes); ok != (bytes <= c.bytes || before == 0 || before+bytes <= limit) {
 					t.Fatalf("extension to %d bytes beside %d: %v", bytes, before, ok)
+				}
+			},
+			"shrink": func(t *rapid.T) {
+				c := draw(t, granted)
+				bytes := rapid.Int64Range(0, 60).Draw(t, "bytes")
+				want := min(c.bytes, bytes)
+				if l.Shrink(c, bytes); c.bytes != want {
+					t.Fatalf("%d bytes after shrinking to %d, want %d", c.bytes, bytes, want)
 				}
 			},
 			"complete": func(t *rapid.T) {
 				c := draw(t, incomplete)
 				incomplete = without(incomplete, c)
-				l.complete(c)
+				l.Complete(c)
 			},
 			"release": func(t *rapid.T) {
 				c := draw(t, slices.Concat(granted, waiting))
 				granted, waiting, incomplete, evicted = without(granted, c), without(waiting, c), without(incomplete, c), without(evicted, c)
-				l.release(c)
+				l.Release(c)
 			},
 			"": func(t *rapid.T) {
 				for _, c := range slices.Clone(waiting) {
@@ -104,20 +112,20 @@ func TestLedger(t *testing.T) {
 }
 
 // firstOf returns the first claim of an address that uses so many bytes.
-func firstOf(waiting []*claim, bytes int64, used func(netip.Prefix) int64) *claim {
-	i := slices.IndexFunc(waiting, func(c *claim) bool { return used(c.address) == bytes })
+func firstOf(waiting []*Claim, bytes int64, used func(netip.Prefix) int64) *Claim {
+	i := slices.IndexFunc(waiting, func(c *Claim) bool { return used(c.address) == bytes })
 	return waiting[i]
 }
 
 // TestLedgerEvictsTheLargestUser checks that the oldest incomplete message is evicted of the address
 // that uses the most, if that is more than the share of the one that waits, and otherwise after a time.
 func TestLedgerEvictsTheLargestUser(t *testing.T) {
-	l := newLedger(100)
+	l := New(100)
 	var evicted []string
-	request := func(name string, address byte, bytes int64) *claim {
-		c := &claim{address: netip.PrefixFrom(netip.AddrFrom4([4]byte{address}), 32), bytes: bytes, granted: make(chan struct{})}
+	request := func(name string, address byte, bytes int64) *Claim {
+		c := &Claim{address: netip.PrefixFrom(netip.AddrFrom4([4]byte{address}), 32), bytes: bytes, granted: make(chan struct{})}
 		c.evict = func() { evicted = append(evicted, name) }
-		l.request(c)
+		l.Request(c)
 		return c
 	}
 	want := func(names ...string) {
@@ -127,7 +135,7 @@ func TestLedgerEvictsTheLargestUser(t *testing.T) {
 		}
 	}
 	complete := request("complete", 1, 20)
-	l.complete(complete)
+	l.Complete(complete)
 	first := request("first", 1, 30)
 	request("second", 1, 30)
 	request("other", 2, 20)
@@ -136,12 +144,12 @@ func TestLedgerEvictsTheLargestUser(t *testing.T) {
 	want("first")
 	request("waits too", 3, 10)
 	want("first") // whose memory is enough for both
-	l.release(first)
+	l.Release(first)
 	<-waits.granted
 	request("large", 4, 60) // as much as address 1 uses
 	want("first")
-	l.evictSince(time.Time{})
+	l.EvictSince(time.Time{})
 	want("first")
-	l.evictSince(time.Now().Add(time.Second))
+	l.EvictSince(time.Now().Add(time.Second))
 	want("first", "second")
 }
