@@ -22,12 +22,17 @@ const maxReadBytes = 16 << 20
 // frames of more than 32 KiB: native.Config.LargeBytes.
 const maxSnapshotReadBytes = 2 << 20
 
+// maxCallBytes bounds the responses of all engines that are read by gRPC, and their messages that wait to be processed.
+const maxCallBytes = 64 << 20
+
 // Transports are the transports of a config.
 type Transports struct {
 	// Connecting is the transport of workers, and Listening that of listeners. They may be the same.
 	Connecting, Listening transport.Transport
 	// Snapshots requests snapshots. It is native, because libzmq receives whole messages only.
 	Snapshots transport.FrameRequester
+	// calls is the transport of workers that are read by gRPC.
+	calls *enginegrpc.Transport
 }
 
 // Open opens the transports of a config that has defaults and is valid. received bounds the bytes that
@@ -50,6 +55,7 @@ func Open(c config.Config, received *budget.Budget, onReject func(peer netip.Add
 	t := &Transports{
 		Connecting: connecting, Listening: connecting,
 		Snapshots: native.New(native.Config{ReadBytes: min(c.ReceiveBufferBytes, maxSnapshotReadBytes)}),
+		calls:     enginegrpc.New(enginegrpc.Config{Bytes: min(c.ReceiveBufferBytes, maxCallBytes)}),
 	}
 	if c.ListenZMQ != c.ConnectZMQ {
 		if t.Listening, err = open(c.ListenZMQ); err != nil {
@@ -63,7 +69,7 @@ func Open(c config.Config, received *budget.Budget, onReject func(peer netip.Add
 // endpoint is the result of config.Resolve for that of s.
 func (t *Transports) Subscribe(s enginegrpc.Subscription, endpoint, topic string, onDrop func(n int)) (transport.Receiver, error) {
 	if e, ok := config.ParseSource(endpoint); ok && e.GRPC() {
-		return enginegrpc.Subscribe(s)
+		return t.calls.Subscribe(s)
 	}
 	return t.Connecting.Subscribe(endpoint, topic, onDrop)
 }

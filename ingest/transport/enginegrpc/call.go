@@ -8,11 +8,13 @@ import (
 	"io"
 	"net"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 
@@ -20,8 +22,11 @@ import (
 )
 
 const (
-	// windowBytes is how much a server may send that was not read, beside the rest of a response that is being read.
-	windowBytes = 256 << 10
+	// windowBytes is how much a server may send that was not read, beside the rest of a response that is being read: the least that
+	// gRPC allows, because each call may use it.
+	windowBytes = 64 << 10
+	// maxKeptResponse is how much memory of responses a call keeps from one to the next.
+	maxKeptResponse = 64 << 10
 	// maxHeaderBytes is the size of the largest headers.
 	maxHeaderBytes = 64 << 10
 )
@@ -35,6 +40,7 @@ var (
 
 // call is one call of SubscribeKvEvents, over a connection of its own. Its goroutine alone uses it.
 type call struct {
+	transport      *Transport
 	receiver       *Receiver
 	protocol       *protocol
 	address        string
@@ -42,9 +48,10 @@ type call struct {
 	ranks          []uint32
 	reportsForeign bool
 	// from is the first seq wanted; 0 if the call does not resume.
-	from      uint64
-	timeout   time.Duration
-	converter converter
+	from    uint64
+	timeout time.Duration
+	// conn is the connection, which gRPC opens and closes.
+	conn atomic.Pointer[conn]
 
 	// connected reports whether the event Connected was passed on, and responded whether there was a response.
 	connected, responded bool
@@ -67,11 +74,12 @@ func (c *call) run() {
 // dial opens a connection and calls the server: first to resume, if that is wanted, and then from the present state.
 func (c *call) dial() error {
 	conn, err := grpc.NewClient("passthrough:///"+c.address,
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dialTCP), grpc.WithNoProxy(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(c.dialTCP), grpc.WithNoProxy(),
 		grpc.WithUserAgent("kvcast"), grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(), grpc.WithIdleTimeout(0),
 		grpc.WithStaticStreamWindowSize(windowBytes), grpc.WithStaticConnWindowSize(windowBytes),
 		grpc.WithMaxHeaderListSize(maxHeaderBytes),
-		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(codec{}), grpc.MaxCallRecvMsgSize(transport.MaxPayloadBytes)),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(codec{}), grpc.MaxCallRecvMsgSize(transport.MaxPayloadBytes),
+			experimental.AcceptCompressors()), // none, because the memory of a response is that of what was read
 	)
 	if err != nil {
 		return err
@@ -89,11 +97,17 @@ func (c *call) dial() error {
 
 // dialTCP opens a connection whose end is noticed. gRPC's own keepalive pings are not used: servers close connections with pings
 // more often than every five minutes.
-func dialTCP(ctx context.Context, address string) (net.Conn, error) {
+func (c *call) dialTCP(ctx context.Context, address string) (net.Conn, error) {
 	dialer := net.Dialer{Timeout: transport.ConnectTimeout, KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: transport.KeepaliveIdle, Interval: transport.KeepaliveInterval, Count: transport.KeepaliveCount,
 	}}
-	return dialer.DialContext(ctx, "tcp", address)
+	opened, err := dialer.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	n := newConn(c.transport, opened)
+	c.conn.Store(n)
+	return n, nil
 }
 
 // callAny calls the method that the server has.
@@ -131,11 +145,16 @@ func (c *call) call(conn *grpc.ClientConn, method string) error {
 	for {
 		if response != nil {
 			c.responded = true
-			if err := c.pass(response); err != nil {
+			chunk, err := c.read(response)
+			response = kept(response, maxKeptResponse)
+			if err == nil && chunk != nil && !c.receiver.push(chunk) {
+				c.receiver.release(chunk)
+				err = transport.ErrInterrupted
+			}
+			if err != nil {
 				return err
 			}
 		}
-		response = kept(response, maxKeptBytes)
 		if err := stream.RecvMsg(&response); err != nil {
 			return c.explain(err)
 		}
@@ -164,8 +183,8 @@ func (c *call) begin(stream grpc.ClientStream, response *[]byte) error {
 		if err != nil {
 			return err
 		}
-		if h, err := c.protocol.read(*response); c.from > 0 && err == nil && h.cannotResume {
-			return errors.Join(errCannotResume, h.ended)
+		if err := c.refusal(*response); err != nil {
+			return err
 		}
 		c.connect()
 		return nil
@@ -174,6 +193,35 @@ func (c *call) begin(stream grpc.ClientStream, response *[]byte) error {
 		return <-accepted
 	}
 }
+
+// refusal returns why the server cannot resume the call, if the first response says that; nil otherwise.
+func (c *call) refusal(response []byte) error {
+	if c.from == 0 {
+		return nil
+	}
+	converter, err := c.takeConverter() // what is read of a response takes memory too
+	if err != nil {
+		return err
+	}
+	defer c.returnConverter(converter)
+	if h, err := c.protocol.read(response); err == nil && h.cannotResume {
+		return errors.Join(errCannotResume, h.ended)
+	}
+	return nil
+}
+
+// takeConverter waits for a converter. The caller must return it.
+func (c *call) takeConverter() (*converter, error) {
+	select {
+	case converter := <-c.transport.converters:
+		converter.protocol = c.protocol
+		return converter, nil
+	case <-c.receiver.ctx.Done():
+		return nil, transport.ErrInterrupted
+	}
+}
+
+func (c *call) returnConverter(converter *converter) { c.transport.converters <- converter }
 
 // connect passes on that the server has accepted the call.
 func (c *call) connect() {
@@ -205,27 +253,48 @@ func (c *call) explain(err error) error {
 	return err
 }
 
-// pass passes on a response. It returns why the call cannot go on; nil if it can.
-func (c *call) pass(response []byte) error {
+// read returns the message of a response, with a claim for its memory; nil if it has none. The error is why the call cannot go on.
+func (c *call) read(response []byte) (*transport.Chunk, error) {
+	memory := c.transport.memory
+	claim := c.conn.Load().takeClaim(len(response))
+	if !c.transport.await(claim, c.receiver.ctx.Done()) {
+		memory.Release(claim)
+		return nil, transport.ErrInterrupted
+	}
+	memory.Complete(claim)
+	memory.Shrink(claim, claimBytes(len(response)))
+	m, err := c.message(response)
+	if err != nil || m == nil {
+		memory.Release(claim)
+		return nil, err
+	}
+	memory.Shrink(claim, messageBytes+int64(cap(m.Frames[2])))
+	return &transport.Chunk{Messages: []transport.Message{*m}, Private: claim}, nil
+}
+
+// message returns the message of a response; nil if it has none. The error is why the call cannot go on.
+func (c *call) message(response []byte) (*transport.Message, error) {
+	converter, err := c.takeConverter()
+	if err != nil {
+		return nil, err
+	}
+	defer c.returnConverter(converter)
 	h, err := c.protocol.read(response)
 	switch {
 	case err != nil:
-		return fmt.Errorf("%w: a response is malformed: %w", transport.ErrLost, err)
+		return nil, fmt.Errorf("%w: a response is malformed: %w", transport.ErrLost, err)
 	case h.ended != nil:
-		return h.ended
+		return nil, h.ended
 	case h.ignored, h.rank != c.rank && (!c.reportsForeign || slices.Contains(c.ranks, h.rank)):
-		return nil
+		return nil, nil
 	}
-	m := transport.Message{Conn: 1, Foreign: h.rank != c.rank, Partial: h.begins && h.partial}
+	m := &transport.Message{Conn: 1, Foreign: h.rank != c.rank, Partial: h.begins && h.partial}
 	m.Frames = [][]byte{nil, binary.BigEndian.AppendUint64(nil, h.seq), nil}
 	if !m.Foreign {
-		m.Frames[2], _ = c.converter.convert(h, response) // without decoding, the batch is reported as lost
+		m.Frames[2], _ = converter.convert(h, response) // without decoding, the batch is reported as lost
 	}
 	m.Count = len(m.Frames)
-	if !c.receiver.push(&transport.Chunk{Messages: []transport.Message{m}}) {
-		return transport.ErrInterrupted
-	}
-	return nil
+	return m, nil
 }
 
 // codec passes encoded messages.

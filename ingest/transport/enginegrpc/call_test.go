@@ -106,10 +106,16 @@ func subscribe(t *testing.T, s enginegrpc.Subscription) *reader {
 
 func subscribeWithin(t *testing.T, s enginegrpc.Subscription, limit time.Duration) *reader {
 	t.Helper()
+	return subscribeBy(t, enginegrpc.New(enginegrpc.Config{}), s, limit)
+}
+
+// subscribeBy subscribes by a Transport.
+func subscribeBy(t *testing.T, tr *enginegrpc.Transport, s enginegrpc.Subscription, limit time.Duration) *reader {
+	t.Helper()
 	if s.Ranks == nil {
 		s.Ranks = []uint32{0}
 	}
-	r, err := enginegrpc.SubscribeWithin(s, limit)
+	r, err := tr.SubscribeWithin(s, limit)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -350,7 +356,7 @@ func TestAnotherServer(t *testing.T) {
 	r = subscribe(t, enginegrpc.Subscription{Endpoint: "smg://" + address})
 	r.want("failed: rpc error: code = Unavailable desc = connection error")
 	for _, endpoint := range []string{"tcp://h:1", "smg://h", "openengine://*:1", ""} {
-		if _, err := enginegrpc.Subscribe(enginegrpc.Subscription{Endpoint: endpoint}); err == nil {
+		if _, err := enginegrpc.New(enginegrpc.Config{}).Subscribe(enginegrpc.Subscription{Endpoint: endpoint}); err == nil {
 			t.Errorf("%q: no error", endpoint)
 		}
 	}
@@ -400,17 +406,22 @@ func TestEndlessHeaders(t *testing.T) {
 	}
 }
 
+// largeEvent returns a field of a batch that stores a block of so many tokens, each of which takes 3 bytes, and 5 in vLLM's form.
+func largeEvent(n int) message {
+	tokens := make([]int64, n)
+	for i := range tokens {
+		tokens[i] = 1 << 16
+	}
+	block := message{}.number(1, 1).packed(2, tokens...).number(3, int64(n))
+	return message{}.message(3, message{}.message(2, message{}.message(1, block)))
+}
+
 // A server whose batches are not read has to wait.
 func TestSlowReaderStopsTheServer(t *testing.T) {
 	s := newServer(t, vllmMethod)
 	r := subscribe(t, enginegrpc.Subscription{Endpoint: smgEndpoint(s)})
 	c := s.accept(vllmMethod, nil)
-	tokens := make([]int64, 1<<18) // 768 KiB, and 1.25 MiB in vLLM's form
-	for i := range tokens {
-		tokens[i] = 1 << 16
-	}
-	block := message{}.number(1, 1).packed(2, tokens...).number(3, int64(len(tokens)))
-	event := message{}.message(3, message{}.message(2, message{}.message(1, block)))
+	event := largeEvent(1 << 18) // 768 KiB, and 1.25 MiB in vLLM's form
 	const batches, most = 40, 5
 	var sent atomic.Int64
 	enough := make(chan struct{})

@@ -35,6 +35,13 @@ func NewConverter(protocol string) func(response []byte) (Converted, error) {
 }
 
 // SubscribeWithin subscribes with a time limit for each step of the beginning of a call.
-func SubscribeWithin(s Subscription, timeout time.Duration) (transport.Receiver, error) {
-	return subscribe(s, timeout)
+func (t *Transport) SubscribeWithin(s Subscription, timeout time.Duration) (transport.Receiver, error) {
+	return t.subscribe(s, timeout)
 }
+
+// Used returns the memory in use, and Waiting the number of responses that wait for memory.
+func (t *Transport) Used() int64  { return t.memory.Used() }
+func (t *Transport) Waiting() int { return t.memory.Waiting() }
+
+// ClaimBytes returns the memory of a response of so many bytes.
+func ClaimBytes(n int) int64 { return claimBytes(n) }

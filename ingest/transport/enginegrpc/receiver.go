@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/transport"
+	"github.com/kvcast/kvcast/ingest/transport/ledger"
 )
 
 const (
@@ -16,6 +17,7 @@ const (
 
 // Receiver implements transport.Receiver.
 type Receiver struct {
+	memory *ledger.Ledger
 	ctx    context.Context // of the call
 	cancel context.CancelFunc
 	done   sync.WaitGroup
@@ -111,7 +113,16 @@ func (r *Receiver) Recycle(c *transport.Chunk) {
 	r.mu.Lock()
 	r.queued, r.bytes = r.queued-1, r.bytes-bytesOf(c)
 	r.mu.Unlock()
+	r.release(c)
 	notify(r.room)
+}
+
+// release releases the memory of a chunk.
+func (r *Receiver) release(c *transport.Chunk) {
+	if claim, ok := c.Private.(*ledger.Claim); ok {
+		r.memory.Release(claim)
+		c.Private = nil
+	}
 }
 
 // Interrupt implements transport.Receiver.
@@ -126,6 +137,9 @@ func (r *Receiver) Close() error {
 	r.done.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	for _, c := range r.queue {
+		r.release(c)
+	}
 	r.queue = nil
 	return nil
 }
