@@ -104,7 +104,7 @@ func (l *Ledger) Extend(c *Claim, bytes int64) bool {
 	return true
 }
 
-// Shrink lowers the bytes of a granted claim.
+// Shrink lowers the bytes of a granted claim, to 1 at least.
 func (l *Ledger) Shrink(c *Claim, bytes int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -63,7 +63,7 @@ func TestLedger(t *testing.T) {
 			},
 			"shrink": func(t *rapid.T) {
 				c := draw(t, granted)
-				bytes := rapid.Int64Range(0, 60).Draw(t, "bytes")
+				bytes := rapid.Int64Range(1, 60).Draw(t, "bytes")
 				want := min(c.bytes, bytes)
 				if l.Shrink(c, bytes); c.bytes != want {
 					t.Fatalf("%d bytes after shrinking to %d, want %d", c.bytes, bytes, want)
