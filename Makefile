@@ -55,6 +55,7 @@ test: ## Run all tests, with the race detector if there is cgo.
 	@test -f bin/kube-apiserver || echo "Skipping the Kubernetes API server: run make kube-apiserver to build it"
 	@command -v chromium chromium-browser google-chrome >/dev/null || echo "Skipping the console in a browser: run make console-test to install Chromium"
 	@ls bin/console/axe-* >/dev/null 2>&1 || echo "Skipping the check of the console's accessibility: run make console-test to prepare it"
+	@command -v systemd-analyze >/dev/null || echo "Skipping the systemd unit: systemd-analyze is not installed"
 	@test -d bin/prometheus || command -v prometheus >/dev/null || echo "Skipping the dashboard and the alert rules: run make observe to fetch Prometheus"
 	@# The timeout ends a test that hangs. No test depends on the speed of the machine.
 	@# Packages wait for timers and processes: four at a time keep two cores busy.
