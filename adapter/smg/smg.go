@@ -72,16 +72,26 @@ type metrics struct {
 // worker is what was published of a worker.
 type worker struct {
 	name, address string
-	after         uint64                  // the last entry that the streams include
-	ranks         map[uint32]*vllm.Stream // without pending events, when the lock is free
-	began         uint64                  // what sequence numbers follow
-	nexts         map[uint32]uint64       // the sequence number of the next batch of each rank
-	first         uint64                  // the position of the first batch of history
+	after         uint64 // the last entry that the streams include
+	ranks         map[uint32]*rankStream
+	began         uint64 // the first sequence number of rank 0
+	first         uint64 // the position of the first batch of history
 	history       []published
 	bytes         int
 	events        uint64 // published so far
 	ended         bool
 	changed       chan struct{} // closed when history grows or the worker ends
+}
+
+// rankStream is the events of a dp rank. Each rank has contiguous sequence numbers, as engines have, which publish the ranks apart
+// from each other.
+type rankStream struct {
+	*vllm.Stream        // without pending events, when the lock is free
+	next         uint64 // the sequence number of the next batch
+	// resumable is the least sequence number from which a subscriber may continue: that of the last batch of the newest state. The
+	// batches of a state have the numbers of live batches before it, so a lower number may come from a subscriber that has only a part
+	// of a state, and would miss the rest.
+	resumable uint64
 }
 
 // published is an encoded batch.
@@ -98,19 +108,13 @@ func (w *worker) end() uint64 { return w.first + uint64(len(w.history)) }
 // subscribers that have the number of one rank only.
 const rankBits = 52
 
-// next returns the sequence number of a rank's next batch. Each rank has contiguous numbers, as engines have, which publish the
-// ranks apart from each other.
-func (w *worker) next(rank uint32) uint64 {
-	if n, ok := w.nexts[rank]; ok {
-		return n
-	}
-	return uint64(rank)<<rankBits | w.began
-}
-
 // position returns where a subscriber goes on that wants a sequence number next, and has all batches of the other ranks before
 // it. ok is false if that is not known.
 func (w *worker) position(seq uint64) (position uint64, ok bool) {
 	rank := uint32(seq >> rankBits)
+	if r := w.ranks[rank]; r == nil || seq < r.resumable {
+		return 0, false
+	}
 	for i := len(w.history) - 1; i >= 0; i-- {
 		if b := &w.history[i]; b.rank == rank {
 			switch {
@@ -293,7 +297,7 @@ func (s *Service) apply(entry *kvcastv1.Entry) {
 func (s *Service) describe(name string, added *kvcastv1.WorkerAdded) *worker {
 	w := s.workers[name]
 	if w == nil {
-		w = &worker{name: name, ranks: make(map[uint32]*vllm.Stream), began: vllm.TimeSeq(time.Now()), nexts: make(map[uint32]uint64), changed: make(chan struct{})}
+		w = &worker{name: name, ranks: make(map[uint32]*rankStream), began: vllm.TimeSeq(time.Now()), changed: make(chan struct{})}
 		s.workers[name] = w
 	}
 	w.address = host(added.GetEndpoint())
@@ -316,9 +320,9 @@ func (w *worker) clear() {
 }
 
 // rank returns the stream of a rank, which begins with a clear.
-func (w *worker) rank(rank uint32) *vllm.Stream {
+func (w *worker) rank(rank uint32) *rankStream {
 	if w.ranks[rank] == nil {
-		w.ranks[rank] = vllm.NewStream(w.name, rank, "", wire.FormMap, 0)
+		w.ranks[rank] = &rankStream{Stream: vllm.NewStream(w.name, rank, "", wire.FormMap, 0), next: uint64(rank)<<rankBits | w.began}
 	}
 	return w.ranks[rank]
 }
@@ -336,17 +340,17 @@ func (s *Service) end(w *worker) {
 func (s *Service) flush(w *worker, at float64) {
 	grown := false
 	for _, rank := range slices.Sorted(maps.Keys(w.ranks)) {
-		s.metrics.omitted.Count(w.ranks[rank])
-		events := withTokens(w.ranks[rank].Take())
+		r := w.ranks[rank]
+		s.metrics.omitted.Count(r.Stream)
+		events := withTokens(r.Take())
 		if len(events) == 0 {
 			continue
 		}
-		seq := w.next(rank)
-		b := appendSeq(appendBatch(nil, at, rank, events, w.events+1), seq)
+		b := appendSeq(appendBatch(nil, at, rank, events, w.events+1), r.next)
 		w.events += uint64(len(events))
 		clear(events) // they reference entries
-		w.history, w.bytes, grown = append(w.history, published{rank, seq, b}), w.bytes+len(b), true
-		w.nexts[rank] = seq + 1
+		w.history, w.bytes, grown = append(w.history, published{rank, r.next, b}), w.bytes+len(b), true
+		r.next++
 	}
 	if !grown {
 		return

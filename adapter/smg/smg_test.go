@@ -325,13 +325,17 @@ func TestBatches(t *testing.T) {
 	s.begin()
 	s.apply("w", added("http://10.0.0.1:8000", 0, 1))
 	s.apply("w", chain(1, 0, "", negative, negative), chain(2, 1, "l", 5, 6))
-	first := s.joined("10.0.0.1:8000", 4)
-	state, next := first.read(4)
+	first := s.joined("10.0.0.1:8000", 8)
+	state, next := first.read(8)
 	s.want("state", []batch{
-		{Snapshot: "1:0 2:4 3:3", Events: []string{"cleared"}},
-		{Snapshot: "1:1 2:4 3:3", Events: []string{"cleared"}, Rank: 1},
-		{Snapshot: "1:2 2:4 3:3", Events: []string{"block 1:-9223372036854775805 2:[3 7] 3:2 5:0", "stored 3: 1 ", "stored 4: 0 GPU"}},
-		{Snapshot: "1:3 2:4 3:3", Rank: 1, Events: []string{"block 1:5 2:[5 7] 3:2 5:1", "block 1:6 2:[6 7] 3:2 5:1", "stored 3: 2 ", "stored 4: 0 CPU", "stored 11: 0 l"}},
+		{Snapshot: "1:0 2:8 3:3", Events: []string{"cleared"}},
+		{Snapshot: "1:1 2:8 3:3", Events: []string{"cleared"}, Rank: 1},
+		{Snapshot: "1:2 2:8 3:3", Events: []string{"block 1:-9223372036854775805 2:[3 7] 3:2 5:0", "stored 3: 1 ", "stored 4: 0 GPU"}},
+		{Snapshot: "1:3 2:8 3:3", Rank: 1, Events: []string{"block 1:5 2:[5 7] 3:2 5:1", "block 1:6 2:[6 7] 3:2 5:1", "stored 3: 2 ", "stored 4: 0 CPU", "stored 11: 0 l"}},
+		{Snapshot: "1:4 2:8 3:3"},
+		{Snapshot: "1:5 2:8 3:3", Rank: 1},
+		{Snapshot: "1:6 2:8 3:3"},
+		{Snapshot: "1:7 2:8 3:3", Rank: 1},
 	}, state)
 
 	more := chain(1, 0, "", 8, 8)
@@ -371,8 +375,8 @@ func TestResumeByTheNumberOfAnyRank(t *testing.T) {
 	s := start(t, smg.Config{MaxSubscribers: 1000})
 	s.apply("w", added("", 0, 1))
 	s.begin()
-	c := s.joined("w", 2)
-	c.read(2)
+	c := s.joined("w", 6)
+	c.read(6)
 	var all []batch
 	for i, rank := range []uint32{0, 1, 0, 1, 1} {
 		s.apply("w", chain(1, rank, "", uint64(10*i+10), uint64(10*i+10)))
@@ -407,8 +411,8 @@ func TestOtherTiersAndAddedAgain(t *testing.T) {
 	s := start(t, smg.Config{MaxSubscribers: 1000})
 	s.apply("w", added("", 0, 1), chain(1, 0, "", 1, 2), chain(1, 1, "", 1, 1))
 	s.begin()
-	c := s.joined("w", 4)
-	c.read(4)
+	c := s.joined("w", 8)
+	c.read(8)
 	s.apply("w", &kvcastv1.RouterEvent{Tier: 2, DpRank: proto.Uint32(0), Event: &kvcastv1.RouterEvent_Stored{Stored: &kvcastv1.Stored{BlockHashes: []uint64{1}}}})
 	s.apply("w", removal(1, 2))
 	s.apply("w", added("", 0, 1), chain(1, 0, "", 3, 3))
@@ -418,6 +422,44 @@ func TestOtherTiersAndAddedAgain(t *testing.T) {
 		{Time: 1.5, Events: []string{"id 6", "cleared", "id 7", "block 1:3 2:[3 7] 3:2 5:0", "stored 3: 1 ", "stored 4: 0 GPU"}},
 		{Time: 1.5, Rank: 1, Events: []string{"id 8", "cleared"}},
 	}, got)
+}
+
+// TestPartOfAStateIsNotResumed ends the transfer of a state after each of its batches. A subscription from the last batch or the
+// one after it continues only if all blocks were received.
+func TestPartOfAStateIsNotResumed(t *testing.T) {
+	s := start(t, smg.Config{MaxSubscribers: 1000, HistoryBytes: 64 << 20})
+	s.apply("w", added("", 0, 1))
+	s.begin()
+	live := s.joined("w", 6)
+	live.read(6)
+	const chains = 4
+	for i := range uint64(chains) {
+		s.apply("w", chain(1, 0, "", 2000*i, 2000*i+1999))
+		s.apply("w", chain(1, 1, "", 2000*i, 2000*i+1999))
+	}
+	live.read(2 * chains)
+	state := s.subscribe("w", 0)
+	var blocks, refused, resumed int
+	for ends := 0; ends < 4; { // batches at the end of the state
+		b := state.next()
+		blocks += countBlocks(b.Events)
+		if len(b.Events) == 0 {
+			ends++
+		}
+		for _, from := range []uint64{b.seq, b.seq + 1} {
+			switch code := s.subscribe("w", from).ends(); {
+			case code == codes.OutOfRange:
+				refused++
+			case code == codes.OK && blocks == 2*2000*chains:
+				resumed++
+			default:
+				t.Errorf("a subscription from %d after chunk %q with %d of %d blocks ends with %s", from, b.Snapshot, blocks, 2*2000*chains, code)
+			}
+		}
+	}
+	if refused == 0 || resumed != 6 { // for each rank: after the first end by the next number, after the second by both
+		t.Errorf("%d subscriptions were refused, and %d continued, want 6", refused, resumed)
+	}
 }
 
 // ends returns the code of a stream that is refused, and OK if headers come.
@@ -446,8 +488,8 @@ func TestAuthorities(t *testing.T) {
 	s.apply("a", added("http://10.0.0.1:8000/path", 0))
 	s.apply("b", added("", 0))
 	s.begin()
-	s.joined("b", 1)
-	s.joined("a", 1)
+	s.joined("b", 3)
+	s.joined("a", 3)
 	for authority, want := range map[string]codes.Code{
 		"10.0.0.1:8000": codes.OK, "a": codes.OK, "b:50051": codes.OK, "other.example:443": codes.OK,
 		"10.0.0.1": codes.NotFound, "c": codes.NotFound, "other.example": codes.NotFound,
@@ -465,10 +507,10 @@ func TestOmittedBlocksAreCounted(t *testing.T) {
 	bare := chain(kvcastv1.Tier_TIER_DEVICE, 0, "", 1, 2)
 	bare.GetStored().TokenIds = nil
 	s.apply("w", added("", 0))
-	c := s.joined("w", 1)
+	c := s.joined("w", 3)
 	s.apply("w", bare)
 	s.apply("w", chain(kvcastv1.Tier_TIER_DEVICE, 0, "", 3, 3))
-	c.read(1) // both were published before
+	c.read(4) // both were published before
 	want := `
 # HELP kvcast_egress_smg_blocks_omitted_total Stored blocks that were not published, by reason.
 # TYPE kvcast_egress_smg_blocks_omitted_total counter
@@ -486,8 +528,8 @@ func TestRemovedWorker(t *testing.T) {
 	s := start(t, smg.Config{MaxSubscribers: 1000})
 	s.apply("w", added("", 0), chain(1, 0, "", 1, 1))
 	s.begin()
-	c := s.joined("w", 2)
-	_, next := c.read(2)
+	c := s.joined("w", 4)
+	_, next := c.read(4)
 	s.apply("w", removedWorker())
 	if got, _ := c.read(1); got[0].seq != next || !slices.Equal(got[0].Events, []string{"id 3", "cleared"}) {
 		t.Errorf("got %+v, want batch %d with a clear", got[0], next)
@@ -501,7 +543,7 @@ func TestRemovedWorker(t *testing.T) {
 	removed := time.Now().UnixMilli() // first seqs are of milliseconds
 	harness.WaitFor(t, func() bool { return time.Now().UnixMilli() > removed })
 	s.apply("w", added("", 0))
-	s.joined("w", 1)
+	s.joined("w", 3)
 	if code := s.subscribe("w", next+1).code(); code != codes.OutOfRange {
 		t.Errorf("a subscription from a batch of the removed worker ends with %s, want OutOfRange", code)
 	}
@@ -515,7 +557,7 @@ func TestSlowSubscriber(t *testing.T) {
 	var slow *stream
 	harness.WaitFor(t, func() bool { slow = s.subscribe("w", 0); return slow.ends() == codes.OK && slow.next().Snapshot != "" })
 	fast := s.subscribe("w", 0)
-	_, next := fast.read(1)
+	_, next := fast.read(3)
 	harness.WaitFor(t, func() bool { return s.subscribe("w", 0).ends() == codes.ResourceExhausted })
 	const batches = 100
 	for i := range uint64(batches) { // 2 MB, more than the history and the windows
@@ -535,10 +577,11 @@ func TestSlowSubscriber(t *testing.T) {
 		if again.ends() != codes.OK {
 			return false // the slow one's slot is in use
 		}
-		for blocks := 0; blocks < 1000*batches; {
+		for ends := 0; ends < 2; { // batches at the end of the state
 			b, _ := again.read(1)
-			all = append(all, b[0])
-			blocks += countBlocks(b[0].Events)
+			if all = append(all, b[0]); len(b[0].Events) == 0 {
+				ends++
+			}
 		}
 		return true
 	})
@@ -567,7 +610,7 @@ func TestStateBeyondTheMemory(t *testing.T) {
 	if code := c.code(); code != codes.ResourceExhausted {
 		t.Errorf("the stream ends with %s, want ResourceExhausted", code)
 	}
-	s.joined("v", 2)
+	s.joined("v", 4)
 	for range 100 { // memory is released
 		if got, _ := s.subscribe("v", 0).read(2); countBlocks(got[1].Events) != 10 {
 			t.Errorf("got %+v, want 10 blocks", got)

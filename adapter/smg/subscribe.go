@@ -54,17 +54,19 @@ func (s *Service) subscribe(stream grpc.ServerStream) error {
 	if err != nil {
 		return err
 	}
+	var from uint64
+	if cursor != 0 {
+		if from, err = s.position(w, cursor); err != nil {
+			return err
+		}
+	}
 	if err := stream.SendHeader(nil); err != nil { // gateways wait for it
 		return err
 	}
-	var from uint64
 	if cursor == 0 {
-		from, err = s.sendState(stream, w)
-	} else {
-		from, err = s.position(w, cursor)
-	}
-	if err != nil {
-		return err
+		if from, err = s.sendState(stream, w); err != nil {
+			return err
+		}
 	}
 	return s.follow(stream, w, from)
 }
@@ -209,7 +211,9 @@ func size(batches [][]byte) (n int64) {
 const room = 64
 
 // state returns all blocks of a worker, in batches whose memory is reserved, and the position of the batch that follows. The
-// sequence numbers of each rank's batches end with that of the rank's last batch.
+// sequence numbers of each rank's batches end with that of the rank's last batch. The state ends with two batches without events
+// of each rank. A subscriber that has the first one has the blocks of all ranks, and continues from the second one or a later one,
+// whether it names the last batch that it has or the next one.
 func (s *Service) state(ctx context.Context, w *worker) (batches [][]byte, from uint64, err error) {
 	if err := s.states.Acquire(ctx, 1); err != nil {
 		return nil, 0, status.FromContextError(err).Err()
@@ -219,7 +223,8 @@ func (s *Service) state(ctx context.Context, w *worker) (batches [][]byte, from 
 	s.mu.Lock()
 	from = w.end()
 	for rank, r := range w.ranks {
-		present[rank], nexts[rank] = r.Present(), w.next(rank)
+		present[rank], nexts[rank] = r.Present(), r.next
+		r.resumable = r.next - 1
 	}
 	s.mu.Unlock()
 	snapshot, ok := s.index.Snapshot(w.name)
@@ -235,9 +240,6 @@ func (s *Service) state(ctx context.Context, w *worker) (batches [][]byte, from 
 		}
 		blocks += uint64(present[rank].Pending())
 		events := withTokens(present[rank].Take())
-		if len(events) == 0 {
-			return nil
-		}
 		b := appendBatch(nil, at, rank, events, 0)
 		b = append(make([]byte, 0, len(b)+room), b...)
 		if !s.memory.Reserve(int64(cap(b))) {
@@ -263,6 +265,11 @@ func (s *Service) state(ctx context.Context, w *worker) (batches [][]byte, from 
 			err = take(rank, 1)
 		}
 		if err != nil {
+			return batches, 0, err
+		}
+	}
+	for _, rank := range slices.Concat(ranks, ranks) { // the end
+		if err := take(rank, 0); err != nil {
 			return batches, 0, err
 		}
 	}
