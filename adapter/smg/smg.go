@@ -322,7 +322,9 @@ func (w *worker) clear() {
 // rank returns the stream of a rank, which begins with a clear.
 func (w *worker) rank(rank uint32) *rankStream {
 	if w.ranks[rank] == nil {
-		w.ranks[rank] = &rankStream{Stream: vllm.NewStream(w.name, rank, "", wire.FormMap, 0), next: uint64(rank)<<rankBits | w.began}
+		r := &rankStream{Stream: vllm.NewStream(w.name, rank, "", wire.FormMap, 0), next: uint64(rank)<<rankBits | w.began}
+		r.NeedTokens() // gateways compute contents from them
+		w.ranks[rank] = r
 	}
 	return w.ranks[rank]
 }
@@ -342,7 +344,7 @@ func (s *Service) flush(w *worker, at float64) {
 	for _, rank := range slices.Sorted(maps.Keys(w.ranks)) {
 		r := w.ranks[rank]
 		s.metrics.omitted.Count(r.Stream)
-		events := withTokens(r.Take())
+		events := r.Take()
 		if len(events) == 0 {
 			continue
 		}
@@ -362,9 +364,4 @@ func (s *Service) flush(w *worker, at float64) {
 	}
 	close(w.changed)
 	w.changed = make(chan struct{})
-}
-
-// withTokens removes stores of blocks in further tiers that come without token ids: gateways compute contents from those.
-func withTokens(events []wire.Event) []wire.Event {
-	return slices.DeleteFunc(events, func(e wire.Event) bool { return e.Kind == wire.KindStored && e.BlockSize == 0 })
 }

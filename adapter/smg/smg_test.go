@@ -424,6 +424,32 @@ func TestOtherTiersAndAddedAgain(t *testing.T) {
 	}, got)
 }
 
+// TestBlocksThatMoveByHashAlone moves a block to host memory without its token ids. It is then no block of gateways, nor is its child:
+// both are counted as omitted, and a gateway that joins later has the same blocks.
+func TestBlocksThatMoveByHashAlone(t *testing.T) {
+	s := start(t, smg.Config{MaxSubscribers: 1000})
+	s.apply("w", added("", 0), chain(1, 0, "", 1, 1))
+	s.begin()
+	live := s.joined("w", 4)
+	live.read(4)
+	s.apply("w", &kvcastv1.RouterEvent{Tier: 2, DpRank: proto.Uint32(0), Event: &kvcastv1.RouterEvent_Stored{Stored: &kvcastv1.Stored{BlockHashes: []uint64{1}}}})
+	s.apply("w", removal(1, 1))
+	child := chain(1, 0, "", 2, 2)
+	child.GetStored().ParentHash = proto.Uint64(1)
+	s.apply("w", child)
+	s.apply("w", chain(1, 0, "", 5, 5))
+	got, _ := live.read(2)
+	s.want("live", []batch{
+		{Time: 1.5, Events: []string{"id 3", "removed 1:[1] 2:0 3:1 4:GPU"}},
+		{Time: 1.5, Events: []string{"id 4", "block 1:5 2:[5 7] 3:2 5:0", "stored 3: 1 ", "stored 4: 0 GPU"}},
+	}, got)
+	late, _ := s.joined("w", 4).read(4)
+	if want := got[1].Events[1:]; !slices.Equal(late[1].Events, want) {
+		t.Errorf("a late gateway gets %q, want %q", late[1].Events, want)
+	}
+	s.wantOmitted(1, 0, 1)
+}
+
 // TestPartOfAStateIsNotResumed ends the transfer of a state after each of its batches. A subscription from the last batch or the
 // one after it continues only if all blocks were received.
 func TestPartOfAStateIsNotResumed(t *testing.T) {
@@ -511,15 +537,21 @@ func TestOmittedBlocksAreCounted(t *testing.T) {
 	s.apply("w", bare)
 	s.apply("w", chain(kvcastv1.Tier_TIER_DEVICE, 0, "", 3, 3))
 	c.read(4) // both were published before
-	want := `
+	s.wantOmitted(1, 0, 1)
+}
+
+// wantOmitted compares the counters of omitted blocks.
+func (s *service) wantOmitted(noTokenIDs, otherContent, parent int) {
+	s.t.Helper()
+	want := fmt.Sprintf(`
 # HELP kvcast_egress_smg_blocks_omitted_total Stored blocks that were not published, by reason.
 # TYPE kvcast_egress_smg_blocks_omitted_total counter
-kvcast_egress_smg_blocks_omitted_total{reason="no_token_ids"} 1
-kvcast_egress_smg_blocks_omitted_total{reason="other_content"} 0
-kvcast_egress_smg_blocks_omitted_total{reason="parent"} 1
-`
+kvcast_egress_smg_blocks_omitted_total{reason="no_token_ids"} %d
+kvcast_egress_smg_blocks_omitted_total{reason="other_content"} %d
+kvcast_egress_smg_blocks_omitted_total{reason="parent"} %d
+`, noTokenIDs, otherContent, parent)
 	if err := testutil.GatherAndCompare(s.registry, strings.NewReader(want), "kvcast_egress_smg_blocks_omitted_total"); err != nil {
-		t.Error(err)
+		s.t.Error(err)
 	}
 }
 

@@ -239,8 +239,7 @@ func (s *Service) state(ctx context.Context, w *worker) (batches [][]byte, from 
 			return nil
 		}
 		blocks += uint64(present[rank].Pending())
-		events := withTokens(present[rank].Take())
-		b := appendBatch(nil, at, rank, events, 0)
+		b := appendBatch(nil, at, rank, present[rank].Take(), 0)
 		b = append(make([]byte, 0, len(b)+room), b...)
 		if !s.memory.Reserve(int64(cap(b))) {
 			return status.Error(codes.ResourceExhausted, "the blocks that are being sent to other subscribers use all memory for that (egress.smg.state_bytes); try again later")

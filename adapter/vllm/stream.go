@@ -39,6 +39,8 @@ type Stream struct {
 	form   wire.Form
 
 	held map[uint64]uint8 // tiers that consumers hold a block in: bit n is kvcast.v1.Tier n
+	// needsTokens omits stores by the hash alone, for encodings that cannot express them.
+	needsTokens bool
 	// only, if not nil, has the blocks and tiers that may be stored.
 	only    map[uint64]uint8
 	next    uint64 // the seq of the next batch
@@ -55,6 +57,10 @@ func NewStream(worker string, rank uint32, topic string, form wire.Form, first u
 	s.Clear()
 	return s
 }
+
+// NeedTokens makes the stream omit blocks that come without token ids, also in further tiers of blocks that consumers hold. It must be
+// called before the first event is applied.
+func (s *Stream) NeedTokens() { s.needsTokens = true }
 
 // Held returns the blocks that consumers hold after the batches so far and the pending events, with their tiers: bit n is
 // kvcast.v1.Tier n. It must not be modified.
@@ -132,7 +138,7 @@ func (s *Stream) store(tier wire.Tier, c *kvcastv1.Stored) {
 				start = i
 			}
 			s.held[hash] |= bit
-		case was != 0 && !known: // a further tier, by the hash alone
+		case was != 0 && !known && !s.needsTokens: // a further tier, by the hash alone
 			publish(i)
 			s.add(wire.Event{Kind: wire.KindStored, BlockHashes: hashes[i : i+1], Medium: media[tier]})
 			s.held[hash] |= bit
@@ -210,7 +216,7 @@ func (s *Stream) Pending() int { return s.blocks }
 // Present returns a stream that clears all blocks, and then publishes those of them that are applied to it and that s holds.
 func (s *Stream) Present() *Stream {
 	p := NewStream(s.worker, s.rank, s.topic, s.form, s.next)
-	p.only = maps.Clone(s.held)
+	p.only, p.needsTokens = maps.Clone(s.held), s.needsTokens
 	return p
 }
 
