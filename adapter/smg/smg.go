@@ -3,7 +3,7 @@
 // In: the entries of a journal, and the index that has applied them. Out: for each subscriber the events of the worker that the
 // call's authority names. Guarantee: a subscriber that has applied all batches holds the blocks of the index, except those that
 // vllm.Omission describes. Sequence numbers of a worker are above 0 and contiguous. Each subscriber reads a bounded history at
-// its own pace; one that falls behind it is told so, and costs nobody else anything.
+// its own pace; one that falls behind it is told so, and one that reads nothing is disconnected. Others are not delayed.
 package smg
 
 import (
@@ -41,8 +41,10 @@ type Config struct {
 	// StateBytes bounds the memory of blocks that are being sent to subscribers.
 	StateBytes     int64
 	MaxSubscribers int
-	Logger         *slog.Logger
-	Registerer     prometheus.Registerer
+	// StallTimeout is for how long a subscriber may read nothing while batches wait; 0: 30 s.
+	StallTimeout time.Duration
+	Logger       *slog.Logger
+	Registerer   prometheus.Registerer
 }
 
 // Service is the events of all workers.
@@ -66,6 +68,7 @@ type metrics struct {
 	subscribers prometheus.Gauge
 	states      prometheus.Counter
 	behind      prometheus.Counter
+	stalled     prometheus.Counter
 	omitted     vllm.Omitted
 }
 
@@ -131,12 +134,16 @@ func (w *worker) position(seq uint64) (position uint64, ok bool) {
 const (
 	minHistory    = 1 << 20 // bytes of a worker
 	statesAtATime = 2
+	// minPaceBytes is how many bytes a subscriber must read in StallTimeout, as those of snapshots of kvcast's API.
+	minPaceBytes        = 8 << 20
+	defaultStallTimeout = 30 * time.Second
 	// stateBlocks is how many blocks a batch of a state has at least, except the last ones.
 	stateBlocks = 1024
 )
 
 // New returns a service. Its subscribers are served while Run runs.
 func New(c Config, j vllm.Journal, x *index.Index) *Service {
+	c.StallTimeout = cmp.Or(c.StallTimeout, defaultStallTimeout)
 	create := promauto.With(c.Registerer)
 	s := &Service{
 		cfg: c, journal: j, index: x, slots: semaphore.NewWeighted(int64(c.MaxSubscribers)), states: semaphore.NewWeighted(statesAtATime),
@@ -145,6 +152,7 @@ func New(c Config, j vllm.Journal, x *index.Index) *Service {
 			subscribers: create.NewGauge(prometheus.GaugeOpts{Name: "kvcast_egress_smg_subscribers", Help: "Open streams of SubscribeKvEvents."}),
 			states:      create.NewCounter(prometheus.CounterOpts{Name: "kvcast_egress_smg_states_total", Help: "Times that all blocks of a worker were sent to a subscriber."}),
 			behind:      create.NewCounter(prometheus.CounterOpts{Name: "kvcast_egress_smg_out_of_range_total", Help: "Times that a subscriber wanted batches that are not kept."}),
+			stalled:     create.NewCounter(prometheus.CounterOpts{Name: "kvcast_egress_smg_stalled_total", Help: "Streams ended because the subscriber did not read, or too slowly."}),
 			omitted:     vllm.NewOmitted(c.Registerer, "kvcast_egress_smg_blocks_omitted_total"),
 		},
 	}

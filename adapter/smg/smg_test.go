@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -22,6 +23,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -647,6 +649,77 @@ func TestStateBeyondTheMemory(t *testing.T) {
 		if got, _ := s.subscribe("v", 0).read(2); countBlocks(got[1].Events) != 10 {
 			t.Errorf("got %+v, want 10 blocks", got)
 		}
+	}
+}
+
+// slowStream is the server's side of a call whose client reads a message in some time.
+type slowStream struct {
+	grpc.ServerStream
+	ctx  context.Context
+	each time.Duration
+	read int
+}
+
+func (s *slowStream) Context() context.Context       { return s.ctx }
+func (s *slowStream) RecvMsg(any) error              { return nil }
+func (s *slowStream) SendHeader(_ metadata.MD) error { return nil }
+
+func (s *slowStream) SendMsg(any) error {
+	select {
+	case <-time.After(s.each):
+		s.read++
+		return nil
+	case <-s.ctx.Done():
+		return s.ctx.Err()
+	}
+}
+
+// TestSubscriberThatReadsNothingIsEnded has subscribers that read a state of about 300 KiB too slowly, or not at all.
+func TestSubscriberThatReadsNothingIsEnded(t *testing.T) {
+	const stall = 10 * time.Second
+	for _, tt := range []struct {
+		name        string
+		each        time.Duration // to read a message
+		stop        bool
+		want        codes.Code
+		least, most time.Duration
+		read        int
+	}{
+		{"reads nothing", time.Hour, false, codes.ResourceExhausted, stall, stall, 0},
+		{"reads a little", stall / 2, false, codes.ResourceExhausted, stall, stall * 3 / 2, 2},
+		{"reads nothing at a shutdown", time.Hour, true, codes.Unavailable, 0, 0, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := start(t, smg.Config{StallTimeout: stall})
+				defer s.stop() // within the bubble
+				s.apply("w", added("", 0))
+				for i := range uint64(20) {
+					s.apply("w", chain(1, 0, "", 1000*i, 1000*i+999))
+				}
+				s.begin()
+				synctest.Wait()
+				ctx, end := context.WithCancel(metadata.NewIncomingContext(t.Context(), metadata.Pairs(":authority", "w")))
+				c := &slowStream{ctx: ctx, each: tt.each}
+				if tt.stop {
+					go func() { synctest.Wait(); s.smg.Stop() }()
+				}
+				begin := time.Now()
+				err := smg.Descriptions()[0].Streams[0].Handler(s.smg, c)
+				if took := time.Since(begin); status.Code(err) != tt.want || took < tt.least || took > tt.most || c.read != tt.read {
+					t.Errorf("got %v after %v and %d messages, want %s", err, took, c.read, tt.want)
+				}
+				end() // as gRPC does when the handler has returned
+				want := `
+# HELP kvcast_budget_used Amount of a bounded resource in use, by resource. Resources whose name ends in bytes are in bytes.
+# TYPE kvcast_budget_used gauge
+kvcast_budget_used{resource="egress_smg_state_bytes"} 0
+`
+				if err := testutil.GatherAndCompare(s.registry, strings.NewReader(want), "kvcast_budget_used"); err != nil {
+					t.Error(err)
+				}
+			})
+		})
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -141,12 +142,11 @@ func (s *Service) follow(stream grpc.ServerStream, w *worker, from uint64) error
 		if err != nil {
 			return err
 		}
-		for _, b := range batches {
-			if err := send(stream, b.body); err != nil {
+		if len(batches) > 0 {
+			if err := s.send(stream, batches); err != nil {
 				return err
 			}
-		}
-		if from += uint64(len(batches)); len(batches) > 0 {
+			from += uint64(len(batches))
 			continue
 		}
 		select {
@@ -154,7 +154,7 @@ func (s *Service) follow(stream grpc.ServerStream, w *worker, from uint64) error
 		case <-stream.Context().Done():
 			return status.FromContextError(stream.Context().Err()).Err()
 		case <-s.stopped:
-			return status.Error(codes.Unavailable, "kvcast is shutting down")
+			return errStopped
 		}
 	}
 }
@@ -163,7 +163,7 @@ func (s *Service) follow(stream grpc.ServerStream, w *worker, from uint64) error
 const maxBatches = 64
 
 // after returns the next batches from a position on, and a channel that is closed when there are more.
-func (s *Service) after(w *worker, from uint64) ([]published, <-chan struct{}, error) {
+func (s *Service) after(w *worker, from uint64) ([][]byte, <-chan struct{}, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if from < w.first {
@@ -173,14 +173,44 @@ func (s *Service) after(w *worker, from uint64) ([]published, <-chan struct{}, e
 	if len(rest) == 0 && w.ended {
 		return nil, nil, status.Errorf(codes.Unavailable, "worker %s was removed", w.name)
 	}
-	return slices.Clone(rest[:min(len(rest), maxBatches)]), w.changed, nil
+	var batches [][]byte
+	for _, b := range rest[:min(len(rest), maxBatches)] {
+		batches = append(batches, b.body)
+	}
+	return batches, w.changed, nil
 }
 
-// send sends an encoded message.
-func send(stream grpc.ServerStream, encoded []byte) error {
-	m := new(emptypb.Empty)
-	m.ProtoReflect().SetUnknown(encoded)
-	return stream.SendMsg(m)
+var errStopped = status.Error(codes.Unavailable, "kvcast is shutting down")
+
+// send sends batches, at least minPaceBytes in StallTimeout. SendMsg blocks while the subscriber does not read, until the call ends. So
+// a goroutine calls it, which ends when the caller has ended the call.
+func (s *Service) send(stream grpc.ServerStream, batches [][]byte) error {
+	start, stall := time.Now(), time.NewTimer(s.cfg.StallTimeout)
+	defer stall.Stop()
+	sent := make(chan error, 1)
+	go func() {
+		var err error
+		bytes := 0
+		for i := 0; i < len(batches) && err == nil; i++ {
+			ahead := time.Duration(float64(s.cfg.StallTimeout)*float64(bytes)/minPaceBytes) - time.Since(start) // of the least pace
+			stall.Reset(s.cfg.StallTimeout + min(ahead, 0))
+			m := new(emptypb.Empty)
+			m.ProtoReflect().SetUnknown(batches[i])
+			err = stream.SendMsg(m)
+			bytes += len(batches[i])
+		}
+		sent <- err
+	}()
+	select {
+	case err := <-sent:
+		return err
+	case <-stall.C:
+		s.metrics.stalled.Inc()
+		return status.Errorf(codes.ResourceExhausted, "the subscriber read nothing for %v (subscribers.stall), or less than %d MiB in this time; subscribe again, and read faster",
+			s.cfg.StallTimeout, minPaceBytes>>20)
+	case <-s.stopped:
+		return errStopped
+	}
 }
 
 // sendState sends all blocks of a worker, and returns the position of the batch that follows.
@@ -192,12 +222,7 @@ func (s *Service) sendState(stream grpc.ServerStream, w *worker) (from uint64, e
 		return 0, err
 	}
 	s.metrics.states.Inc()
-	for _, b := range batches {
-		if err := send(stream, b); err != nil {
-			return 0, err
-		}
-	}
-	return from, nil
+	return from, s.send(stream, batches)
 }
 
 func size(batches [][]byte) (n int64) {

@@ -78,7 +78,7 @@ func (s *Service) openSMG() {
 	}
 	s.egress.smg = smg.New(smg.Config{
 		Workers: workers, HistoryBytes: c.HistoryBytes, StateBytes: c.StateBytes, MaxSubscribers: c.MaxSubscribers,
-		Logger: s.log, Registerer: s.registry,
+		StallTimeout: s.cfg.Server.StallTimeout, Logger: s.log, Registerer: s.registry,
 	}, s.follower, s.follower.Index())
 	for _, d := range smg.Descriptions() {
 		s.server.RegisterAdapter(d, s.egress.smg)
