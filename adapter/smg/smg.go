@@ -95,14 +95,17 @@ type rankStream struct {
 	// batches of a state have the numbers of live batches before it, so a lower number may come from a subscriber that has only a part
 	// of a state, and would miss the rest.
 	resumable uint64
+	positions []uint64 // of its batches in history, the last of which has the number before next
 }
 
 // published is an encoded batch.
 type published struct {
 	rank uint32
-	seq  uint64
 	body []byte
 }
+
+// bytes returns the approximate memory of a batch, with its positions in the history.
+func (p *published) bytes() int { return 64 + cap(p.body) }
 
 // end returns the position after the last batch.
 func (w *worker) end() uint64 { return w.first + uint64(len(w.history)) }
@@ -114,21 +117,38 @@ const rankBits = 52
 // position returns where a subscriber goes on that wants a sequence number next, and has all batches of the other ranks before
 // it. ok is false if that is not known.
 func (w *worker) position(seq uint64) (position uint64, ok bool) {
-	rank := uint32(seq >> rankBits)
-	if r := w.ranks[rank]; r == nil || seq < r.resumable {
+	r := w.ranks[uint32(seq>>rankBits)]
+	if r == nil || seq < r.resumable {
 		return 0, false
 	}
-	for i := len(w.history) - 1; i >= 0; i-- {
-		if b := &w.history[i]; b.rank == rank {
-			switch {
-			case seq == b.seq:
-				return w.first + uint64(i), true
-			case seq > b.seq: // only the number after the last
-				return w.first + uint64(i) + 1, seq == b.seq+1
-			}
-		}
+	kept, back := uint64(len(r.positions)), r.next-seq // back is large for a number that is not used yet
+	switch {
+	case kept == 0 || back > kept:
+		return 0, false
+	case back == 0:
+		return r.positions[kept-1] + 1, true
 	}
-	return 0, false
+	return r.positions[kept-back], true
+}
+
+// publish adds a batch to the history.
+func (w *worker) publish(rank uint32, body []byte) {
+	b := published{rank, body}
+	r := w.ranks[rank]
+	r.next++
+	r.positions = append(r.positions, w.end())
+	w.history, w.bytes = append(w.history, b), w.bytes+b.bytes()
+}
+
+// evict removes the oldest batches beyond a limit in bytes, but not the last batch.
+func (w *worker) evict(limit int) {
+	for ; w.bytes > limit && len(w.history) > 1; w.first++ {
+		b := w.history[0]
+		w.bytes -= b.bytes()
+		w.history[0] = published{}
+		w.history = w.history[1:]
+		w.ranks[b.rank].positions = w.ranks[b.rank].positions[1:]
+	}
 }
 
 const (
@@ -157,6 +177,8 @@ func New(c Config, j vllm.Journal, x *index.Index) *Service {
 		},
 	}
 	s.stop = sync.OnceFunc(func() { close(s.stopped) })
+	create.NewGaugeFunc(prometheus.GaugeOpts{Name: "kvcast_egress_smg_history_bytes", Help: "Memory of batches that are kept for subscribers."},
+		func() float64 { return float64(s.historyBytes()) })
 	c.Registerer.MustRegister(budget.Collector{s.memory})
 	return s
 }
@@ -307,6 +329,9 @@ func (s *Service) describe(name string, added *kvcastv1.WorkerAdded) *worker {
 	if w == nil {
 		w = &worker{name: name, ranks: make(map[uint32]*rankStream), began: vllm.TimeSeq(time.Now()), changed: make(chan struct{})}
 		s.workers[name] = w
+		for _, other := range s.workers { // their shares are smaller now
+			other.evict(s.share())
+		}
 	}
 	w.address = host(added.GetEndpoint())
 	return w
@@ -359,17 +384,26 @@ func (s *Service) flush(w *worker, at float64) {
 		b := appendSeq(appendBatch(nil, at, rank, events, w.events+1), r.next)
 		w.events += uint64(len(events))
 		clear(events) // they reference entries
-		w.history, w.bytes, grown = append(w.history, published{rank, r.next, b}), w.bytes+len(b), true
-		r.next++
+		w.publish(rank, b)
+		grown = true
 	}
 	if !grown {
 		return
 	}
-	for limit := max(minHistory, s.cfg.HistoryBytes/len(s.workers)); w.bytes > limit && len(w.history) > 1; w.first++ {
-		w.bytes -= len(w.history[0].body)
-		w.history[0] = published{}
-		w.history = w.history[1:]
-	}
+	w.evict(s.share())
 	close(w.changed)
 	w.changed = make(chan struct{})
+}
+
+// share returns how many bytes of history each worker may have.
+func (s *Service) share() int { return max(minHistory, s.cfg.HistoryBytes/len(s.workers)) }
+
+// historyBytes returns the memory of the histories of all workers.
+func (s *Service) historyBytes() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.workers {
+		n += w.bytes
+	}
+	return n
 }

@@ -624,6 +624,97 @@ func TestSlowSubscriber(t *testing.T) {
 	}
 }
 
+// historyBytes returns the metric.
+func (s *service) historyBytes() int {
+	s.t.Helper()
+	all, err := s.registry.Gather()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for _, m := range all {
+		if m.GetName() == "kvcast_egress_smg_history_bytes" {
+			return int(m.GetMetric()[0].GetGauge().GetValue())
+		}
+	}
+	s.t.Fatal("no metric")
+	return 0
+}
+
+// TestHistoryIsBounded fills the history of one worker, and then adds others, of which each gets a share.
+func TestHistoryIsBounded(t *testing.T) {
+	const limit = 2 << 20
+	s := start(t, smg.Config{MaxSubscribers: 1000, HistoryBytes: limit})
+	s.begin()
+	for _, name := range []string{"a", "b"} {
+		s.apply(name, added("", 0))
+		c := s.joined(name, 3)
+		c.read(3)
+		for i := range uint64(60) { // 3 MB
+			s.apply(name, chain(1, 0, "", 3000*i, 3000*i+2999))
+			if err := c.stream.RecvMsg(new(emptypb.Empty)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := s.historyBytes(); n > limit || n < limit*8/10 {
+			t.Errorf("with worker %s, the history has %d bytes, and the limit is %d", name, n, limit)
+		}
+	}
+}
+
+// TestHistoryCountsSmallBatches counts the memory of batches beyond their encoding.
+func TestHistoryCountsSmallBatches(t *testing.T) {
+	s := start(t, smg.Config{MaxSubscribers: 1000})
+	s.begin()
+	s.apply("w", added("", 0))
+	c := s.joined("w", 3)
+	c.read(3)
+	const batches = 100
+	want := 0
+	for i := range uint64(batches) {
+		s.apply("w", chain(1, 0, "", i, i))
+		m := new(emptypb.Empty)
+		if err := c.stream.RecvMsg(m); err != nil {
+			t.Fatal(err)
+		}
+		want += 64 + len(m.ProtoReflect().GetUnknown())
+	}
+	if got := s.historyBytes(); got < want {
+		t.Errorf("%d batches take %d bytes, want at least %d", batches, got, want)
+	}
+}
+
+// TestResumeAfterEviction resumes from each of many batches of two ranks, of which the first ones are not kept any more.
+func TestResumeAfterEviction(t *testing.T) {
+	s := start(t, smg.Config{MaxSubscribers: 1000})
+	s.begin()
+	s.apply("w", added("", 0, 1))
+	c := s.joined("w", 6)
+	c.read(6)
+	var all []batch
+	for i := range uint64(26) { // 1.3 MB
+		s.apply("w", chain(1, uint32(i%3/2), "", 3000*i, 3000*i+2999))
+		got, _ := c.read(1)
+		all = append(all, got...)
+	}
+	kept := 0
+	for i := range all {
+		again := s.subscribe("w", all[i].seq)
+		if code := again.ends(); code != codes.OK {
+			if code != codes.OutOfRange || kept > 0 {
+				t.Fatalf("a subscription from batch %d ends with %s", i, code)
+			}
+			continue
+		}
+		kept++
+		if got := again.next(); got.seq != all[i].seq {
+			t.Errorf("a subscription from batch %d begins with %d, want %d", i, got.seq, all[i].seq)
+		}
+	}
+	if kept == 0 || kept == len(all) {
+		t.Errorf("%d batches are kept", kept)
+	}
+}
+
 func countBlocks(events []string) (n int) {
 	for _, e := range events {
 		if strings.HasPrefix(e, "block ") {
