@@ -60,6 +60,7 @@ type Service struct {
 	mu      sync.Mutex // guards all below, and the workers
 	workers map[string]*worker
 	running bool
+	least   uint64        // above the sequence numbers of all workers that were removed, as of rank 0
 	stopped chan struct{} // closed by stop
 	stop    func()
 }
@@ -327,7 +328,7 @@ func (s *Service) apply(entry *kvcastv1.Entry) {
 func (s *Service) describe(name string, added *kvcastv1.WorkerAdded) *worker {
 	w := s.workers[name]
 	if w == nil {
-		w = &worker{name: name, ranks: make(map[uint32]*rankStream), began: vllm.TimeSeq(time.Now()), changed: make(chan struct{})}
+		w = &worker{name: name, ranks: make(map[uint32]*rankStream), began: max(vllm.TimeSeq(time.Now()), s.least), changed: make(chan struct{})}
 		s.workers[name] = w
 		for _, other := range s.workers { // their shares are smaller now
 			other.evict(s.share())
@@ -366,6 +367,9 @@ func (w *worker) rank(rank uint32) *rankStream {
 func (s *Service) end(w *worker) {
 	w.clear()
 	s.flush(w, now())
+	for rank, r := range w.ranks { // the clock's millisecond may be the same when it is added again, or an earlier one
+		s.least = max(s.least, r.next-uint64(rank)<<rankBits)
+	}
 	w.ended = true
 	close(w.changed)
 	delete(s.workers, w.name)

@@ -574,13 +574,74 @@ func TestRemovedWorker(t *testing.T) {
 	if code := s.subscribe("w", 0).ends(); code != codes.NotFound {
 		t.Errorf("a subscription to a removed worker ends with %s, want NotFound", code)
 	}
-	removed := time.Now().UnixMilli() // first seqs are of milliseconds
-	harness.WaitFor(t, func() bool { return time.Now().UnixMilli() > removed })
 	s.apply("w", added("", 0))
 	s.joined("w", 3)
 	if code := s.subscribe("w", next+1).code(); code != codes.OutOfRange {
 		t.Errorf("a subscription from a batch of the removed worker ends with %s, want OutOfRange", code)
 	}
+}
+
+// slowStream is the server's side of a call whose client reads a message in some time.
+type slowStream struct {
+	grpc.ServerStream
+	ctx      context.Context
+	each     time.Duration
+	messages [][]byte // that the client has read
+}
+
+// call returns the server's side of a call. End ends it, as gRPC does when the handler has returned.
+func (s *service) call(authority string, each time.Duration) (c *slowStream, end func()) {
+	ctx, end := context.WithCancel(metadata.NewIncomingContext(s.t.Context(), metadata.Pairs(":authority", authority)))
+	return &slowStream{ctx: ctx, each: each}, end
+}
+
+func (s *slowStream) Context() context.Context       { return s.ctx }
+func (s *slowStream) RecvMsg(any) error              { return nil }
+func (s *slowStream) SendHeader(_ metadata.MD) error { return nil }
+
+func (s *slowStream) SendMsg(m any) error {
+	select {
+	case <-time.After(s.each):
+		s.messages = append(s.messages, m.(*emptypb.Empty).ProtoReflect().GetUnknown())
+		return nil
+	case <-s.ctx.Done():
+		return s.ctx.Err()
+	}
+}
+
+// TestWorkerAddedAgainInTheSameMillisecond compares the sequence numbers of a worker with those that it had before it was removed.
+func TestWorkerAddedAgainInTheSameMillisecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // whose clock stands still
+		s := start(t, smg.Config{})
+		defer s.stop()
+		s.begin()
+		last := func() map[uint64]uint64 { // the number of each rank's last batch
+			s.apply("w", added("", 0, 1), chain(1, 1, "", 1, 1))
+			s.apply("w", chain(1, 1, "", 5, 5))
+			synctest.Wait()
+			c, end := s.call("w", 0)
+			go func() { _ = smg.Descriptions()[0].Streams[0].Handler(s.smg, c) }()
+			synctest.Wait()
+			end()
+			all := make(map[uint64]uint64)
+			for _, m := range c.messages {
+				b := decode(t, m)
+				all[b.Rank] = b.seq
+			}
+			return all
+		}
+		before := last()
+		s.apply("w", removedWorker())
+		after := last()
+		for rank, seq := range before {
+			if min := seq + 2; after[rank] < min { // the removal is a batch
+				t.Errorf("rank %d has number %d again, want at least %d", rank, after[rank], min)
+			}
+		}
+		if len(before) != 2 {
+			t.Errorf("got %d ranks", len(before))
+		}
+	})
 }
 
 // TestSlowSubscriber has a subscriber that does not read while many batches are published. Another gets all of them.
@@ -743,28 +804,6 @@ func TestStateBeyondTheMemory(t *testing.T) {
 	}
 }
 
-// slowStream is the server's side of a call whose client reads a message in some time.
-type slowStream struct {
-	grpc.ServerStream
-	ctx  context.Context
-	each time.Duration
-	read int
-}
-
-func (s *slowStream) Context() context.Context       { return s.ctx }
-func (s *slowStream) RecvMsg(any) error              { return nil }
-func (s *slowStream) SendHeader(_ metadata.MD) error { return nil }
-
-func (s *slowStream) SendMsg(any) error {
-	select {
-	case <-time.After(s.each):
-		s.read++
-		return nil
-	case <-s.ctx.Done():
-		return s.ctx.Err()
-	}
-}
-
 // TestSubscriberThatReadsNothingIsEnded has subscribers that read a state of about 300 KiB too slowly, or not at all.
 func TestSubscriberThatReadsNothingIsEnded(t *testing.T) {
 	const stall = 10 * time.Second
@@ -790,17 +829,16 @@ func TestSubscriberThatReadsNothingIsEnded(t *testing.T) {
 				}
 				s.begin()
 				synctest.Wait()
-				ctx, end := context.WithCancel(metadata.NewIncomingContext(t.Context(), metadata.Pairs(":authority", "w")))
-				c := &slowStream{ctx: ctx, each: tt.each}
+				c, end := s.call("w", tt.each)
 				if tt.stop {
 					go func() { synctest.Wait(); s.smg.Stop() }()
 				}
 				begin := time.Now()
 				err := smg.Descriptions()[0].Streams[0].Handler(s.smg, c)
-				if took := time.Since(begin); status.Code(err) != tt.want || took < tt.least || took > tt.most || c.read != tt.read {
-					t.Errorf("got %v after %v and %d messages, want %s", err, took, c.read, tt.want)
+				if took := time.Since(begin); status.Code(err) != tt.want || took < tt.least || took > tt.most || len(c.messages) != tt.read {
+					t.Errorf("got %v after %v and %d messages, want %s", err, took, len(c.messages), tt.want)
 				}
-				end() // as gRPC does when the handler has returned
+				end()
 				want := `
 # HELP kvcast_budget_used Amount of a bounded resource in use, by resource. Resources whose name ends in bytes are in bytes.
 # TYPE kvcast_budget_used gauge
