@@ -198,7 +198,7 @@ func (s *Service) Run(ctx context.Context) error {
 			s.apply(e)
 		}
 		switch {
-		case ctx.Err() != nil:
+		case ctx.Err() != nil, errors.Is(err, journal.ErrClosed): // a shutdown may close the journal first
 			return nil
 		case errors.Is(err, journal.ErrCompacted):
 			s.cfg.Logger.Warn("egress was slower than the journal's retention, and publishes all blocks anew", "position", after)

@@ -852,6 +852,22 @@ kvcast_budget_used{resource="egress_smg_state_bytes"} 0
 	}
 }
 
+// closedJournal is a journal that was closed.
+type closedJournal struct{}
+
+func (closedJournal) Bounds() journal.Bounds { return journal.Bounds{} }
+func (closedJournal) Read(context.Context, journal.Query) (journal.Chunk, error) {
+	return journal.Chunk{}, journal.ErrClosed
+}
+func (closedJournal) Changed() <-chan struct{} { return nil }
+
+func TestRunEndsWithTheJournal(t *testing.T) {
+	s := smg.New(smg.Config{Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()}, closedJournal{}, index.New())
+	if err := s.Run(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestStop(t *testing.T) {
 	s := start(t, smg.Config{})
 	s.apply("w", added("", 0))
