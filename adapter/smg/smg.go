@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"golang.org/x/sync/semaphore"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/adapter/vllm"
@@ -231,7 +232,7 @@ func (s *Service) begin(ctx context.Context) (after uint64) {
 	}
 	s.mu.Unlock()
 	for i := range present {
-		if err := s.beginWorker(ctx, present[i].Name); err != nil {
+		if err := s.beginWorker(ctx, present[i].Name); err != nil && ctx.Err() == nil {
 			s.cfg.Logger.Error("blocks of the index cannot be decoded", "worker", present[i].Name, "error", err)
 		}
 	}
@@ -283,7 +284,7 @@ func eachBlocks(ctx context.Context, snapshot index.Snapshot, rank uint32, do fu
 			return err
 		}
 	}
-	return ctx.Err()
+	return status.FromContextError(ctx.Err()).Err()
 }
 
 // allTiers selects the blocks of all tiers.
@@ -319,8 +320,12 @@ func (s *Service) apply(entry *kvcastv1.Entry) {
 			w.rank(event.GetDpRank()).Apply(event)
 		}
 	}
+	at := float64(entry.GetEngineTimeUnixNano()) / 1e9
+	if at <= 0 {
+		at = now()
+	}
 	if w != nil {
-		s.flush(w, cmp.Or(float64(entry.GetEngineTimeUnixNano())/1e9, now()))
+		s.flush(w, at)
 	}
 }
 
@@ -334,8 +339,21 @@ func (s *Service) describe(name string, added *kvcastv1.WorkerAdded) *worker {
 			other.evict(s.share())
 		}
 	}
-	w.address = host(added.GetEndpoint())
+	if address := host(added.GetEndpoint()); address != w.address {
+		w.address = address
+		s.warnShared(w)
+	}
 	return w
+}
+
+// warnShared logs that an address is that of two workers.
+func (s *Service) warnShared(w *worker) {
+	for name, other := range s.workers {
+		if other != w && w.address != "" && other.address == w.address {
+			s.cfg.Logger.Warn("two workers have one address, which names the one whose name is first: set egress.smg.workers", "address", w.address, "worker", w.name, "other", name)
+			return
+		}
+	}
 }
 
 // host returns an address without a scheme and a path.

@@ -1,6 +1,7 @@
 package smg_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -75,7 +76,10 @@ func start(t *testing.T, cfg smg.Config) *service {
 	if cfg.MaxSubscribers == 0 {
 		cfg.MaxSubscribers = 10
 	}
-	cfg.Logger, cfg.Registerer = slog.New(slog.DiscardHandler), s.registry
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	cfg.Registerer = s.registry
 	s.smg = smg.New(cfg, follower, x)
 	server := grpc.NewServer()
 	for _, d := range smg.Descriptions() {
@@ -105,7 +109,13 @@ func start(t *testing.T, cfg smg.Config) *service {
 // apply appends an entry of a worker.
 func (s *service) apply(worker string, events ...*kvcastv1.RouterEvent) {
 	s.t.Helper()
-	body, err := proto.Marshal(&kvcastv1.Entry{Worker: worker, Model: "m", EngineTimeUnixNano: 1_500_000_000, Events: events})
+	s.applyAt(1_500_000_000, worker, events...)
+}
+
+// applyAt appends an entry with a time of the engine, in nanoseconds.
+func (s *service) applyAt(at int64, worker string, events ...*kvcastv1.RouterEvent) {
+	s.t.Helper()
+	body, err := proto.Marshal(&kvcastv1.Entry{Worker: worker, Model: "m", EngineTimeUnixNano: at, Events: events})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -525,6 +535,62 @@ func TestAuthorities(t *testing.T) {
 		if code := s.subscribe(authority, 0).ends(); code != want {
 			t.Errorf("a call of %s ends with %s, want %s", authority, code, want)
 		}
+	}
+}
+
+// TestCallWithoutAuthority names no worker, also if there is one without an address.
+func TestCallWithoutAuthority(t *testing.T) {
+	s := start(t, smg.Config{MaxSubscribers: 1000})
+	s.apply("w", added("", 0))
+	s.begin()
+	s.joined("w", 3)
+	c, end := s.call("", 0)
+	defer end()
+	if err := smg.Descriptions()[0].Streams[0].Handler(s.smg, c); status.Code(err) != codes.NotFound {
+		t.Errorf("got %v, want NotFound", err)
+	}
+}
+
+// TestSharedAddressIsLogged has two workers with one address, of which one is added again.
+func TestSharedAddressIsLogged(t *testing.T) {
+	var log bytes.Buffer
+	s := start(t, smg.Config{MaxSubscribers: 1000, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	s.begin()
+	for _, name := range []string{"b", "a", "a", "c", "d"} {
+		s.apply(name, added(map[string]string{"a": "10.0.0.1:8000", "b": "http://10.0.0.1:8000", "c": "10.0.0.3:8000"}[name], 0))
+	}
+	s.joined("d", 3)
+	s.stop()
+	if n := strings.Count(log.String(), "two workers have one address"); n != 1 || !strings.Contains(log.String(), "address=10.0.0.1:8000 worker=a other=b") {
+		t.Errorf("logged %d times:\n%s", n, log.String())
+	}
+}
+
+// TestTimeOfTheEngineIsPositive replaces times that are none.
+func TestTimeOfTheEngineIsPositive(t *testing.T) {
+	s := start(t, smg.Config{MaxSubscribers: 1000})
+	s.apply("w", added("", 0))
+	s.begin()
+	c := s.joined("w", 3)
+	c.read(3)
+	for i, at := range []int64{0, -1, math.MinInt64} {
+		s.applyAt(at, "w", chain(1, 0, "", uint64(i), uint64(i)))
+		if got := c.next(); got.Time < 1e9 {
+			t.Errorf("the time %d is published as %v", at, got.Time)
+		}
+	}
+}
+
+// TestShutdownWhileBeginningIsNoError stops a service before it has published the blocks of the index.
+func TestShutdownWhileBeginningIsNoError(t *testing.T) {
+	var log bytes.Buffer
+	x := index.New()
+	x.ApplyEntry(&kvcastv1.Entry{Seq: 1, Worker: "w", Model: "m", Events: []*kvcastv1.RouterEvent{added("", 0), chain(1, 0, "", 1, 1)}})
+	s := smg.New(smg.Config{HistoryBytes: 1 << 20, Logger: slog.New(slog.NewTextHandler(&log, nil)), Registerer: prometheus.NewRegistry()}, closedJournal{}, x)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Run(ctx); err != nil || log.Len() > 0 {
+		t.Errorf("got error %v and log:\n%s", err, log.String())
 	}
 }
 

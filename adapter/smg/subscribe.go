@@ -102,7 +102,7 @@ func (s *Service) worker(authority string) (*worker, error) {
 func (s *Service) named(authority string) string {
 	var found []string
 	for name, w := range s.workers {
-		if w.address == authority {
+		if w.address == authority && authority != "" {
 			found = append(found, name)
 		}
 	}
