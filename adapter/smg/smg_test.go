@@ -558,8 +558,8 @@ func TestSharedAddressIsLogged(t *testing.T) {
 	s.begin()
 	for _, name := range []string{"b", "a", "a", "c", "d"} {
 		s.apply(name, added(map[string]string{"a": "10.0.0.1:8000", "b": "http://10.0.0.1:8000", "c": "10.0.0.3:8000"}[name], 0))
+		s.joined(name, 3)
 	}
-	s.joined("d", 3)
 	s.stop()
 	if n := strings.Count(log.String(), "two workers have one address"); n != 1 || !strings.Contains(log.String(), "address=10.0.0.1:8000 worker=a other=b") {
 		t.Errorf("logged %d times:\n%s", n, log.String())
@@ -645,6 +645,27 @@ func TestRemovedWorker(t *testing.T) {
 	if code := s.subscribe("w", next+1).code(); code != codes.OutOfRange {
 		t.Errorf("a subscription from a batch of the removed worker ends with %s, want OutOfRange", code)
 	}
+}
+
+// TestStatesOfOthersUseTheMemory has a subscriber that does not read its state while another one subscribes.
+func TestStatesOfOthersUseTheMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, smg.Config{StateBytes: 20_000})
+		defer s.stop()
+		s.apply("w", added("", 0), chain(1, 0, "", 1, 900))
+		s.begin()
+		synctest.Wait()
+		subscribe := smg.Descriptions()[0].Streams[0].Handler
+		slow, end := s.call("w", time.Second)
+		go func() { _ = subscribe(s.smg, slow) }()
+		synctest.Wait()
+		c, endOther := s.call("w", 0)
+		defer endOther()
+		if err := subscribe(s.smg, c); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "other subscribers") {
+			t.Errorf("got %v, want ResourceExhausted because of others", err)
+		}
+		end()
+	})
 }
 
 // slowStream is the server's side of a call whose client reads a message in some time.
@@ -859,8 +880,8 @@ func TestStateBeyondTheMemory(t *testing.T) {
 	s.begin()
 	var c *stream
 	harness.WaitFor(t, func() bool { c = s.subscribe("w", 0); return c.ends() == codes.OK })
-	if code := c.code(); code != codes.ResourceExhausted {
-		t.Errorf("the stream ends with %s, want ResourceExhausted", code)
+	if err := c.stream.RecvMsg(new(emptypb.Empty)); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "worker w alone") {
+		t.Errorf("the stream ends with %v, want ResourceExhausted because of worker w alone", err)
 	}
 	s.joined("v", 4)
 	for range 100 { // memory is released

@@ -225,6 +225,14 @@ func (s *Service) sendState(stream grpc.ServerStream, w *worker) (from uint64, e
 	return from, s.send(stream, batches)
 }
 
+// outOfMemory returns the error for a state whose memory cannot be reserved when its batches have some bytes.
+func (s *Service) outOfMemory(worker string, bytes int64) error {
+	if limit := s.memory.Limit(); bytes > limit {
+		return status.Errorf(codes.ResourceExhausted, "the blocks of worker %s alone take more than the %d bytes of egress.smg.state_bytes, so that no subscriber can get them; raise it", worker, limit)
+	}
+	return status.Error(codes.ResourceExhausted, "the blocks that are being sent to other subscribers use all memory for that (egress.smg.state_bytes); try again later, or raise it")
+}
+
 func size(batches [][]byte) (n int64) {
 	for _, b := range batches {
 		n += int64(cap(b))
@@ -267,7 +275,7 @@ func (s *Service) state(ctx context.Context, w *worker) (batches [][]byte, from 
 		b := appendBatch(nil, at, rank, present[rank].Take(), 0)
 		b = append(make([]byte, 0, len(b)+room), b...)
 		if !s.memory.Reserve(int64(cap(b))) {
-			return status.Error(codes.ResourceExhausted, "the blocks that are being sent to other subscribers use all memory for that (egress.smg.state_bytes); try again later")
+			return s.outOfMemory(w.name, size(batches)+int64(cap(b)))
 		}
 		batches, rankOf = append(batches, b), append(rankOf, rank)
 		return nil
