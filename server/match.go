@@ -121,9 +121,8 @@ func (s *Server) match(ctx context.Context, m *matching, send func(*match.Respon
 	if violations := q.Check(); violations != nil {
 		return invalidFields(violations, s.journal.Bounds())
 	}
-	if !s.matchBytes.Reserve(q.Bytes) {
-		return errorf(reasonTooManyQueries, s.journal.Bounds(),
-			"the requests of MatchPrefix in progress take more than %d bytes, which is the limit; try again later", s.cfg.MaxMatchBytes)
+	if err := s.reserveMatch(q.Bytes); err != nil {
+		return err
 	}
 	defer s.matchBytes.Release(q.Bytes)
 	if q.After != nil {
@@ -149,6 +148,31 @@ func (s *Server) match(ctx context.Context, m *matching, send func(*match.Respon
 	send(r, size)
 	s.metrics.matched(r, time.Since(start))
 	return nil
+}
+
+// reserveMatch reserves the memory of a request. The caller releases it if err is nil.
+func (s *Server) reserveMatch(bytes int64) error {
+	if !s.matchBytes.Reserve(bytes) {
+		return errorf(reasonTooManyQueries, s.journal.Bounds(),
+			"the requests of MatchPrefix in progress take more than %d bytes, which is the limit; try again later", s.cfg.MaxMatchBytes)
+	}
+	return nil
+}
+
+// AcquireMatch waits until an adapter may match a request, whose memory in bytes the caller estimates. The limits are those of
+// MatchPrefix. The caller calls release after the match if err is nil, and else returns err to the client.
+func (s *Server) AcquireMatch(ctx context.Context, bytes int64) (release func(), err error) {
+	if err := s.reserveMatch(bytes); err != nil {
+		return nil, err
+	}
+	if err := s.matches.acquire(ctx, s.journal.Bounds()); err != nil {
+		s.matchBytes.Release(bytes)
+		return nil, err
+	}
+	return func() {
+		s.matches.release()
+		s.matchBytes.Release(bytes)
+	}, nil
 }
 
 // awaitPosition waits until the index has the entries up to a position.

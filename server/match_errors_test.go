@@ -6,9 +6,11 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
@@ -228,4 +230,31 @@ func slowMatcher(t *testing.T) (*fixture, error) {
 			return h, err
 		}
 	}
+}
+
+// TestMatchesOfAdaptersAreLimited acquires matches until memory or slots are used up, and again after their release.
+func TestMatchesOfAdaptersAreLimited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := inMemory(t, server.Config{MaxMatchBytes: 100}, journal.Config{}).Server
+		acquire := func(bytes int64, want codes.Code) (release func()) {
+			t.Helper()
+			release, err := s.AcquireMatch(t.Context(), bytes)
+			if status.Code(err) != want {
+				t.Errorf("got %v, want %s", err, want)
+			}
+			return release
+		}
+		release := acquire(60, codes.OK)
+		acquire(60, codes.ResourceExhausted)
+		release()
+		releases := make([]func(), 64)
+		for i := range releases {
+			releases[i] = acquire(1, codes.OK)
+		}
+		acquire(1, codes.ResourceExhausted) // after 5 s
+		for _, release := range releases {
+			release()
+		}
+		acquire(100, codes.OK)()
+	})
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
 )
@@ -19,7 +20,8 @@ const (
 
 const hashBytes = 8 // of an sfixed64
 
-// decodeRequest returns the hashes of a MatchExternalKvPrefixRequest, at most max_blocks of them if that is not 0.
+// decodeRequest returns the hashes of a MatchExternalKvPrefixRequest, at most max_blocks of them if that is not 0. More than maxHashes
+// of them are an error.
 func decodeRequest(b []byte) (hashes []uint64, err error) {
 	var limit uint64
 	for len(b) > 0 {
@@ -58,6 +60,9 @@ func decodeRequest(b []byte) (hashes []uint64, err error) {
 	if limit != 0 && uint64(len(hashes)) > limit {
 		hashes = hashes[:limit]
 	}
+	if len(hashes) > maxHashes {
+		return nil, fmt.Errorf("%d blocks are more than the limit of %d: set max_blocks, or send fewer hashes", len(hashes), maxHashes)
+	}
 	return hashes, nil
 }
 
@@ -65,6 +70,7 @@ func appendPacked(hashes []uint64, packed []byte) ([]uint64, error) {
 	if len(packed)%hashBytes != 0 {
 		return nil, fmt.Errorf("hashes have %d bytes: want packed sfixed64, of 8 bytes each", len(packed))
 	}
+	hashes = slices.Grow(hashes, len(packed)/hashBytes)
 	for ; len(packed) > 0; packed = packed[hashBytes:] {
 		hashes = append(hashes, binary.LittleEndian.Uint64(packed))
 	}

@@ -1,8 +1,8 @@
 // Package sglang answers MatchExternalKvPrefix, with which SGLang's routers ask SGLang's KV indexer which workers hold a prompt.
 //
 // In: an engine's hashes of a prompt's blocks, and an index. Out: the address of each worker that holds the first block, and how
-// many blocks it holds without a gap. Guarantee: an answer is exact at one seq of the index. Requests that are answered at a time
-// are limited; others wait as long as their deadline allows.
+// many blocks it holds without a gap. Guarantee: an answer is exact at one seq of the index. Config.Acquire bounds the requests that
+// are answered and that wait.
 //
 // The messages are those of package kv_indexer.v1 of SGLang's experimental/sgl-router/sgl-kv-indexer in November 2026.
 package sglang
@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 
-	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -23,8 +22,10 @@ import (
 )
 
 const (
-	// maxRequests is how many requests are answered at a time.
-	maxRequests = 64
+	// maxHashes bounds the blocks that are looked up for a request, as for MatchPrefix.
+	maxHashes = 1 << 16
+	// requestBytes is about the memory of a request without its hashes.
+	requestBytes = 16 << 10
 	// maxReusedBlocks bounds the prompts whose memory is kept for reuse.
 	maxReusedBlocks = 16 << 10
 	// maxLogged bounds the names of workers without an address that are remembered. If there are more, all may be logged again.
@@ -42,6 +43,9 @@ type Config struct {
 	Address string
 	// Addresses are the addresses of workers, by name, in the place of the pattern.
 	Addresses map[string]string
+	// Acquire waits until a request with some bytes of memory may be answered, and returns a function that ends the answer, or
+	// the error for the client.
+	Acquire func(ctx context.Context, bytes int64) (release func(), err error)
 	// Ready returns why requests cannot be answered yet; empty if they can.
 	Ready  func() string
 	Logger *slog.Logger
@@ -49,9 +53,8 @@ type Config struct {
 
 // Service answers requests. It is safe for concurrent use.
 type Service struct {
-	cfg      Config
-	index    *index.Index
-	requests *semaphore.Weighted
+	cfg   Config
+	index *index.Index
 
 	mu     sync.Mutex // guards logged
 	logged map[string]struct{}
@@ -59,7 +62,7 @@ type Service struct {
 
 // New returns a service.
 func New(c Config, x *index.Index) *Service {
-	return &Service{cfg: c, index: x, requests: semaphore.NewWeighted(maxRequests), logged: make(map[string]struct{})}
+	return &Service{cfg: c, index: x, logged: make(map[string]struct{})}
 }
 
 // Description returns the gRPC service, with MatchExternalKvPrefix as the only method. A *Service implements it.
@@ -91,14 +94,15 @@ func (s *Service) match(ctx context.Context, request []byte) (*emptypb.Empty, er
 	if why := s.cfg.Ready(); why != "" {
 		return nil, status.Error(codes.Unavailable, "kvcast does not know the engines' caches: "+why)
 	}
+	release, err := s.cfg.Acquire(ctx, requestBytes+2*int64(len(request))) // hashes take no more than their encoding
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	hashes, err := decodeRequest(request)
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "the request cannot be decoded: %v", err)
 	}
-	if err := s.requests.Acquire(ctx, 1); err != nil {
-		return nil, status.FromContextError(err).Err()
-	}
-	defer s.requests.Release(1)
 	m := found.Get().(*index.Matches)
 	if len(hashes) <= maxReusedBlocks {
 		defer found.Put(m)

@@ -97,6 +97,9 @@ func serve(t *testing.T, cfg sglang.Config, x *index.Index, packed bool) *router
 	if cfg.Ready == nil {
 		cfg.Ready = func() string { return "" }
 	}
+	if cfg.Acquire == nil {
+		cfg.Acquire = func(context.Context, int64) (func(), error) { return func() {}, nil }
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -304,5 +307,51 @@ func TestNotReady(t *testing.T) {
 	err := r.conn.Invoke(t.Context(), method, new(emptypb.Empty), new(emptypb.Empty))
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "recovering") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// request returns a request with a number of hashes.
+func request(hashes int, maxBlocks uint64) *emptypb.Empty {
+	packed := make([]byte, 8*hashes)
+	b := protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), packed)
+	b = protowire.AppendVarint(protowire.AppendTag(b, 2, protowire.VarintType), maxBlocks)
+	m := new(emptypb.Empty)
+	m.ProtoReflect().SetUnknown(b)
+	return m
+}
+
+func TestBlocksOfARequestAreLimited(t *testing.T) {
+	r := serve(t, sglang.Config{Address: pattern}, index.New(), true)
+	for _, tt := range []struct {
+		hashes    int
+		maxBlocks uint64
+		want      codes.Code
+	}{
+		{1 << 16, 0, codes.OK}, {1<<16 + 1, 0, codes.InvalidArgument}, {1<<16 + 1, 1 << 16, codes.OK}, {1<<16 + 1, 1 << 20, codes.InvalidArgument},
+	} {
+		if err := r.conn.Invoke(t.Context(), method, request(tt.hashes, tt.maxBlocks), new(emptypb.Empty)); status.Code(err) != tt.want {
+			t.Errorf("%d hashes with max_blocks %d: got %v, want %s", tt.hashes, tt.maxBlocks, err, tt.want)
+		}
+	}
+}
+
+// TestRequestsAreAdmitted has a limit that admits a request with its memory, and refuses another.
+func TestRequestsAreAdmitted(t *testing.T) {
+	admitted := 0
+	r := serve(t, sglang.Config{Address: pattern, Acquire: func(_ context.Context, bytes int64) (func(), error) {
+		if bytes < 2*8000 || admitted > 0 {
+			return nil, status.Error(codes.ResourceExhausted, "too many")
+		}
+		admitted++
+		return func() { admitted-- }, nil
+	}}, index.New(), true)
+	for range 2 { // the first one is released
+		if err := r.conn.Invoke(t.Context(), method, request(1000, 0), new(emptypb.Empty)); err != nil {
+			t.Error(err)
+		}
+	}
+	admitted++
+	if err := r.conn.Invoke(t.Context(), method, request(1000, 0), new(emptypb.Empty)); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("got %v, want ResourceExhausted", err)
 	}
 }

@@ -96,7 +96,7 @@ func (s *Service) openSGLang() {
 		addresses[a.Worker] = a.Address
 	}
 	s.server.RegisterAdapter(sglang.Description(), sglang.New(sglang.Config{
-		Address: c.Address, Addresses: addresses, Ready: s.server.Unready, Logger: s.log,
+		Address: c.Address, Addresses: addresses, Acquire: s.server.AcquireMatch, Ready: s.server.Unready, Logger: s.log,
 	}, s.follower.Index()))
 }
 
