@@ -162,6 +162,8 @@ func TestErrorsOfQueries(t *testing.T) {
 		says             string
 	}{
 		{"unknown model", "/query", `{"token_ids":[1],"model_name":"x"}`, 404, "no indexer for model=x routing_group=default"},
+		{"empty model", "/query", `{"token_ids":[1,2],"model_name":""}`, 404, "no indexer for model= routing_group=default"},
+		{"empty model with hashes", "/query_tiered_by_hash", `{"block_hashes":` + signed(tokensHashes("", "")) + `,"model_name":""}`, 404, "no indexer for model= "},
 		{"unknown group", "/query_by_hash", `{"block_hashes":[1],"model_name":"m","routing_group":"red"}`, 404, "no indexer for model=m routing_group=red"},
 		{"salt with hashes", "/query_by_hash", `{"block_hashes":[1],"model_name":"m","cache_salt":""}`, 400, "cache_salt is not allowed with block_hashes"},
 		{"no JSON", "/query", `{"token_ids":[1`, 400, "the body is not JSON"},

@@ -42,6 +42,9 @@ const maxReusedBlocks = 16 << 10
 
 // match finds the prefixes of a prompt that the workers of a model and a routing group hold.
 func (h *handler) match(q *queryRequest, p index.Prompt, blocks int) (overlaps, error) {
+	if *q.ModelName == "" { // all models, to the index
+		return overlaps{}, noIndexer(q)
+	}
 	m := found.Get().(*index.Matches)
 	if blocks <= maxReusedBlocks {
 		defer found.Put(m)
@@ -68,10 +71,15 @@ func (h *handler) match(q *queryRequest, p index.Prompt, blocks int) (overlaps, 
 	}
 	part := h.partition(*q.ModelName, q.group())
 	if part.workers == 0 {
-		return overlaps{}, failf(http.StatusNotFound, "no indexer for model=%s routing_group=%s", *q.ModelName, q.group())
+		return overlaps{}, noIndexer(q)
 	}
 	result.blockSize = part.blockSize
 	return result, nil
+}
+
+// noIndexer returns the error for a model and a routing group without workers.
+func noIndexer(q *queryRequest) error {
+	return failf(http.StatusNotFound, "no indexer for model=%s routing_group=%s", *q.ModelName, q.group())
 }
 
 func (h *handler) query(w http.ResponseWriter, r *http.Request) {
