@@ -1,7 +1,8 @@
 // Package dynamo answers the queries of Dynamo's routers over HTTP, as Dynamo's standalone KV indexer does.
 //
 // In: requests with tokens or tokens hashes of a prompt, and an index. Out: for each worker and dp rank the prefix that it
-// holds. Guarantee: an answer is exact at one seq of the index. Requests in progress are limited, and so is their memory.
+// holds. Guarantee: an answer is exact at one seq of the index. Requests in progress are limited, and so are connections and the memory
+// of bodies, of which one address can use half.
 //
 // The requests and answers are those of crate dynamo-kv-router 1.6. A routing group is a value of a worker's label. kvcast
 // itself reads engines, so the paths by which engines are registered with Dynamo's indexer do not exist.
@@ -18,6 +19,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/kvcast/kvcast/index"
@@ -29,8 +31,10 @@ const (
 	maxBodyBytes = 8 << 20
 	// maxElements bounds the commas of a body: its tokens or hashes.
 	maxElements = 1 << 20
-	// maxReading is the memory of bodies that are being received.
-	maxReading = 128 << 20
+	// maxReading is the memory of bodies that are being received, and maxConnections the number of connections. One address may use
+	// half of each.
+	maxReading     = 128 << 20
+	maxConnections = 1024
 	// maxRequests is how many requests are decoded and answered at a time, and maxDumps how many dumps. Others wait
 	// for maxWait, which is less than the time limit of Dynamo's clients.
 	maxRequests = 16
@@ -58,6 +62,8 @@ type Config struct {
 	// Authorize returns a handler that refuses requests without credentials.
 	Authorize func(http.Handler) http.Handler
 	Logger    *slog.Logger
+	// Registerer receives the metrics.
+	Registerer prometheus.Registerer
 }
 
 // DefaultGroup is the routing group of requests and workers without one.
@@ -69,7 +75,7 @@ type handler struct {
 	index    *index.Index
 	requests *semaphore.Weighted
 	dumps    *semaphore.Weighted
-	reading  *budget.Budget
+	reading  *budget.Shares
 	unknown  unknownWorkers
 }
 
@@ -83,7 +89,12 @@ func NewServer(c Config, x *index.Index) *http.Server {
 
 // NewHandler returns a handler of requests.
 func NewHandler(c Config, x *index.Index) http.Handler {
-	h := &handler{cfg: c, index: x, requests: semaphore.NewWeighted(maxRequests), dumps: semaphore.NewWeighted(maxDumps), reading: budget.New("dynamo_request_bytes", maxReading)}
+	reading := budget.New("dynamo_request_bytes", maxReading)
+	c.Registerer.MustRegister(budget.Collector{reading})
+	h := &handler{
+		cfg: c, index: x, requests: semaphore.NewWeighted(maxRequests), dumps: semaphore.NewWeighted(maxDumps),
+		reading: budget.NewShares(reading, maxReading/2),
+	}
 	protected := http.NewServeMux()
 	protected.HandleFunc("POST /query", h.limited(h.requests, h.query))
 	protected.HandleFunc("POST /query_by_hash", h.limited(h.requests, h.queryByHash))
@@ -114,7 +125,7 @@ func (h *handler) limited(limit *semaphore.Weighted, next http.HandlerFunc) http
 			return
 		}
 		body, err := h.receive(w, r)
-		defer func() { h.reading.Release(int64(cap(body))) }()
+		defer func() { h.reading.Release(addressOf(r.RemoteAddr), int64(cap(body))) }()
 		if err != nil {
 			writeFailure(w, err)
 			return

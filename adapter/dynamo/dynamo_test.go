@@ -7,13 +7,17 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
@@ -90,6 +94,7 @@ func newHandler(x *index.Index, ready func() string) http.Handler {
 	return dynamo.NewHandler(dynamo.Config{
 		WorkerIDs: map[string]uint64{"pod-b": 11}, WorkerIDLabel: "id", GroupLabel: "group", Ready: ready,
 		Authorize: func(next http.Handler) http.Handler { return next }, Logger: slog.New(slog.DiscardHandler),
+		Registerer: prometheus.NewRegistry(),
 	}, x)
 }
 
@@ -217,35 +222,122 @@ func TestSlowBodiesDelayNobody(t *testing.T) {
 	}
 }
 
-// TestBodiesThatAreReceivedAreLimited has so many large bodies in progress that their memory is used up.
-func TestBodiesThatAreReceivedAreLimited(t *testing.T) {
-	h := newHandler(newWorld().Index, isReady)
+// sendBodies begins to send bodies of a size from addresses until the test ends, and returns how many were refused with 503. Header
+// Content-Length has their length, or -1 for none.
+func sendBodies(t *testing.T, h http.Handler, bodies, size, length int, address func(i int) string) (refused int) {
 	var ended sync.WaitGroup
-	refused := 0
-	func() {
-		for range 20 { // with 8 MiB each, of 128 MiB
-			body, end := io.Pipe()
-			defer func() { _ = end.Close() }()
-			status := make(chan int, 1)
-			ended.Go(func() {
-				w := httptest.NewRecorder()
-				h.ServeHTTP(w, httptest.NewRequestWithContext(context.Background(), http.MethodPost, "/query", body))
-				_ = body.Close()
-				status <- w.Code
-			})
-			if _, err := end.Write(make([]byte, 8<<20-1)); err != nil {
-				if refused++; <-status != http.StatusServiceUnavailable {
-					t.Error("refused with another status than 503")
-				}
+	t.Cleanup(ended.Wait)
+	for i := range bodies {
+		body, end := io.Pipe()
+		t.Cleanup(func() { _ = end.Close() })
+		status := make(chan int, 1)
+		ended.Go(func() {
+			w := httptest.NewRecorder()
+			r := httptest.NewRequestWithContext(context.Background(), http.MethodPost, "/query", body)
+			r.RemoteAddr, r.ContentLength = address(i), int64(length)
+			h.ServeHTTP(w, r)
+			_ = body.Close()
+			status <- w.Code
+		})
+		if _, err := end.Write(make([]byte, size-1)); err != nil {
+			if refused++; <-status != http.StatusServiceUnavailable {
+				t.Error("refused with another status than 503")
 			}
 		}
-	}()
-	ended.Wait()
-	if refused != 4 {
-		t.Errorf("%d bodies were refused, want 4", refused)
 	}
+	return refused
+}
+
+// TestBodiesThatAreReceivedAreLimited has so many large bodies of two addresses in progress that their memory is used up.
+func TestBodiesThatAreReceivedAreLimited(t *testing.T) {
+	h := newHandler(newWorld().Index, isReady)
+	t.Run("use all memory", func(t *testing.T) {
+		// 8 MiB each, of 128 MiB
+		if n := sendBodies(t, h, 20, 8<<20, -1, func(i int) string { return fmt.Sprintf("192.0.2.%d:1", 10+i%2) }); n != 4 {
+			t.Errorf("%d bodies were refused, want 4", n)
+		}
+		if status, got := call(h, http.MethodPost, "/query", `{"token_ids":[1,2],"model_name":"m"}`); status != http.StatusServiceUnavailable || !strings.Contains(got, "take all memory") {
+			t.Errorf("got status %d and %s, want 503 because of the memory", status, got)
+		}
+		if status, got := call(h, http.MethodGet, "/workers", ""); status != http.StatusOK {
+			t.Errorf("a request without a body: got status %d and %s", status, got)
+		}
+	})
 	if status, got := call(h, http.MethodPost, "/query", `{"token_ids":[1,2],"model_name":"m"}`); status != http.StatusOK {
 		t.Errorf("afterwards: got status %d and %s, want %d", status, got, http.StatusOK)
+	}
+}
+
+// TestBodiesOfAnAddressAreLimited has large bodies of one address in progress, which use half of the memory.
+func TestBodiesOfAnAddressAreLimited(t *testing.T) {
+	h := newHandler(newWorld().Index, isReady)
+	if n := sendBodies(t, h, 10, 8<<20, -1, func(i int) string { return fmt.Sprintf("[2001:db8::%d]:1", i) }); n != 2 { // in one /64
+		t.Errorf("%d bodies were refused, want 2", n)
+	}
+	if status, got := call(h, http.MethodPost, "/query", `{"token_ids":[1,2],"model_name":"m"}`); status != http.StatusOK {
+		t.Errorf("another address: got status %d and %s, want %d", status, got, http.StatusOK)
+	}
+}
+
+// TestBodiesOfKnownLengthTakeNoMore has bodies with a Content-Length, of which 12 fit into the 64 MiB of an address.
+func TestBodiesOfKnownLengthTakeNoMore(t *testing.T) {
+	h := newHandler(newWorld().Index, isReady)
+	if n := sendBodies(t, h, 14, 5<<20, 5<<20, func(int) string { return "192.0.2.9:1" }); n != 2 {
+		t.Errorf("%d bodies were refused, want 2", n)
+	}
+}
+
+// addressListener accepts connections of addresses.
+type addressListener struct {
+	net.Listener
+	addresses []string
+}
+
+type addressConn struct {
+	net.Conn
+	remote net.Addr
+}
+
+func (c addressConn) RemoteAddr() net.Addr { return c.remote }
+func (c addressConn) Close() error         { return nil }
+
+func (l *addressListener) Accept() (net.Conn, error) {
+	if len(l.addresses) == 0 {
+		return nil, net.ErrClosed
+	}
+	remote := net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(l.addresses[0]), 1))
+	l.addresses = l.addresses[1:]
+	return addressConn{remote: remote}, nil
+}
+
+// TestConnectionsOfAnAddressAreLimited has connections of one address, and then of others.
+func TestConnectionsOfAnAddressAreLimited(t *testing.T) {
+	from := &addressListener{}
+	l := dynamo.LimitConnections(from, prometheus.NewRegistry())
+	accepted := func(n int, address string) (all []net.Conn) {
+		from.addresses = slices.Repeat([]string{address}, n)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return all
+			}
+			all = append(all, c)
+		}
+	}
+	first := accepted(600, "192.0.2.1")
+	if len(first) != 512 {
+		t.Errorf("%d connections of one address, want 512", len(first))
+	}
+	if n := len(accepted(512, "192.0.2.2")); n != 512 {
+		t.Errorf("%d connections of another address, want 512", n)
+	}
+	if n := len(accepted(1, "192.0.2.3")); n != 0 {
+		t.Error("a connection beyond 1024")
+	}
+	_ = first[0].Close()
+	_ = first[0].Close()
+	if n := len(accepted(2, "192.0.2.3")); n != 1 {
+		t.Errorf("%d connections after one was closed, want 1", n)
 	}
 }
 

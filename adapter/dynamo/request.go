@@ -8,6 +8,8 @@ import (
 	"mime"
 	"net/http"
 	"strings"
+
+	"github.com/kvcast/kvcast/internal/budget"
 )
 
 // queryRequest is the body of /query, /query_by_hash and /query_tiered_by_hash. A pointer is nil if the field is absent or
@@ -23,12 +25,21 @@ type queryRequest struct {
 
 // receive returns the body of a request, and reserves its capacity of what is being received, also if there is an error.
 func (h *handler) receive(w http.ResponseWriter, r *http.Request) (body []byte, err error) {
+	if r.ContentLength == 0 { // such as of GET
+		return nil, nil
+	}
 	limited := http.MaxBytesReader(w, r.Body, maxBodyBytes)
 	for {
 		if len(body) == cap(body) {
 			larger := max(4096, 2*cap(body))
-			if !h.reading.Reserve(int64(larger - cap(body))) {
-				return body, failf(http.StatusServiceUnavailable, "too many requests are in progress: try again")
+			if all := int(r.ContentLength) + 1; all > cap(body) { // one byte more, for a Read that returns the end
+				larger = min(larger, all)
+			}
+			switch err := h.reading.Reserve(addressOf(r.RemoteAddr), int64(larger-cap(body))); {
+			case errors.Is(err, budget.ErrShare):
+				return body, failf(http.StatusServiceUnavailable, "the bodies that this address is sending take more than %d bytes, which is the limit: send fewer at a time", maxReading/2)
+			case err != nil:
+				return body, failf(http.StatusServiceUnavailable, "the bodies that are being received take all memory for that: try again")
 			}
 			body = append(make([]byte, 0, larger), body...)
 		}

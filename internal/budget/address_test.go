@@ -1,6 +1,7 @@
 package budget_test
 
 import (
+	"errors"
 	"net/netip"
 	"testing"
 
@@ -17,5 +18,27 @@ func TestAddressOf(t *testing.T) {
 	}
 	if got := budget.AddressOf(netip.Addr{}); got != (netip.Prefix{}) {
 		t.Errorf("no address: got %v", got)
+	}
+}
+
+func TestAddressesHaveShares(t *testing.T) {
+	total := budget.New("things", 10)
+	shares := budget.NewShares(total, 6)
+	address := func(ip string) netip.Prefix { return budget.AddressOf(netip.MustParseAddr(ip)) }
+	a, b, c := address("192.0.2.1"), address("192.0.2.2"), address("192.0.2.3")
+	for _, tt := range []struct {
+		address netip.Prefix
+		n       int64
+		want    error
+	}{
+		{a, 7, budget.ErrShare}, {a, 6, nil}, {a, 1, budget.ErrShare}, {b, 5, budget.ErrTotal}, {b, 3, nil}, {c, 1, nil}, {c, 1, budget.ErrTotal},
+	} {
+		if err := shares.Reserve(tt.address, tt.n); !errors.Is(err, tt.want) {
+			t.Errorf("%v reserves %d: got %v, want %v", tt.address, tt.n, err, tt.want)
+		}
+	}
+	shares.Release(a, 6)
+	if err := shares.Reserve(a, 6); err != nil || total.Used() != 10 {
+		t.Errorf("after a release: got %v, and %d used", err, total.Used())
 	}
 }

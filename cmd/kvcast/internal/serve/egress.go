@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvcast/kvcast/adapter/dynamo"
@@ -20,9 +19,6 @@ import (
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 )
-
-// maxDynamoConnections bounds the connections to the port for Dynamo. Further ones wait.
-const maxDynamoConnections = 1024
 
 // egress is what serves routers that do not use kvcast's API.
 type egress struct {
@@ -60,7 +56,7 @@ func (s *Service) openEgress(ctx context.Context) (err error) {
 	}
 	s.egress.dynamo = dynamo.NewServer(dynamo.Config{
 		WorkerIDs: ids, WorkerIDLabel: c.WorkerIDLabel, GroupLabel: c.GroupLabel,
-		Ready: s.server.Unready, Authorize: s.server.AuthorizeHTTP, Logger: s.log,
+		Ready: s.server.Unready, Authorize: s.server.AuthorizeHTTP, Logger: s.log, Registerer: s.registry,
 	}, s.follower.Index())
 	s.egress.dynamoPort, err = listen(ctx, "--egress-dynamo-listen", c.Listen)
 	return err
@@ -178,7 +174,7 @@ func (s *Service) untilStopped(run func(context.Context) error) error {
 }
 
 func (s *Service) serveDynamo() error {
-	port := netutil.LimitListener(s.egress.dynamoPort, maxDynamoConnections)
+	port := dynamo.LimitConnections(s.egress.dynamoPort, s.registry)
 	if c := s.credentials.forHTTP(); c != nil {
 		port = tls.NewListener(port, c)
 	}
