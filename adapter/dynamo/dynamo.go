@@ -24,6 +24,7 @@ import (
 
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/logonce"
 )
 
 const (
@@ -76,7 +77,7 @@ type handler struct {
 	requests *semaphore.Weighted
 	dumps    *semaphore.Weighted
 	reading  *budget.Shares
-	unknown  unknownWorkers
+	unknown  logonce.Keys // names of workers without an id
 }
 
 // NewServer returns an HTTP server of an index.

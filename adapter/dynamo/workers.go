@@ -3,7 +3,6 @@ package dynamo
 import (
 	"net/http"
 	"strconv"
-	"sync"
 
 	"github.com/kvcast/kvcast/index"
 )
@@ -19,7 +18,7 @@ func (h *handler) workerID(name string, labels map[string]string) (uint64, bool)
 		return id, true
 	}
 	id, err := strconv.ParseUint(name, 10, 64)
-	if err != nil && h.unknown.isNew(name) {
+	if err != nil && h.unknown.IsNew(name) {
 		h.cfg.Logger.Warn("worker is left out of answers to Dynamo, because it has no id: set it under egress.dynamo.worker_ids, or as a label",
 			"worker", name, "label", h.cfg.WorkerIDLabel)
 	}
@@ -31,28 +30,6 @@ func (h *handler) group(labels map[string]string) string {
 		return value
 	}
 	return DefaultGroup
-}
-
-// maxUnknown bounds the names that unknownWorkers has.
-const maxUnknown = 1024
-
-// unknownWorkers are the names of workers without an id that were logged. If there are too many, all may be logged again.
-type unknownWorkers struct {
-	mu    sync.Mutex // guards names
-	names map[string]struct{}
-}
-
-func (u *unknownWorkers) isNew(name string) bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if _, ok := u.names[name]; ok {
-		return false
-	}
-	if u.names == nil || len(u.names) >= maxUnknown {
-		u.names = make(map[string]struct{})
-	}
-	u.names[name] = struct{}{}
-	return true
 }
 
 // partition is the workers of a model and a routing group.

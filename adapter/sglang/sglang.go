@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/logonce"
 )
 
 const (
@@ -28,8 +29,6 @@ const (
 	requestBytes = 16 << 10
 	// maxReusedBlocks bounds the prompts whose memory is kept for reuse.
 	maxReusedBlocks = 16 << 10
-	// maxLogged bounds the names of workers without an address that are remembered. If there are more, all may be logged again.
-	maxLogged = 1024
 
 	serviceName = "kv_indexer.v1.KVIndexer"
 	methodName  = "MatchExternalKvPrefix"
@@ -56,13 +55,12 @@ type Service struct {
 	cfg   Config
 	index *index.Index
 
-	mu     sync.Mutex // guards logged
-	logged map[string]struct{}
+	unknown logonce.Keys // names of workers without an address
 }
 
 // New returns a service.
 func New(c Config, x *index.Index) *Service {
-	return &Service{cfg: c, index: x, logged: make(map[string]struct{})}
+	return &Service{cfg: c, index: x}
 }
 
 // Description returns the gRPC service, with MatchExternalKvPrefix as the only method. A *Service implements it.
@@ -153,15 +151,9 @@ func (s *Service) address(m *index.Match) string {
 
 // logUnknown logs once that a worker has no address.
 func (s *Service) logUnknown(worker string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, ok := s.logged[worker]; ok {
+	if !s.unknown.IsNew(worker) {
 		return
 	}
-	if len(s.logged) >= maxLogged {
-		clear(s.logged)
-	}
-	s.logged[worker] = struct{}{}
 	s.cfg.Logger.Warn("worker is left out of answers to SGLang's routers, because it has no address: set its endpoint, or an element of egress.sglang.workers",
 		"worker", worker)
 }
