@@ -78,6 +78,7 @@ type handler struct {
 	dumps    *semaphore.Weighted
 	reading  *budget.Shares
 	unknown  logonce.Keys // names of workers without an id
+	shared   logonce.Keys // ids of several workers
 }
 
 // NewServer returns an HTTP server of an index.

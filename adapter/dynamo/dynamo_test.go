@@ -157,6 +157,26 @@ func TestQueries(t *testing.T) {
 	}
 }
 
+// TestSharedIDsAreLogged has two workers with one id, of different ranks, and asks for them several times.
+func TestSharedIDsAreLogged(t *testing.T) {
+	w := newWorld()
+	w.add("pod-d", "m", map[string]string{"id": "7"})
+	w.store("pod-d", "m", 2, device, 0, 1, tokensHashes("", ""))
+	var log bytes.Buffer
+	h := dynamo.NewHandler(dynamo.Config{
+		WorkerIDLabel: "id", Ready: isReady, Authorize: func(next http.Handler) http.Handler { return next },
+		Logger: slog.New(slog.NewTextHandler(&log, nil)), Registerer: prometheus.NewRegistry(),
+	}, w.Index)
+	for range 3 {
+		if status, got := call(h, http.MethodPost, "/query", `{"token_ids":[1,2,3,4],"model_name":"m"}`); status != http.StatusOK || !strings.Contains(got, `"7":{"0":4,"1":2,"2":2}`) {
+			t.Errorf("got status %d and %s", status, got)
+		}
+	}
+	if n := strings.Count(log.String(), "two workers have one id"); n != 1 || !strings.Contains(log.String(), "id=7 worker=7 other=pod-d") {
+		t.Errorf("logged %d times:\n%s", n, log.String())
+	}
+}
+
 func TestErrorsOfQueries(t *testing.T) {
 	h := newHandler(newWorld().Index, isReady)
 	many := `{"token_ids":[` + strings.Repeat("0,", 4<<20) + `0],"model_name":"m"}`

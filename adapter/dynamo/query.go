@@ -51,13 +51,17 @@ func (h *handler) match(q *queryRequest, p index.Prompt, blocks int) (overlaps, 
 	}
 	h.index.Match(&index.Query{Model: *q.ModelName, Prompts: []index.Prompt{p}, Walk: true}, m)
 	var result overlaps
-	seen := make(map[workerKey]bool, len(m.Prompts[0]))
+	seen, names := make(map[workerKey]bool, len(m.Prompts[0])), make(map[uint64]string)
 	for i := range m.Prompts[0] {
 		f := &m.Prompts[0][i]
 		id, ok := h.workerID(f.Worker, f.Labels)
 		if !ok || h.group(f.Labels) != q.group() {
 			continue
 		}
+		if other, ok := names[id]; ok && other != f.Worker {
+			h.logShared(id, other, f.Worker)
+		}
+		names[id] = f.Worker
 		key := workerKey{id, f.Rank}
 		if seen[key] { // two workers with one id: the first has the longer prefix
 			continue

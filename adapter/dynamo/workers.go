@@ -25,6 +25,14 @@ func (h *handler) workerID(name string, labels map[string]string) (uint64, bool)
 	return id, err == nil
 }
 
+// logShared logs once that two workers have one id.
+func (h *handler) logShared(id uint64, a, b string) {
+	if h.shared.IsNew(strconv.FormatUint(id, 10)) {
+		h.cfg.Logger.Warn("two workers have one id, and answers to Dynamo have the longer prefix of both: give each an id of its own, under egress.dynamo.worker_ids or as a label",
+			"id", id, "worker", a, "other", b, "label", h.cfg.WorkerIDLabel)
+	}
+}
+
 func (h *handler) group(labels map[string]string) string {
 	if value := labels[h.cfg.GroupLabel]; h.cfg.GroupLabel != "" && value != "" {
 		return value

@@ -52,9 +52,8 @@ type Config struct {
 
 // Service answers requests. It is safe for concurrent use.
 type Service struct {
-	cfg   Config
-	index *index.Index
-
+	cfg     Config
+	index   *index.Index
 	unknown logonce.Keys // names of workers without an address
 }
 

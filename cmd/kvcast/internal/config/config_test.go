@@ -172,6 +172,7 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"egress:\n  dynamo:\n    worker_ids:\n    - worker: a", `f:4: egress.dynamo.worker_ids[0].id: is missing: want the id under which Dynamo's routers know the worker`},
 		{"egress:\n  dynamo:\n    worker_ids:\n    - id: 1", `f:4: egress.dynamo.worker_ids[0].worker: is missing: want the name of a worker`},
 		{"egress:\n  dynamo:\n    worker_ids:\n    - {worker: a, id: 1}\n    - {worker: a, id: 2}", `f:5: egress.dynamo.worker_ids[1].worker: "a" is given twice: want each worker once`},
+		{"egress:\n  dynamo:\n    worker_ids:\n    - {worker: a, id: 1}\n    - {worker: b, id: 1}", `f:5: egress.dynamo.worker_ids[1].id: 1 is given twice: want each id once`},
 		{"retain_token_ids: true", `f:1: retain_token_ids: "true" is not allowed: want emit_token_ids: true as well, since the index keeps the token ids that entries have`},
 		{"emit_token_ids: 1", `f:1: emit_token_ids: "1" is not allowed: want true or false`},
 		{"workers: {name: x}", `f:1: workers: a mapping is not allowed: want a list`},

@@ -214,7 +214,7 @@ func (r *reader) validateEgress() {
 	r.validateZMQ()
 	r.validateSMG()
 	r.validateSGLang()
-	seen := make(map[string]bool)
+	seen, ids := make(map[string]bool), make(map[uint64]bool)
 	for i, w := range r.config.Egress.Dynamo.WorkerIDs {
 		item := fmt.Sprintf("egress.dynamo.worker_ids[%d]", i)
 		switch {
@@ -224,8 +224,14 @@ func (r *reader) validateEgress() {
 		case seen[w.Worker]:
 			r.wrongGiven(join(item, "worker"), fmt.Sprintf("%q is given twice: want each worker once", w.Worker))
 		}
-		if _, ok := r.origins[join(item, "id")]; !ok && !r.isWrong(item) {
+		switch _, ok := r.origins[join(item, "id")]; {
+		case r.isWrong(join(item, "id")) || r.isWrong(item):
+		case !ok:
 			r.wrong(r.origins[item], join(item, "id"), "is missing: want the id under which Dynamo's routers know the worker")
+		case ids[w.ID]:
+			r.wrongGiven(join(item, "id"), fmt.Sprintf("%d is given twice: want each id once", w.ID))
+		default:
+			ids[w.ID] = true
 		}
 		seen[w.Worker] = true
 	}
