@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
@@ -301,9 +302,18 @@ func TestBodiesOfAnAddressAreLimited(t *testing.T) {
 
 // TestBodiesOfKnownLengthTakeNoMore has bodies with a Content-Length, of which 12 fit into the 64 MiB of an address.
 func TestBodiesOfKnownLengthTakeNoMore(t *testing.T) {
-	h := newHandler(newWorld().Index, isReady)
+	registry := prometheus.NewRegistry()
+	h := dynamo.NewHandler(dynamo.Config{Ready: isReady, Authorize: func(next http.Handler) http.Handler { return next }, Logger: slog.New(slog.DiscardHandler), Registerer: registry}, newWorld().Index)
 	if n := sendBodies(t, h, 14, 5<<20, 5<<20, func(int) string { return "192.0.2.9:1" }); n != 2 {
 		t.Errorf("%d bodies were refused, want 2", n)
+	}
+	want := `
+# HELP kvcast_budget_refused_total Requests for a resource that were refused because its bound was reached, by resource.
+# TYPE kvcast_budget_refused_total counter
+kvcast_budget_refused_total{resource="dynamo_request_bytes"} 2
+`
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "kvcast_budget_refused_total"); err != nil {
+		t.Error(err)
 	}
 }
 
