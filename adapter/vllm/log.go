@@ -51,9 +51,10 @@ func (l *Log) Read(from uint64, most int, to []Batch) (_ []Batch, next uint64, o
 }
 
 // Find returns the position of a stream's batch with a seq, or of the first one after it; false if the log does not
-// have the batch because it was evicted or is another stream's. The log must be of one stream at a time.
+// have the batch because it was evicted or is another stream's, or if a state has had the seq: whoever requests it may have the
+// first batches of that state only, which the stream's batches do not complete. The log must be of one stream at a time.
 func (l *Log) Find(s *Stream, seq uint64) (position uint64, ok bool) {
-	if l.len() == 0 {
+	if l.len() == 0 || seq < s.stateEnd {
 		return 0, false
 	}
 	oldest := l.batches[l.head]

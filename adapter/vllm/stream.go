@@ -42,13 +42,16 @@ type Stream struct {
 	// needsTokens omits stores by the hash alone, for encodings that cannot express them.
 	needsTokens bool
 	// only, if not nil, has the blocks and tiers that may be stored.
-	only    map[uint64]uint8
-	next    uint64 // the seq of the next batch
-	first   uint64 // the seq of the first batch
-	events  []wire.Event
-	blocks  int // in events
-	omitted [numOmissions]uint64
-	hashes  []uint64 // reused by store
+	only  map[uint64]uint8
+	next  uint64 // the seq of the next batch
+	first uint64 // the seq of the first batch
+	// stateEnd is the seq after those of all states so far. Below it, a seq may be of a state's batch, which has other events
+	// than the stream's batch with that seq.
+	stateEnd uint64
+	events   []wire.Event
+	blocks   int // in events
+	omitted  [numOmissions]uint64
+	hashes   []uint64 // reused by store
 }
 
 // NewStream returns a stream whose first batch has a seq, and clears all blocks.
@@ -266,6 +269,7 @@ func (s *Stream) State(from uint64, fill bool) *State {
 	if fill && room <= maxFilled {
 		batches = int(room)
 	}
+	s.stateEnd = s.next
 	copied := s.Present()
 	copied.next -= uint64(batches)
 	return &State{stream: copied, batches: batches, perBatch: max(stateBlocks, (pairs+batches-1)/batches)}
