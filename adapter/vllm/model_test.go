@@ -158,12 +158,13 @@ func (e *engine) path() (digits []uint32, hashes []uint64) {
 	return digits, hashes
 }
 
-// change changes the blocks of the engine. Children are removed before their parents, as engines do, unless strict is unset.
+// change changes the blocks of the engine. In each tier, children are removed before their parents, as engines do, unless strict
+// is unset.
 func (e *engine) change(strict bool) {
 	tier := kvcastv1.Tier(rapid.SampledFrom([]int32{1, 1, 1, 2, 4}).Draw(e.t, "tier"))
 	digits, hashes := e.path()
 	event := &kvcastv1.RouterEvent{DpRank: proto.Uint32(0), Tier: tier}
-	switch rapid.IntRange(0, 11).Draw(e.t, "change") {
+	switch rapid.IntRange(0, 13).Draw(e.t, "change") {
 	case 0:
 		event.Event = &kvcastv1.RouterEvent_Cleared{Cleared: &kvcastv1.Cleared{}}
 		event.Tier = 0
@@ -171,13 +172,18 @@ func (e *engine) change(strict bool) {
 		event.Event = &kvcastv1.RouterEvent_Cleared{Cleared: &kvcastv1.Cleared{Tiers: []kvcastv1.Tier{2, 4}}} // not the device
 		event.Tier = 0
 	case 2, 3, 4, 5:
-		gone := hashes[len(hashes)-1]
-		event.Event = &kvcastv1.RouterEvent_Removed{Removed: &kvcastv1.Removed{BlockHashes: []uint64{gone}}}
-		for child := gone * 4; strict && child < gone*4+4; child++ {
-			if len(e.index.Tiers("w", 0, child)) > 0 {
+		e.remove(tier, hashes[len(hashes)-1], strict)
+		return
+	case 6, 7: // offload blocks by their hashes alone, and the last one from the device
+		for _, hash := range hashes {
+			if len(e.index.Tiers("w", 0, hash)) == 0 {
 				return
 			}
 		}
+		event.Event, event.Tier = &kvcastv1.RouterEvent_Stored{Stored: &kvcastv1.Stored{BlockHashes: hashes}}, 2
+		e.apply(event)
+		e.remove(1, hashes[len(hashes)-1], strict)
+		return
 	default:
 		s := &kvcastv1.Stored{BlockHashes: hashes, BlockSize: 2}
 		if rapid.IntRange(0, 4).Draw(e.t, "adapter") == 0 {
@@ -193,6 +199,16 @@ func (e *engine) change(strict bool) {
 		event.Event = &kvcastv1.RouterEvent_Stored{Stored: s}
 	}
 	e.apply(event)
+}
+
+// remove removes a block, unless its children are in the tier and strict is set.
+func (e *engine) remove(tier kvcastv1.Tier, gone uint64, strict bool) {
+	for child := gone * 4; strict && child < gone*4+4; child++ {
+		if slices.Contains(e.index.Tiers("w", 0, child), tier) {
+			return
+		}
+	}
+	e.apply(&kvcastv1.RouterEvent{DpRank: proto.Uint32(0), Tier: tier, Event: &kvcastv1.RouterEvent_Removed{Removed: &kvcastv1.Removed{BlockHashes: []uint64{gone}}}})
 }
 
 // publish makes the stream apply pending entries, up to some number, and returns a batch for each that has events.

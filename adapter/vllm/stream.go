@@ -78,7 +78,10 @@ func (s *Stream) Apply(e *kvcastv1.RouterEvent) {
 	isTier := tier >= 1 && int(tier) < len(media)
 	switch kind := e.GetEvent().(type) {
 	case *kvcastv1.RouterEvent_Stored:
-		if isTier {
+		switch {
+		case s.only != nil:
+			s.storePresent(kind.Stored)
+		case isTier:
 			s.store(wire.Tier(tier), kind.Stored)
 		}
 	case *kvcastv1.RouterEvent_Removed:
@@ -154,6 +157,20 @@ func (s *Stream) store(tier wire.Tier, c *kvcastv1.Stored) {
 	publish(len(hashes))
 }
 
+// storePresent publishes the blocks of a snapshot in the tiers that the copied stream holds them in. The snapshot may be of a
+// later entry, and have the blocks in other tiers: consumers need their content for the changes of tiers that follow.
+func (s *Stream) storePresent(c *kvcastv1.Stored) {
+	missing := uint8(0)
+	for _, hash := range c.GetBlockHashes() {
+		missing |= s.only[hash] &^ s.held[hash]
+	}
+	for tier := range media {
+		if missing&(1<<tier) != 0 {
+			s.store(wire.Tier(tier), c)
+		}
+	}
+}
+
 func (s *Stream) omit(known, placed bool) {
 	switch {
 	case !placed:
@@ -216,7 +233,8 @@ func (s *Stream) Take() []wire.Event {
 // Pending returns the number of blocks of the pending events.
 func (s *Stream) Pending() int { return s.blocks }
 
-// Present returns a stream that clears all blocks, and then publishes those of them that are applied to it and that s holds.
+// Present returns a stream that clears all blocks, and then publishes those of them that are applied to it and that s holds, in the
+// tiers that s holds them in.
 func (s *Stream) Present() *Stream {
 	p := NewStream(s.worker, s.rank, s.topic, s.form, s.next)
 	p.only, p.needsTokens = maps.Clone(s.held), s.needsTokens

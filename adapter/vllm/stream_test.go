@@ -176,3 +176,31 @@ func TestCutStateIsFollowedByAnotherState(t *testing.T) {
 		t.Errorf("the batch after the state is at %d, %t", at, ok)
 	}
 }
+
+// TestStateKeepsTheTiersOfTheStream copies a state while the index is ahead: it has the block in a tier of later, into which the
+// stream then moves it by its hash alone.
+func TestStateKeepsTheTiersOfTheStream(t *testing.T) {
+	s := vllm.NewStream("w", 0, "t", wire.FormMap, 0)
+	s.Apply(chain(1, 2))
+	if _, _, err := s.Batch(1); err != nil {
+		t.Fatal(err)
+	}
+	state := s.State(0, false)
+	moved := chain(1, 2)
+	moved.Tier = 2
+	batches, err := state.Apply(moved, 1, nil)
+	if err == nil {
+		batches, err = state.End(1, batches)
+	}
+	if err != nil || len(batches) != 1 {
+		t.Fatalf("the state has %d batches, %v", len(batches), err)
+	}
+	var d wire.Decoder
+	b, err := d.Decode(batches[0].Payload)
+	if err != nil || len(b.Events) != 2 {
+		t.Fatalf("the batch has %d events, %v", len(b.Events), err)
+	}
+	if e := b.Events[1]; e.Medium != "GPU" || len(e.BlockHashes) != 2 || len(e.Tokens) != 4 {
+		t.Errorf("got the blocks %v in %s with %d tokens, want 1 and 2 in GPU with 4", e.BlockHashes, e.Medium, len(e.Tokens))
+	}
+}
