@@ -1,6 +1,7 @@
 package vllm
 
 import (
+	"maps"
 	"slices"
 	"strings"
 )
@@ -11,8 +12,10 @@ type Consumer struct {
 	bytes  int            // of topics
 	// followed has the streams that the subscriber follows, each from a position of the log on.
 	followed map[*Stream]uint64
-	next     uint64 // position in the log
-	began    bool   // Next was called
+	// behind has the streams that the subscriber followed when it missed batches, and that it does not follow again yet.
+	behind map[*Stream]uint64
+	next   uint64 // position in the log
+	began  bool   // Next was called
 	// version is that of the endpoint's streams when followed was complete.
 	version uint64
 	changed bool // subscriptions have changed
@@ -27,7 +30,7 @@ const (
 
 // NewConsumer returns a consumer without subscriptions.
 func NewConsumer() *Consumer {
-	return &Consumer{topics: make(map[string]int), followed: make(map[*Stream]uint64)}
+	return &Consumer{topics: make(map[string]int), followed: make(map[*Stream]uint64), behind: make(map[*Stream]uint64)}
 }
 
 // Subscribe adds a subscription, and reports whether that is within the limits.
@@ -85,11 +88,12 @@ type Published struct {
 
 // Next returns what to send next; nothing if the subscriber has everything. Version changes with the streams of the endpoint. If
 // states is set, the subscriber gets the state of a stream before its batches, and again after it has missed batches;
-// otherwise it must request what it has missed. Between two states it gets the batches of the streams that it follows, so
-// that it misses none while there are many.
+// otherwise it must request what it has missed. If the stream has ended meanwhile, it gets the last batch, which clears all
+// blocks. Between two states it gets the batches of the streams that it follows, so that it misses none while there are many.
 func (c *Consumer) Next(l *Log, streams []Published, version uint64, states bool) (a Action) {
 	if c.next < l.first && len(c.followed) > 0 {
 		a.Missed = true
+		maps.Copy(c.behind, c.followed)
 		clear(c.followed)
 		c.changed = true
 	}
@@ -98,10 +102,11 @@ func (c *Consumer) Next(l *Log, streams []Published, version uint64, states bool
 	}
 	c.began = true
 	if c.changed || c.version != version {
-		for s := range c.followed {
-			if !c.wants(s) {
-				delete(c.followed, s)
-			}
+		unwanted := func(s *Stream, _ uint64) bool { return !c.wants(s) }
+		maps.DeleteFunc(c.followed, unwanted)
+		maps.DeleteFunc(c.behind, unwanted)
+		if a.Batches = c.finals(); len(a.Batches) > 0 { // before the states of later streams with the same topics
+			return a
 		}
 		later := false
 		for _, s := range streams {
@@ -117,10 +122,13 @@ func (c *Consumer) Next(l *Log, streams []Published, version uint64, states bool
 				break
 			}
 			c.followed[s.Stream] = l.End()
+			delete(c.behind, s.Stream)
 			a.State = s.Stream
 			return a
 		}
-		c.changed, c.version = later, version
+		if c.changed, c.version = later, version; !later {
+			clear(c.behind)
+		}
 	}
 	var all []Batch
 	position := c.next
@@ -139,13 +147,37 @@ func (c *Consumer) Next(l *Log, streams []Published, version uint64, states bool
 	return a
 }
 
+// finals returns the last batches of the streams behind that have ended. No state of theirs follows, and without these batches
+// the subscriber would keep their blocks.
+func (c *Consumer) finals() []Batch {
+	all := c.batches[:0]
+	for s := range c.behind {
+		if s.final.Last {
+			all = append(all, s.final)
+			delete(c.behind, s)
+		}
+	}
+	c.batches = all
+	return all
+}
+
+// needsFinal reports whether finals would return batches of some streams.
+func (c *Consumer) needsFinal(of map[*Stream]uint64) bool {
+	for s := range of {
+		if s.final.Last && c.wants(s) {
+			return true
+		}
+	}
+	return false
+}
+
 // NeedsState reports whether Next would return a state.
 func (c *Consumer) NeedsState(l *Log, streams []Published, version uint64, states bool) bool {
 	if !states || !c.changed && c.version == version && (c.next >= l.first || len(c.followed) == 0) {
 		return false
 	}
 	missed := c.next < l.first
-	if !missed && len(c.followed) > 0 && c.next < l.End() {
+	if !missed && len(c.followed) > 0 && c.next < l.End() || c.needsFinal(c.behind) || missed && c.needsFinal(c.followed) {
 		return false // batches come first
 	}
 	return slices.ContainsFunc(streams, func(s Published) bool {

@@ -17,6 +17,7 @@ type follower struct {
 	last     map[*vllm.Stream]uint64 // the last seq
 	ended    map[*vllm.Stream]bool
 	missed   int
+	behind   map[*vllm.Stream]bool // it missed batches, and has got no state since
 }
 
 func (f *follower) wants(topic string) bool {
@@ -30,7 +31,8 @@ func (f *follower) wants(topic string) bool {
 
 // TestSubscribersGetEveryBatchOnceInOrder publishes batches of several streams, which begin and end, to subscribers that read at
 // random times, and change their subscriptions. After its state, a stream continues without a hole, unless the log has
-// evicted batches: then another state follows. Without states, a hole is seen, and nothing goes backwards.
+// evicted batches: then another state follows, or the last batch if the stream has ended. Without states, a hole is seen, and
+// nothing goes backwards.
 func TestSubscribersGetEveryBatchOnceInOrder(t *testing.T) {
 	topics := []string{"kv@a", "kv@b", "other"}
 	prefixes := []string{"", "kv@", "kv@a", "x"}
@@ -61,6 +63,10 @@ func TestSubscribersGetEveryBatchOnceInOrder(t *testing.T) {
 			}
 			if a.Missed {
 				f.missed++
+				f.behind = make(map[*vllm.Stream]bool)
+				for s := range f.last {
+					f.behind[s] = true
+				}
 			}
 			if a.State != nil {
 				if !states || !f.wants(name[a.State]) {
@@ -72,6 +78,7 @@ func TestSubscribersGetEveryBatchOnceInOrder(t *testing.T) {
 					}
 				}
 				f.last[a.State] = a.State.Next() - 1
+				delete(f.behind, a.State)
 			}
 			for _, b := range a.Batches {
 				last, ok := f.last[b.Stream]
@@ -80,7 +87,7 @@ func TestSubscribersGetEveryBatchOnceInOrder(t *testing.T) {
 					t.Fatalf("got a batch of %s", name[b.Stream])
 				case states && !ok:
 					t.Fatalf("got batch %d of %s before its state", b.Seq, name[b.Stream])
-				case ok && (b.Seq <= last || b.Seq > last+1 && (states || f.missed == 0)):
+				case ok && (b.Seq <= last || b.Seq > last+1 && (states && !(b.Last && f.behind[b.Stream]) || f.missed == 0)):
 					t.Fatalf("got batch %d of %s after %d", b.Seq, name[b.Stream], last)
 				}
 				f.last[b.Stream] = b.Seq
@@ -136,6 +143,11 @@ func TestSubscribersGetEveryBatchOnceInOrder(t *testing.T) {
 					t.Fatalf("subscriber %d is never complete", i)
 				}
 				read(f)
+			}
+			for s := range f.last {
+				if ended[s] && !f.ended[s] {
+					t.Fatalf("subscriber %d never gets the end of a stream of %s", i, name[s])
+				}
 			}
 			for _, s := range streams {
 				if last, ok := f.last[s.Stream]; states && f.wants(name[s.Stream]) && (!ok || last != s.Next()-1) {
@@ -273,5 +285,37 @@ func TestStreamThatBeginsIsReadFromItsFirstBatch(t *testing.T) {
 	late.Subscribe("t")
 	if a := late.Next(l.Log, l.streams, 1, false); len(a.Batches) > 0 {
 		t.Errorf("one that comes later got %d batches, want none: it requests them", len(a.Batches))
+	}
+}
+
+// TestSubscriberThatMissesTheEndOfAStreamGetsIt removes a worker while a subscriber falls behind the log.
+func TestSubscriberThatMissesTheEndOfAStreamGetsIt(t *testing.T) {
+	for _, states := range []bool{true, false} {
+		l := newStreamLog(4, 2)
+		gone := l.streams[0].Stream
+		c := vllm.NewConsumer()
+		c.Subscribe("")
+		for !c.HasAll(l.Log, 1) {
+			c.Next(l.Log, l.streams, 1, states)
+		}
+		gone.Clear()
+		payload, seq, err := gone.Batch(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Append(vllm.Batch{Stream: gone, Seq: seq, Payload: payload, Last: true})
+		l.streams = l.streams[1:]
+		l.publish(t, 10)
+		ends := 0
+		for !c.HasAll(l.Log, 2) {
+			for _, b := range c.Next(l.Log, l.streams, 2, states).Batches {
+				if b.Stream == gone && b.Last && b.Seq == seq {
+					ends++
+				}
+			}
+		}
+		if ends != 1 {
+			t.Errorf("states %t: got the end of the stream %d times, want once", states, ends)
+		}
 	}
 }

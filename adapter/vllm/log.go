@@ -17,8 +17,11 @@ func NewLog(maxBatches, maxBytes int) *Log { return &Log{maxBatches: maxBatches,
 // batchBytes is the approximate memory of a batch without its payload.
 const batchBytes = 64
 
-// Append adds a batch, and evicts the oldest ones beyond the limits.
+// Append adds a batch, and evicts the oldest ones beyond the limits. Its stream keeps its last batch for consumers that miss it.
 func (l *Log) Append(b Batch) {
+	if b.Last {
+		b.Stream.final = b
+	}
 	l.batches = append(l.batches, b)
 	l.bytes += batchBytes + len(b.Payload)
 	for n := l.len(); n > 1 && (n > l.maxBatches || l.bytes > l.maxBytes); n-- {

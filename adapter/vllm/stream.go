@@ -48,6 +48,7 @@ type Stream struct {
 	// stateEnd is the seq after those of all states so far. Below it, a seq may be of a state's batch, which has other events
 	// than the stream's batch with that seq.
 	stateEnd uint64
+	final    Batch // the last batch of a stream that has ended
 	events   []wire.Event
 	blocks   int // in events
 	omitted  [numOmissions]uint64
