@@ -69,7 +69,7 @@ func (p *endpoint) serve(ctx context.Context, c net.Conn, kind zmtp.SocketType) 
 			n.ended("write", n.follow(ctx))
 		})
 	}
-	err := n.read(ctx, func(e *zmtp.Event) error { return n.event(ctx, e) })
+	err := n.read(ctx)
 	if ctx.Err() == nil {
 		n.ended("read", err)
 	}
@@ -98,7 +98,7 @@ func (n *conn) signal() {
 }
 
 // read processes what the consumer sends until the connection ends.
-func (n *conn) read(_ context.Context, on func(*zmtp.Event) error) error {
+func (n *conn) read(ctx context.Context) error {
 	var event zmtp.Event
 	buffer, have := make([]byte, 512), 0
 	for {
@@ -128,7 +128,7 @@ func (n *conn) read(_ context.Context, on func(*zmtp.Event) error) error {
 			if err := n.write(n.session.Out()); err != nil { // READY, before messages
 				return err
 			}
-			if err := on(&event); err != nil {
+			if err := n.event(ctx, &event); err != nil {
 				return err
 			}
 			used += k
