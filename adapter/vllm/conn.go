@@ -20,8 +20,9 @@ import (
 var (
 	// writeTimeout is how long a consumer may read nothing, while up to writeBytes or one larger batch wait.
 	writeTimeout = 30 * time.Second
-	// heartbeat is zmtp.Limits.Heartbeat.
-	heartbeat = 10 * time.Second
+	// heartbeat is zmtp.Limits.Heartbeat. It is longer than writeTimeout, since a PING waits in the kernel's buffers behind data
+	// that the consumer need not read yet.
+	heartbeat = time.Minute
 )
 
 const (
@@ -42,8 +43,8 @@ type conn struct {
 	consumer *Consumer     // guarded by Egress.mu
 	wakeup   chan struct{}
 
-	writing sync.Mutex // guards writes and buffer
-	buffer  []byte
+	writing chan struct{} // has an element while a goroutine writes
+	buffer  []byte        // of the goroutine that sends batches
 }
 
 // serve serves a consumer until its connection ends, and reports whether the handshake was completed.
@@ -52,7 +53,7 @@ func (p *endpoint) serve(ctx context.Context, c net.Conn, kind zmtp.SocketType) 
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	defer stop()
 	n := &conn{
-		endpoint: p, net: c, consumer: NewConsumer(), wakeup: make(chan struct{}, 1),
+		endpoint: p, net: c, consumer: NewConsumer(), wakeup: make(chan struct{}, 1), writing: make(chan struct{}, 1),
 		session: zmtp.New(zmtp.Config{Socket: kind, Limits: zmtp.Limits{
 			FrameBytes: maxRequestBytes, Bytes: 2 * maxRequestBytes, Heartbeat: heartbeat,
 		}}, time.Now()),
@@ -102,7 +103,11 @@ func (n *conn) read(ctx context.Context) error {
 	var event zmtp.Event
 	buffer, have := make([]byte, 512), 0
 	for {
-		if err := errors.Join(n.write(n.session.Out()), n.net.SetReadDeadline(n.session.Deadline())); err != nil {
+		if err := n.write(n.session.Out()); err != nil {
+			return err
+		}
+		n.session.Sent(time.Now())
+		if err := n.net.SetReadDeadline(n.session.Deadline()); err != nil {
 			return err
 		}
 		got, err := n.net.Read(buffer[have:])
@@ -181,17 +186,15 @@ func parseSeq(frame []byte) (seq uint64) {
 }
 
 // write writes bytes, after or before those of other goroutines.
-func (n *conn) write(b []byte) error {
+func (n *conn) write(b []byte) error { return n.writeUntil(time.Time{}, b) }
+
+// writeUntil writes bytes within writeTimeout, and before a time if it is not zero.
+func (n *conn) writeUntil(until time.Time, b []byte) error {
 	if len(b) == 0 {
 		return nil
 	}
-	n.writing.Lock()
-	defer n.writing.Unlock()
-	return n.writeLocked(b, time.Time{})
-}
-
-// writeLocked writes bytes within writeTimeout, and before a time if it is not zero.
-func (n *conn) writeLocked(b []byte, until time.Time) error {
+	n.writing <- struct{}{}
+	defer func() { <-n.writing }()
 	deadline := time.Now().Add(writeTimeout)
 	if !until.IsZero() && until.Before(deadline) {
 		deadline = until
@@ -210,8 +213,6 @@ func (n *conn) send(batches []Batch, before ...[]byte) error {
 
 // sendUntil is send that ends at a time, if it is not zero.
 func (n *conn) sendUntil(until time.Time, batches []Batch, before ...[]byte) error {
-	n.writing.Lock()
-	defer n.writing.Unlock()
 	n.buffer = n.buffer[:0]
 	for i := range batches {
 		b := &batches[i]
@@ -222,7 +223,7 @@ func (n *conn) sendUntil(until time.Time, batches []Batch, before ...[]byte) err
 		if len(n.buffer) < writeBytes && i < len(batches)-1 {
 			continue
 		}
-		if err := n.writeLocked(n.buffer, until); err != nil {
+		if err := n.writeUntil(until, n.buffer); err != nil {
 			return err
 		}
 		n.buffer = n.buffer[:0]

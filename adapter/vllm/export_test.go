@@ -1,17 +1,36 @@
 package vllm
 
 import (
+	"context"
+	"net"
 	"testing"
 	"time"
+
+	"github.com/kvcast/kvcast/internal/zmtp"
 )
 
-// DisableTimeouts lets a consumer read nothing, and answer no heartbeat, until the test ends. Nothing may be connected yet.
+// DisableTimeouts lets a consumer read nothing until the test ends. Nothing may be connected yet.
 func DisableTimeouts(t *testing.T) {
 	t.Helper()
-	timeout, beat := writeTimeout, heartbeat
-	writeTimeout, heartbeat = time.Hour, -1
-	t.Cleanup(func() { writeTimeout, heartbeat = timeout, beat })
+	timeout := writeTimeout
+	writeTimeout = time.Hour
+	t.Cleanup(func() { writeTimeout = timeout })
 }
+
+// SetHeartbeat changes the time after which silent consumers get a PING, and that of their answer, until the test ends. Nothing
+// may be connected yet.
+func SetHeartbeat(t *testing.T, d time.Duration) {
+	t.Helper()
+	before := heartbeat
+	heartbeat = d
+	t.Cleanup(func() { heartbeat = before })
+}
+
+// Begin publishes the blocks of the index, without Run.
+func (e *Egress) Begin(ctx context.Context) { e.begin(ctx) }
+
+// Serve serves a subscriber of the first endpoint until the connection ends.
+func (e *Egress) Serve(ctx context.Context, c net.Conn) { e.endpoints[0].serve(ctx, c, zmtp.PUB) }
 
 // Omitted returns how many blocks were omitted since the last call, by reason.
 func (s *Stream) Omitted() (all map[string]uint64) {

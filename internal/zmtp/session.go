@@ -182,6 +182,14 @@ func (s *Session) Tick(now time.Time) error {
 	return nil
 }
 
+// Sent processes that the bytes of Out were sent: from then on, the peer has time to answer a PING. A PING may wait behind
+// other data that the peer reads slowly.
+func (s *Session) Sent(now time.Time) {
+	if s.pinged {
+		s.heard = now
+	}
+}
+
 // Next decodes the first event of in into e, and returns the number of its bytes. The next
 // call must begin with the byte after them. If in has no whole event, e is Incomplete and the
 // number is 0: the next call must begin with the same bytes, followed by more.

@@ -263,6 +263,18 @@ func TestSilence(t *testing.T) {
 		}
 		wantError(t, s.Tick(s.Deadline()), zmtp.ReasonHeartbeat, "10s")
 	})
+	t.Run("PING that was sent late", func(t *testing.T) {
+		s := subscriber(t, zmtp.Limits{})
+		s.Sent(start.Add(9 * time.Second)) // no PING
+		if err := s.Tick(start.Add(10 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		s.Sent(start.Add(25 * time.Second))
+		if err := s.Tick(start.Add(35*time.Second - 1)); err != nil {
+			t.Fatal(err)
+		}
+		wantError(t, s.Tick(start.Add(35*time.Second)), zmtp.ReasonHeartbeat, "10s")
+	})
 	t.Run("PING and PONG", func(t *testing.T) {
 		s := subscriber(t, zmtp.Limits{})
 		for range 5 {
