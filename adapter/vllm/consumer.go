@@ -10,6 +10,8 @@ import (
 type Consumer struct {
 	topics map[string]int // subscriptions by prefix
 	bytes  int            // of topics
+	// prefixes are the topics, sorted, without those that begin with another one.
+	prefixes []string
 	// followed has the streams that the subscriber follows, each from a position of the log on.
 	followed map[*Stream]uint64
 	// behind has the streams that the subscriber followed when it missed batches, and that it does not follow again yet.
@@ -24,7 +26,7 @@ type Consumer struct {
 
 // Limits of the subscriptions of a consumer.
 const (
-	maxTopics     = 1024
+	maxTopics     = 64
 	maxTopicBytes = 64 << 10
 )
 
@@ -35,11 +37,11 @@ func NewConsumer() *Consumer {
 
 // Subscribe adds a subscription, and reports whether that is within the limits.
 func (c *Consumer) Subscribe(topic string) bool {
-	if c.topics[topic] == 0 {
-		c.bytes += len(topic)
-	}
 	c.topics[topic]++
-	c.changed = true
+	if c.topics[topic] == 1 {
+		c.bytes += len(topic)
+		c.topicsChanged()
+	}
 	return len(c.topics) <= maxTopics && c.bytes <= maxTopicBytes
 }
 
@@ -47,23 +49,30 @@ func (c *Consumer) Subscribe(topic string) bool {
 func (c *Consumer) Cancel(topic string) {
 	switch c.topics[topic] {
 	case 0:
-		return
 	case 1:
 		c.bytes -= len(topic)
 		delete(c.topics, topic)
+		c.topicsChanged()
 	default:
 		c.topics[topic]--
 	}
-	c.changed = true
 }
 
-func (c *Consumer) wants(s *Stream) bool {
-	for topic := range c.topics {
-		if strings.HasPrefix(s.topic, topic) {
-			return true
+func (c *Consumer) topicsChanged() {
+	c.changed = true
+	c.prefixes = c.prefixes[:0]
+	for _, topic := range slices.Sorted(maps.Keys(c.topics)) {
+		if n := len(c.prefixes); n == 0 || !strings.HasPrefix(topic, c.prefixes[n-1]) {
+			c.prefixes = append(c.prefixes, topic)
 		}
 	}
-	return false
+}
+
+// wants reports whether a subscription is a prefix of a stream's topic. That can only be the last one that is not after the
+// topic: one between them in the order would begin with it. Subscribers can make kvcast call this for every stream.
+func (c *Consumer) wants(s *Stream) bool {
+	i, ok := slices.BinarySearch(c.prefixes, s.topic)
+	return ok || i > 0 && strings.HasPrefix(s.topic, c.prefixes[i-1])
 }
 
 // Action is what to send to a subscriber next.
@@ -184,6 +193,17 @@ func (c *Consumer) NeedsState(l *Log, streams []Published, version uint64, state
 		_, ok := c.followed[s.Stream]
 		return (!ok || missed) && c.wants(s.Stream)
 	})
+}
+
+// Skip passes over the last batch of a log if the subscriber has all batches before it and does not want it, and reports whether it
+// did. Otherwise, Next must be called.
+func (c *Consumer) Skip(l *Log, s *Stream, version uint64) bool {
+	_, follows := c.followed[s]
+	if follows || c.changed || c.version != version || c.next+1 != l.End() {
+		return false
+	}
+	c.next++
+	return true
 }
 
 // HasAll reports whether Next would return nothing.

@@ -112,7 +112,9 @@ func (p *endpoint) end(s *Stream) {
 		p.streams = slices.Delete(p.streams, i, i+1)
 		p.version++
 	}
-	p.wake()
+	for c := range p.conns {
+		c.signal()
+	}
 }
 
 func (p *endpoint) find(s *Stream) int {
@@ -124,12 +126,10 @@ func (p *endpoint) publish(b Batch) {
 		return
 	}
 	p.log.Append(b)
-	p.wake()
-}
-
-func (p *endpoint) wake() {
 	for c := range p.conns {
-		c.signal()
+		if !c.consumer.Skip(p.log, b.Stream, p.version) {
+			c.signal()
+		}
 	}
 }
 

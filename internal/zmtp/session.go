@@ -34,7 +34,7 @@ type Limits struct {
 	// Bytes is the largest size of a message on the wire: frame headers and interleaved
 	// commands count. Default: 8 MiB + 64 KiB.
 	Bytes int
-	// Commands is the most commands in any second. Default: 100.
+	// Commands is the most commands in any second, and subscriptions that come as messages. Default: 100.
 	Commands int
 	// Handshake is how long the handshake may take. Default: 5 s.
 	Handshake time.Duration
@@ -324,8 +324,7 @@ func (s *Session) message(now time.Time, in []byte, e *Event) (int, error) {
 		s.scanned = to
 		if h.flags&flagMore == 0 || s.config.Split {
 			e.More = h.flags&flagMore != 0
-			s.complete(in, e)
-			return to, nil
+			return to, s.complete(now, in, e)
 		}
 	}
 }
@@ -348,7 +347,7 @@ func (s *Session) checkFrame(h frameHeader) error {
 }
 
 // complete sets the event of a whole message.
-func (s *Session) complete(in []byte, e *Event) {
+func (s *Session) complete(now time.Time, in []byte, e *Event) error {
 	e.Kind, e.Count = Message, s.frames
 	for i := range e.Frames {
 		e.Frames[i] = nil
@@ -358,23 +357,23 @@ func (s *Session) complete(in []byte, e *Event) {
 	}
 	s.frames, s.scanned = 0, 0
 	if s.config.Socket != PUB || e.Count != 1 || len(e.Frames[0]) == 0 {
-		return
+		return nil
 	}
 	switch e.Topic = e.Frames[0][1:]; e.Frames[0][0] {
 	case 0:
 		e.Kind = Cancel
 	case 1:
 		e.Kind = Subscribe
+	default:
+		return nil
 	}
+	return s.countCommand(now)
 }
 
 // command processes a command after the handshake. Unknown commands are ignored.
 func (s *Session) command(now time.Time, body []byte, e *Event) error {
-	if now.Sub(s.second) >= time.Second {
-		s.commands, s.second = 0, now
-	}
-	if s.commands++; s.commands > s.limits.Commands {
-		return &Error{ReasonCommands, fmt.Sprintf("peer sent more than %d commands in a second", s.limits.Commands)}
+	if err := s.countCommand(now); err != nil {
+		return err
 	}
 	name, data, err := splitCommand(body)
 	if err != nil {
@@ -394,6 +393,16 @@ func (s *Session) command(now time.Time, body []byte, e *Event) error {
 		}
 	case "ERROR":
 		return refused(data)
+	}
+	return nil
+}
+
+func (s *Session) countCommand(now time.Time) error {
+	if now.Sub(s.second) >= time.Second {
+		s.commands, s.second = 0, now
+	}
+	if s.commands++; s.commands > s.limits.Commands {
+		return &Error{ReasonCommands, fmt.Sprintf("peer sent more than %d commands in a second", s.limits.Commands)}
 	}
 	return nil
 }

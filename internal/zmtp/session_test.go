@@ -243,6 +243,17 @@ func TestPublisherReadsSubscriptions(t *testing.T) {
 	}
 }
 
+func TestSubscriptionsAsMessagesAreLimited(t *testing.T) {
+	s := newSide(zmtp.Config{Socket: zmtp.PUB, Limits: zmtp.Limits{Commands: 2}})
+	s.receive(append(peerGreeting(1, "NULL"), ready("SUB")...))
+	s.receive(bytes.Repeat(zmtp.AppendMessage(nil, []byte("\x01kv")), 2))
+	if s.err != nil {
+		t.Fatal(s.err)
+	}
+	s.receive(zmtp.AppendMessage(nil, []byte("\x00kv")))
+	wantError(t, s.err, zmtp.ReasonCommands, "2")
+}
+
 func TestSilence(t *testing.T) {
 	t.Run("in the handshake", func(t *testing.T) {
 		s := newSide(zmtp.Config{Socket: zmtp.SUB})
