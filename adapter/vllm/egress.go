@@ -380,6 +380,7 @@ func (e *Egress) flush(w *worker, at float64) { e.publish(w, at, false) }
 // publish publishes the pending events of a worker. If last is set, the worker's streams end.
 func (e *Egress) publish(w *worker, at float64, last bool) {
 	for _, s := range w.streams {
+		e.metrics.omitted.Count(s)
 		if s.Empty() {
 			continue
 		}
@@ -388,7 +389,7 @@ func (e *Egress) publish(w *worker, at float64, last bool) {
 			e.logger.Error("a batch cannot be encoded, and consumers see a gap", "worker", w.name, "rank", s.rank, "error", err)
 			continue
 		}
-		e.metrics.published(s)
+		e.metrics.batches.Inc()
 		for _, p := range e.endpoints {
 			p.publish(Batch{Stream: s, Seq: seq, Payload: payload, Last: last})
 		}

@@ -1,6 +1,7 @@
 package vllm_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/adapter/vllm"
@@ -37,20 +39,24 @@ type service struct {
 	journal *journal.Memory
 	index   *index.Index
 	egress  *vllm.Egress
+	metrics *prometheus.Registry
 	stop    func()
 }
 
 // start starts an egress, which stops with the test.
 func start(t *testing.T, cfg vllm.Config) *service {
 	t.Helper()
-	s := &service{t: t, journal: journal.NewMemory(journal.Config{}), index: index.New()}
+	s := &service{t: t, journal: journal.NewMemory(journal.Config{}), index: index.New(), metrics: prometheus.NewRegistry()}
 	s.index.RetainTokenIDs(1 << 30)
 	follower := index.NewFollower(s.journal, s.index, index.Delays{})
 	if cfg.HistoryBatches == 0 {
 		cfg.HistoryBatches = 10_000
 	}
-	cfg.HistoryBytes, cfg.StateBytes, cfg.MaxConsumers = 1<<20, 1<<30, 10
-	cfg.Topic, cfg.Logger, cfg.Registerer = "kv@{endpoint}@{model}", slog.New(slog.DiscardHandler), prometheus.NewRegistry()
+	cfg.HistoryBytes, cfg.StateBytes, cfg.MaxConsumers = 1<<20, cmp.Or(cfg.StateBytes, 1<<30), 10
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	cfg.Topic, cfg.Registerer = cmp.Or(cfg.Topic, "kv@{endpoint}@{model}"), s.metrics
 	var err error
 	if s.egress, err = vllm.New(t.Context(), cfg, follower, s.index); err != nil {
 		t.Fatal(err)
@@ -487,5 +493,28 @@ func TestHostilePeers(t *testing.T) {
 func manyTopics(c *rawzmtp.Conn) {
 	for i := range 1100 {
 		c.Message([]byte(fmt.Sprintf("\x01topic %d", i)))
+	}
+}
+
+// TestOmittedBlocksAreCountedWithoutBatches stores only blocks that are not published.
+func TestOmittedBlocksAreCountedWithoutBatches(t *testing.T) {
+	s := start(t, vllm.Config{Endpoints: []vllm.EndpointConfig{{Bind: "tcp://127.0.0.1:*"}}})
+	c := subscribe(t, s.egress.Bound()[0].Bind, "")
+	s.apply("a", added())
+	c.await("kv@a@m")
+	without := chain(1, 50)
+	without.GetStored().TokenIds = nil
+	s.apply("a", without)
+	s.apply("b", added(), chain(1, 1)) // after a
+	c.await("kv@b@m", 1)
+	want := `
+# HELP kvcast_egress_blocks_omitted_total Stored blocks that were not published, by reason.
+# TYPE kvcast_egress_blocks_omitted_total counter
+kvcast_egress_blocks_omitted_total{reason="no_token_ids"} 1
+kvcast_egress_blocks_omitted_total{reason="other_content"} 0
+kvcast_egress_blocks_omitted_total{reason="parent"} 49
+`
+	if err := testutil.GatherAndCompare(s.metrics, strings.NewReader(want), "kvcast_egress_blocks_omitted_total"); err != nil {
+		t.Error(err)
 	}
 }

@@ -46,12 +46,6 @@ func newMetrics(e *Egress, registerer prometheus.Registerer) *metrics {
 	return m
 }
 
-// published counts a batch, and the blocks that were omitted since the last one.
-func (m *metrics) published(s *Stream) {
-	m.batches.Inc()
-	m.omitted.Count(s)
-}
-
 // Omitted counts the blocks that streams omit, by reason.
 type Omitted [numOmissions]prometheus.Counter
 
