@@ -29,6 +29,8 @@ const (
 	writeBytes = 256 << 10
 	// stateRate is the least rate in bytes a second at which a consumer must read a state.
 	stateRate = 1 << 20
+	// maxRequests bounds the replay requests of a connection that wait for their answer.
+	maxRequests = 16
 	// maxRequestBytes bounds what a consumer may send at once: a subscription or a request.
 	maxRequestBytes = 8 << 10
 	// endOfReplay is the seq of the message after the last reply.
@@ -40,37 +42,45 @@ type conn struct {
 	*endpoint
 	net      net.Conn
 	session  *zmtp.Session // of the reading goroutine
-	consumer *Consumer     // guarded by Egress.mu
+	peer     *peer
+	consumer *Consumer // guarded by Egress.mu
 	wakeup   chan struct{}
+	// requests are the seqs of replay requests that wait for their answer; nil: the socket answers none. A consumer that sends
+	// more than there is room for is disconnected.
+	requests chan uint64
 
 	writing chan struct{} // has an element while a goroutine writes
 	buffer  []byte        // of the goroutine that sends batches
 }
 
 // serve serves a consumer until its connection ends, and reports whether the handshake was completed.
-func (p *endpoint) serve(ctx context.Context, c net.Conn, kind zmtp.SocketType) (established bool) {
+func (p *endpoint) serve(ctx context.Context, c net.Conn, peer *peer, kind zmtp.SocketType) (established bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	defer stop()
 	n := &conn{
-		endpoint: p, net: c, consumer: NewConsumer(), wakeup: make(chan struct{}, 1), writing: make(chan struct{}, 1),
+		endpoint: p, net: c, peer: peer, consumer: NewConsumer(), wakeup: make(chan struct{}, 1), writing: make(chan struct{}, 1),
 		session: zmtp.New(zmtp.Config{Socket: kind, Limits: zmtp.Limits{
 			FrameBytes: maxRequestBytes, Bytes: 2 * maxRequestBytes, Heartbeat: heartbeat,
 		}}, time.Now()),
 	}
 	p.metrics.consumers.Inc()
 	defer p.metrics.consumers.Dec()
-	var writer sync.WaitGroup
+	write := n.follow
 	if kind == zmtp.PUB {
 		p.mu.Lock()
 		p.conns[n] = struct{}{}
 		p.mu.Unlock()
-		writer.Go(func() {
-			defer cancel() // a writer that fails ends the connection
-			n.ended("write", n.follow(ctx))
-		})
+	} else {
+		n.requests = make(chan uint64, maxRequests)
+		write = n.answerRequests
 	}
-	err := n.read(ctx)
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		defer cancel() // a writer that fails ends the connection
+		n.ended("write", write(ctx))
+	})
+	err := n.read()
 	if ctx.Err() == nil {
 		n.ended("read", err)
 	}
@@ -99,7 +109,7 @@ func (n *conn) signal() {
 }
 
 // read processes what the consumer sends until the connection ends.
-func (n *conn) read(ctx context.Context) error {
+func (n *conn) read() error {
 	var event zmtp.Event
 	buffer, have := make([]byte, 512), 0
 	for {
@@ -133,7 +143,7 @@ func (n *conn) read(ctx context.Context) error {
 			if err := n.write(n.session.Out()); err != nil { // READY, before messages
 				return err
 			}
-			if err := n.event(ctx, &event); err != nil {
+			if err := n.event(&event); err != nil {
 				return err
 			}
 			used += k
@@ -146,11 +156,14 @@ func (n *conn) read(ctx context.Context) error {
 	}
 }
 
-// errTopics ends the connection of a consumer with too many subscriptions.
-var errTopics = errors.New("too many subscriptions")
+// errTopics and errRequests end the connection of a consumer with too many subscriptions or requests.
+var (
+	errTopics   = errors.New("too many subscriptions")
+	errRequests = errors.New("too many replay requests wait for their answer")
+)
 
 // event processes a subscription or a request.
-func (n *conn) event(ctx context.Context, e *zmtp.Event) error {
+func (n *conn) event(e *zmtp.Event) error {
 	switch e.Kind {
 	case zmtp.Subscribe, zmtp.Cancel:
 		n.mu.Lock()
@@ -166,8 +179,13 @@ func (n *conn) event(ctx context.Context, e *zmtp.Event) error {
 		}
 		n.signal()
 	case zmtp.Message:
-		if e.Count == 2 && len(e.Frames[0]) == 0 { // vLLM ignores others, too
-			return n.answer(ctx, parseSeq(e.Frames[1]))
+		if n.requests == nil || e.Count != 2 || len(e.Frames[0]) > 0 { // vLLM ignores others, too
+			return nil
+		}
+		select {
+		case n.requests <- parseSeq(e.Frames[1]):
+		default:
+			return errRequests
 		}
 	default:
 	}
@@ -240,12 +258,12 @@ func (n *conn) follow(ctx context.Context) error {
 		n.mu.Lock()
 		if n.consumer.NeedsState(n.log, n.streams, n.version, n.sendsStates()) {
 			n.mu.Unlock()
-			if err := n.states.Acquire(ctx, 1); err != nil { // a state is a copy
+			if err := n.acquireState(ctx); err != nil {
 				return err
 			}
 			n.mu.Lock()
 			if !n.consumer.NeedsState(n.log, n.streams, n.version, n.sendsStates()) {
-				n.states.Release(1)
+				n.releaseState()
 				n.mu.Unlock()
 				continue
 			}
@@ -279,10 +297,27 @@ func (n *conn) follow(ctx context.Context) error {
 	}
 }
 
+// acquireState waits until a state may be built: it is a copy. Of each address, one is built at a time.
+func (n *conn) acquireState(ctx context.Context) error {
+	if err := n.peer.states.Acquire(ctx, 1); err != nil {
+		return err
+	}
+	if err := n.states.Acquire(ctx, 1); err != nil {
+		n.peer.states.Release(1)
+		return err
+	}
+	return nil
+}
+
+func (n *conn) releaseState() {
+	n.states.Release(1)
+	n.peer.states.Release(1)
+}
+
 // errMemory ends the connection of a consumer for whose state there is no memory: it may connect again.
 var errMemory = errors.New("the states that are being sent to other consumers use all memory for that")
 
-// sendState sends the state of a stream, each batch after some frames. The caller has acquired one of Egress.states.
+// sendState sends the state of a stream, each batch after some frames. The caller has called acquireState.
 func (n *conn) sendState(ctx context.Context, s *Stream, state *State, before ...[]byte) error {
 	batches, bytes, err := n.buildState(ctx, s, state)
 	defer func() { n.memory.Release(bytes) }()
@@ -295,10 +330,10 @@ func (n *conn) sendState(ctx context.Context, s *Stream, state *State, before ..
 	return n.sendUntil(until, batches, before...)
 }
 
-// buildState returns the batches of a state, and their reserved memory, and releases one of Egress.states. It does not depend
-// on the consumer, so that a slow one does not delay others.
+// buildState returns the batches of a state, and their reserved memory, and calls releaseState. It does not
+// depend on the consumer, so that a slow one does not delay others.
 func (n *conn) buildState(ctx context.Context, s *Stream, state *State) (batches []Batch, bytes int64, err error) {
-	defer n.states.Release(1)
+	defer n.releaseState()
 	reserved := 0 // batches
 	reserve := func() error {
 		for ; reserved < len(batches); reserved++ {
@@ -339,6 +374,20 @@ func (n *conn) buildState(ctx context.Context, s *Stream, state *State) (batches
 	return batches, bytes, reserve()
 }
 
+// answerRequests answers replay requests until the connection ends, which the reading goroutine notices meanwhile.
+func (n *conn) answerRequests(ctx context.Context) error {
+	for {
+		select {
+		case from := <-n.requests:
+			if err := n.answer(ctx, from); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
 // answer answers a request for the batches from a seq on.
 func (n *conn) answer(ctx context.Context, from uint64) error {
 	n.metrics.replays.Inc()
@@ -363,12 +412,12 @@ func (n *conn) answer(ctx context.Context, from uint64) error {
 		}
 		n.mu.Unlock()
 		if acquired && state == nil {
-			n.states.Release(1)
+			n.releaseState()
 		}
 		if found || acquired {
 			break
 		}
-		if err := n.states.Acquire(ctx, 1); err != nil { // a state is a copy
+		if err := n.acquireState(ctx); err != nil {
 			return err
 		}
 	}

@@ -39,7 +39,7 @@ func connectPipe(t *testing.T, events ...*kvcastv1.RouterEvent) *pipe {
 	x.ApplyEntry(&kvcastv1.Entry{Seq: 1, Worker: "a", Model: "m", Events: append([]*kvcastv1.RouterEvent{added()}, events...)})
 	e, err := vllm.New(t.Context(), vllm.Config{
 		Endpoints: []vllm.EndpointConfig{{Connect: "tcp://127.0.0.1:1"}}, Topic: "kv@{worker}", HistoryBatches: 10, StateBytes: 1 << 30,
-		MaxConsumers: 1, Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry(),
+		MaxConsumers: 4, Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry(),
 	}, j, x)
 	if err != nil {
 		t.Fatal(err)

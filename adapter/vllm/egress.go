@@ -18,6 +18,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -68,7 +69,9 @@ type Egress struct {
 	states  *semaphore.Weighted // states that are being built
 	memory  *budget.Budget      // of states
 	slots   *semaphore.Weighted
+	peers   *peers
 	logger  *slog.Logger
+	warned  atomic.Int64 // Unix time in seconds of the last warn
 
 	mu        sync.Mutex // guards all below, the endpoints' logs and streams, and all consumers
 	endpoints []*endpoint
@@ -103,6 +106,7 @@ func New(ctx context.Context, c Config, j Journal, x *index.Index) (*Egress, err
 	e := &Egress{
 		cfg: c, journal: j, index: x, logger: c.Logger, states: semaphore.NewWeighted(statesAtATime),
 		memory: budget.New("egress_state_bytes", c.StateBytes), slots: semaphore.NewWeighted(int64(c.MaxConsumers)),
+		peers:   newPeers(c.MaxConsumers),
 		workers: make(map[string]*worker), seqs: make(map[streamKey]uint64),
 	}
 	e.metrics = newMetrics(e, c.Registerer)
@@ -134,6 +138,17 @@ func (e *Egress) Bound() (all []EndpointConfig) {
 		all = append(all, c)
 	}
 	return all
+}
+
+// warnInterval is the least time between two warnings that consumers can cause.
+const warnInterval = time.Minute
+
+// warn logs what consumers can cause, at most once in warnInterval.
+func (e *Egress) warn(message string, args ...any) {
+	last, at := e.warned.Load(), time.Now().Unix()
+	if at-last >= int64(warnInterval/time.Second) && e.warned.CompareAndSwap(last, at) {
+		e.logger.Warn(message, args...)
+	}
 }
 
 // Close closes the ports of an egress that does not run.

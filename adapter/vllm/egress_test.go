@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math"
 	"net"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -52,7 +53,7 @@ func start(t *testing.T, cfg vllm.Config) *service {
 	if cfg.HistoryBatches == 0 {
 		cfg.HistoryBatches = 10_000
 	}
-	cfg.HistoryBytes, cfg.StateBytes, cfg.MaxConsumers = 1<<20, cmp.Or(cfg.StateBytes, 1<<30), 10
+	cfg.HistoryBytes, cfg.StateBytes, cfg.MaxConsumers = 1<<20, cmp.Or(cfg.StateBytes, 1<<30), cmp.Or(cfg.MaxConsumers, 100)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -477,14 +478,19 @@ func TestHostilePeers(t *testing.T) {
 	}
 	replay(t, at.Replay, 0).await("kv@a@m", 1)
 	var many []*rawzmtp.Conn
-	for range 20 { // 10 are allowed
+	for range 30 { // 25 are allowed: a quarter of 100
 		if c, err := rawzmtp.Dial(t.Context(), zmtp.SUB, strings.TrimPrefix(at.Bind, "tcp://"), patience); err == nil {
 			many = append(many, c)
 		}
 	}
-	if len(many) == 0 || len(many) > 10 {
-		t.Errorf("%d connections, with a limit of 10", len(many))
+	if len(many) == 0 || len(many) > 25 {
+		t.Errorf("%d connections, with a limit of 25", len(many))
 	}
+	other, err := rawzmtp.DialFrom(t.Context(), net.IPv4(127, 0, 0, 2), zmtp.SUB, strings.TrimPrefix(at.Bind, "tcp://"), patience)
+	if err != nil {
+		t.Fatalf("another address is refused: %v", err)
+	}
+	many = append(many, other)
 	for _, c := range many {
 		_ = c.Close()
 	}
@@ -516,5 +522,55 @@ kvcast_egress_blocks_omitted_total{reason="parent"} 49
 `
 	if err := testutil.GatherAndCompare(s.metrics, strings.NewReader(want), "kvcast_egress_blocks_omitted_total"); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestConsumerThatHasLeftGetsNoState requests a replay, and disconnects while it waits for its state.
+func TestConsumerThatHasLeftGetsNoState(t *testing.T) {
+	s := start(t, vllm.Config{HistoryBatches: 1, Endpoints: []vllm.EndpointConfig{{Worker: "a", Bind: "tcp://127.0.0.1:*", Replay: "tcp://127.0.0.1:*"}}})
+	at := s.egress.Bound()[0]
+	s.apply("a", added(), chain(1, 1))
+	s.awaitSeq(at.Replay, 0)
+	s.apply("a", chain(2, 2))
+	s.awaitSeq(at.Replay, 1)
+	s.egress.HoldStates(t)
+	c, err := rawzmtp.Dial(t.Context(), zmtp.DEALER, strings.TrimPrefix(at.Replay, "tcp://"), patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := s.metric("kvcast_egress_replays_total")
+	c.Message(nil, make([]byte, 8))
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitMetric("kvcast_egress_replays_total", before+1)
+	if err := c.Reset(); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitMetric("kvcast_egress_consumers", 0)
+}
+
+// metric returns the value of a metric without labels.
+func (s *service) metric(name string) float64 {
+	s.t.Helper()
+	all, err := s.metrics.Gather()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for _, f := range all {
+		if m := f.GetMetric()[0]; f.GetName() == name {
+			return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	s.t.Fatalf("no metric %s", name)
+	return 0
+}
+
+func (s *service) awaitMetric(name string, want float64) {
+	s.t.Helper()
+	for until := time.Now().Add(patience); s.metric(name) != want; runtime.Gosched() {
+		if time.Now().After(until) {
+			s.t.Fatalf("%s is %v, want %v", name, s.metric(name), want)
+		}
 	}
 }

@@ -164,16 +164,31 @@ func (p *endpoint) accept(ctx context.Context, l net.Listener, kind zmtp.SocketT
 			wait(ctx, minRetry)
 			continue
 		}
-		if !p.slots.TryAcquire(1) {
-			p.metrics.refused.Inc()
-			_ = c.Close()
-			continue
-		}
-		serving.Go(func() {
-			defer p.slots.Release(1)
-			p.serve(ctx, c, kind)
-		})
+		serving.Go(func() { p.admit(ctx, c, kind) })
 	}
+}
+
+// admit serves a connection within the limits.
+func (p *endpoint) admit(ctx context.Context, c net.Conn, kind zmtp.SocketType) {
+	if !p.slots.TryAcquire(1) {
+		p.refuse(c, "all connections are in use")
+		return
+	}
+	defer p.slots.Release(1)
+	peer, ok := p.peers.add(c.RemoteAddr())
+	if !ok {
+		p.refuse(c, "the address has its share of the connections")
+		return
+	}
+	defer p.peers.remove(c.RemoteAddr())
+	p.serve(ctx, c, peer, kind)
+}
+
+func (p *endpoint) refuse(c net.Conn, why string) {
+	p.metrics.refused.Inc()
+	_ = c.Close()
+	p.warn("connection of a consumer was refused; raise egress.zmq.max_consumers, of which an address may use a quarter",
+		"peer.address", c.RemoteAddr().String(), "reason", why)
 }
 
 // connect keeps a connection to a consumer.
@@ -182,7 +197,7 @@ func (p *endpoint) connect(ctx context.Context) {
 	for retry := minRetry; ctx.Err() == nil; {
 		c, err := dialer.DialContext(ctx, p.network, p.addr)
 		if err == nil {
-			if established := p.serve(ctx, c, zmtp.PUB); established {
+			if established := p.serve(ctx, c, newPeer(), zmtp.PUB); established {
 				retry = minRetry
 			}
 		} else {

@@ -30,7 +30,16 @@ func SetHeartbeat(t *testing.T, d time.Duration) {
 func (e *Egress) Begin(ctx context.Context) { e.begin(ctx) }
 
 // Serve serves a subscriber of the first endpoint until the connection ends.
-func (e *Egress) Serve(ctx context.Context, c net.Conn) { e.endpoints[0].serve(ctx, c, zmtp.PUB) }
+func (e *Egress) Serve(ctx context.Context, c net.Conn) { e.endpoints[0].admit(ctx, c, zmtp.PUB) }
+
+// HoldStates lets no state be built until the test ends.
+func (e *Egress) HoldStates(t *testing.T) {
+	t.Helper()
+	if err := e.states.Acquire(t.Context(), statesAtATime); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { e.states.Release(statesAtATime) })
+}
 
 // Omitted returns how many blocks were omitted since the last call, by reason.
 func (s *Stream) Omitted() (all map[string]uint64) {

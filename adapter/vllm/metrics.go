@@ -29,7 +29,7 @@ func newMetrics(e *Egress, registerer prometheus.Registerer) *metrics {
 		states:    counter("states_total", "Times that all blocks of a dp rank were sent to a consumer, after its subscription or a replay request."),
 		replays:   counter("replays_total", "Replay requests of consumers."),
 		missed:    counter("missed_total", "Times that a consumer was too slow, and missed batches."),
-		refused:   counter("refused_connections_total", "Connections of consumers that were closed because there are too many."),
+		refused:   counter("refused_connections_total", "Connections of consumers that were closed because there are too many, of all or of their address."),
 		restarts:  counter("restarts_total", "Times that all blocks were published anew, because egress was slower than the journal's retention."),
 	}
 	m.omitted = NewOmitted(registerer, "kvcast_egress_blocks_omitted_total")

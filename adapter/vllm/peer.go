@@ -1,0 +1,71 @@
+package vllm
+
+import (
+	"net"
+	"net/netip"
+	"sync"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/kvcast/kvcast/internal/budget"
+)
+
+// peerShare is the part of the connections that one address may use: 1 of peerShare.
+const peerShare = 4
+
+// peers are the addresses of consumers that have connections. An address has a part of each limit only, so that others are
+// served while it uses up its part.
+type peers struct {
+	most int // connections of an address
+
+	mu  sync.Mutex // guards all below, and peer.connections
+	all map[netip.Prefix]*peer
+}
+
+// peer is an address of consumers.
+type peer struct {
+	connections int
+	states      *semaphore.Weighted // that are being built
+}
+
+func newPeer() *peer { return &peer{states: semaphore.NewWeighted(1)} }
+
+func newPeers(connections int) *peers {
+	return &peers{most: max(1, connections/peerShare), all: make(map[netip.Prefix]*peer)}
+}
+
+// add counts a connection and returns its peer, unless the address has too many.
+func (p *peers) add(address net.Addr) (_ *peer, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	key := prefixOf(address)
+	found := p.all[key]
+	if found == nil {
+		found = newPeer()
+		p.all[key] = found
+	}
+	if found.connections >= p.most {
+		return nil, false
+	}
+	found.connections++
+	return found, true
+}
+
+// remove ends a connection that add has counted.
+func (p *peers) remove(address net.Addr) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	key := prefixOf(address)
+	if p.all[key].connections--; p.all[key].connections == 0 {
+		delete(p.all, key)
+	}
+}
+
+// prefixOf returns the address by which connections are counted. All connections over Unix sockets have one.
+func prefixOf(address net.Addr) netip.Prefix {
+	tcp, ok := address.(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	return budget.AddressOf(tcp.AddrPort().Addr())
+}
