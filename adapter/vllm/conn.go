@@ -314,13 +314,42 @@ func (n *conn) releaseState() {
 	n.peer.states.Release(1)
 }
 
-// errMemory ends the connection of a consumer for whose state there is no memory: it may connect again.
-var errMemory = errors.New("the states that are being sent to other consumers use all memory for that")
+// errMemory and errStateSize end the connection of a consumer for whose state there is no memory: it may connect again.
+var (
+	errMemory    = errors.New("the states that are being sent use the memory for that")
+	errStateSize = errors.New("the state of the dp rank is larger than the memory for that")
+)
+
+// reserve reserves further memory of the state of a stream.
+func (n *conn) reserve(s *Stream, have *int64, size int64) error {
+	if n.peer.memory.Reserve(size) {
+		if n.memory.Reserve(size) {
+			*have += size
+			return nil
+		}
+		n.peer.memory.Release(size)
+	}
+	needed, limit := *have+size, n.memory.Limit()
+	if needed > limit/2 {
+		n.warn("the blocks of a dp rank do not fit into half of the memory for blocks that are being sent, so no consumer can get them; raise egress.zmq.state_bytes",
+			"worker", s.worker, "rank", s.rank, "bytes", needed, "state_bytes", limit)
+		return errStateSize
+	}
+	n.warn("a consumer was disconnected, because the blocks that are being sent to others use the memory for them, or those to its address half of it; raise egress.zmq.state_bytes, or look for consumers that read slowly",
+		"peer.address", n.net.RemoteAddr().String(), "worker", s.worker, "rank", s.rank, "bytes", needed,
+		"used_bytes", n.memory.Used(), "address_used_bytes", n.peer.memory.Used(), "state_bytes", limit)
+	return errMemory
+}
+
+func (n *conn) release(bytes int64) {
+	n.memory.Release(bytes)
+	n.peer.memory.Release(bytes)
+}
 
 // sendState sends the state of a stream, each batch after some frames. The caller has called acquireState.
 func (n *conn) sendState(ctx context.Context, s *Stream, state *State, before ...[]byte) error {
 	batches, bytes, err := n.buildState(ctx, s, state)
-	defer func() { n.memory.Release(bytes) }()
+	defer func() { n.release(bytes) }()
 	if err != nil {
 		return err
 	}
@@ -334,22 +363,14 @@ func (n *conn) sendState(ctx context.Context, s *Stream, state *State, before ..
 // depend on the consumer, so that a slow one does not delay others.
 func (n *conn) buildState(ctx context.Context, s *Stream, state *State) (batches []Batch, bytes int64, err error) {
 	defer n.releaseState()
-	reserved := 0 // batches
-	reserve := func() error {
-		for ; reserved < len(batches); reserved++ {
-			size := int64(batchBytes + len(batches[reserved].Payload))
-			if !n.memory.Reserve(size) {
-				return errMemory
-			}
-			bytes += size
-		}
-		return nil
-	}
 	at := now()
 	snapshot, ok := n.index.Snapshot(s.worker)
 	snapshot.TokenIDs = true
 	if ok {
 		for piece := range snapshot.RankBlocks(ctx, s.rank, allTiers) {
+			if err := n.reserve(s, &bytes, int64(len(piece))); err != nil { // until the size of the batches is known
+				return nil, bytes, err
+			}
 			blocks := new(kvcastv1.SnapshotBlocks)
 			if err := proto.Unmarshal(piece, blocks); err != nil {
 				return nil, bytes, err
@@ -360,9 +381,6 @@ func (n *conn) buildState(ctx context.Context, s *Stream, state *State) (batches
 					return nil, bytes, err
 				}
 			}
-			if err := reserve(); err != nil {
-				return nil, bytes, err
-			}
 		}
 	}
 	if err := ctx.Err(); err != nil {
@@ -371,7 +389,16 @@ func (n *conn) buildState(ctx context.Context, s *Stream, state *State) (batches
 	if batches, err = state.End(at, batches); err != nil {
 		return nil, bytes, err
 	}
-	return batches, bytes, reserve()
+	size := int64(0)
+	for i := range batches {
+		size += int64(batchBytes + len(batches[i].Payload))
+	}
+	if size > bytes {
+		err = n.reserve(s, &bytes, size-bytes)
+		return batches, bytes, err
+	}
+	n.release(bytes - size)
+	return batches, size, nil
 }
 
 // answerRequests answers replay requests until the connection ends, which the reading goroutine notices meanwhile.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -31,60 +32,87 @@ type pipe struct {
 	out     chan []byte // written by a goroutine: both sides may write at once, and a pipe has no buffers
 }
 
-// connectPipe connects a subscriber to an egress with the blocks of a worker, which are published already.
-func connectPipe(t *testing.T, events ...*kvcastv1.RouterEvent) *pipe {
+// piped is an egress whose connections are pipes. It has published the blocks of a worker.
+type piped struct {
+	*service
+	log bytes.Buffer
+}
+
+func startPiped(t *testing.T, stateBytes int64, events ...*kvcastv1.RouterEvent) *piped {
 	t.Helper()
-	x, j := index.New(), journal.NewMemory(journal.Config{})
-	x.RetainTokenIDs(1 << 30)
-	x.ApplyEntry(&kvcastv1.Entry{Seq: 1, Worker: "a", Model: "m", Events: append([]*kvcastv1.RouterEvent{added()}, events...)})
-	e, err := vllm.New(t.Context(), vllm.Config{
-		Endpoints: []vllm.EndpointConfig{{Connect: "tcp://127.0.0.1:1"}}, Topic: "kv@{worker}", HistoryBatches: 10, StateBytes: 1 << 30,
-		MaxConsumers: 4, Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry(),
-	}, j, x)
+	p := &piped{service: &service{t: t, journal: journal.NewMemory(journal.Config{}), index: index.New(), metrics: prometheus.NewRegistry()}}
+	p.index.RetainTokenIDs(1 << 30)
+	p.index.ApplyEntry(&kvcastv1.Entry{Seq: 1, Worker: "a", Model: "m", Events: append([]*kvcastv1.RouterEvent{added()}, events...)})
+	var err error
+	p.egress, err = vllm.New(t.Context(), vllm.Config{
+		Endpoints: []vllm.EndpointConfig{{Connect: "tcp://127.0.0.1:1"}}, Topic: "kv@{worker}", HistoryBatches: 10, StateBytes: stateBytes,
+		MaxConsumers: 100, Logger: slog.New(slog.NewTextHandler(&p.log, nil)), Registerer: p.metrics,
+	}, p.journal, p.index)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.Begin(t.Context())
+	p.egress.Begin(t.Context())
+	t.Cleanup(func() { _ = p.journal.Close(context.Background()) })
+	return p
+}
+
+// addressed is a connection of an IP address.
+type addressed struct {
+	net.Conn
+	ip net.IP
+}
+
+func (a addressed) RemoteAddr() net.Addr { return &net.TCPAddr{IP: a.ip} }
+
+// connect connects a subscriber.
+func (s *piped) connect(ip net.IP) *pipe {
 	ctx, cancel := context.WithCancel(context.Background())
 	client, server := net.Pipe()
-	p := &pipe{t: t, conn: client, session: zmtp.New(zmtp.Config{Socket: zmtp.SUB}, time.Now()), out: make(chan []byte, 1)}
+	p := &pipe{t: s.t, conn: client, session: zmtp.New(zmtp.Config{Socket: zmtp.SUB}, time.Now()), out: make(chan []byte, 1)}
 	var running sync.WaitGroup
-	running.Go(func() { e.Serve(ctx, server) })
+	running.Go(func() { s.egress.Serve(ctx, addressed{server, ip}) })
 	running.Go(func() {
 		for b := range p.out {
 			_, _ = client.Write(b) // Read has the error
 		}
 	})
-	t.Cleanup(func() {
+	s.t.Cleanup(func() {
 		cancel()
 		close(p.out)
 		_ = client.Close()
 		running.Wait()
-		_ = j.Close(context.Background())
 	})
 	return p
 }
 
 // receive returns the seq of the next message, or an error of the connection.
 func (p *pipe) receive() (seq uint64, err error) {
-	var e zmtp.Event
+	e, err := p.await(zmtp.Message)
+	if err != nil {
+		return 0, err
+	}
+	return binary.BigEndian.Uint64(e.Frames[1]), nil
+}
+
+// await returns the next event of a kind.
+func (p *pipe) await(kind zmtp.EventKind) (e zmtp.Event, err error) {
 	for {
 		used, err := p.session.Next(time.Now(), p.in, &e)
 		if err != nil {
-			p.t.Fatal(err)
+			return e, err
 		}
 		p.in = p.in[used:]
 		if out := p.session.Out(); len(out) > 0 {
 			p.out <- bytes.Clone(out)
 		}
 		switch e.Kind {
-		case zmtp.Message:
-			return binary.BigEndian.Uint64(e.Frames[1]), nil
+		case kind:
+			return e, nil
 		case zmtp.Incomplete:
 			more := make([]byte, 64<<10)
 			n, err := p.conn.Read(more)
 			if err != nil {
-				return 0, err
+				return e, err
 			}
 			p.in = append(p.in, more[:n]...)
 		default:
@@ -97,7 +125,7 @@ func (p *pipe) receive() (seq uint64, err error) {
 func TestConsumerThatPausesStaysConnected(t *testing.T) {
 	vllm.SetHeartbeat(t, 10*time.Second)
 	synctest.Test(t, func(t *testing.T) {
-		p := connectPipe(t, chain(1, 50_000))
+		p := startPiped(t, 1<<30, chain(1, 50_000)).connect(net.IPv4(127, 0, 0, 1))
 		if _, err := p.receive(); err != nil {
 			t.Fatal(err)
 		}
@@ -115,6 +143,52 @@ func TestConsumerThatPausesStaysConnected(t *testing.T) {
 		}
 		if batches < 3 {
 			t.Errorf("got %d batches, want more than are written at once", batches)
+		}
+	})
+}
+
+// TestAddressUsesHalfOfTheStateMemory connects subscribers of one address that read nothing, until one gets no state any more. The
+// log says why. A subscriber of another address gets its state.
+func TestAddressUsesHalfOfTheStateMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := startPiped(t, 1<<20, chain(1, 5000))
+		joins := func(ip net.IP) bool {
+			before := s.metric("kvcast_egress_states_total")
+			if _, err := s.connect(ip).await(zmtp.Established); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			return s.metric("kvcast_egress_states_total") > before
+		}
+		joined := 0
+		for ; joins(net.IPv4(127, 0, 0, 1)); joined++ {
+			if joined > 20 {
+				t.Fatal("an address uses all memory")
+			}
+		}
+		if joined == 0 || !strings.Contains(s.log.String(), "state_bytes=1048576") {
+			t.Errorf("%d subscribers got a state, and the log has %q", joined, s.log.String())
+		}
+		if !joins(net.IPv4(127, 0, 0, 2)) {
+			t.Error("another address gets no state")
+		}
+	})
+}
+
+// TestStateThatDoesNotFitIsLogged has less memory for states than one state takes.
+func TestStateThatDoesNotFitIsLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := startPiped(t, 10<<10, chain(1, 5000))
+		p := s.connect(net.IPv4(127, 0, 0, 1))
+		if _, err := p.receive(); err == nil {
+			t.Error("got a state")
+		}
+		synctest.Wait()
+		if !strings.Contains(s.log.String(), "do not fit") {
+			t.Errorf("the log has %q", s.log.String())
+		}
+		if got := s.egress.StateMemory(); got != 0 {
+			t.Errorf("%d bytes stay reserved", got)
 		}
 	})
 }

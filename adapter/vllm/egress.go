@@ -106,7 +106,7 @@ func New(ctx context.Context, c Config, j Journal, x *index.Index) (*Egress, err
 	e := &Egress{
 		cfg: c, journal: j, index: x, logger: c.Logger, states: semaphore.NewWeighted(statesAtATime),
 		memory: budget.New("egress_state_bytes", c.StateBytes), slots: semaphore.NewWeighted(int64(c.MaxConsumers)),
-		peers:   newPeers(c.MaxConsumers),
+		peers:   newPeers(c.MaxConsumers, c.StateBytes),
 		workers: make(map[string]*worker), seqs: make(map[streamKey]uint64),
 	}
 	e.metrics = newMetrics(e, c.Registerer)

@@ -197,7 +197,7 @@ func (p *endpoint) connect(ctx context.Context) {
 	for retry := minRetry; ctx.Err() == nil; {
 		c, err := dialer.DialContext(ctx, p.network, p.addr)
 		if err == nil {
-			if established := p.serve(ctx, c, newPeer(), zmtp.PUB); established {
+			if established := p.serve(ctx, c, newPeer(p.Egress.cfg.StateBytes), zmtp.PUB); established {
 				retry = minRetry
 			}
 		} else {

@@ -32,6 +32,9 @@ func (e *Egress) Begin(ctx context.Context) { e.begin(ctx) }
 // Serve serves a subscriber of the first endpoint until the connection ends.
 func (e *Egress) Serve(ctx context.Context, c net.Conn) { e.endpoints[0].admit(ctx, c, zmtp.PUB) }
 
+// StateMemory returns the reserved memory of states.
+func (e *Egress) StateMemory() int64 { return e.memory.Used() }
+
 // HoldStates lets no state be built until the test ends.
 func (e *Egress) HoldStates(t *testing.T) {
 	t.Helper()

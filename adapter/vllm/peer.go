@@ -16,7 +16,8 @@ const peerShare = 4
 // peers are the addresses of consumers that have connections. An address has a part of each limit only, so that others are
 // served while it uses up its part.
 type peers struct {
-	most int // connections of an address
+	most       int   // connections of an address
+	stateBytes int64 // Config.StateBytes
 
 	mu  sync.Mutex // guards all below, and peer.connections
 	all map[netip.Prefix]*peer
@@ -26,12 +27,16 @@ type peers struct {
 type peer struct {
 	connections int
 	states      *semaphore.Weighted // that are being built
+	memory      *budget.Budget      // of states
 }
 
-func newPeer() *peer { return &peer{states: semaphore.NewWeighted(1)} }
+// newPeer returns an address that may use half of the memory for states.
+func newPeer(stateBytes int64) *peer {
+	return &peer{states: semaphore.NewWeighted(1), memory: budget.New("", stateBytes/2)}
+}
 
-func newPeers(connections int) *peers {
-	return &peers{most: max(1, connections/peerShare), all: make(map[netip.Prefix]*peer)}
+func newPeers(connections int, stateBytes int64) *peers {
+	return &peers{most: max(1, connections/peerShare), stateBytes: stateBytes, all: make(map[netip.Prefix]*peer)}
 }
 
 // add counts a connection and returns its peer, unless the address has too many.
@@ -41,7 +46,7 @@ func (p *peers) add(address net.Addr) (_ *peer, ok bool) {
 	key := prefixOf(address)
 	found := p.all[key]
 	if found == nil {
-		found = newPeer()
+		found = newPeer(p.stateBytes)
 		p.all[key] = found
 	}
 	if found.connections >= p.most {
