@@ -574,3 +574,60 @@ func (s *service) awaitMetric(name string, want float64) {
 		}
 	}
 }
+
+// logBuffer is a log that tests wait for.
+type logBuffer struct {
+	mu   sync.Mutex // guards text
+	text strings.Builder
+}
+
+func (l *logBuffer) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// await waits until the log has some text.
+func (l *logBuffer) await(t *testing.T, text string) {
+	t.Helper()
+	for until := time.Now().Add(patience); !strings.Contains(l.String(), text); runtime.Gosched() {
+		if time.Now().After(until) {
+			t.Fatalf("the log has no %q:\n%s", text, l.String())
+		}
+	}
+}
+
+// TestUnreachableConsumersAreLogged connects to a port that nobody listens at, and to one that does not speak ZeroMQ.
+func TestUnreachableConsumersAreLogged(t *testing.T) {
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = closed.Close()
+	other, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var accepting sync.WaitGroup
+	accepting.Go(func() {
+		for c, err := other.Accept(); err == nil; c, err = other.Accept() {
+			_ = c.Close()
+		}
+	})
+	t.Cleanup(func() {
+		_ = other.Close()
+		accepting.Wait()
+	})
+	for _, l := range []net.Listener{closed, other} {
+		log := new(logBuffer)
+		endpoint := "tcp://" + l.Addr().String()
+		start(t, vllm.Config{Logger: slog.New(slog.NewTextHandler(log, nil)), Endpoints: []vllm.EndpointConfig{{Connect: endpoint}}})
+		log.await(t, endpoint)
+	}
+}

@@ -191,17 +191,23 @@ func (p *endpoint) refuse(c net.Conn, why string) {
 		"peer.address", c.RemoteAddr().String(), "reason", why)
 }
 
-// connect keeps a connection to a consumer.
+// connect keeps a connection to a consumer. It logs each outage once.
 func (p *endpoint) connect(ctx context.Context) {
 	dialer := net.Dialer{Timeout: connectTimeout}
+	logged := false
 	for retry := minRetry; ctx.Err() == nil; {
 		c, err := dialer.DialContext(ctx, p.network, p.addr)
 		if err == nil {
-			if established := p.serve(ctx, c, newPeer(p.Egress.cfg.StateBytes), zmtp.PUB); established {
-				retry = minRetry
+			if p.serve(ctx, c, newPeer(p.Egress.cfg.StateBytes), zmtp.PUB) {
+				retry, logged = minRetry, false
+			} else {
+				err = errors.New("the peer has not completed the ZeroMQ handshake")
 			}
-		} else {
-			p.logger.Debug("consumer cannot be reached", "endpoint", p.cfg.Connect, "error", err)
+		}
+		if err != nil && !logged && ctx.Err() == nil {
+			p.logger.Warn("consumer cannot be reached, and gets no events; is it running, and is the endpoint under egress.zmq.connect right?",
+				"endpoint", p.cfg.Connect, "error", err)
+			logged = true
 		}
 		wait(ctx, retry/2+rand.N(retry/2+1)) //nolint:gosec // jitter
 		retry = min(2*retry, maxRetry)
