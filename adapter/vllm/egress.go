@@ -76,6 +76,7 @@ type Egress struct {
 	mu        sync.Mutex // guards all below, the endpoints' logs and streams, and all consumers
 	endpoints []*endpoint
 	workers   map[string]*worker
+	oneTopic  bool                 // ranks of a worker share a topic, which was logged
 	seqs      map[streamKey]uint64 // the next seqs of streams that have ended
 }
 
@@ -84,6 +85,7 @@ type worker struct {
 	name, model, address string
 	after                uint64 // the last entry that the streams include
 	streams              map[uint32]*Stream
+	unpublished          bool // ranks have no publisher, which was logged
 }
 
 type streamKey struct {
@@ -359,6 +361,7 @@ func (e *Egress) stream(w *worker, rank uint32) *Stream {
 	for _, p := range e.endpoints {
 		p.begin(s)
 	}
+	e.checkRank(w, rank)
 	return s
 }
 

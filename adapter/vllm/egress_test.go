@@ -631,3 +631,40 @@ func TestUnreachableConsumersAreLogged(t *testing.T) {
 		log.await(t, endpoint)
 	}
 }
+
+// TestRanksThatConsumersCannotReadAreLogged has workers with two dp ranks, for a publisher of one rank, and with a topic that is the
+// same for all ranks.
+func TestRanksThatConsumersCannotReadAreLogged(t *testing.T) {
+	const size, topic = "raise dp_size", "put {rank} into egress.zmq.topic"
+	publisher, all := vllm.EndpointConfig{Worker: "a", Bind: "tcp://127.0.0.1:*"}, vllm.EndpointConfig{Bind: "tcp://127.0.0.1:*"}
+	for name, tt := range map[string]struct {
+		cfg       vllm.Config
+		want, not []string
+	}{
+		"publisher of one rank": {vllm.Config{Endpoints: []vllm.EndpointConfig{publisher}}, []string{size}, []string{topic}},
+		"one topic":             {vllm.Config{Endpoints: []vllm.EndpointConfig{all}}, []string{topic}, []string{size}},
+		"a topic of each rank":  {vllm.Config{Endpoints: []vllm.EndpointConfig{all}, Topic: "kv@{worker}@{rank}"}, nil, []string{size, topic}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			log := new(logBuffer)
+			tt.cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
+			s := start(t, tt.cfg)
+			for _, worker := range []string{"a", "b"} {
+				s.apply(worker, &kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{
+					WorkerAdded: &kvcastv1.WorkerAdded{Model: "m", BlockSize: 2, Ranks: []uint32{0, 1}},
+				}})
+			}
+			s.awaitMetric("kvcast_egress_batches_total", 4) // of two ranks each
+			for _, text := range tt.want {
+				if n := strings.Count(log.String(), text); n != 1 {
+					t.Errorf("%q is logged %d times, want once:\n%s", text, n, log)
+				}
+			}
+			for _, text := range tt.not {
+				if strings.Contains(log.String(), text) {
+					t.Errorf("%q is logged:\n%s", text, log)
+				}
+			}
+		})
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -105,6 +106,27 @@ func (p *endpoint) begin(s *Stream) {
 	}
 	p.streams = append(p.streams, Published{s, p.log.End()})
 	p.version++
+}
+
+// checkRank logs once if no publisher of a worker has a rank, and if consumers of all workers cannot tell the ranks of one from each
+// other. The caller holds Egress.mu.
+func (e *Egress) checkRank(w *worker, rank uint32) {
+	all, own, published := false, false, false // endpoints of all workers, of the worker, of the rank
+	for _, p := range e.endpoints {
+		all = all || p.cfg.Worker == ""
+		own = own || p.cfg.Worker == w.name
+		published = published || p.cfg.Worker == w.name && p.cfg.Rank == rank
+	}
+	if own && !published && !w.unpublished {
+		w.unpublished = true
+		e.logger.Warn("worker has more dp ranks than its publisher, which does not publish the others; raise dp_size under egress.zmq.publishers",
+			"worker", w.name, "rank", rank)
+	}
+	if all && len(w.streams) > 1 && !e.oneTopic && !strings.Contains(e.cfg.Topic, "{rank}") {
+		e.oneTopic = true
+		e.logger.Warn("dp ranks of a worker have one topic, so that consumers mix up their seqs and blocks; put {rank} into egress.zmq.topic",
+			"worker", w.name, "topic", e.cfg.Topic)
+	}
 }
 
 func (p *endpoint) end(s *Stream) {
