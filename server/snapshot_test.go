@@ -78,7 +78,7 @@ func (e *busyEngine) step() {
 // TestSnapshotPlusEntriesIsTheState subscribes repeatedly from snapshots, while engines publish and workers are added
 // and removed.
 func TestSnapshotPlusEntriesIsTheState(t *testing.T) {
-	h := overTCP(t, server.Config{MaxSnapshots: 8}, journal.Config{MaxBytes: 1 << 30})
+	h := overTCP(t, server.Config{MaxSnapshots: 8, StallTimeout: harness.Timeout}, journal.Config{MaxBytes: 1 << 30})
 	const steps = 1500
 	var engines sync.WaitGroup
 	for n := range 3 {

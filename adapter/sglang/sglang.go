@@ -20,6 +20,7 @@ import (
 
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/internal/logonce"
+	"github.com/kvcast/kvcast/server/match"
 )
 
 const (
@@ -104,7 +105,10 @@ func (s *Service) match(ctx context.Context, request []byte) (*emptypb.Empty, er
 	if len(hashes) <= maxReusedBlocks {
 		defer found.Put(m)
 	}
-	s.index.Match(&index.Query{Prompts: []index.Prompt{{BlockHashes: hashes}}}, m)
+	s.index.Match(&index.Query{Prompts: []index.Prompt{{BlockHashes: hashes}}, MaxLookups: match.MaxLookups}, m)
+	if m.Exceeded {
+		return nil, status.Errorf(codes.InvalidArgument, "these blocks have unknown content, and need more than %d lookups in all workers: send fewer hashes", match.MaxLookups)
+	}
 	answer := new(emptypb.Empty)
 	answer.ProtoReflect().SetUnknown(s.encode(m.Prompts[0], len(hashes)))
 	return answer, nil

@@ -82,7 +82,6 @@ func TestServeWithTLSAndTokens(t *testing.T) {
 func TestTokensWithoutTLS(t *testing.T) {
 	t.Parallel()
 	_, s := engine(t, "--auth-tokens", secretFile(t, "tokens", "router "+routersToken))
-	s.logged(`level=WARN msg="tokens without TLS can be read from the network`)
 	token := secretFile(t, "token", routersToken)
 	if got := kvcast(t, nil, "status", "--addr", s.addr(), "--token-file", token); got.status != 0 {
 		t.Errorf("TLS that a proxy terminates: got status %d and %q", got.status, got.err)

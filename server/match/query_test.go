@@ -27,7 +27,7 @@ func TestQueryOfARequest(t *testing.T) {
 		if violations := q.Check(); violations != nil {
 			t.Fatal(violations)
 		}
-		want := index.Query{Model: "m", Limit: 3, Prompts: []index.Prompt{
+		want := index.Query{Model: "m", Limit: 3, MaxLookups: match.MaxLookups, Prompts: []index.Prompt{
 			{TokenIDs: []uint32{1, 2}, LoRA: "l", Salt: "s", Eagle: true, BlockSize: 2},
 			{TokensHashes: []uint64{3}},
 			{BlockHashes: []uint64{4}, BlockSize: 16},
