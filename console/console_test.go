@@ -309,7 +309,7 @@ func TestAnswersThatAreNotReadAreBounded(t *testing.T) {
 		if err := request(t, http.MethodPost, url+getStatus, "{}").Write(conn); err != nil {
 			t.Fatal(err)
 		}
-		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		response, err := http.ReadResponse(bufio.NewReader(conn), nil) //nolint:bodyclose // the connection is closed
 		if err != nil {
 			t.Fatal(err)
 		}

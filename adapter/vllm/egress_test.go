@@ -605,12 +605,12 @@ func (l *logBuffer) await(t *testing.T, text string) {
 
 // TestUnreachableConsumersAreLogged connects to a port that nobody listens at, and to one that does not speak ZeroMQ.
 func TestUnreachableConsumersAreLogged(t *testing.T) {
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	closed, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it does not block
 	if err != nil {
 		t.Fatal(err)
 	}
 	_ = closed.Close()
-	other, err := net.Listen("tcp", "127.0.0.1:0")
+	other, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it does not block
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,9 +14,10 @@ import (
 )
 
 const (
-	// maxSnapshots is how many snapshots are received at a time, and MaxWorkerSnapshots how many of one worker, so that
-	// the slow snapshots of one engine leave slots for the others.
-	maxSnapshots       = 4
+	// maxSnapshots is how many snapshots are received at a time.
+	maxSnapshots = 4
+	// MaxWorkerSnapshots is how many snapshots of one worker are received at a time, so that the slow snapshots of one engine
+	// leave slots for the others.
 	MaxWorkerSnapshots = maxSnapshots / 2
 	// firstSnapshotReply is how many times longer the beginning of a snapshot may take than a reply of a replay
 	// socket: the engine makes the snapshot first.

@@ -147,7 +147,7 @@ func TestStoresOfTooLargeBlocksAreDropped(t *testing.T) {
 			b := decodeOf(t, c.event)
 			var counts wire.Counts
 			wire.NewRules(&size).Admit(b, 0, &counts)
-			if got := uint64(counts[wire.ReasonBlockSizeMismatch]); got != c.dropped || len(b.Events) != 1-int(c.dropped) {
+			if got := counts[wire.ReasonBlockSizeMismatch]; got != c.dropped || len(b.Events) != 1-int(c.dropped) {
 				t.Errorf("got %d dropped and %d admitted, want %d dropped", got, len(b.Events), c.dropped)
 			}
 			if size.Tokens != c.want {

@@ -180,7 +180,7 @@ func stall(t *testing.T, c net.Conn) error {
 	for {
 		frame, err := f.ReadFrame()
 		if err != nil {
-			return nil // the client has closed the connection
+			return nil //nolint:nilerr // the client has closed the connection
 		}
 		switch frame := frame.(type) {
 		case *http2.MetaHeadersFrame:
@@ -206,7 +206,7 @@ func stall(t *testing.T, c net.Conn) error {
 		}
 		for n := min(window, left, 16<<10); n > 0; n = min(window, left, 16<<10) {
 			if f.WriteData(1, false, make([]byte, n)) != nil {
-				return nil
+				return nil //nolint:nilerr // the same
 			}
 			window, left = window-n, left-n
 		}
