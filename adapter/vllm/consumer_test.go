@@ -2,8 +2,8 @@ package vllm_test
 
 import (
 	"fmt"
-	"strings"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
