@@ -12,62 +12,32 @@ import (
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
-// Listener is a listener with limits. Use New.
-type Listener struct {
+// New returns a listener that closes the connections of l beyond the shares, of which a connection uses 1 until it is closed.
+func New(l net.Listener, shares *budget.Shares) net.Listener { return listener{l, shares} }
+
+type listener struct {
 	net.Listener
-	total, perAddress int
-
-	mu   sync.Mutex // guards what follows
-	open int
-	by   map[netip.Prefix]int
-}
-
-// New returns a listener that accepts at most total connections at a time from l, and at most perAddress from one address. All
-// IPv6 addresses in a /64 count as one.
-func New(l net.Listener, total, perAddress int) *Listener {
-	return &Listener{Listener: l, total: total, perAddress: perAddress, by: make(map[netip.Prefix]int)}
+	shares *budget.Shares
 }
 
 // Accept implements net.Listener.
-func (l *Listener) Accept() (net.Conn, error) {
+func (l listener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
 		if err != nil {
 			return nil, err
 		}
-		from := addressOf(c)
-		if l.acquire(from) {
-			return &conn{Conn: c, release: sync.OnceFunc(func() { l.release(from) })}, nil
+		from := addressOf(c.RemoteAddr())
+		if l.shares.Reserve(from, 1) == nil {
+			return conn{c, sync.OnceFunc(func() { l.shares.Release(from, 1) })}, nil
 		}
 		_ = c.Close()
 	}
 }
 
-func addressOf(c net.Conn) netip.Prefix {
-	if tcp, ok := c.RemoteAddr().(*net.TCPAddr); ok {
-		return budget.AddressOf(tcp.AddrPort().Addr())
-	}
-	return netip.Prefix{}
-}
-
-func (l *Listener) acquire(from netip.Prefix) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.open == l.total || l.by[from] == l.perAddress {
-		return false
-	}
-	l.open++
-	l.by[from]++
-	return true
-}
-
-func (l *Listener) release(from netip.Prefix) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.open--
-	if l.by[from]--; l.by[from] == 0 {
-		delete(l.by, from)
-	}
+func addressOf(a net.Addr) netip.Prefix {
+	client, _ := netip.ParseAddrPort(a.String())
+	return budget.AddressOf(client.Addr())
 }
 
 // conn is an accepted connection.
@@ -77,7 +47,7 @@ type conn struct {
 }
 
 // Close implements net.Conn.
-func (c *conn) Close() error {
+func (c conn) Close() error {
 	c.release()
 	return c.Conn.Close()
 }

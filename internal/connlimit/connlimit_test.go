@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/connlimit"
 )
 
@@ -29,7 +30,7 @@ func TestConnectionsBeyondTheLimitsAreClosed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := connlimit.New(inner, 3, 2)
+	l := connlimit.New(inner, budget.NewShares(budget.New("connections", 3), 2))
 	accepted := make(chan net.Conn)
 	ended := make(chan struct{})
 	go func() {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/console"
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/connlimit"
 )
 
@@ -67,7 +68,9 @@ func (s *Service) serveAdmin() error {
 	if s.cfg.AdminTLS {
 		serve = func(l net.Listener) error { return s.admin.ServeTLS(l, "", "") }
 	}
-	if err := serve(connlimit.New(s.adminPort, maxAdminConnections, maxAdminConnectionsPerAddress)); !errors.Is(err, http.ErrServerClosed) {
+	connections := budget.New("admin_connections", maxAdminConnections)
+	s.registry.MustRegister(budget.Collector{connections})
+	if err := serve(connlimit.New(s.adminPort, budget.NewShares(connections, maxAdminConnectionsPerAddress))); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve admin port: %w", err)
 	}
 	return nil
