@@ -129,7 +129,7 @@ func TestConsumerThatPausesStaysConnected(t *testing.T) {
 		if _, err := p.receive(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(25 * time.Second)
+		<-time.After(25 * time.Second)
 		if err := p.conn.SetReadDeadline(time.Now().Add(time.Hour)); err != nil {
 			t.Fatal(err)
 		}
