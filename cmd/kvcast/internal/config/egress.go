@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 
 	"github.com/kvcast/kvcast/feed"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
@@ -111,7 +112,7 @@ func (c *Config) egressFields() mapping {
 				"ZeroMQ endpoint at which the events of all workers are published in vLLM's format, such as tcp://*:5560. Needs retain_token_ids."},
 			{"connect", listOf(&z.Connect, consumer), ""},
 			{"publishers", listOf(&z.Publishers, publisherFields), ""},
-			{"topic", text(&z.Topic, "kv@{endpoint}@{model}", isTopic, "1 to 1024 bytes of UTF-8 without control characters"),
+			{"topic", text(&z.Topic, "kv@{endpoint}@{model}", isTopic, "1 to 1024 bytes of UTF-8 without control characters, with no other {names} than {worker}, {endpoint}, {model} and {rank}"),
 				"Topic of batches. {worker}, {endpoint} (the address for requests, or the worker's name), {model} and {rank} are replaced."},
 			{"events", oneOf(&z.Events, EventMaps, EventArrays),
 				"Encoding of events: map, as vLLM since 0.26, or array."},
@@ -149,7 +150,7 @@ func (c *Config) egressFields() mapping {
 		{"sglang", mapping{
 			{"enabled", boolean(&g.Enabled, false),
 				"Answer MatchExternalKvPrefix of SGLang's KV indexer at the gRPC port."},
-			{"address", text(&g.Address, "http://{endpoint}", isTopic, "1 to 1024 bytes of UTF-8 without control characters"),
+			{"address", text(&g.Address, "http://{endpoint}", isAddressPattern, "a URL of at most 1024 bytes, with no other {names} than {endpoint} and {worker}"),
 				"URL by which SGLang's router knows a worker. {endpoint} (the address for requests) and {worker} are replaced."},
 			{"workers", listOf(&g.Workers, addressFields), ""},
 		}, ""},
@@ -194,7 +195,23 @@ func publisherFields(p *Publisher) mapping {
 
 func isBind(s string) bool { _, ok := ingestconfig.ParseEndpoint(s, true); return ok }
 
-func isTopic(s string) bool { return s != "" && len(s) <= 1024 && ingestconfig.Printable(s) }
+func isTopic(s string) bool { return isPattern(s, "{worker}", "{endpoint}", "{model}", "{rank}") }
+
+// isAddressPattern reports whether a text with {endpoint} and {worker} replaced can be a URL.
+func isAddressPattern(s string) bool {
+	return isPattern(s, "{endpoint}", "{worker}") && (strings.Contains(s, "://") || strings.HasPrefix(s, "{endpoint}"))
+}
+
+// isPattern reports whether a text has no other {names} than some.
+func isPattern(s string, names ...string) bool {
+	if s == "" || len(s) > 1024 || !ingestconfig.Printable(s) {
+		return false
+	}
+	for _, name := range names {
+		s = strings.ReplaceAll(s, name, "")
+	}
+	return !strings.ContainsAny(s, "{}")
+}
 
 func isLabelKey(s string) bool { return ingestconfig.Printable(s) }
 
