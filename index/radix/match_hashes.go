@@ -49,8 +49,8 @@ func (x *Index) MatchHashes(modelName string, hashes []uint64, selected func(*Ra
 	}
 }
 
-// verified says that some hashes, from one that the Matcher's field has it for up to end, have the places in a run from at on, in
-// some rank. It is unset if end is 0.
+// verified is what is known of hash i of a match, as element i of Matcher.verified: in some rank, the hashes from i up to end,
+// exclusive, have the places of one run from at on. Nothing is known if end is 0.
 type verified struct {
 	at  position
 	end int
