@@ -92,7 +92,7 @@ func (c *connections) add(conn net.Conn) (*connection, error) {
 	if c.closed {
 		return nil, net.ErrClosed
 	}
-	prefix := peerPrefix(conn.RemoteAddr())
+	prefix := budget.PeerOf(conn.RemoteAddr())
 	p := c.peers[prefix]
 	if p == nil {
 		p = &peerAddress{prefix: prefix, receiving: make(chan struct{}, maxReceivingPerAddress), admitted: make(chan struct{}, maxAdmittedPerAddress)}
@@ -139,14 +139,6 @@ type peerAddress struct {
 	matchStreams atomic.Int64
 	receiving    chan struct{} // has one element per call whose request is being received
 	admitted     chan struct{} // has one element per call whose request will be received
-}
-
-// peerPrefix returns the prefix that identifies a client.
-func peerPrefix(a net.Addr) netip.Prefix {
-	if tcp, ok := a.(*net.TCPAddr); ok {
-		return budget.AddressOf(tcp.AddrPort().Addr())
-	}
-	return netip.Prefix{}
 }
 
 // Clients reconnect at MaxConnectionAge, so that a load balancer can move them to other servers. gRPC sends

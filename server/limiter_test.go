@@ -3,8 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"net"
-	"net/netip"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -124,27 +122,6 @@ func TestQuotaLimitsEachAddressAndTotal(t *testing.T) {
 	}
 	if a.Load() != 1 || b.Load() != 2 || q.total.Used() != 3 {
 		t.Errorf("in use: %d and %d, %d in total, want 1, 2, 3", a.Load(), b.Load(), q.total.Used())
-	}
-}
-
-func TestPeerPrefix(t *testing.T) {
-	for _, tt := range []struct{ address, want string }{
-		{"10.0.0.7:1", "10.0.0.7/32"},
-		{"[::ffff:10.0.0.7]:2", "10.0.0.7/32"},
-		{"[2001:db8:1:2:3:4:5:6]:3", "2001:db8:1:2::/64"},
-		{"[2001:db8:1:2:ffff::1]:4", "2001:db8:1:2::/64"},
-		{"[2001:db8:1:3::1]:5", "2001:db8:1:3::/64"},
-		{"[fe80::1%eth0]:6", "fe80::/64"},
-		{"[::1]:7", "::/64"},
-	} {
-		if got := peerPrefix(net.TCPAddrFromAddrPort(netip.MustParseAddrPort(tt.address))); got.String() != tt.want {
-			t.Errorf("%s: got %v, want %s", tt.address, got, tt.want)
-		}
-	}
-	for _, a := range []net.Addr{nil, &net.TCPAddr{}, &net.UnixAddr{Name: "s"}} {
-		if got := peerPrefix(a); got != (netip.Prefix{}) {
-			t.Errorf("%v: got %v, want none", a, got)
-		}
 	}
 }
 

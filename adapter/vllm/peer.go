@@ -43,7 +43,7 @@ func newPeers(connections int, stateBytes int64) *peers {
 func (p *peers) add(address net.Addr) (_ *peer, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	key := prefixOf(address)
+	key := budget.PeerOf(address)
 	found := p.all[key]
 	if found == nil {
 		found = newPeer(p.stateBytes)
@@ -60,17 +60,8 @@ func (p *peers) add(address net.Addr) (_ *peer, ok bool) {
 func (p *peers) remove(address net.Addr) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	key := prefixOf(address)
+	key := budget.PeerOf(address)
 	if p.all[key].connections--; p.all[key].connections == 0 {
 		delete(p.all, key)
 	}
-}
-
-// prefixOf returns the address by which connections are counted. All connections over Unix sockets have one.
-func prefixOf(address net.Addr) netip.Prefix {
-	tcp, ok := address.(*net.TCPAddr)
-	if !ok {
-		return netip.Prefix{}
-	}
-	return budget.AddressOf(tcp.AddrPort().Addr())
 }

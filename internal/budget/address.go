@@ -2,6 +2,7 @@ package budget
 
 import (
 	"errors"
+	"net"
 	"net/netip"
 	"sync"
 )
@@ -16,6 +17,15 @@ func AddressOf(ip netip.Addr) netip.Prefix {
 	}
 	prefix, _ := ip.Prefix(bits) // the zero prefix if the address is invalid
 	return prefix
+}
+
+// PeerOf returns the AddressOf a connection's remote address. All connections that are not TCP share the zero prefix.
+func PeerOf(remote net.Addr) netip.Prefix {
+	tcp, ok := remote.(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	return AddressOf(tcp.AddrPort().Addr())
 }
 
 // Errors of Shares.Reserve.

@@ -2,6 +2,7 @@ package budget_test
 
 import (
 	"errors"
+	"net"
 	"net/netip"
 	"testing"
 
@@ -18,6 +19,27 @@ func TestAddressOf(t *testing.T) {
 	}
 	if got := budget.AddressOf(netip.Addr{}); got != (netip.Prefix{}) {
 		t.Errorf("no address: got %v", got)
+	}
+}
+
+func TestPeerOf(t *testing.T) {
+	for _, tt := range []struct{ address, want string }{
+		{"10.0.0.7:1", "10.0.0.7/32"},
+		{"[::ffff:10.0.0.7]:2", "10.0.0.7/32"},
+		{"[2001:db8:1:2:3:4:5:6]:3", "2001:db8:1:2::/64"},
+		{"[2001:db8:1:2:ffff::1]:4", "2001:db8:1:2::/64"},
+		{"[2001:db8:1:3::1]:5", "2001:db8:1:3::/64"},
+		{"[fe80::1%eth0]:6", "fe80::/64"},
+		{"[::1]:7", "::/64"},
+	} {
+		if got := budget.PeerOf(net.TCPAddrFromAddrPort(netip.MustParseAddrPort(tt.address))); got.String() != tt.want {
+			t.Errorf("%s: got %v, want %s", tt.address, got, tt.want)
+		}
+	}
+	for _, a := range []net.Addr{nil, &net.TCPAddr{}, &net.UnixAddr{Name: "s"}} {
+		if got := budget.PeerOf(a); got != (netip.Prefix{}) {
+			t.Errorf("%v: got %v, want none", a, got)
+		}
 	}
 }
 

@@ -6,7 +6,6 @@ package connlimit
 
 import (
 	"net"
-	"net/netip"
 	"sync"
 
 	"github.com/kvcast/kvcast/internal/budget"
@@ -27,17 +26,12 @@ func (l listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		from := addressOf(c.RemoteAddr())
+		from := budget.PeerOf(c.RemoteAddr())
 		if l.shares.Reserve(from, 1) == nil {
 			return conn{c, sync.OnceFunc(func() { l.shares.Release(from, 1) })}, nil
 		}
 		_ = c.Close()
 	}
-}
-
-func addressOf(a net.Addr) netip.Prefix {
-	client, _ := netip.ParseAddrPort(a.String())
-	return budget.AddressOf(client.Addr())
 }
 
 // conn is an accepted connection.

@@ -49,11 +49,7 @@ type conn struct {
 }
 
 func newConn(t *Transport, c net.Conn) *conn {
-	n := &conn{Conn: c, transport: t, closed: make(chan struct{})}
-	if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
-		n.address = budget.AddressOf(a.AddrPort().Addr())
-	}
-	return n
+	return &conn{Conn: c, transport: t, address: budget.PeerOf(c.RemoteAddr()), closed: make(chan struct{})}
 }
 
 // Read implements net.Conn.
