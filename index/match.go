@@ -3,6 +3,7 @@ package index
 import (
 	"cmp"
 	"slices"
+	"strings"
 
 	"github.com/kvcast/kvcast/index/radix"
 	"github.com/kvcast/kvcast/ingest/wire"
@@ -92,10 +93,15 @@ type hashList struct {
 
 // candidate is a match before its prompt's matches are sorted.
 type candidate struct {
-	*radix.Match
-	rank *rank
-	walk [NumTiers]int
+	// length orders matches: the number of blocks, and in the lower half the blocks in the device tier.
+	length uint64
+	rank   *rank
+	found  int // in Matcher.Found, and Matcher.Walks
 }
+
+// maxSelected is the largest Query.Limit with which the best candidates are selected, which takes time in proportion to the
+// limit for each. With a larger one, all are sorted.
+const maxSelected = 64
 
 // Match finds the ranks that hold at least the first block of each prompt. It returns the seq at which all answers are
 // exact. Blocks are matched by content, which is their tokens and all tokens before, or by block hash. Blocks with
@@ -187,24 +193,27 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 			m.Exceeded = m.matcher.Exceeded
 		}
 		m.found = m.found[:0]
+		selects := q.Limit > 0 && q.Limit <= maxSelected
 		for i := range m.matcher.Found {
 			f := &m.matcher.Found[i]
 			r := f.Rank.Owner.(*rank)
 			if (l.size == 0 || l.size == r.worker.blockSize) && (q.Worker == nil || q.Worker(r.worker.name)) {
-				c := candidate{Match: f, rank: r}
-				if len(m.matcher.Walks) > 0 {
-					c.walk = m.matcher.Walks[i].Ends
+				c := candidate{length: uint64(f.Blocks)<<32 | uint64(f.TierBlocks[0]), rank: r, found: i}
+				if selects {
+					m.found = selectCandidate(m.found, c, q.Limit)
+				} else {
+					m.found = append(m.found, c)
 				}
-				m.found = append(m.found, c)
 			}
 		}
-		slices.SortFunc(m.found, compareCandidates)
 		found := m.found
-		if q.Limit > 0 {
-			found = found[:min(len(found), q.Limit)]
+		if !selects {
+			if slices.SortFunc(found, compareCandidates); q.Limit > 0 {
+				found = found[:min(len(found), q.Limit)]
+			}
 		}
 		for _, c := range found {
-			*out = append(*out, c.match())
+			*out = append(*out, m.match(c))
 		}
 	}
 	if len(lists) > 1 { // each list is sorted
@@ -216,22 +225,42 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 	clear(m.found) // an idle Matches must not keep ranks alive
 }
 
+// selectCandidate inserts a candidate into the best ones, which are sorted. Of more than limit, the last is dropped.
+func selectCandidate(best []candidate, c candidate, limit int) []candidate {
+	if len(best) == limit {
+		if compareCandidates(c, best[limit-1]) > 0 {
+			return best
+		}
+		best = best[:limit-1]
+	}
+	i, _ := slices.BinarySearchFunc(best, c, compareCandidates)
+	return slices.Insert(best, i, c)
+}
+
 func compareCandidates(a, b candidate) int {
-	if c := cmp.Or(b.Blocks-a.Blocks, b.TierBlocks[0]-a.TierBlocks[0]); c != 0 {
+	if a.length != b.length {
+		return cmp.Compare(b.length, a.length)
+	}
+	if c := strings.Compare(a.rank.worker.name, b.rank.worker.name); c != 0 {
 		return c
 	}
-	return cmp.Or(cmp.Compare(a.rank.worker.name, b.rank.worker.name), cmp.Compare(a.rank.number, b.rank.number))
+	return cmp.Compare(a.rank.number, b.rank.number)
 }
 
 func compareMatches(a, b Match) int {
 	return cmp.Or(b.Blocks-a.Blocks, b.TierBlocks[0]-a.TierBlocks[0], cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank))
 }
 
-func (c candidate) match() Match {
-	w := c.rank.worker
-	return Match{
+// match returns the match of a candidate of the prompt that the matcher has matched last.
+func (m *Matches) match(c candidate) Match {
+	w, found := c.rank.worker, &m.matcher.Found[c.found]
+	match := Match{
 		Worker: w.name, Model: w.model, Endpoint: w.added.GetEndpoint(), Labels: w.added.GetLabels(), Rank: c.rank.number,
-		Blocks: c.Blocks, TierBlocks: c.TierBlocks, Walk: c.walk, BlockSize: w.blockSize,
+		Blocks: found.Blocks, TierBlocks: found.TierBlocks, BlockSize: w.blockSize,
 		Reasons: c.rank.reasons, GroupsOmitted: c.rank.groupsOmitted,
 	}
+	if len(m.matcher.Walks) > 0 {
+		match.Walk = m.matcher.Walks[c.found].Ends
+	}
+	return match
 }

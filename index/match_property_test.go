@@ -272,7 +272,7 @@ func (w *world) drawQuery() (*index.Query, []prompt) {
 	t := w.t
 	q := &index.Query{
 		Model: rapid.SampledFrom([]string{"m", "m", "n", "", "unknown"}).Draw(t, "model"),
-		Limit: rapid.SampledFrom([]int{0, 0, 1, 2, 9}).Draw(t, "limit"),
+		Limit: rapid.SampledFrom([]int{0, 0, 1, 2, 9, 65}).Draw(t, "limit"),
 		Walk:  rapid.Bool().Draw(t, "walk"),
 	}
 	if rapid.IntRange(0, 2).Draw(t, "filter") == 0 {
