@@ -25,7 +25,6 @@ import (
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/journal/jetstream"
 	"github.com/kvcast/kvcast/journal/journaltest"
-	"github.com/kvcast/kvcast/test/harness"
 )
 
 func TestMain(m *testing.M) {
@@ -33,12 +32,6 @@ func TestMain(m *testing.M) {
 	// others, too.
 	const natsServer = "github.com/nats-io/nats-server/v2/server"
 	goleak.VerifyTestMain(m,
-		goleak.Cleanup(func(status int) {
-			if err := harness.RemovePrograms(); err != nil { // those of benchmarks
-				panic(err)
-			}
-			os.Exit(status)
-		}),
 		goleak.IgnoreTopFunction(natsServer+".(*msgBlock).flushLoop"),
 		goleak.IgnoreTopFunction(natsServer+".(*fileStore).flushStreamStateLoop"),
 		goleak.IgnoreTopFunction(natsServer+"/ats.Register.func1"),

@@ -8,16 +8,17 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
 )
 
-// programs are the programs that this process has built.
+// programs are the programs that this process has built, or found up to date.
 var programs struct {
 	mu    sync.Mutex         // guards all below
-	dir   string             // empty before the first build
 	paths map[program]string // of the executables
 }
 
@@ -27,7 +28,7 @@ type program struct {
 }
 
 // Program returns the path of a build of kvcast, with or without the race detector. The first call for each builds
-// kvcast. RemovePrograms deletes both builds.
+// kvcast in bin/test of the module, unless what is there is up to date: so all packages that are tested link it once.
 func Program(race bool) (string, error) { return program{"cmd/kvcast", race}.build() }
 
 func (p program) build() (string, error) {
@@ -36,29 +37,47 @@ func (p program) build() (string, error) {
 	if path := programs.paths[p]; path != "" {
 		return path, nil
 	}
-	if programs.dir == "" {
-		dir, err := os.MkdirTemp("", "kvcast-test-")
-		if err != nil {
-			return "", fmt.Errorf("build %s: %w", p.pkg, err)
-		}
-		programs.dir, programs.paths = dir, make(map[program]string)
+	path, err := p.buildIn("bin/test")
+	if err != nil {
+		return "", fmt.Errorf("build %s: %w", p.pkg, err)
 	}
-	path := filepath.Join(programs.dir, fmt.Sprintf("race=%t", p.race), filepath.Base(p.pkg))
-	args := []string{"build", fmt.Sprintf("-race=%t", p.race), "-o", path, "github.com/kvcast/kvcast/" + p.pkg}
-	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil { //nolint:noctx // it terminates
-		return "", fmt.Errorf("build %s: %w\n%s", p.pkg, err, out)
+	if programs.paths == nil {
+		programs.paths = make(map[program]string)
 	}
 	programs.paths[p] = path
 	return path, nil
 }
 
-// RemovePrograms deletes all builds.
-func RemovePrograms() error {
-	programs.mu.Lock()
-	defer programs.mu.Unlock()
-	dir := programs.dir
-	programs.dir, programs.paths = "", nil
-	return os.RemoveAll(dir) // no effect if dir is empty
+// buildIn builds the program in a directory of the module. One process at a time does so.
+func (p program) buildIn(dir string) (string, error) {
+	root, err := output("go", "list", "-m", "-f", "{{.Dir}}")
+	if err != nil {
+		return "", err
+	}
+	dir = filepath.Join(root, dir)
+	path := filepath.Join(dir, fmt.Sprintf("cgo=%s,race=%t", buildSetting("CGO_ENABLED"), p.race), filepath.Base(p.pkg))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	lock, err := os.Create(filepath.Join(dir, "lock"))
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = lock.Close() }() // which unlocks it
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return "", fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	_, err = output("go", "build", fmt.Sprintf("-race=%t", p.race), "-o", path, "github.com/kvcast/kvcast/"+p.pkg)
+	return path, err
+}
+
+// output runs a command, and returns what it has printed without the line feed at the end.
+func output(name string, args ...string) (string, error) {
+	out, err := exec.Command(name, args...).Output() //nolint:noctx // it terminates
+	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
+		err = fmt.Errorf("%w\n%s", err, failed.Stderr)
+	}
+	return strings.TrimSuffix(string(out), "\n"), err
 }
 
 // RunTests runs the tests of a package that uses Program, checks that no goroutine is left, and
@@ -69,19 +88,28 @@ func RunTests(m *testing.M, leaks ...goleak.Option) int {
 		panic(err)
 	}
 	status := m.Run()
-	err := RemovePrograms()
-	if status == 0 {
-		err = errors.Join(err, goleak.Find(leaks...))
+	if status != 0 {
+		return status
 	}
-	if err != nil {
+	if err := goleak.Find(leaks...); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	return status
+	return 0
 }
 
 // RaceEnabled reports whether this program is built with the race detector.
-func RaceEnabled() bool {
+func RaceEnabled() bool { return buildSetting("-race") == "true" }
+
+// buildSetting returns a setting with which this program was built, or "".
+func buildSetting(key string) string {
 	info, ok := debug.ReadBuildInfo()
-	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+	if !ok {
+		return ""
+	}
+	i := slices.IndexFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == key })
+	if i < 0 {
+		return ""
+	}
+	return info.Settings[i].Value
 }

@@ -23,14 +23,14 @@ type server struct {
 func startServer(race bool, flags ...string) (*server, error) {
 	p, err := harness.StartProcess(harness.ProcessConfig{Race: race, Args: flags})
 	if err != nil {
-		return nil, errors.Join(err, harness.RemovePrograms())
+		return nil, err
 	}
 	s := &server{Process: p}
 	if s.addr, err = p.Addr(); err == nil {
 		_, err = p.Admin()
 	}
 	if err != nil {
-		return nil, errors.Join(err, s.stop())
+		return nil, errors.Join(err, s.Stop())
 	}
 	return s, nil
 }
@@ -48,9 +48,6 @@ func (s *server) logEnd() string {
 	lines := s.Log()
 	return strings.Join(lines[max(0, len(lines)-logLines):], "\n")
 }
-
-// stop stops the server. It returns an error unless the server exits with status 0.
-func (s *server) stop() error { return errors.Join(s.Stop(), harness.RemovePrograms()) }
 
 // usage contains the resources that the server uses.
 type usage struct {

@@ -63,12 +63,12 @@ func soak(ctx context.Context, c config, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.server.stop()) }()
+	defer func() { err = errors.Join(err, s.server.Stop()) }()
 	s.began = time.Now()
 	if err := s.run(ctx); err != nil {
 		return err
 	}
-	s.fail("end", errors.Join(s.server.stop(), s.server.logFaults()))
+	s.fail("end", errors.Join(s.server.Stop(), s.server.logFaults()))
 	s.summarise()
 	if err := errors.Join(s.failures...); err != nil {
 		return fmt.Errorf("%d checks failed:\n%w\nthe end of the server's log:\n%s", len(s.failures), err, s.server.logEnd())
