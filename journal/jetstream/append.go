@@ -224,10 +224,12 @@ func acknowledgedSeq(data []byte) (uint64, bool) {
 // Error codes of JetStream, from nats-server's errors.json.
 const (
 	codeAccountResources  = 10002
+	codeNoPeers           = 10005
 	codeUnavailable       = 10008
 	codeInsufficient      = 10023
 	codeStorageResources  = 10047
 	codeMessageTooLarge   = 10054
+	codeNoReplicas        = 10074
 	codeWrongLastSeq      = 10071
 	codeWrongLastSeqConst = 10164
 	codeStoreFailed       = 10077

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -105,6 +106,14 @@ func TestAppendsContinueWhenTheServerIsBack(t *testing.T) {
 	mustClose(t, j)
 	_, got := load(t, serverConfig(s.ClientURL()))
 	wantOnce(t, got, acknowledged.Load())
+}
+
+func TestSingleServerStoresNoReplicas(t *testing.T) {
+	cfg := serverConfig(startServer(t, t.TempDir(), 0).ClientURL())
+	cfg.Replicas = 3
+	if _, err := jetstream.Open(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "replicas are 3") {
+		t.Errorf("open with 3 replicas: got %v", err)
+	}
 }
 
 func TestServersWithoutALeaderAreAskedAgain(t *testing.T) {

@@ -137,7 +137,7 @@ func (j *Journal) createStream(ctx context.Context, boot string) (streamState, e
 		return j.openStream(ctx) // another process has created it meanwhile
 	}
 	if err != nil {
-		return streamState{}, fmt.Errorf("create %s: %w", j.place(), err)
+		return streamState{}, fmt.Errorf("create %s: %w", j.place(), j.withReplicas(err))
 	}
 	j.log.Info("A new journal begins.", "place", j.place(), "epoch", epoch)
 	if j.server != nil {
@@ -150,9 +150,18 @@ func (j *Journal) updateStream(ctx context.Context, config jetstream.StreamConfi
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	if _, err := j.js.UpdateStream(ctx, config); err != nil {
-		return fmt.Errorf("update %s: %w", j.place(), err)
+		return fmt.Errorf("update %s: %w", j.place(), j.withReplicas(err))
 	}
 	return j.syncMetadata()
+}
+
+// withReplicas adds to an error the number of replicas, if the servers cannot store so many.
+func (j *Journal) withReplicas(err error) error {
+	var apiErr *jetstream.APIError
+	if !errors.As(err, &apiErr) || apiErr.ErrorCode != codeNoPeers && apiErr.ErrorCode != codeNoReplicas {
+		return err
+	}
+	return fmt.Errorf("%w: replicas are %d, which needs a cluster of as many NATS servers; want 1 for a single server", err, max(j.cfg.Replicas, 1))
 }
 
 // syncMetadata syncs the stream's metadata to the disk, which the embedded nats-server does only with SyncAlways.
