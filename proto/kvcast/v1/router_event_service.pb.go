@@ -1696,8 +1696,8 @@ func (x *GetStatusResponse) GetNewestIncidentId() uint64 {
 	return 0
 }
 
-// The status of a server that shares the journal with others. All but live is what it tells by
-// its heartbeats, one in each third of cluster.ttl.
+// The status of a server that shares the journal with others. All but live, workers and
+// behind is what it tells by its heartbeats, one in each third of cluster.ttl.
 type InstanceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Names a run of the process: 26 characters, which change with a restart.
@@ -1718,14 +1718,15 @@ type InstanceStatus struct {
 	Draining bool `protobuf:"varint,8,opt,name=draining,proto3" json:"draining,omitempty"`
 	// Whether a heartbeat came within cluster.ttl, by the clock of the answering server.
 	Live bool `protobuf:"varint,9,opt,name=live,proto3" json:"live,omitempty"`
-	// Seq of the newest entry that it has applied. newest_seq of the response minus this is the
-	// number of entries that it lags behind the answering server; it includes the age of the
-	// heartbeat, and is negative if the server is ahead.
+	// Seq of the newest entry that it has applied.
 	NewestSeq uint64 `protobuf:"fixed64,10,opt,name=newest_seq,json=newestSeq,proto3" json:"newest_seq,omitempty"`
-	// Number of workers that it ingests.
+	// Number of workers that it owns.
 	Workers uint64 `protobuf:"varint,11,opt,name=workers,proto3" json:"workers,omitempty"`
 	// Whether it reaches no engine that kvcast connects to, and another server does. The others read these engines then.
-	CutOff        bool `protobuf:"varint,12,opt,name=cut_off,json=cutOff,proto3" json:"cut_off,omitempty"`
+	CutOff bool `protobuf:"varint,12,opt,name=cut_off,json=cutOff,proto3" json:"cut_off,omitempty"`
+	// Number of entries that the answering server had read when the heartbeat arrived, and the
+	// server had not applied when it sent it.
+	Behind        uint64 `protobuf:"varint,13,opt,name=behind,proto3" json:"behind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1842,6 +1843,13 @@ func (x *InstanceStatus) GetCutOff() bool {
 		return x.CutOff
 	}
 	return false
+}
+
+func (x *InstanceStatus) GetBehind() uint64 {
+	if x != nil {
+		return x.Behind
+	}
+	return 0
 }
 
 // How far a server that starts has read what an earlier run has stored.
@@ -2531,7 +2539,7 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\x11journal_max_bytes\x18\x0f \x01(\x04R\x0fjournalMaxBytes\x12/\n" +
 	"\x14journal_max_age_nano\x18\x10 \x01(\x04R\x11journalMaxAgeNano\x122\n" +
 	"\x15journal_evicted_bytes\x18\x11 \x01(\x04R\x13journalEvictedBytes\x12,\n" +
-	"\x12newest_incident_id\x18\x12 \x01(\x04R\x10newestIncidentId\"\xd0\x02\n" +
+	"\x12newest_incident_id\x18\x12 \x01(\x04R\x10newestIncidentId\"\xe8\x02\n" +
 	"\x0eInstanceStatus\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x10\n" +
@@ -2546,7 +2554,8 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"newest_seq\x18\n" +
 	" \x01(\x06R\tnewestSeq\x12\x18\n" +
 	"\aworkers\x18\v \x01(\x04R\aworkers\x12\x17\n" +
-	"\acut_off\x18\f \x01(\bR\x06cutOff\"d\n" +
+	"\acut_off\x18\f \x01(\bR\x06cutOff\x12\x16\n" +
+	"\x06behind\x18\r \x01(\x04R\x06behind\"d\n" +
 	"\bRecovery\x12\x18\n" +
 	"\aworkers\x18\x01 \x01(\x04R\aworkers\x12\x1f\n" +
 	"\vapplied_seq\x18\x02 \x01(\x06R\n" +

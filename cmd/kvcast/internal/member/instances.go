@@ -31,9 +31,8 @@ type heartbeat struct {
 	Draining bool `json:"draining,omitempty"`
 	// Engines is "reached", "unreached", or empty if that is not known.
 	Engines engines `json:"engines,omitempty"`
-	// Seq is the newest entry that the instance has applied, and Workers the number of workers that it ingests.
-	Seq     uint64 `json:"seq"`
-	Workers int    `json:"workers"`
+	// Seq is the newest entry that the instance has applied.
+	Seq uint64 `json:"seq"`
 	// RetainAfter is the seq after which the instance's recovery needs the entries of the workers that it had claimed when
 	// it had applied the entry RetainAt.
 	RetainAfter uint64 `json:"retain_after"`
@@ -82,6 +81,7 @@ type instance struct {
 	heartbeat
 	seen   time.Time
 	before uint64 // the seq of the heartbeat before
+	behind uint64 // number of entries that this instance had read when the heartbeat was seen, and that one had not applied
 }
 
 // Heartbeats are those of the instances that ingest.
@@ -186,7 +186,7 @@ func (m *Member) tryHeartbeat(ctx context.Context) error {
 
 func (m *Member) heartbeat() heartbeat {
 	return heartbeat{
-		About: m.cfg.About, Draining: m.draining, Engines: engines(m.engines), Seq: m.follower.Bounds().Newest, Workers: len(m.claims),
+		About: m.cfg.About, Draining: m.draining, Engines: engines(m.engines), Seq: m.follower.Bounds().Newest,
 		RetainAfter: m.retain.after, RetainAt: m.retain.at,
 	}
 }
@@ -249,7 +249,8 @@ func (m *Member) instanceChanged(v jetstream.Value) {
 		m.replaced(h)
 		known = new(instance)
 	}
-	m.instances[v.Key] = &instance{heartbeat: h, seen: now, before: known.Seq}
+	newest := m.journal.Bounds().Newest
+	m.instances[v.Key] = &instance{heartbeat: h, seen: now, before: known.Seq, behind: newest - min(newest, h.Seq)}
 	if v.Key == m.cfg.ID && m.isBehind() {
 		return // what it would decide rests on outdated records
 	}

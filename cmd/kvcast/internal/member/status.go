@@ -20,25 +20,35 @@ func (m *Member) Instances() []*kvcastv1.InstanceStatus {
 	if !m.attached {
 		return nil
 	}
+	owned := make(map[string]uint64)
+	for _, o := range m.owners {
+		if !o.IsReleased() {
+			owned[o.Instance]++
+		}
+	}
 	known := m.machine.Instances()
 	all := make([]*kvcastv1.InstanceStatus, 0, len(known))
 	for _, i := range known {
-		all = append(all, m.instanceStatus(i))
+		status := m.instanceStatus(i)
+		status.Workers = owned[i.ID]
+		all = append(all, status)
 	}
 	return all
 }
 
+// instanceStatus returns the status of an instance without the number of its workers.
 func (m *Member) instanceStatus(i cluster.InstanceStatus) *kvcastv1.InstanceStatus {
-	var h heartbeat
+	var of instance
 	if i.ID == m.cfg.ID {
-		h = m.heartbeat()
+		of.heartbeat = m.heartbeat()
 	} else {
-		h = m.instances[i.ID].heartbeat
+		of = *m.instances[i.ID]
 	}
+	h := of.heartbeat
 	return &kvcastv1.InstanceStatus{
 		Id: i.ID, Host: h.Host, Pid: uint32(h.PID), GrpcAddress: h.Address, Version: h.Version,
 		StartTimeUnixNano: h.Started.UnixNano(), Ingests: i.Ingest, Draining: i.Draining, Live: i.Live, CutOff: i.CutOff,
-		NewestSeq: h.Seq, Workers: uint64(h.Workers),
+		NewestSeq: h.Seq, Behind: of.behind,
 	}
 }
 

@@ -45,8 +45,3 @@ func InstanceState(i *kvcastv1.InstanceStatus) string {
 func InstanceStarted(i *kvcastv1.InstanceStatus) string {
 	return time.Unix(0, i.GetStartTimeUnixNano()).UTC().Format(time.RFC3339)
 }
-
-// Behind returns the number of entries that an instance is behind a seq.
-func Behind(i *kvcastv1.InstanceStatus, newest uint64) uint64 {
-	return newest - min(newest, i.GetNewestSeq())
-}

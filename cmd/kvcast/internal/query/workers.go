@@ -154,7 +154,7 @@ func writeStatus(out io.Writer, s *kvcastv1.GetStatusResponse) error {
 		}
 		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%d\n", output.InstanceName(i.GetId()), output.InstanceState(i),
 			output.Printable(i.GetHost()), i.GetPid(), output.Printable(i.GetGrpcAddress()), output.Printable(i.GetVersion()),
-			output.InstanceStarted(i), workers, output.Behind(i, s.GetNewestSeq()))
+			output.InstanceStarted(i), workers, i.GetBehind())
 	}
 	return t.Flush()
 }

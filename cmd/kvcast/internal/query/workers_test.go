@@ -59,9 +59,9 @@ subscribers  2
 `
 	started := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC).UnixNano()
 	clustered := &kvcastv1.GetStatusResponse{InstanceId: "ABCDEFGHIJ", Instances: []*kvcastv1.InstanceStatus{
-		{Id: "ABCDEFGHIJ", Host: "h1", Pid: 7, GrpcAddress: "[::]:50051", Version: "v1", StartTimeUnixNano: started, Ingests: true, Live: true, NewestSeq: 101, Workers: 2},
-		{Id: "KLMNOPQRST", Host: "h2", Pid: 8, GrpcAddress: "[::]:50051", Version: "v1", StartTimeUnixNano: started, Ingests: true, Live: true, Draining: true, NewestSeq: 98, Workers: 1},
-		{Id: "UVWXYZABCD", Host: "h3\n", Pid: 9, GrpcAddress: "[::]:50051", Version: "v1", StartTimeUnixNano: started, NewestSeq: 40},
+		{Id: "ABCDEFGHIJ", Host: "h1", Pid: 7, GrpcAddress: "[::]:50051", Version: "v1", StartTimeUnixNano: started, Ingests: true, Live: true, Workers: 2},
+		{Id: "KLMNOPQRST", Host: "h2", Pid: 8, GrpcAddress: "[::]:50051", Version: "v1", StartTimeUnixNano: started, Ingests: true, Live: true, Draining: true, Behind: 2, Workers: 1},
+		{Id: "UVWXYZABCD", Host: "h3\n", Pid: 9, GrpcAddress: "[::]:50051", Version: "v1", StartTimeUnixNano: started, Behind: 60},
 	}}
 	const cluster = alone + `instance     ABCDEFGH
 

@@ -65,7 +65,7 @@ func TestEachServerShowsTheInstances(t *testing.T) {
 	for _, s := range []*Service{ingesting, serving} {
 		await(t, "two instances and an owner", func() bool {
 			all := s.durable.member.Instances()
-			return len(all) == 2 && all[0].GetNewestSeq() > 0 && all[1].GetNewestSeq() > 0 &&
+			return len(all) == 2 && all[0].GetNewestSeq() > 0 && all[1].GetNewestSeq() > 0 && all[0].GetBehind() == 0 && all[1].GetBehind() == 0 &&
 				s.durable.member.Owners()["w"].GetInstanceId() == id
 		})
 		for _, i := range s.durable.member.Instances() {

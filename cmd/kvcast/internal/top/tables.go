@@ -143,6 +143,10 @@ func (s screen) workerRows() [][]cell {
 	for _, r := range ranks {
 		state := r.worker.GetState()
 		source, gaps := text(r.source), text(output.Gaps(r.status))
+		rate := rateText(r.rate)
+		if len(r.worker.GetSources()) == 0 { // another server has them
+			rate = "-"
+		}
 		if r.source != "live" && r.source != "-" {
 			source.style = output.Change
 		}
@@ -155,7 +159,7 @@ func (s screen) workerRows() [][]cell {
 		}
 		row = append(row,
 			text(cmp.Or(r.worker.GetModel(), "-")), text(output.WorkerState(state)).as(stateStyle(state)),
-			number(uint64(r.status.GetDpRank())), source, right(rateText(r.rate)))
+			number(uint64(r.status.GetDpRank())), source, right(rate))
 		for _, t := range tiers {
 			row = append(row, number(r.blocks[t]))
 		}
@@ -270,7 +274,7 @@ func (s screen) instanceRows() [][]cell {
 		if i.GetIngests() {
 			workers = number(i.GetWorkers())
 		}
-		behind := number(output.Behind(i, s.now.status.GetNewestSeq()))
+		behind := number(i.GetBehind())
 		rows = append(rows, []cell{
 			name, state, text(i.GetHost()), right(fmt.Sprint(i.GetPid())), text(i.GetGrpcAddress()), text(i.GetVersion()),
 			right(s.since(i.GetStartTimeUnixNano())), workers, behind,

@@ -89,8 +89,8 @@ func TestScreenOfACluster(t *testing.T) {
 	started := sample.at.Add(-time.Hour).UnixNano()
 	sample.status.InstanceId = "ABCDEFGHIJ"
 	sample.status.Instances = []*kvcastv1.InstanceStatus{
-		{Id: "ABCDEFGHIJ", Host: "h1", Pid: 7, GrpcAddress: ":50051", Version: "v1", StartTimeUnixNano: started, Ingests: true, Live: true, NewestSeq: 1000 * second, Workers: 1},
-		{Id: "KLMNOPQRST", Host: "h2", Pid: 1808, GrpcAddress: ":50051", Version: "v1", StartTimeUnixNano: started, NewestSeq: 1000},
+		{Id: "ABCDEFGHIJ", Host: "h1", Pid: 7, GrpcAddress: ":50051", Version: "v1", StartTimeUnixNano: started, Ingests: true, Live: true, Workers: 1},
+		{Id: "KLMNOPQRST", Host: "h2", Pid: 1808, GrpcAddress: ":50051", Version: "v1", StartTimeUnixNano: started, Behind: 2000},
 	}
 	s := updated(screen{addr: "h:1"}, polled{sample: sampled(1, "e", 3, 50)}, polled{sample: sample})
 	_, tables, _ := strings.Cut(s.text(), "\n\n")
