@@ -12,21 +12,29 @@ import (
 // StartNATS starts a nats-server with JetStream in this process, and returns its URL. The test stops it.
 func StartNATS(t testing.TB) (url string) {
 	t.Helper()
+	url, _ = StartNATSIn(t, t.TempDir())
+	return url
+}
+
+// StartNATSIn is StartNATS with the files in dir. stop may be called before the test ends: then dir is as after a planned stop.
+func StartNATSIn(t testing.TB, dir string) (url string, stop func()) {
+	t.Helper()
 	s, err := server.NewServer(&server.Options{
-		Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true,
+		Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: dir, NoSigs: true, NoLog: true,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.Start()
-	t.Cleanup(func() {
+	stop = func() {
 		s.Shutdown()
 		s.WaitForShutdown()
-	})
+	}
+	t.Cleanup(stop)
 	if !s.ReadyForConnections(Timeout) {
 		t.Fatalf("nats-server is not ready after %v", Timeout)
 	}
-	return s.ClientURL()
+	return s.ClientURL(), stop
 }
 
 // JetStream returns a connection to NATS servers, whose URLs are separated by commas. It is restored until the test closes it.

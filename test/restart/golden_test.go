@@ -14,34 +14,56 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 	"github.com/kvcast/kvcast/test/fleet"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
-// update makes TestStateOfEarlierVersionsIsRead write the directory of the current format first.
-var update = flag.Bool("update", false, "write "+current)
+// update makes TestStateOfEarlierVersionsIsRead write the journals of the current formats first.
+var update = flag.Bool("update", false, "write the current golden journals")
 
-// goldens are journal directories that versions of kvcast have written, one for each format of stored state, and
-// digest.json in each is the digest of the blocks of its only worker. When the format has changed, add a directory, and
-// leave the others as they are.
-var goldens = []string{"testdata/state-v1", current}
+// golden is a journal that a version of kvcast has written. digest.json beside it is the digest of the blocks of its only worker.
+type golden struct {
+	dir string
+	// shared reports whether the journal is the store of a nats-server, and not a directory of kvcast.
+	shared bool
+}
 
-// current is the directory of the current format.
-const current = "testdata/state-v2"
+// goldens are there for each format of stored state, see kvcast.format in docs/nats.md. When a format has changed, add a
+// golden to these and to currentGoldens, and leave the others as they are.
+var goldens = append([]golden{{dir: "testdata/state-v1"}}, currentGoldens...)
+
+// currentGoldens are those of the current formats.
+var currentGoldens = []golden{{dir: "testdata/state-v2"}, {dir: "testdata/state-v3", shared: true}}
+
+func (g golden) journal() string { return filepath.Join(g.dir, "journal") }
+
+func (g golden) digest() string { return filepath.Join(g.dir, "digest.json") }
+
+// open returns the value of --journal for files in dir. After stop, nothing writes to them.
+func (g golden) open(t *testing.T, dir string) (journal string, stop func()) {
+	t.Helper()
+	if g.shared {
+		return harness.StartNATSIn(t, dir)
+	}
+	return "file:" + dir, func() {}
+}
 
 const goldenBatches = 400
 
 // TestStateOfEarlierVersionsIsRead starts a server with a journal of an earlier version, without its engine.
 func TestStateOfEarlierVersionsIsRead(t *testing.T) {
 	if *update {
-		writeGolden(t)
+		for _, g := range currentGoldens {
+			writeGolden(t, g)
+		}
 	}
-	for _, golden := range goldens {
-		t.Run(golden, func(t *testing.T) { readGolden(t, golden) })
+	for _, g := range goldens {
+		t.Run(g.dir, func(t *testing.T) { readGolden(t, g) })
 	}
 }
 
-func readGolden(t *testing.T, golden string) {
+func readGolden(t *testing.T, g golden) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(golden, "digest.json"))
+	text, err := os.ReadFile(g.digest())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,10 +72,11 @@ func readGolden(t *testing.T, golden string) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(filepath.Join(golden, "journal"))); err != nil {
+	if err := os.CopyFS(dir, os.DirFS(g.journal())); err != nil {
 		t.Fatal(err)
 	}
-	p := fleet.Start(t, "--journal", "file:"+dir, "--ingest-start-wait", "0s", "--ingest-grace", "24h",
+	journal, _ := g.open(t, dir)
+	p := fleet.Start(t, "--journal", journal, "--ingest-start-wait", "0s", "--ingest-grace", "24h",
 		"--worker", "name=golden,model="+fleet.Model+",connect=tcp://127.0.0.1:1,replay=tcp://127.0.0.1:1")
 	if err := follow(t, fleet.Address(t, p)).Converge(t.Context(), map[string]client.BlocksDigest{"golden": want}); err != nil {
 		t.Error(err)
@@ -62,13 +85,18 @@ func readGolden(t *testing.T, golden string) {
 	if err != nil || recovered != "checkpoints=1" {
 		t.Errorf("recovered with %s, error %v, want checkpoints=1", recovered, err)
 	}
+	if g.shared {
+		if _, err := p.Logged(regexp.MustCompile(`msg="worker taken"`)); err != nil {
+			t.Error(err)
+		}
+	}
 	if lines := p.LogFaults(); len(lines) > 0 {
 		t.Errorf("the server logged: %q", lines)
 	}
 }
 
-// writeGolden writes the directory of the current version: entries, and a checkpoint.
-func writeGolden(t *testing.T) {
+// writeGolden writes a journal with entries and a checkpoint.
+func writeGolden(t *testing.T, g golden) {
 	t.Helper()
 	e, err := simulator.New(simulator.Config{
 		SocketConfig: fleet.Bound(), Pool: blockpool.Config{Capacity: 64, HashSeed: 1}, Seed: 1, Batches: goldenBatches, Subscribers: 1, Linger: true,
@@ -80,7 +108,8 @@ func writeGolden(t *testing.T) {
 	defer cancel()
 	go func() { _ = e.Run(ctx) }()
 	dir := t.TempDir()
-	p := fleet.Start(t, "--journal", "file:"+dir, "--journal-checkpoint-bytes", "64KiB",
+	journal, stop := g.open(t, dir)
+	p := fleet.Start(t, "--journal", journal, "--journal-checkpoint-bytes", "64KiB",
 		"--worker", "name=golden,model="+fleet.Model+",connect="+e.Endpoint()+",replay="+e.ReplayEndpoint())
 	<-e.Finished()
 	for want := uint64(e.Summary().Blocks); ; <-time.After(100 * time.Millisecond) {
@@ -99,13 +128,14 @@ func writeGolden(t *testing.T) {
 	if err := p.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.RemoveAll(current); err != nil {
+	stop()
+	if err := os.RemoveAll(g.dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.CopyFS(filepath.Join(current, "journal"), os.DirFS(dir)); err != nil {
+	if err := os.CopyFS(g.journal(), os.DirFS(dir)); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(current, "digest.json"), append(text, '\n'), 0o644); err != nil {
+	if err := os.WriteFile(g.digest(), append(text, '\n'), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
