@@ -92,7 +92,7 @@ soak: ## Run a server under faults for MINUTES (10) and check it every minute; A
 
 restarts: ## Kill a server at KILLS (200) random points and at each kind of file operation, and fail those operations, restart it, and check that nothing is lost; ARGS are further flags, such as -seed=2.
 	@# Tests wait for timers more than they compute.
-	$(go) test -count 1 -timeout 120m -parallel 5 -v ./test/restart -kills $(KILLS) -lossless -faults 1000 $(ARGS)
+	$(go) test -count 1 -timeout 120m -parallel 5 -v ./test/restart -kills $(KILLS) -lossless -faults 1000 -clock $(ARGS)
 
 cluster: ## Kill, pause and isolate servers that share a journal in NATS servers, at random for MINUTES (10) with SEED (1), and check that nothing is lost; ARGS are further flags, such as -logs=DIR.
 	$(go) test $(race) -count 1 -timeout 0 -v -run 'WorkersAreTakenOver|ShorterStream' ./test/cluster -minutes $(MINUTES) -seed $(SEED) $(ARGS)

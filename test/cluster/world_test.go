@@ -153,7 +153,8 @@ func (w *world) register() {
 // run starts the next run of a member.
 func (m *member) run(t *testing.T) {
 	t.Helper()
-	m.Process, m.id = fleet.Start(t, m.Args...), ""
+	m.Launch(t)
+	m.id = ""
 	m.runs = append(m.runs, m.Process)
 }
 

@@ -8,7 +8,7 @@ import (
 
 // Server is kvcast serve over all its runs, behind a proxy that always has the same address.
 type Server struct {
-	Args    []string
+	harness.ProcessConfig
 	Proxy   *harness.Proxy
 	Process *harness.Process // of the current run; nil before the first
 }
@@ -16,14 +16,20 @@ type Server struct {
 // NewServer returns a server that is not started.
 func NewServer(t *testing.T, args ...string) *Server {
 	t.Helper()
-	return &Server{Args: args, Proxy: harness.NewProxy(t, "")}
+	return &Server{ProcessConfig: harness.ProcessConfig{Race: harness.RaceEnabled(), Args: args}, Proxy: harness.NewProxy(t, "")}
 }
 
 // Start starts the next run, and waits until it serves. The test ends it.
 func (s *Server) Start(t *testing.T) {
 	t.Helper()
-	s.Process = Start(t, s.Args...)
+	s.Launch(t)
 	s.Serve(t)
+}
+
+// Launch starts the next run. The test ends it.
+func (s *Server) Launch(t *testing.T) {
+	t.Helper()
+	s.Process = start(t, s.ProcessConfig)
 }
 
 // Serve waits until the current run serves.
@@ -35,7 +41,12 @@ func (s *Server) Serve(t *testing.T) {
 // Start starts kvcast serve. The test ends it.
 func Start(t *testing.T, args ...string) *harness.Process {
 	t.Helper()
-	p, err := harness.StartProcess(harness.ProcessConfig{Race: harness.RaceEnabled(), Args: args})
+	return start(t, harness.ProcessConfig{Race: harness.RaceEnabled(), Args: args})
+}
+
+func start(t *testing.T, c harness.ProcessConfig) *harness.Process {
+	t.Helper()
+	p, err := harness.StartProcess(c)
 	if err != nil {
 		t.Fatal(err)
 	}

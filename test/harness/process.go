@@ -20,6 +20,8 @@ import (
 type ProcessConfig struct {
 	// Race runs the program built with the race detector.
 	Race bool
+	// Program is the path of another build of kvcast; empty: a build of Program.
+	Program string
 	// Wrapper is a command that runs the program, such as taskset -c 0.
 	Wrapper []string
 	// Args follow "serve". The harness adds listen addresses with free ports, and permits registrations unless calls need
@@ -49,9 +51,12 @@ type Process struct {
 // StartProcess starts kvcast serve, which the caller stops. It returns before the server serves:
 // Addr and Admin wait for that.
 func StartProcess(cfg ProcessConfig) (*Process, error) {
-	program, err := Program(cfg.Race)
-	if err != nil {
-		return nil, err
+	program := cfg.Program
+	if program == "" {
+		var err error
+		if program, err = Program(cfg.Race); err != nil {
+			return nil, err
+		}
 	}
 	command := slices.Concat(cfg.Wrapper, []string{program, "--end-with-stdin", "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"})
 	if !slices.Contains(cfg.Args, "--auth-tokens") && !slices.Contains(cfg.Args, "--tls-client-ca") { // otherwise operators register workers
@@ -63,7 +68,7 @@ func StartProcess(cfg ProcessConfig) (*Process, error) {
 		ended: make(chan struct{}), changed: make(chan struct{}),
 	}
 	p.stop = sync.OnceValue(p.terminate)
-	_, err = p.cmd.StdinPipe() // open until either process exits
+	_, err := p.cmd.StdinPipe() // open until either process exits
 	stderr, pipeErr := p.cmd.StderrPipe()
 	if err = errors.Join(err, pipeErr); err == nil {
 		err = p.cmd.Start()

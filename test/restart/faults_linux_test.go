@@ -154,7 +154,7 @@ func newHistory(t *testing.T, p point, flags ...string) *history {
 // play starts the server, and stops it when it has written entries. It returns errEnded or errNotReady if it does not come
 // to that. The engines are paused then.
 func (h *history) play() error {
-	h.Process = fleet.Start(h.t, h.Args...)
+	h.Launch(h.t)
 	ctx, cancel := context.WithCancelCause(h.t.Context())
 	watched := make(chan error, 1)
 	go func() {
@@ -363,7 +363,7 @@ func crashMachine(t *testing.T, interval string, continues bool) {
 		}
 		return faultfs.Fault{}
 	})
-	h.Process = fleet.Start(t, h.Args...)
+	h.Launch(t)
 	h.Proxy.Retarget(fleet.Address(t, h.Process))
 	var states map[string]client.BlocksDigest
 	for turns := 0; turns < 2; { // one with a checkpoint, and one after it

@@ -87,9 +87,10 @@ func TestWorkersThatAreNotConfiguredSurvive(t *testing.T) {
 // server is a server with a durable journal, over all its lives, and a router that follows it.
 type server struct {
 	*fleet.Server
-	t      *testing.T
-	rng    *rand.Rand
-	router *fleet.Router
+	t       *testing.T
+	rng     *rand.Rand
+	router  *fleet.Router
+	disturb func() // called at random entries between two kills, if it is set
 }
 
 // newServer starts a server with a new journal directory. The test stops it.
@@ -115,11 +116,13 @@ func newServerIn(t *testing.T, dir, maxBytes string, flags ...string) *server {
 func (s *server) kill(times int) {
 	s.t.Helper()
 	for range times {
-		if err := s.router.Await(s.t.Context(), s.router.Seq()+1+s.rng.Uint64N(maxEntries)); err != nil {
-			s.t.Fatal(err)
+		s.await()
+		if s.disturb != nil {
+			s.disturb()
+			s.await()
 		}
 		s.end()
-		for s.Process = fleet.Start(s.t, s.Args...); s.rng.IntN(4) == 0; s.Process = fleet.Start(s.t, s.Args...) {
+		for s.Launch(s.t); s.rng.IntN(4) == 0; s.Launch(s.t) {
 			// It is killed while it starts too.
 			<-time.After(time.Duration(s.rng.Int64N(int64(maxStart))))
 			s.end()
@@ -128,6 +131,14 @@ func (s *server) kill(times int) {
 		if lines := s.Process.LogFaults(); len(lines) > 0 {
 			s.t.Fatalf("the server logged: %q", lines)
 		}
+	}
+}
+
+// await waits for a random number of entries.
+func (s *server) await() {
+	s.t.Helper()
+	if err := s.router.Await(s.t.Context(), s.router.Seq()+1+s.rng.Uint64N(maxEntries)); err != nil {
+		s.t.Fatal(err)
 	}
 }
 

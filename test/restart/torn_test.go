@@ -38,7 +38,7 @@ func newTear(t *testing.T, flags ...string) *tear {
 		h.args = append(h.args, "--worker", all.Add(fmt.Sprintf("engine-%d", i), 1, fleet.Bound()).Flag())
 	}
 	s := newServerIn(t, h.dir, "16MiB", h.args...)
-	s.Process = fleet.Start(t, s.Args...)
+	s.Launch(t)
 	s.Proxy.Retarget(fleet.Address(t, s.Process))
 	if err := s.router.Await(t.Context(), 400); err != nil {
 		t.Fatal(err)
