@@ -9,8 +9,6 @@ package smg
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -21,14 +19,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"golang.org/x/sync/semaphore"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
+	"github.com/kvcast/kvcast/adapter/apply"
 	"github.com/kvcast/kvcast/adapter/vllm"
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -51,7 +47,7 @@ type Config struct {
 // Service is the events of all workers.
 type Service struct {
 	cfg     Config
-	journal vllm.Journal
+	journal apply.Journal
 	index   *index.Index
 	slots   *semaphore.Weighted // subscribers
 	states  *semaphore.Weighted // states that are being built
@@ -77,7 +73,6 @@ type metrics struct {
 // worker is what was published of a worker.
 type worker struct {
 	name, address string
-	after         uint64 // the last entry that the streams include
 	ranks         map[uint32]*rankStream
 	began         uint64 // the first sequence number of rank 0
 	first         uint64 // the position of the first batch of history
@@ -164,7 +159,7 @@ const (
 )
 
 // New returns a service. Its subscribers are served while Run runs.
-func New(c Config, j vllm.Journal, x *index.Index) *Service {
+func New(c Config, j apply.Journal, x *index.Index) *Service {
 	c.StallTimeout = cmp.Or(c.StallTimeout, defaultStallTimeout)
 	create := promauto.With(c.Registerer)
 	s := &Service{
@@ -188,146 +183,39 @@ func New(c Config, j vllm.Journal, x *index.Index) *Service {
 // Run publishes until ctx ends. It returns an error if the journal cannot be read. It must be called once.
 func (s *Service) Run(ctx context.Context) error {
 	defer s.stop()
-	after := s.begin(ctx)
-	s.mu.Lock()
-	s.running = true
-	s.mu.Unlock()
-	for ctx.Err() == nil {
-		changed := s.journal.Changed()
-		entries, next, err := vllm.ReadEntries(ctx, s.journal, after)
-		for _, e := range entries {
-			s.apply(e)
-		}
-		switch {
-		case ctx.Err() != nil, errors.Is(err, journal.ErrClosed): // a shutdown may close the journal first
-			return nil
-		case errors.Is(err, journal.ErrCompacted):
-			s.cfg.Logger.Warn("egress was slower than the journal's retention, and publishes all blocks anew", "position", after)
-			next = s.begin(ctx)
-		case err != nil:
-			return fmt.Errorf("read the journal for egress: %w", err)
-		case next == after:
-			select {
-			case <-changed:
-			case <-ctx.Done():
-			}
-		}
-		after = next
-	}
-	return nil
+	source := &apply.Source{Journal: s.journal, Index: s.index, Lock: &s.mu, Logger: s.cfg.Logger}
+	return source.Run(ctx, target{s}, func() {
+		s.mu.Lock()
+		s.running = true
+		s.mu.Unlock()
+	})
 }
 
 // Stop ends the streams of all subscribers, and refuses further ones.
 func (s *Service) Stop() { s.stop() }
 
-// begin publishes the present blocks of all workers, and returns the position after which their entries follow.
-func (s *Service) begin(ctx context.Context) (after uint64) {
-	after = s.journal.Bounds().Newest
-	present, _ := s.index.Workers(nil)
-	s.mu.Lock()
-	for _, w := range s.workers {
-		if !slices.ContainsFunc(present, func(p index.Worker) bool { return p.Name == w.name }) {
-			s.end(w)
-		}
-	}
-	s.mu.Unlock()
-	for i := range present {
-		if err := s.beginWorker(ctx, present[i].Name); err != nil && ctx.Err() == nil {
-			s.cfg.Logger.Error("blocks of the index cannot be decoded", "worker", present[i].Name, "error", err)
-		}
-	}
-	return after
-}
+// target is a Service as an apply.Target. The lock is held.
+type target struct{ *Service }
 
-func (s *Service) beginWorker(ctx context.Context, name string) error {
-	snapshot, ok := s.index.Snapshot(name)
-	if !ok {
-		return nil
-	}
-	snapshot.TokenIDs = true
-	added := snapshot.Worker.GetAdded()
-	s.mu.Lock()
-	w := s.describe(name, added)
-	w.after = snapshot.Seq
+// Begin implements apply.Target.
+func (t target) Begin(name string, added *kvcastv1.WorkerAdded) {
+	w := t.describe(name, added)
 	w.clear()
 	for _, rank := range added.GetRanks() {
 		w.rank(rank)
 	}
-	s.flush(w, now())
-	s.mu.Unlock()
-	for _, rank := range added.GetRanks() {
-		err := eachBlocks(ctx, snapshot, rank, func(events []*kvcastv1.RouterEvent) error {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			for _, e := range events {
-				w.rank(rank).Apply(e)
-			}
-			s.flush(w, now())
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
-// eachBlocks calls a function with the blocks of a rank, piece by piece.
-func eachBlocks(ctx context.Context, snapshot index.Snapshot, rank uint32, do func([]*kvcastv1.RouterEvent) error) error {
-	for piece := range snapshot.RankBlocks(ctx, rank, allTiers) {
-		blocks := new(kvcastv1.SnapshotBlocks)
-		if err := proto.Unmarshal(piece, blocks); err != nil {
-			return err
-		}
-		snapshot.Reuse(piece)
-		if err := do(blocks.GetEvents()); err != nil {
-			return err
-		}
-	}
-	return status.FromContextError(ctx.Err()).Err()
+// Apply implements apply.Target.
+func (t target) Apply(name string, event *kvcastv1.RouterEvent) {
+	t.workers[name].rank(event.GetDpRank()).Apply(event)
 }
 
-// allTiers selects the blocks of all tiers.
-const allTiers = journal.Tiers(1<<(index.NumTiers+1) - 1)
+// Flush implements apply.Target.
+func (t target) Flush(name string, at float64) { t.flush(t.workers[name], at) }
 
-func now() float64 { return float64(time.Now().UnixMicro()) / 1e6 }
-
-// apply publishes an entry.
-func (s *Service) apply(entry *kvcastv1.Entry) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	w := s.workers[entry.GetWorker()]
-	if w != nil && entry.GetSeq() <= w.after {
-		return
-	}
-	for _, event := range entry.GetEvents() {
-		switch kind := event.GetEvent().(type) {
-		case *kvcastv1.RouterEvent_WorkerAdded:
-			w = s.describe(entry.GetWorker(), kind.WorkerAdded)
-			w.clear()
-			for _, rank := range kind.WorkerAdded.GetRanks() {
-				w.rank(rank)
-			}
-		case *kvcastv1.RouterEvent_WorkerRemoved:
-			if w != nil {
-				s.end(w)
-				w = nil
-			}
-		default:
-			if w == nil {
-				w = s.describe(entry.GetWorker(), new(kvcastv1.WorkerAdded))
-			}
-			w.rank(event.GetDpRank()).Apply(event)
-		}
-	}
-	at := float64(entry.GetEngineTimeUnixNano()) / 1e9
-	if at <= 0 {
-		at = now()
-	}
-	if w != nil {
-		s.flush(w, at)
-	}
-}
+// End implements apply.Target.
+func (t target) End(name string) { t.end(t.workers[name]) }
 
 // describe returns a worker with its address. The caller of describe, end and flush holds the lock.
 func (s *Service) describe(name string, added *kvcastv1.WorkerAdded) *worker {
@@ -384,7 +272,7 @@ func (w *worker) rank(rank uint32) *rankStream {
 // end publishes that a worker has no blocks, after which its subscribers' streams end.
 func (s *Service) end(w *worker) {
 	w.clear()
-	s.flush(w, now())
+	s.flush(w, apply.Now())
 	for rank, r := range w.ranks { // the clock's millisecond may be the same when it is added again, or an earlier one
 		s.least = max(s.least, r.next-uint64(rank)<<rankBits)
 	}

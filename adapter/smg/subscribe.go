@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/kvcast/kvcast/adapter/apply"
 	"github.com/kvcast/kvcast/adapter/vllm"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -265,7 +266,7 @@ func (s *Service) state(ctx context.Context, w *worker) (batches [][]byte, from 
 		return nil, 0, status.Errorf(codes.Unavailable, "worker %s was removed", w.name)
 	}
 	snapshot.TokenIDs = true
-	at, blocks := now(), uint64(0)
+	at, blocks := apply.Now(), uint64(0)
 	var rankOf []uint32 // of batches
 	take := func(rank uint32, least int) error {
 		if present[rank].Pending() < least {
@@ -287,7 +288,7 @@ func (s *Service) state(ctx context.Context, w *worker) (batches [][]byte, from 
 		}
 	}
 	for _, rank := range ranks {
-		err := eachBlocks(ctx, snapshot, rank, func(events []*kvcastv1.RouterEvent) error {
+		err := apply.EachBlocks(ctx, &snapshot, rank, func(events []*kvcastv1.RouterEvent, _ int) error {
 			for _, e := range events {
 				present[rank].Apply(e)
 			}

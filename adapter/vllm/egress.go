@@ -23,12 +23,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/semaphore"
-	"google.golang.org/protobuf/proto"
 
+	"github.com/kvcast/kvcast/adapter/apply"
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -53,17 +52,10 @@ type Config struct {
 	Registerer   prometheus.Registerer
 }
 
-// Journal is what an Egress reads: an *index.Follower.
-type Journal interface {
-	Bounds() journal.Bounds
-	Read(context.Context, journal.Query) (journal.Chunk, error)
-	Changed() <-chan struct{}
-}
-
 // Egress publishes the events of all workers. New opens its ports.
 type Egress struct {
 	cfg     Config
-	journal Journal
+	journal apply.Journal
 	index   *index.Index
 	metrics *metrics
 	states  *semaphore.Weighted // states that are being built
@@ -83,7 +75,6 @@ type Egress struct {
 // worker is the streams of a worker.
 type worker struct {
 	name, model, address string
-	after                uint64 // the last entry that the streams include
 	streams              map[uint32]*Stream
 	unpublished          bool // ranks have no publisher, which was logged
 }
@@ -98,13 +89,11 @@ const (
 	maxSeqs = 1 << 16
 	// statesAtATime is how many states are built at a time. Each copies a rank's blocks, as snapshots do.
 	statesAtATime = 2
-	// readBytes bounds the entries that are read at once, except for a single larger one.
-	readBytes = 256 << 10
-	minLog    = 1 << 20 // bytes of each endpoint's log
+	minLog        = 1 << 20 // bytes of each endpoint's log
 )
 
 // New opens the ports of an egress. The caller runs it with Run, or closes it with Close.
-func New(ctx context.Context, c Config, j Journal, x *index.Index) (*Egress, error) {
+func New(ctx context.Context, c Config, j apply.Journal, x *index.Index) (*Egress, error) {
 	e := &Egress{
 		cfg: c, journal: j, index: x, logger: c.Logger, states: semaphore.NewWeighted(statesAtATime),
 		memory: budget.New("egress_state_bytes", c.StateBytes), slots: semaphore.NewWeighted(int64(c.MaxConsumers)),
@@ -168,162 +157,41 @@ func (e *Egress) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
-	after := e.begin(ctx)
-	for _, p := range e.endpoints {
-		running.Go(func() { p.run(ctx) })
-	}
-	for ctx.Err() == nil {
-		changed := e.journal.Changed()
-		next, err := e.read(ctx, after)
-		switch {
-		case ctx.Err() != nil, errors.Is(err, journal.ErrClosed): // a shutdown may close the journal first
-			return nil
-		case errors.Is(err, journal.ErrCompacted):
-			e.logger.Warn("egress was slower than the journal's retention, and publishes all blocks anew", "position", after)
-			e.metrics.restarts.Inc()
-			after = e.begin(ctx)
-			continue
-		case err != nil:
-			return fmt.Errorf("read the journal for egress: %w", err)
+	return e.source().Run(ctx, target{e}, func() {
+		for _, p := range e.endpoints {
+			running.Go(func() { p.run(ctx) })
 		}
-		if next == after {
-			select {
-			case <-changed:
-			case <-ctx.Done():
-			}
-		}
-		after = next
-	}
-	return nil
+	})
 }
 
-// begin publishes the present blocks of all workers, and returns the position after which their entries follow.
-func (e *Egress) begin(ctx context.Context) (after uint64) {
-	after = e.journal.Bounds().Newest
-	workers, _ := e.index.Workers(nil)
-	present := make(map[string]bool, len(workers))
-	for i := range workers {
-		present[workers[i].Name] = true
-		e.beginWorker(ctx, workers[i].Name)
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for name, w := range e.workers {
-		if !present[name] {
-			e.endWorker(w)
-		}
-	}
-	return after
+func (e *Egress) source() *apply.Source {
+	return &apply.Source{Journal: e.journal, Index: e.index, Lock: &e.mu, Logger: e.logger, Restarted: e.metrics.restarts.Inc}
 }
 
-// beginWorker publishes the present blocks of a worker.
-func (e *Egress) beginWorker(ctx context.Context, name string) {
-	s, ok := e.index.Snapshot(name)
-	if !ok {
-		return
+// target is an Egress as an apply.Target. The lock is held.
+type target struct{ *Egress }
+
+// Begin implements apply.Target.
+func (t target) Begin(name string, added *kvcastv1.WorkerAdded) {
+	w := t.describe(name, added)
+	for _, s := range w.streams {
+		s.Clear()
 	}
-	s.TokenIDs = true
-	e.mu.Lock()
-	w := e.describe(name, s.Worker.GetAdded())
-	w.after = s.Seq
-	for _, stream := range w.streams {
-		stream.Clear()
-	}
-	for _, rank := range s.Worker.GetAdded().GetRanks() {
-		e.stream(w, rank)
-	}
-	e.flush(w, now())
-	e.mu.Unlock()
-	for _, rank := range s.Worker.GetAdded().GetRanks() {
-		for piece := range s.RankBlocks(ctx, rank, allTiers) {
-			blocks := new(kvcastv1.SnapshotBlocks) // pending events reference it
-			if err := proto.Unmarshal(piece, blocks); err != nil {
-				e.logger.Error("blocks of the index cannot be decoded", "worker", name, "error", err)
-				return
-			}
-			s.Reuse(piece)
-			e.mu.Lock()
-			for _, event := range blocks.GetEvents() {
-				e.stream(w, rank).Apply(event)
-			}
-			e.flush(w, now())
-			e.mu.Unlock()
-		}
+	for _, rank := range added.GetRanks() {
+		t.stream(w, rank)
 	}
 }
 
-// allTiers selects the blocks of all tiers.
-const allTiers = journal.Tiers(1<<(index.NumTiers+1) - 1)
-
-func now() float64 { return float64(time.Now().UnixMicro()) / 1e6 }
-
-// read publishes the next entries, and returns the position after them.
-func (e *Egress) read(ctx context.Context, after uint64) (uint64, error) {
-	entries, last, err := ReadEntries(ctx, e.journal, after)
-	for _, entry := range entries {
-		e.apply(entry)
-	}
-	return last, err
+// Apply implements apply.Target.
+func (t target) Apply(name string, event *kvcastv1.RouterEvent) {
+	t.stream(t.workers[name], event.GetDpRank()).Apply(event)
 }
 
-// ReadEntries returns the entries of a journal after a position, and the position of the last one.
-func ReadEntries(ctx context.Context, j Journal, after uint64) ([]*kvcastv1.Entry, uint64, error) {
-	chunk, err := j.Read(ctx, journal.Query{After: after, MaxBytes: readBytes})
-	if err != nil || chunk.Last == after {
-		return nil, after, err
-	}
-	var encoded []byte
-	for _, s := range chunk.Slices {
-		encoded = append(encoded, s...)
-	}
-	entries := new(kvcastv1.SubscribeResponse)
-	if err := proto.Unmarshal(encoded, entries); err != nil {
-		return nil, after, err
-	}
-	return entries.GetEntries(), chunk.Last, nil
-}
+// Flush implements apply.Target.
+func (t target) Flush(name string, at float64) { t.publish(t.workers[name], at, false) }
 
-// apply publishes an entry.
-func (e *Egress) apply(entry *kvcastv1.Entry) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	w := e.workers[entry.GetWorker()]
-	if w != nil && entry.GetSeq() <= w.after {
-		return
-	}
-	at := float64(entry.GetEngineTimeUnixNano()) / 1e9
-	if at <= 0 || at > maxTime {
-		at = now()
-	}
-	for _, event := range entry.GetEvents() {
-		switch kind := event.GetEvent().(type) {
-		case *kvcastv1.RouterEvent_WorkerAdded:
-			w = e.describe(entry.GetWorker(), kind.WorkerAdded)
-			for _, s := range w.streams {
-				s.Clear()
-			}
-			for _, rank := range kind.WorkerAdded.GetRanks() {
-				e.stream(w, rank)
-			}
-		case *kvcastv1.RouterEvent_WorkerRemoved:
-			if w != nil {
-				e.endWorker(w)
-				w = nil
-			}
-		default:
-			if w == nil {
-				w = e.describe(entry.GetWorker(), &kvcastv1.WorkerAdded{Model: entry.GetModel()})
-			}
-			e.stream(w, event.GetDpRank()).Apply(event)
-		}
-	}
-	if w != nil {
-		e.flush(w, at)
-	}
-}
-
-// maxTime is the largest time of a batch in seconds: consumers read larger ones as milliseconds.
-const maxTime = 1e11
+// End implements apply.Target.
+func (t target) End(name string) { t.endWorker(t.workers[name]) }
 
 // describe returns a worker with its model and address. If they have changed, its streams end, since they have other topics.
 // The caller holds the lock.
@@ -379,7 +247,7 @@ func (e *Egress) endWorker(w *worker) {
 	for _, s := range w.streams {
 		s.Clear()
 	}
-	e.publish(w, now(), true)
+	e.publish(w, apply.Now(), true)
 	for _, s := range w.streams {
 		if len(e.seqs) >= maxSeqs {
 			clear(e.seqs)
@@ -391,9 +259,6 @@ func (e *Egress) endWorker(w *worker) {
 	}
 	delete(e.workers, w.name)
 }
-
-// flush publishes the pending events of a worker.
-func (e *Egress) flush(w *worker, at float64) { e.publish(w, at, false) }
 
 // publish publishes the pending events of a worker. If last is set, the worker's streams end.
 func (e *Egress) publish(w *worker, at float64, last bool) {

@@ -27,7 +27,10 @@ func SetHeartbeat(t *testing.T, d time.Duration) {
 }
 
 // Begin publishes the blocks of the index, without Run.
-func (e *Egress) Begin(ctx context.Context) { e.begin(ctx) }
+func (e *Egress) Begin(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	_ = e.source().Run(ctx, target{e}, cancel)
+}
 
 // Serve serves a subscriber of the first endpoint until the connection ends.
 func (e *Egress) Serve(ctx context.Context, c net.Conn) { e.endpoints[0].admit(ctx, c, zmtp.PUB) }

@@ -5,8 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
+	"github.com/kvcast/kvcast/adapter/apply"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -76,27 +75,23 @@ func (n *conn) sendState(ctx context.Context, s *Stream, state *State, before ..
 // depend on the consumer, so that a slow one does not delay others.
 func (n *conn) buildState(ctx context.Context, s *Stream, state *State) (batches []Batch, bytes int64, err error) {
 	defer n.releaseState()
-	at := now()
+	at := apply.Now()
 	snapshot, ok := n.index.Snapshot(s.worker)
 	snapshot.TokenIDs = true
 	if ok {
-		for piece := range snapshot.RankBlocks(ctx, s.rank, allTiers) {
-			if err := n.reserve(s, &bytes, int64(len(piece))); err != nil { // until the size of the batches is known
-				return nil, bytes, err
+		err = apply.EachBlocks(ctx, &snapshot, s.rank, func(events []*kvcastv1.RouterEvent, size int) (err error) {
+			if err := n.reserve(s, &bytes, int64(size)); err != nil { // until the size of the batches is known
+				return err
 			}
-			blocks := new(kvcastv1.SnapshotBlocks)
-			if err := proto.Unmarshal(piece, blocks); err != nil {
-				return nil, bytes, err
-			}
-			snapshot.Reuse(piece)
-			for _, e := range blocks.GetEvents() {
+			for _, e := range events {
 				if batches, err = state.Apply(e, at, batches); err != nil {
-					return nil, bytes, err
+					return err
 				}
 			}
-		}
+			return nil
+		})
 	}
-	if err := ctx.Err(); err != nil {
+	if err != nil {
 		return nil, bytes, err
 	}
 	if batches, err = state.End(at, batches); err != nil {
