@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -73,7 +74,7 @@ func TestPodsOfAnAPIServer(t *testing.T) {
 	core, err := v1.NewForConfig(restConfig)
 	check(t, "configure", err)
 	t.Cleanup(func() { utilnet.CloseIdleConnectionsFor(core.RESTClient().(*rest.RESTClient).Client.Transport) })
-	pods := core.Pods("default")
+	pods, changedAt := core.Pods("default"), time.Time{}
 	create := func(name, app string) {
 		t.Helper()
 		_, err := pods.Create(ctx, &corev1.Pod{
@@ -88,12 +89,14 @@ func TestPodsOfAnAPIServer(t *testing.T) {
 			Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}},
 		}})
 		check(t, "encode", err)
+		changedAt = time.Now()
 		_, err = pods.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 		check(t, "patch", err)
 	}
 	remove := func(name string) {
 		t.Helper()
 		now := int64(0)
+		changedAt = time.Now()
 		check(t, "delete", pods.Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: &now}))
 	}
 
@@ -121,18 +124,24 @@ func TestPodsOfAnAPIServer(t *testing.T) {
 		check(t, "watch", <-done)
 	}()
 
+	want := func(change string) {
+		t.Helper()
+		changes.want(t, change)
+		t.Logf("%s: %v after the pod's change", change, time.Since(changedAt).Round(time.Millisecond)) // without a limit, which the machine could miss
+	}
+
 	create("other", "router")
 	setStatus("other", "127.0.0.9", corev1.ConditionTrue)
 	create("a", "vllm")
 	create("b", "vllm")
 	setStatus("b", "127.0.0.3", corev1.ConditionFalse)
 	setStatus("a", "127.0.0.2", corev1.ConditionTrue)
-	changes.want(t, "add default/a tcp://127.0.0.2:5557") // and not b, which was changed before
+	want("add default/a tcp://127.0.0.2:5557") // and not b, which was changed before
 	setStatus("a", "127.0.0.2", corev1.ConditionFalse)
 	setStatus("b", "127.0.0.3", corev1.ConditionTrue)
-	changes.want(t, "add default/b tcp://127.0.0.3:5557") // and a stays
+	want("add default/b tcp://127.0.0.3:5557") // and a stays
 	remove("a")
-	changes.want(t, "remove default/a")
+	want("remove default/a")
 
 	server.Kill()
 	failed := false
