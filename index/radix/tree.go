@@ -17,9 +17,11 @@ const (
 // prefix of another sequence of blocks, the rest of that sequence is a run of its own, which follows a block within.
 // Runs have numbers from 1, so that the tables that refer to them have no pointers for the garbage collector.
 type tree struct {
-	chunks []*[chunkRuns]run // runs by number
-	runs   uint32            // numbers that are or were in use, including 0
-	free   []uint32          // unused numbers below runs
+	// chunks has runs by number. With pointers to arrays, an index expression would load an array's first element too, to check
+	// the pointer: a cache miss.
+	chunks [][]run
+	runs   uint32   // numbers that are or were in use, including 0
+	free   []uint32 // unused numbers below runs
 	// byHead finds the run that follows a block and begins with some tokens hash. If two runs have the same key,
 	// which is as likely as a collision of 64-bit hashes, it has one of them, and the other is never found.
 	byHead hashtable.Table[uint32]
@@ -54,7 +56,7 @@ func (t *tree) add() (id uint32) {
 		id, t.free = t.free[n-1], t.free[:n-1]
 	} else {
 		if id = t.runs; id%chunkRuns == 0 {
-			t.chunks = append(t.chunks, new([chunkRuns]run))
+			t.chunks = append(t.chunks, make([]run, chunkRuns))
 		}
 		t.runs++
 	}

@@ -204,7 +204,7 @@ const prefetched = 32
 func (d *directory) prefetch(hashes []uint64, buckets *[prefetched]*bucket) (sum uint32) { //nolint:unparam // see above
 	for i, hash := range hashes {
 		h := uint32(hash >> 32)
-		buckets[i] = &d.segment(h)[home(h)]
+		buckets[i] = d.segment(h).bucket(home(h))
 	}
 	// So few instructions that the processor begins all loads before the first is complete.
 	for _, b := range buckets[:len(hashes)] {

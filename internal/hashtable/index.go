@@ -28,7 +28,7 @@ func (x *Index) Find(hash uint64, match func(record uint32) bool) uint32 {
 	h := uint32(hash >> 32)
 	s, at := x.dir.segment(h), home(h)
 	for range segmentBuckets {
-		b := &s[at]
+		b := s.bucket(at)
 		for m := b.match(pattern(h)); m != 0; {
 			var k uint
 			k, m = m.next()

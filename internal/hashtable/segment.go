@@ -1,5 +1,7 @@
 package hashtable
 
+import "unsafe"
+
 const (
 	segmentBuckets = 16
 	segmentEntries = segmentBuckets * bucketEntries
@@ -21,6 +23,12 @@ type segment [segmentBuckets]bucket
 // home returns an entry's home bucket. It depends on bits 7 to 10, which no directory uses that fits into memory.
 func home(hash uint32) uint { return uint(hash>>7) % segmentBuckets }
 
+// bucket returns a bucket. The expression &s[at] would load the first bucket too, since it checks that s is not nil, and so
+// cost a second cache miss.
+func (s *segment) bucket(at uint) *bucket {
+	return (*bucket)(unsafe.Add(unsafe.Pointer(s), at%segmentBuckets*uint(unsafe.Sizeof(bucket{}))))
+}
+
 // after returns the bucket after a bucket.
 func after(at uint) uint { return (at + 1) % segmentBuckets }
 
@@ -36,7 +44,7 @@ func (s *segment) len() (n uint) {
 func (s *segment) find(e entry) (at, k uint, ok bool) {
 	at = home(e.hash)
 	for range segmentBuckets {
-		b := &s[at]
+		b := s.bucket(at)
 		for m := b.match(pattern(e.hash)); m != 0; {
 			if k, m = m.next(); b.records[k%8] == e.record {
 				return at, k, true
@@ -54,7 +62,7 @@ func (s *segment) find(e entry) (at, k uint, ok bool) {
 func (s *segment) insert(e entry, distance int) (ok bool) {
 	at := home(e.hash)
 	for range distance + 1 {
-		if b := &s[at]; !b.full() {
+		if b := s.bucket(at); !b.full() {
 			b.set(b.room(), e)
 			return true
 		}
@@ -65,7 +73,7 @@ func (s *segment) insert(e entry, distance int) (ok bool) {
 
 // delete removes entry k of a bucket, and reports whether the segment may have few entries.
 func (s *segment) delete(at, k uint) (few bool) {
-	b := &s[at]
+	b := s.bucket(at)
 	wasFull := b.full()
 	if b.remove(k); wasFull {
 		s.refill(at)

@@ -64,7 +64,7 @@ func (t *Table[V]) find(hash uint64) *Slot[V] {
 	h := uint32(hash >> 32)
 	s, at := t.dir.segment(h), home(h)
 	for range segmentBuckets {
-		b := &s[at]
+		b := s.bucket(at)
 		for m := b.match(pattern(h)); m != 0; {
 			var k uint
 			k, m = m.next()
@@ -91,7 +91,7 @@ func (t *Table[V]) Put(key uint64) (s *Slot[V], existed bool) { return t.put(Has
 
 func (t *Table[V]) put(hash uint64) (s *Slot[V], existed bool) {
 	e := newEntry(hash, uint32(t.dir.n+1))
-	b := &t.dir.segment(e.hash)[home(e.hash)]
+	b := t.dir.segment(e.hash).bucket(home(e.hash))
 	// Most new keys have room in their home bucket, and no hash of it.
 	if b.full() || b.match(pattern(e.hash)) != 0 {
 		if found := t.find(hash); found != nil {
@@ -143,7 +143,7 @@ func (t *Table[V]) removeEntry(slot *Slot[V]) (record uint32) {
 	h := uint32(slot.hash >> 32)
 	s, at := t.dir.segment(h), home(h)
 	for range segmentBuckets {
-		b := &s[at]
+		b := s.bucket(at)
 		for m := b.match(pattern(h)); m != 0; {
 			var k uint
 			if k, m = m.next(); t.slot(b.records[k]) == slot {
