@@ -32,6 +32,8 @@ type Checkpointer struct {
 	Retain func(seq uint64)
 	// Written, if not nil, is called after each checkpoint of a worker, with its size and the time that it took.
 	Written func(bytes int, took time.Duration)
+	// Failed, if not nil, is called after each turn of Run in which a checkpoint was not written.
+	Failed func()
 }
 
 // Run writes checkpoints until ctx ends. A checkpoint that fails is tried again; meanwhile the journal retains more
@@ -41,7 +43,10 @@ func (c *Checkpointer) Run(ctx context.Context) {
 	defer ticker.Stop()
 	for {
 		if err := c.Turn(ctx); err != nil && ctx.Err() == nil {
-			c.Log.Error("checkpoint failed: the next is tried soon", "error", err)
+			c.Log.Warn("a checkpoint is not written: it is tried again", "error", err)
+			if c.Failed != nil {
+				c.Failed()
+			}
 		}
 		select {
 		case <-ticker.C:

@@ -40,8 +40,9 @@ type durable struct {
 	progress   recovery.Progress
 	recovering atomic.Bool
 
-	checkpointTime  prometheus.Histogram
-	checkpointBytes prometheus.Counter
+	checkpointTime     prometheus.Histogram
+	checkpointBytes    prometheus.Counter
+	checkpointFailures prometheus.Counter
 }
 
 func openDurable(ctx context.Context, c *config.Config, log *slog.Logger, registry *prometheus.Registry) (*durable, error) {
@@ -78,9 +79,12 @@ func openDurable(ctx context.Context, c *config.Config, log *slog.Logger, regist
 		checkpointBytes: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "kvcast_checkpoint_bytes_total", Help: "Bytes of the checkpoints written.",
 		}),
+		checkpointFailures: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kvcast_checkpoint_failures_total", Help: "Times that checkpoints that were due could not be written.",
+		}),
 	}
 	d.recovering.Store(true)
-	registry.MustRegister(d.checkpointTime, d.checkpointBytes,
+	registry.MustRegister(d.checkpointTime, d.checkpointBytes, d.checkpointFailures,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kvcast_recovery_entries_left",
 			Help: "Entries of the journal that a recovery has not applied yet; 0 after the recovery."},
 			func() float64 {
@@ -222,7 +226,7 @@ func (d *durable) run(ctx context.Context, s *Service, registered []ingestconfig
 	d.register(ctx, s, registered)
 	checkpointer := recovery.Checkpointer{
 		Store: d.Checkpoints(), Log: s.log, Pipeline: s.pipeline, State: s.ingest.Checkpoint, Follower: s.follower, Retain: d.Retain,
-		Written: d.checkpointWritten,
+		Written: d.checkpointWritten, Failed: d.checkpointFailures.Inc,
 	}
 	working, stop := context.WithCancel(ctx)
 	var group sync.WaitGroup

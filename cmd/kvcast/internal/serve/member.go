@@ -82,7 +82,7 @@ func (s *Service) join(ctx context.Context) error {
 func (d *durable) runMember(ctx context.Context, s *Service) error {
 	checkpointer := recovery.Checkpointer{
 		Store: claimedStore{d.Checkpoints(), d.member}, Log: s.log, Pipeline: s.pipeline, State: s.ingest.Checkpoint, Follower: s.follower,
-		Retain: d.member.Retain, Written: d.checkpointWritten,
+		Retain: d.member.Retain, Written: d.checkpointWritten, Failed: d.checkpointFailures.Inc,
 	}
 	beyond := context.WithoutCancel(ctx)
 	working, stop := context.WithCancel(ctx)
