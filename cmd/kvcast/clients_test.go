@@ -226,13 +226,10 @@ func TestNATSReaderClientInPython(t *testing.T) {
 	rest.end()
 }
 
-// TestRouterClientInPython routes prompts by examples/python/route.py, also while the server does not answer.
-func TestRouterClientInPython(t *testing.T) {
-	t.Parallel()
-	script, err := filepath.Abs(clientsFolder + "/python/route.py")
-	if err != nil {
-		t.Fatal(err)
-	}
+// serveTwoPrefixes starts a server with the workers a and b of the model m. The worker b holds the blocks of the tokens 1, 2
+// and 3, 4, and a only the first.
+func serveTwoPrefixes(t *testing.T) *process {
+	t.Helper()
 	a, b := publisherOf(t, simulator.SocketConfig{}), publisherOf(t, simulator.SocketConfig{})
 	publish(t, a, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1}, Tokens: []uint32{1, 2}, BlockSize: 2})
 	publish(t, b, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1, 2}, Tokens: []uint32{1, 2, 3, 4}, BlockSize: 2})
@@ -242,6 +239,17 @@ func TestRouterClientInPython(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		s.metric(`kvcast_ingest_batches_total{worker="` + name + `"} 1`)
 	}
+	return s
+}
+
+// TestRouterClientInPython routes prompts by examples/python/route.py, also while the server does not answer.
+func TestRouterClientInPython(t *testing.T) {
+	t.Parallel()
+	script, err := filepath.Abs(clientsFolder + "/python/route.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serveTwoPrefixes(t)
 	prompts, send := io.Pipe()
 	e := runExampleWith(t, prompts, filepath.Dir(script)+"/venv/bin/python", script, "--addr", s.addr(), "--model", "m")
 	route := func(prompt, want string) {
@@ -289,6 +297,19 @@ func TestClientInRust(t *testing.T) {
 	for seq := range 2 {
 		if got := e.next(); !strings.HasPrefix(got, fmt.Sprintf("entry %d of ", seq+1)) {
 			t.Errorf("got %q, want entry %d", got, seq+1)
+		}
+	}
+	e.end()
+}
+
+// TestMatchClientInRust matches a prompt by examples/rust.
+func TestMatchClientInRust(t *testing.T) {
+	t.Parallel()
+	s := serveTwoPrefixes(t)
+	e := runExample(t, clientsFolder+"/rust/debug/kvcast-match", "http://"+s.addr(), "m", "1,2,3,4,5")
+	for _, want := range []string{"b 10.0.0.6:8000 4 tokens, TRUST_EXACT", "a 10.0.0.5:8000 2 tokens, TRUST_EXACT"} {
+		if got := e.next(); got != want {
+			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 	e.end()
