@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -25,7 +26,7 @@ import (
 const chunkBytes = 256 << 10
 
 // checkpointTimeout bounds the write or the read of one checkpoint.
-const checkpointTimeout = time.Minute
+var checkpointTimeout = time.Minute
 
 // Metadata of an object.
 const (
@@ -37,9 +38,10 @@ const (
 // (tools for object stores can read it). A name is any string. Put replaces data atomically: after a crash at any point,
 // the name has the old data or the new. Methods are safe for concurrent use.
 type Checkpoints struct {
-	j      *Journal
-	stream jetstream.Stream
-	prefix string // of the subjects
+	j        *Journal
+	stream   jetstream.Stream
+	prefix   string       // of the subjects
+	timeouts atomic.Int64 // writes in a row that took checkpointTimeout
 }
 
 // Object is stored data.
@@ -117,8 +119,8 @@ func (c *Checkpoints) Put(ctx context.Context, name string, data []byte) error {
 
 // PutClaimed is Put for data of a worker that this instance has claimed with a seq. The error is a journal.ErrFenced if the
 // data that is stored has a later claim: another instance owns the worker now.
-func (c *Checkpoints) PutClaimed(ctx context.Context, name string, data []byte, claim uint64) error {
-	ctx, cancel := context.WithTimeout(ctx, checkpointTimeout)
+func (c *Checkpoints) PutClaimed(parent context.Context, name string, data []byte, claim uint64) error {
+	ctx, cancel := context.WithTimeout(parent, checkpointTimeout)
 	defer cancel()
 	go func() {
 		select {
@@ -130,6 +132,7 @@ func (c *Checkpoints) PutClaimed(ctx context.Context, name string, data []byte, 
 	for {
 		err := c.put(ctx, name, data, claim)
 		if err == nil {
+			c.timeouts.Store(0)
 			return nil
 		}
 		if isUnanswered(err) || isWrongLastSeq(err) { // another process may have stored data meanwhile
@@ -139,10 +142,25 @@ func (c *Checkpoints) PutClaimed(ctx context.Context, name string, data []byte, 
 			case <-ctx.Done():
 			}
 		}
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) && parent.Err() == nil {
+			c.timedOut()
+		}
 		if failure := c.j.Err(); failure != nil {
 			err = failure
 		}
 		return fmt.Errorf("write checkpoint %q: %w", name, err)
+	}
+}
+
+// maxTimeouts is after how many writes in a row that take checkpointTimeout an embedded server is held to be stuck. One may
+// be that of a process that was paused.
+const maxTimeouts = 2
+
+// timedOut fails the journal if the embedded server is stuck, as it can be after an error of its files: a restart repairs
+// that, and no other server can.
+func (c *Checkpoints) timedOut() {
+	if c.j.server != nil && c.timeouts.Add(1) == maxTimeouts {
+		c.j.fail(fmt.Errorf("the NATS server in %s has stored no checkpoint for %v, which can follow an error of its files: start kvcast again", c.j.cfg.Dir, maxTimeouts*checkpointTimeout))
 	}
 }
 

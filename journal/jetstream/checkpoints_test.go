@@ -184,3 +184,25 @@ func TestCorruptCheckpointIsNamed(t *testing.T) {
 	}
 	wantCheckpoints(t, j, map[string]string{"good": `4 "ood"`, "changed": `3 "new"`, "short": `3 "new"`, "undecodable": `3 "new"`})
 }
+
+// TestStuckServerFailsTheJournal has an embedded server that stores no checkpoint in time, once and then twice in a row.
+func TestStuckServerFailsTheJournal(t *testing.T) {
+	j, _ := load(t, config(t.TempDir()))
+	timeOut := func() {
+		t.Helper()
+		defer jetstream.SetCheckpointTimeout(0)()
+		if err := j.Checkpoints().Put(t.Context(), "w", nil); err == nil {
+			t.Error("a checkpoint was written in no time")
+		}
+	}
+	timeOut()
+	put(t, j, "w", nil)
+	timeOut()
+	if err := j.Err(); err != nil {
+		t.Fatalf("after one timeout in a row: %v", err)
+	}
+	timeOut()
+	if err := j.Err(); err == nil || !strings.Contains(err.Error(), "has stored no checkpoint") {
+		t.Errorf("after two timeouts in a row: got %v", err)
+	}
+}

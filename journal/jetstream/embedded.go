@@ -190,7 +190,9 @@ func (e *embedded) moveUnreadable(streams []string, cfg Config, log *slog.Logger
 			return storageError(reason)
 		}
 	}
-	e.stop()
+	if err := e.stop(); err != nil {
+		return err
+	}
 	to := ""
 	for n := 1; to == ""; n++ {
 		name := filepath.Join(e.dir, fmt.Sprintf(unreadableName, n))
@@ -309,19 +311,37 @@ func syncFile(name string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-func (e *embedded) stop() {
-	if e.server != nil {
+// stopTimeout bounds the stop of the nats-server, which writes what it has in memory. After an error of its files it can
+// wait for itself forever (2.15.2: a purge that finds the failure of an earlier write).
+const stopTimeout = 30 * time.Second
+
+func (e *embedded) stop() error {
+	if e.server == nil {
+		return nil
+	}
+	stopped := make(chan struct{})
+	go func() {
 		e.server.Shutdown()
 		e.server.WaitForShutdown()
+		close(stopped)
+	}()
+	select {
+	case <-stopped:
+		return nil
+	case <-time.After(stopTimeout):
+		return fmt.Errorf("the NATS server in %s has not stopped within %v, which can follow an error of its files; the directory stays locked until the process ends", e.dir, stopTimeout)
 	}
 }
 
 // close stops the server and unlocks the directory.
 func (e *embedded) close() error {
-	e.stop()
+	stopErr := e.stop()
 	var err error
 	if e.position != nil {
 		err = e.position.close()
+	}
+	if stopErr != nil {
+		return errors.Join(stopErr, err)
 	}
 	return errors.Join(err, e.lock.Close())
 }

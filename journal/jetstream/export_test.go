@@ -3,6 +3,7 @@ package jetstream
 import (
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 )
@@ -21,4 +22,11 @@ func SetHealthz(t *testing.T, f func(asked int, answer *server.HealthStatus) *se
 		return f(int(asked.Add(1)), s.Healthz(o))
 	}
 	t.Cleanup(func() { healthz = (*server.Server).Healthz })
+}
+
+// SetCheckpointTimeout changes the time that a write of a checkpoint may take, and returns a function that changes it back.
+func SetCheckpointTimeout(d time.Duration) (restore func()) {
+	before := checkpointTimeout
+	checkpointTimeout = d
+	return func() { checkpointTimeout = before }
 }

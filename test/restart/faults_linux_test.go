@@ -230,7 +230,8 @@ func (h *history) watch(ctx context.Context) error {
 func (h *history) namesFault() bool {
 	return slices.ContainsFunc(h.Process.Log(), func(line string) bool {
 		return strings.Contains(line, h.point.fault.Errno.Error()) ||
-			strings.Contains(line, "storage directory is not writable") // nats-server does not say why
+			strings.Contains(line, "storage directory is not writable") || // nats-server does not say why
+			strings.Contains(line, "has not stopped within") // nor here
 	})
 }
 
