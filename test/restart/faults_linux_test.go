@@ -30,7 +30,7 @@ const (
 	// faultRate is the rate of each engine, in batches a second, while it publishes turnBatches. Then the router receives
 	// them. So what the router lacks is never more than the server keeps, however slow that is: engines publish at most
 	// what was due in a second at once.
-	faultRate, turnBatches = 200, 25
+	faultRate, turnBatches = 100, 15
 	// faultPool and faultPrompts are the size of an engine's pool and the least length of a prompt, in blocks: few entries
 	// fill the journal.
 	faultPool, faultPrompts = 2048, 130
