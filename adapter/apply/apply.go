@@ -72,8 +72,8 @@ func (s *Source) Run(ctx context.Context, t Target, begun func()) error {
 		changed := s.Journal.Changed()
 		next, err := r.read(ctx, after)
 		switch {
-		case ctx.Err() != nil, errors.Is(err, journal.ErrClosed): // a shutdown may close the journal first
-			return nil
+		case ctx.Err() != nil, errors.Is(err, journal.ErrClosed):
+			return nil //nolint:nilerr // a shutdown, which may close the journal first
 		case errors.Is(err, journal.ErrCompacted):
 			s.Logger.Warn("egress was slower than the journal's retention, and publishes all blocks anew", "position", after)
 			if s.Restarted != nil {
