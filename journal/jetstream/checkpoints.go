@@ -156,11 +156,10 @@ func (c *Checkpoints) PutClaimed(parent context.Context, name string, data []byt
 // be that of a process that was paused.
 const maxTimeouts = 2
 
-// timedOut fails the journal if the embedded server is stuck, as it can be after an error of its files: a restart repairs
-// that, and no other server can.
+// timedOut fails the journal if the embedded server is stuck.
 func (c *Checkpoints) timedOut() {
 	if c.j.server != nil && c.timeouts.Add(1) == maxTimeouts {
-		c.j.fail(fmt.Errorf("the NATS server in %s has stored no checkpoint for %v, which can follow an error of its files: start kvcast again", c.j.cfg.Dir, maxTimeouts*checkpointTimeout))
+		c.j.failStuck("stored no checkpoint", maxTimeouts*checkpointTimeout)
 	}
 }
 

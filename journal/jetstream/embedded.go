@@ -233,10 +233,19 @@ const healthAttempts = 1000
 var healthz = (*server.Server).Healthz
 
 // health returns an error if the server cannot write to a stream. The server has one millisecond to find that it is ready, and
-// says that it is not if the process does not run meanwhile: it is asked again.
+// says that it is not if the process does not run meanwhile: it is asked again. A server that is stuck does not answer.
 func (e *embedded) health(stream string) error {
 	for range healthAttempts {
-		status := healthz(e.server, &server.HealthzOptions{Account: server.DEFAULT_GLOBAL_ACCOUNT, Stream: stream})
+		answers := make(chan *server.HealthStatus, 1)
+		go func() {
+			answers <- healthz(e.server, &server.HealthzOptions{Account: server.DEFAULT_GLOBAL_ACCOUNT, Stream: stream})
+		}()
+		var status *server.HealthStatus
+		select {
+		case status = <-answers:
+		case <-time.After(requestTimeout):
+			return errNoHealth
+		}
 		switch {
 		case status.Error == "":
 			return nil
@@ -335,13 +344,12 @@ func (e *embedded) stop() error {
 
 // close stops the server and unlocks the directory.
 func (e *embedded) close() error {
-	stopErr := e.stop()
+	if err := e.stop(); err != nil {
+		return err // the server may still write
+	}
 	var err error
 	if e.position != nil {
 		err = e.position.close()
-	}
-	if stopErr != nil {
-		return errors.Join(stopErr, err)
 	}
 	return errors.Join(err, e.lock.Close())
 }

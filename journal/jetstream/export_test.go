@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"log/slog"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -29,4 +30,18 @@ func SetCheckpointTimeout(d time.Duration) (restore func()) {
 	before := checkpointTimeout
 	checkpointTimeout = d
 	return func() { checkpointTimeout = before }
+}
+
+// StuckAfter returns the error of a journal with an embedded server after some ticks at which it has acknowledged nothing since
+// a time. The server says that it is healthy.
+func StuckAfter(ticks int, since time.Time) error {
+	before := healthz
+	healthz = func(*server.Server, *server.HealthzOptions) *server.HealthStatus { return new(server.HealthStatus) }
+	defer func() { healthz = before }()
+	j := &Journal{server: new(embedded), failed: make(chan struct{}), log: slog.New(slog.DiscardHandler), since: since}
+	j.w.sent = 1
+	for range ticks {
+		j.overdue()
+	}
+	return j.err
 }

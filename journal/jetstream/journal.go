@@ -69,6 +69,7 @@ type Journal struct {
 	mirror        atomic.Pointer[journal.Memory] // the acknowledged entries; replaced by Load and Discard
 	slots         chan struct{}                  // has one element per append in flight
 	wake          chan struct{}                  // there is a message to publish
+	overdueTicks  int                            // of publishLoop in a row
 	suspect       chan struct{}                  // the fate of messages in flight is unknown
 	failed        chan struct{}                  // closed when err is set
 	closing       chan struct{}                  // closed by Close

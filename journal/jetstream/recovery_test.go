@@ -336,3 +336,23 @@ func TestUnreadableFilesAreMovedAway(t *testing.T) {
 		})
 	}
 }
+
+// TestServerThatAcknowledgesNothingFailsTheJournal needs a minute without an acknowledgement, seen more than once.
+func TestServerThatAcknowledgesNothingFailsTheJournal(t *testing.T) {
+	now := time.Now()
+	for _, tt := range []struct {
+		ticks int
+		since time.Time
+		want  bool
+	}{
+		{10, now.Add(-2 * time.Minute), true},
+		{9, now.Add(-2 * time.Minute), false}, // as after a pause of the process
+		{10, now, false},
+		{10, now.Add(-30 * time.Second), false},
+	} {
+		err := jetstream.StuckAfter(tt.ticks, tt.since)
+		if got := err != nil && strings.Contains(err.Error(), "has acknowledged nothing for"); got != tt.want {
+			t.Errorf("%d ticks, since %v: got %v", tt.ticks, now.Sub(tt.since), err)
+		}
+	}
+}

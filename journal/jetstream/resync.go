@@ -55,13 +55,36 @@ func (j *Journal) publishLoop() {
 // overdue reports whether appends wait for an acknowledgement for too long.
 func (j *Journal) overdue() bool {
 	j.mu.Lock()
-	stalled := j.w.sent > 0 && time.Since(j.since) > ackTimeout
+	since := j.since
+	stalled := j.w.sent > 0 && time.Since(since) > ackTimeout
 	j.mu.Unlock()
-	if stalled && j.server != nil {
-		j.checkServer()
-		return false // the embedded server loses no message, so it is only slow
+	if j.server == nil {
+		return stalled
 	}
-	return stalled
+	// The embedded server loses no message, so it is slow, or stuck.
+	if !stalled {
+		j.overdueTicks = 0
+		return false
+	}
+	if j.overdueTicks++; j.overdueTicks >= stuckTicks && time.Since(since) > stuckTime {
+		j.failStuck("acknowledged nothing", stuckTime)
+		return false
+	}
+	j.checkServer()
+	return false
+}
+
+const (
+	// stuckTime is for how long an embedded server acknowledges nothing before it is held to be stuck. That must have been seen
+	// by stuckTicks ticks of publishLoop: a process that was paused sees it once.
+	stuckTime  = time.Minute
+	stuckTicks = 10
+)
+
+// failStuck fails the journal because the embedded server does nothing, as it can after an error of its files. A restart
+// repairs that, and no other server can.
+func (j *Journal) failStuck(what string, d time.Duration) {
+	j.fail(fmt.Errorf("the NATS server in %s has %s for %v, which can follow an error of its files: start kvcast again", j.cfg.Dir, what, d))
 }
 
 // checkServer fails the journal if the embedded nats-server cannot write to one of the streams. It does not answer then,

@@ -231,7 +231,7 @@ func (h *history) namesFault() bool {
 	return slices.ContainsFunc(h.Process.Log(), func(line string) bool {
 		return strings.Contains(line, h.point.fault.Errno.Error()) ||
 			strings.Contains(line, "storage directory is not writable") || // nats-server does not say why
-			strings.Contains(line, "has not stopped within") // nor here
+			strings.Contains(line, "which can follow an error of its files") // nor here
 	})
 }
 
