@@ -108,9 +108,9 @@ func (r *run) begin(ctx context.Context) (after uint64) {
 		}
 	}
 	r.Lock.Unlock()
-	for name := range present {
-		if err := r.beginWorker(ctx, name); err != nil && ctx.Err() == nil {
-			r.Logger.Error("blocks of the index cannot be decoded", "worker", name, "error", err)
+	for i := range workers {
+		if err := r.beginWorker(ctx, workers[i].Name); err != nil && ctx.Err() == nil {
+			r.Logger.Error("blocks of the index cannot be decoded", "worker", workers[i].Name, "error", err)
 		}
 	}
 	return after

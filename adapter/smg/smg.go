@@ -194,7 +194,7 @@ func (s *Service) Run(ctx context.Context) error {
 // Stop ends the streams of all subscribers, and refuses further ones.
 func (s *Service) Stop() { s.stop() }
 
-// target is a Service as an apply.Target. The lock is held.
+// target implements apply.Target with a Service. The caller of its methods holds Service.mu.
 type target struct{ *Service }
 
 // Begin implements apply.Target.

@@ -168,7 +168,7 @@ func (e *Egress) source() *apply.Source {
 	return &apply.Source{Journal: e.journal, Index: e.index, Lock: &e.mu, Logger: e.logger, Restarted: e.metrics.restarts.Inc}
 }
 
-// target is an Egress as an apply.Target. The lock is held.
+// target implements apply.Target with an Egress. The caller of its methods holds Egress.mu.
 type target struct{ *Egress }
 
 // Begin implements apply.Target.
