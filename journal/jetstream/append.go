@@ -229,8 +229,8 @@ const (
 	codeInsufficient      = 10023
 	codeStorageResources  = 10047
 	codeMessageTooLarge   = 10054
-	codeNoReplicas        = 10074
 	codeWrongLastSeq      = 10071
+	codeNoReplicas        = 10074
 	codeWrongLastSeqConst = 10164
 	codeStoreFailed       = 10077
 	codeTooManyRequests   = 10167

@@ -152,8 +152,8 @@ func (c *Checkpoints) PutClaimed(parent context.Context, name string, data []byt
 	}
 }
 
-// maxTimeouts is after how many writes in a row that take checkpointTimeout an embedded server is held to be stuck. One may
-// be that of a process that was paused.
+// maxTimeouts is the number of consecutive writes that exceed checkpointTimeout after which the embedded server counts as stuck.
+// A single one can be that of a process that was paused.
 const maxTimeouts = 2
 
 // timedOut fails the journal if the embedded server is stuck.

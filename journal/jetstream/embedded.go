@@ -320,8 +320,8 @@ func syncFile(name string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// stopTimeout bounds the stop of the nats-server, which writes what it has in memory. After an error of its files it can
-// wait for itself forever (2.15.2: a purge that finds the failure of an earlier write).
+// stopTimeout bounds the stop of the nats-server, which writes what it has in memory. nats-server 2.15.2 can deadlock after an
+// error of its files: a purge that finds the failure of an earlier write locks the stream's store twice.
 const stopTimeout = 30 * time.Second
 
 func (e *embedded) stop() error {

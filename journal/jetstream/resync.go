@@ -75,14 +75,14 @@ func (j *Journal) overdue() bool {
 }
 
 const (
-	// stuckTime is for how long an embedded server acknowledges nothing before it is held to be stuck. That must have been seen
-	// by stuckTicks ticks of publishLoop: a process that was paused sees it once.
+	// stuckTime is the time without an acknowledgement after which the embedded server counts as stuck. stuckTicks ticks of
+	// publishLoop in a row must see that it acknowledges nothing: after a pause of the process, only the first one does.
 	stuckTime  = time.Minute
 	stuckTicks = 10
 )
 
-// failStuck fails the journal because the embedded server does nothing, as it can after an error of its files. A restart
-// repairs that, and no other server can.
+// failStuck fails the journal because the embedded server is stuck: it can deadlock after an error of its files. Only a restart
+// of the process ends a deadlock.
 func (j *Journal) failStuck(what string, d time.Duration) {
 	j.fail(fmt.Errorf("the NATS server in %s has %s for %v, which can follow an error of its files: start kvcast again", j.cfg.Dir, what, d))
 }
