@@ -90,7 +90,17 @@ func TestShutdownDeliversTheLastEntry(t *testing.T) {
 
 func TestShutdownDoesNotWaitForASlowSubscriber(t *testing.T) {
 	t.Parallel()
-	p, s := engine(t)
+	for _, journal := range []string{"memory", "file:" + t.TempDir()} {
+		name, _, _ := strings.Cut(journal, ":")
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testSlowSubscriberAtShutdown(t, journal)
+		})
+	}
+}
+
+func testSlowSubscriberAtShutdown(t *testing.T, journal string) {
+	p, s := engine(t, "--journal", journal)
 	stream, err := s.client().Subscribe(t.Context(), &kvcastv1.SubscribeRequest{
 		Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}},
 	})

@@ -82,12 +82,7 @@ func TestWorkersAreTakenOver(t *testing.T) {
 		}
 	}
 	w.check()
-	w.engines.Pause() // so that a slow machine need not store what they publish before the servers end
-	for _, m := range w.members {
-		if err := m.Process.Stop(); err != nil {
-			t.Error(err)
-		}
-	}
+	w.stop()
 }
 
 // kill kills a server, and starts it again at once or when its workers are taken over.

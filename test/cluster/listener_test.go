@@ -75,9 +75,5 @@ func TestWorkerFollowsItsConnection(t *testing.T) {
 		w.entries()
 		w.check()
 	}
-	for _, m := range members {
-		if err := m.Process.Stop(); err != nil {
-			t.Error(err)
-		}
-	}
+	w.stop()
 }

@@ -324,6 +324,17 @@ func (w *world) check() {
 		last, records, batches, stored.CachedInfo().State.FirstSeq-1, gaps, time.Since(began).Round(time.Millisecond))
 }
 
+// stop stops the servers, once they have stored everything that the engines published.
+func (w *world) stop() {
+	w.t.Helper()
+	w.engines.Settle(w.routers...)
+	for _, m := range w.members {
+		if err := m.Process.Stop(); err != nil {
+			w.t.Error(err)
+		}
+	}
+}
+
 // writeLogs writes the logs of all runs to the directory of -logs.
 func (w *world) writeLogs() {
 	if *logs == "" {

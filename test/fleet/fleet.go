@@ -88,8 +88,15 @@ func (e Engine) FlagAt(connect, replay string) string {
 	return fmt.Sprintf("name=%s,model=%s,connect=%s,replay=%s", e.Worker, Model, connect, replay)
 }
 
-// WantViews pauses the engines, and waits until the views of routers equal their contents.
+// WantViews pauses the engines, waits until the views of routers equal their contents, and ends the pause.
 func (f *Fleet) WantViews(routers ...*Router) {
+	f.t.Helper()
+	f.Settle(routers...)
+	f.Resume()
+}
+
+// Settle pauses the engines, and waits until the views of routers equal their contents.
+func (f *Fleet) Settle(routers ...*Router) {
 	f.t.Helper()
 	states := f.Pause()
 	for i, r := range routers {
@@ -97,7 +104,6 @@ func (f *Fleet) WantViews(routers ...*Router) {
 			f.t.Errorf("the view of router %d: %v", i, err)
 		}
 	}
-	f.Resume()
 }
 
 // Publish makes each engine publish some batches, and returns what they hold then. They are paused before and after it.

@@ -33,7 +33,8 @@ const (
 	discoveryStopTimeout  = 500 * time.Millisecond
 	ingestStopTimeout     = 2 * time.Second
 	pipelineStopTimeout   = 3 * time.Second
-	subscriberStopTimeout = 4 * time.Second
+	subscriberStopTimeout = 3 * time.Second
+	journalStopTimeout    = time.Second
 	tracingStopTimeout    = 500 * time.Millisecond
 )
 
@@ -244,13 +245,16 @@ func (s *Service) Run(ctx context.Context) error {
 	case ctx.Err() != nil:
 		err = nil
 	}
-	deadline, cancel := context.WithTimeout(beyond, subscriberStopTimeout)
+	serving, cancel := context.WithTimeout(beyond, subscriberStopTimeout)
 	defer cancel()
 	s.stopSMG()
-	s.server.Shutdown(deadline)
+	s.server.Shutdown(serving)
 	stopSampling()
 	s.closePorts()
-	errs := []error{err, <-sampleDone, s.journal.Close(deadline), <-grpcDone}
+	errs := []error{err, <-sampleDone}
+	closing, cancel := context.WithTimeout(beyond, journalStopTimeout) // of its own: slow subscribers may have used up theirs
+	defer cancel()
+	errs = append(errs, s.journal.Close(closing), <-grpcDone)
 	if portsDone != nil {
 		errs = append(errs, <-portsDone)
 	}
