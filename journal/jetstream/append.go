@@ -321,7 +321,7 @@ func (j *Journal) acknowledge() {
 // show makes an entry visible.
 func (j *Journal) show(a *inFlight, seq uint64) error {
 	if j.server != nil {
-		j.server.position.setNewest(seq)
+		j.server.Position.SetNewest(seq)
 	}
 	_, err := j.mirror.Load().Append(j.ctx, a.record)
 	return err

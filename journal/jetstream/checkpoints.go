@@ -1,7 +1,6 @@
 package jetstream
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -9,10 +8,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"iter"
 	"slices"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -224,7 +221,7 @@ func (c *Checkpoints) put(ctx context.Context, name string, data []byte, claim u
 	m := &nats.Msg{Subject: c.metaSubject(name), Data: description, Header: nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}}}
 	if c.j.server != nil && !c.j.cfg.SyncAlways {
 		// A crash of the machine must not leave a checkpoint that is newer than the entries.
-		if err := c.j.server.syncMessages(c.j.cfg.Stream); err != nil {
+		if err := c.j.server.SyncMessages(c.j.cfg.Stream); err != nil {
 			return err
 		}
 	}
@@ -290,153 +287,6 @@ func (c *Checkpoints) Delete(ctx context.Context, name string) error {
 		c.purge(ctx, c.chunkSubject(old.NUID))
 	}
 	return nil
-}
-
-// All returns all checkpoints, in no particular order. If one cannot be read, or its checksum differs, All yields its name
-// and an error, and continues with the next. If the checkpoints cannot be listed, All yields an error without a name, and
-// ends.
-func (c *Checkpoints) All(ctx context.Context) iter.Seq2[Object, error] {
-	return func(yield func(Object, error) bool) {
-		subjects, err := c.subjects(ctx, "M.")
-		if err != nil {
-			yield(Object{}, fmt.Errorf("list checkpoints: %w", err))
-			return
-		}
-		for _, subject := range subjects {
-			name, data, err := c.read(ctx, subject)
-			if err != nil {
-				err = fmt.Errorf("read checkpoint %q: %w", name, err)
-			}
-			if !yield(Object{name, data}, err) {
-				return
-			}
-		}
-	}
-}
-
-// Get returns the data of a name; nil if there is none. It tries again for a minute while the servers do not answer: the
-// error is an ErrUnanswered then. Any other error means that the data cannot be read.
-func (c *Checkpoints) Get(ctx context.Context, name string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, checkpointTimeout)
-	defer cancel()
-	subject := c.metaSubject(name)
-	for {
-		info, seq, err := c.info(ctx, subject)
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			return nil, nil
-		}
-		var data []byte
-		if err == nil {
-			data, err = c.chunks(ctx, info)
-		}
-		if err == nil {
-			return data, nil
-		}
-		if !isUnanswered(err) && ctx.Err() == nil {
-			if _, newest, again := c.info(ctx, subject); again == nil && newest != seq {
-				continue // another process has replaced it, and removed the chunks, meanwhile
-			}
-			return nil, fmt.Errorf("read checkpoint %q: %w", name, err)
-		}
-		c.j.log.Debug("A checkpoint cannot be read now.", "name", name, "error", err)
-		select {
-		case <-time.After(retryInterval):
-		case <-ctx.Done():
-			return nil, fmt.Errorf("read checkpoint %q: %w: %w", name, ErrUnanswered, err)
-		}
-	}
-}
-
-// subjects returns the subjects of the stored messages of a kind, "M." or "C.".
-func (c *Checkpoints) subjects(ctx context.Context, kind string) ([]string, error) {
-	var info *jetstream.StreamInfo
-	err := c.ask(ctx, func(ctx context.Context) (err error) {
-		info, err = c.stream.Info(ctx, jetstream.WithSubjectFilter(c.prefix+kind+">"))
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	subjects := make([]string, 0, len(info.State.Subjects))
-	for subject := range info.State.Subjects {
-		subjects = append(subjects, subject)
-	}
-	return subjects, nil
-}
-
-// info returns an object's description, and its seq in the bucket's stream.
-func (c *Checkpoints) info(ctx context.Context, subject string) (*jetstream.ObjectInfo, uint64, error) {
-	var m *jetstream.RawStreamMsg
-	err := c.ask(ctx, func(ctx context.Context) (err error) {
-		m, err = c.stream.GetLastMsgForSubject(ctx, subject)
-		return err
-	})
-	if err != nil {
-		return nil, 0, err
-	}
-	var info jetstream.ObjectInfo
-	if err := json.Unmarshal(m.Data, &info); err != nil {
-		return nil, m.Sequence, err
-	}
-	return &info, m.Sequence, nil
-}
-
-// read returns the name and the data of an object, given its description's subject.
-func (c *Checkpoints) read(ctx context.Context, subject string) (string, []byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, checkpointTimeout)
-	defer cancel()
-	encoded, err := base64.URLEncoding.DecodeString(subject[strings.LastIndexByte(subject, '.')+1:])
-	if err != nil {
-		return subject, nil, err
-	}
-	name, err := unescape(string(encoded))
-	if err != nil {
-		return subject, nil, err
-	}
-	info, _, err := c.info(ctx, subject)
-	if err != nil {
-		return name, nil, err
-	}
-	data, err := c.chunks(ctx, info)
-	return name, data, err
-}
-
-// chunks returns the data of an object.
-func (c *Checkpoints) chunks(ctx context.Context, info *jetstream.ObjectInfo) ([]byte, error) {
-	var data bytes.Buffer
-	seq := uint64(1)
-	for range info.Chunks {
-		var m *jetstream.RawStreamMsg
-		err := c.ask(ctx, func(ctx context.Context) (err error) {
-			m, err = c.stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(c.chunkSubject(info.NUID)))
-			return err
-		})
-		if err != nil {
-			return nil, fmt.Errorf("after %d bytes of %d: %w", data.Len(), info.Size, err)
-		}
-		data.Write(m.Data)
-		seq = m.Sequence + 1
-	}
-	if got := digest(data.Bytes()); got != info.Digest {
-		return nil, fmt.Errorf("checksum of %d bytes is %s, want %s of %d bytes", data.Len(), got, info.Digest, info.Size)
-	}
-	return data.Bytes(), nil
-}
-
-// newest returns the largest number that checkpoints have in a field of their metadata.
-func (c *Checkpoints) newest(ctx context.Context, field string) (uint64, error) {
-	subjects, err := c.subjects(ctx, "M.")
-	if err != nil {
-		return 0, err
-	}
-	newest := uint64(0)
-	for _, subject := range subjects {
-		if info, _, err := c.info(ctx, subject); err == nil {
-			n, _ := strconv.ParseUint(info.Metadata[field], 10, 64)
-			newest = max(newest, n)
-		}
-	}
-	return newest, nil
 }
 
 // removeOrphans removes chunks that no description references.

@@ -46,6 +46,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/journal/jetstream/embedded"
 )
 
 // ErrUnreadable means that the stream has lost entries or that one of them cannot be decoded. The error's text names
@@ -60,7 +61,7 @@ type Journal struct {
 	subjects string // the prefix of the entries' subjects, including the last dot
 	replies  string // the prefix of the acknowledgements' subjects, including the last dot
 
-	server        *embedded // nil with Config.Servers
+	server        *embedded.Server // nil with Config.Servers
 	conn          *nats.Conn
 	js            jetstream.JetStream
 	checkpoints   *Checkpoints
@@ -69,7 +70,7 @@ type Journal struct {
 	mirror        atomic.Pointer[journal.Memory] // the acknowledged entries; replaced by Load and Discard
 	slots         chan struct{}                  // has one element per append in flight
 	wake          chan struct{}                  // there is a message to publish
-	overdueTicks  int                            // of publishLoop in a row
+	stuck         stuckDetector                  // of publishLoop
 	suspect       chan struct{}                  // the fate of messages in flight is unknown
 	failed        chan struct{}                  // closed when err is set
 	closing       chan struct{}                  // closed by Close
@@ -313,7 +314,7 @@ func (j *Journal) release() error {
 	// A callback of the connection may still acknowledge; it finds nothing in flight after this.
 	j.acking.Lock()
 	defer j.acking.Unlock()
-	return j.server.close()
+	return j.server.Close()
 }
 
 // Retain makes the stream keep all entries after a seq until the next call. It removes earlier ones when the mirror
@@ -357,7 +358,7 @@ func (j *Journal) purge(ctx context.Context) error {
 		return nil
 	}
 	if j.server != nil {
-		if err := j.server.position.setPurged(until); err != nil {
+		if err := j.server.Position.SetPurged(until); err != nil {
 			return err
 		}
 	}

@@ -40,8 +40,8 @@ func (j *Journal) Load(ctx context.Context, needed uint64, f func(Entry) error) 
 		if first != j.first {
 			return fmt.Errorf("load %s: %w", j.place(), ErrPurged)
 		}
-	} else if err := j.server.position.check(first, last); err != nil {
-		return fmt.Errorf("load %s: %w", j.place(), err)
+	} else if err := j.server.Position.Check(first, last); err != nil {
+		return fmt.Errorf("load %s: %w: %w", j.place(), ErrUnreadable, err)
 	}
 	if last < needed {
 		return fmt.Errorf("load %s: %w: a checkpoint has seen entry %d, and the newest is %d", j.place(), ErrUnreadable, needed, last)
@@ -55,7 +55,7 @@ func (j *Journal) Load(ctx context.Context, needed uint64, f func(Entry) error) 
 	}
 	j.w.acked = last
 	if j.server != nil {
-		if err := j.server.position.set(last, first-1); err != nil {
+		if err := j.server.Position.Set(last, first-1); err != nil {
 			return err
 		}
 	}
@@ -309,7 +309,7 @@ func (j *Journal) discard(ctx context.Context) error {
 	if j.server == nil {
 		return nil
 	}
-	return errors.Join(j.syncMetadata(), j.server.position.set(last, last))
+	return errors.Join(j.syncMetadata(), j.server.Position.Set(last, last))
 }
 
 // emptyStream replaces the stream by one without entries and with a new epoch, since nats-server may append to a purged
@@ -350,7 +350,7 @@ func (j *Journal) emptyStream(ctx context.Context, lost uint64) (epoch string, l
 		return nil
 	})
 	if j.server != nil {
-		last = max(last, j.server.position.newest)
+		last = max(last, j.server.Position.Newest())
 	} else {
 		current = journal.NewEpoch()
 		step(func(ctx context.Context) error {

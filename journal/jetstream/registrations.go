@@ -17,6 +17,9 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
+// keysName is a file in Config.Dir that has the keys of the registrations, a line each.
+const keysName = "kvcast.registered"
+
 // Registrations stores the workers that were registered, by name, in the NATS KV bucket <stream>-workers. The key is the
 // worker's name, with each byte that is no letter, digit, hyphen or underscore as =XX; a lone = is the empty name. Every
 // process that uses the stream may write to it, and watch it. Discard keeps it. Methods are safe for concurrent use.
@@ -147,7 +150,7 @@ func (r *Registrations) Put(ctx context.Context, name string, data []byte) error
 	key := registrationKey(name)
 	err := r.put(ctx, key, data)
 	if err == nil && r.j.server != nil {
-		err = errors.Join(r.j.server.syncMessages(workersStream(r.j.cfg.Stream)), r.setKey(key, true))
+		err = errors.Join(r.j.server.SyncMessages(workersStream(r.j.cfg.Stream)), r.setKey(key, true))
 	}
 	if err != nil {
 		return fmt.Errorf("write registration %q: %w", name, r.cause(err))

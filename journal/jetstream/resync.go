@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/journal/jetstream/embedded"
 )
 
 const (
@@ -28,7 +28,7 @@ func (j *Journal) publishLoop() {
 	for {
 		var faults <-chan struct{}
 		if j.server != nil {
-			faults = j.server.faults
+			faults = j.server.Faults()
 		}
 		select {
 		case <-j.wake:
@@ -54,32 +54,44 @@ func (j *Journal) publishLoop() {
 
 // overdue reports whether appends wait for an acknowledgement for too long.
 func (j *Journal) overdue() bool {
+	silent := time.Duration(0)
 	j.mu.Lock()
-	since := j.since
-	stalled := j.w.sent > 0 && time.Since(since) > ackTimeout
+	if j.w.sent > 0 {
+		silent = time.Since(j.since)
+	}
 	j.mu.Unlock()
 	if j.server == nil {
-		return stalled
+		return silent > ackTimeout
 	}
 	// The embedded server loses no message, so it is slow, or stuck.
-	if !stalled {
-		j.overdueTicks = 0
-		return false
-	}
-	if j.overdueTicks++; j.overdueTicks >= stuckTicks && time.Since(since) > stuckTime {
+	if j.stuck.tick(silent) {
 		j.failStuck("acknowledged nothing", stuckTime)
-		return false
+	} else if silent > ackTimeout {
+		j.checkServer()
 	}
-	j.checkServer()
 	return false
 }
 
 const (
-	// stuckTime is the time without an acknowledgement after which the embedded server counts as stuck. stuckTicks ticks of
-	// publishLoop in a row must see that it acknowledges nothing: after a pause of the process, only the first one does.
-	stuckTime  = time.Minute
+	// stuckTime is the time without an acknowledgement after which the embedded server counts as stuck.
+	stuckTime = time.Minute
+	// stuckTicks ticks of publishLoop in a row must see that it acknowledges nothing: after a pause of the process, only the
+	// first one does.
 	stuckTicks = 10
 )
+
+// stuckDetector decides when the embedded server counts as stuck.
+type stuckDetector struct{ ticks int }
+
+// tick reports whether the server is stuck, which has acknowledged nothing for some time.
+func (d *stuckDetector) tick(silent time.Duration) bool {
+	if silent <= ackTimeout {
+		d.ticks = 0
+		return false
+	}
+	d.ticks++
+	return d.ticks >= stuckTicks && silent > stuckTime
+}
 
 // failStuck fails the journal because the embedded server is stuck: it can deadlock after an error of its files. Only a restart
 // of the process ends a deadlock.
@@ -91,7 +103,7 @@ func (j *Journal) failStuck(what string, d time.Duration) {
 // and does not write to the stream any more before it is started again.
 func (j *Journal) checkServer() {
 	for _, stream := range []string{j.cfg.Stream, bucketStream(j.cfg.Stream), workersStream(j.cfg.Stream)} {
-		if err := j.server.health(stream); err != nil && !errors.Is(err, errNoHealth) {
+		if err := j.server.Health(stream); err != nil && !errors.Is(err, embedded.ErrNoHealth) {
 			j.fail(fmt.Errorf("write to stream %q of %s: %w", stream, j.where(), err))
 		}
 	}
@@ -158,71 +170,4 @@ func (j *Journal) isMine(s jetstream.Stream, seq uint64) (bool, error) {
 		return true, nil
 	}
 	return j.w.appends[seq-j.w.acked-1].equal(m.Subject, m.Header, m.Data), nil
-}
-
-// connect connects to Config.Servers. The connection is restored for ever.
-func (j *Journal) connect() error {
-	opts := j.options()
-	if j.cfg.Credentials != "" {
-		opts = append(opts, nats.UserCredentials(j.cfg.Credentials))
-	}
-	if j.cfg.TLSCA != "" {
-		opts = append(opts, nats.RootCAs(j.cfg.TLSCA))
-	}
-	if j.cfg.TLSCert != "" {
-		opts = append(opts, nats.ClientCert(j.cfg.TLSCert, j.cfg.TLSKey))
-	}
-	return j.dial(func(o *nats.Options) error {
-		o.Servers = j.cfg.Servers
-		return nil
-	}, opts)
-}
-
-func (j *Journal) dial(to nats.Option, opts []nats.Option) error {
-	conn, err := nats.Connect("", append(opts, to)...)
-	if err != nil {
-		return err
-	}
-	j.conn = conn
-	j.js, err = jetstream.New(conn)
-	return err
-}
-
-// options returns the options of every connection.
-func (j *Journal) options() []nats.Option {
-	return []nats.Option{
-		nats.Name("kvcast"),
-		nats.MaxReconnects(-1),
-		nats.ReconnectBufSize(-1), // what is in flight is published again by resync
-		nats.ReconnectWait(500 * time.Millisecond),
-		nats.PingInterval(2 * time.Second), // a connection that has ended unnoticed is replaced after two that are not answered
-		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
-			j.mu.Lock()
-			if j.since.IsZero() && j.err == nil {
-				j.since = time.Now()
-			}
-			j.mu.Unlock()
-			if j.ctx.Err() == nil {
-				j.log.Warn("The connection to the journal's servers is lost; entries wait for it.", "error", err)
-			}
-		}),
-		nats.ReconnectHandler(func(*nats.Conn) {
-			j.mu.Lock()
-			if len(j.w.appends) == 0 {
-				j.since = time.Time{}
-			}
-			j.mu.Unlock()
-			j.log.Info("The connection to the journal's servers is back.")
-			if sub := j.following.Load(); sub != nil { // it may have missed deliveries
-				_ = sub.Unsubscribe()
-			}
-			signal(j.suspect)
-		}),
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
-			if errors.Is(err, nats.ErrPermissionViolation) {
-				j.denied.Store(&err)
-			}
-			j.log.Warn("NATS reports an error.", "error", err)
-		}),
-	}
 }

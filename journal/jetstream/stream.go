@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/journal/jetstream/embedded"
 )
 
 // Metadata of the stream.
@@ -68,7 +69,7 @@ func firstSeq(info *jetstream.StreamInfo) uint64 {
 func (j *Journal) openStream(ctx context.Context) (streamState, error) {
 	boot := ""
 	if j.server != nil {
-		boot = bootID()
+		boot = embedded.BootID()
 	}
 	_, info, err := j.streamInfo(ctx)
 	if errors.Is(err, jetstream.ErrStreamNotFound) && j.cfg.Follow {
@@ -91,7 +92,7 @@ func (j *Journal) openStream(ctx context.Context) (streamState, error) {
 	rebooted := j.server != nil && (boot == "" || boot != config.Metadata[metadataBoot])
 	synced := config.Metadata[metadataSynced] == "true"
 	if rebooted && !synced {
-		j.server.position.forget()
+		j.server.Position.Forget()
 		config.Metadata[metadataEpoch] = journal.NewEpoch()
 		j.log.Warn("The machine has booted since the journal was written without sync always: entries may be lost. The journal continues in a new epoch.",
 			"dir", j.cfg.Dir, "entries", info.State.Msgs, "last", info.State.LastSeq, "epoch", config.Metadata[metadataEpoch])
@@ -141,7 +142,7 @@ func (j *Journal) createStream(ctx context.Context, boot string) (streamState, e
 	}
 	j.log.Info("A new journal begins.", "place", j.place(), "epoch", epoch)
 	if j.server != nil {
-		j.server.position.forget()
+		j.server.Position.Forget()
 	}
 	return streamState{epoch: epoch, first: 1}, j.syncMetadata()
 }
@@ -169,7 +170,7 @@ func (j *Journal) syncMetadata() error {
 	if j.server == nil {
 		return nil
 	}
-	return j.server.syncMetadata(j.cfg.Stream)
+	return j.server.SyncMetadata(j.cfg.Stream)
 }
 
 // checkStream checks that an existing stream is a journal of a version that this one reads, and that it removes no

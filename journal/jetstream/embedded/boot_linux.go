@@ -1,12 +1,12 @@
-package jetstream
+package embedded
 
 import (
 	"os"
 	"strings"
 )
 
-// bootID returns a string that is different after each boot of the machine, or "" if it is unknown.
-func bootID() string {
+// BootID returns a string that is different after each boot of the machine, or "" if it is unknown.
+func BootID() string {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return ""

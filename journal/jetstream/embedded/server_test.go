@@ -1,0 +1,125 @@
+package embedded_test
+
+import (
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvcast/kvcast/journal/jetstream/embedded"
+	"github.com/kvcast/kvcast/test/harness"
+)
+
+const stream = "s"
+
+func config(dir string) embedded.Config {
+	return embedded.Config{Dir: dir, SyncInterval: time.Second, Log: slog.New(slog.DiscardHandler)}
+}
+
+func start(t *testing.T, dir string) *embedded.Server {
+	t.Helper()
+	s, err := embedded.Start(config(dir), stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// write creates the stream in a directory, with one message.
+func write(t *testing.T, dir string) {
+	t.Helper()
+	s, err := embedded.Start(config(dir), stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := nats.Connect("", nats.InProcessServer(s.NATS()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	js, err := jetstream.New(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := harness.Context(t)
+	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: stream, Subjects: []string{"x"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.Publish(ctx, "x", nil); err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDirectoryIsLocked(t *testing.T) {
+	dir := t.TempDir()
+	start(t, dir)
+	if _, err := embedded.Start(config(dir)); err == nil || !strings.Contains(err.Error(), "another process uses "+dir) {
+		t.Errorf("second server: got error %v", err)
+	}
+}
+
+// TestServerThatIsNotReadyInTimeLosesNothing has a process that is not scheduled while nats-server finds out whether it is
+// healthy.
+func TestServerThatIsNotReadyInTimeLosesNothing(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir)
+	s := start(t, dir)
+	slow := &server.HealthStatus{Status: "unavailable", Error: "failed to be ready for connections after 1ms: "}
+	never := true
+	embedded.SetHealthz(t, func(asked int, answer *server.HealthStatus) *server.HealthStatus {
+		if never || asked%5 != 0 {
+			return slow
+		}
+		return answer
+	})
+	if moved, err := s.MoveUnreadable(stream); moved || !errors.Is(err, embedded.ErrNoHealth) {
+		t.Errorf("never ready: got %t, %v", moved, err)
+	}
+	never = false
+	if moved, err := s.MoveUnreadable(stream); moved || err != nil {
+		t.Errorf("ready at the fifth question: got %t, %v", moved, err)
+	}
+	if names, err := filepath.Glob(filepath.Join(dir, "unreadable-*")); err != nil || len(names) > 0 {
+		t.Errorf("moved away: %v, %v", names, err)
+	}
+}
+
+func TestPositionNoticesLostEntries(t *testing.T) {
+	dir := t.TempDir()
+	s := start(t, dir)
+	if err := s.Position.Set(10, 3); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		first, last uint64
+		want        string
+	}{
+		{4, 10, ""},
+		{2, 12, ""}, // a purge did not happen, and entries were stored and not acknowledged
+		{4, 9, "the newest entries, 10 to 10, are lost"},
+		{6, 10, "the oldest entries, 4 to 5, are lost"},
+	} {
+		err := s.Position.Check(tt.first, tt.last)
+		if (err == nil) != (tt.want == "") || err != nil && err.Error() != tt.want {
+			t.Errorf("%d to %d: got %v, want %q", tt.first, tt.last, err, tt.want)
+		}
+	}
+	s.Position.Forget()
+	if err := s.Position.Check(1, 0); err != nil {
+		t.Errorf("after Forget: got %v", err)
+	}
+}
