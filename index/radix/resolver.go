@@ -130,8 +130,8 @@ func (r *resolver) count(x *Index, s *Sharing) (work int) {
 	return countWork(x.tree.run(of.run))
 }
 
-// Heaviest returns at most so many nodes of a resolved Sharing, in its order: half of them, those that are shared most, are the
-// reason for the others, the nodes before them.
+// Heaviest returns at most so many nodes of a resolved Sharing, in its order. About half of them are those that save most; the others
+// are the nodes before them. A node is left out if there is no room for those before it.
 func (s *Sharing) Heaviest(most int) []Node {
 	shared := slices.DeleteFunc(slices.Clone(s.Nodes), func(n Node) bool { return n.saved() <= 0 })
 	slices.SortFunc(shared, bySaved)
@@ -139,14 +139,18 @@ func (s *Sharing) Heaviest(most int) []Node {
 	for i := range s.Nodes {
 		parents[s.Nodes[i].ID] = s.Nodes[i].Parent
 	}
-	kept := make(map[uint64]bool)
-	for _, n := range shared[:min(len(shared), (most+1)/2)] {
+	kept, chosen := make(map[uint64]bool), 0
+	for _, n := range shared {
+		if chosen == (most+1)/2 {
+			break
+		}
 		path := make(map[uint64]bool)
 		for id := n.ID; id != 0 && !kept[id]; id = parents[id] {
 			path[id] = true
 		}
 		if len(kept)+len(path) <= most {
 			maps.Copy(kept, path)
+			chosen++
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(s.Nodes), func(n Node) bool { return !kept[n.ID] })

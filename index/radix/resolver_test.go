@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
@@ -218,8 +219,8 @@ func TestResolveAllowsChangesBetweenCalls(t *testing.T) {
 	})
 }
 
-// TestHeaviestNodesAreThoseOfALowerBound stores chains that share a start, of different lengths. Two ranks hold all.
-func TestHeaviestNodesAreThoseOfALowerBound(t *testing.T) {
+// TestHeaviestNodesHaveThoseOfALowerBound stores chains that share a start, of different lengths. Two ranks hold all.
+func TestHeaviestNodesHaveThoseOfALowerBound(t *testing.T) {
 	const chains = 60
 	x := New()
 	for range 2 {
@@ -232,9 +233,37 @@ func TestHeaviestNodesAreThoseOfALowerBound(t *testing.T) {
 	}
 	all := sharing(x, "m", math.MaxInt, 250)
 	for _, most := range []int{0, 2, 10, 40, 100, 400} {
-		got := all.Heaviest(most)
-		if diff := gocmp.Diff(resolvedAtOnce(x, "m", most/2), got, cmpopts.IgnoreUnexported(Node{}), cmpopts.EquateEmpty()); diff != "" {
+		got, want := all.Heaviest(most), resolvedAtOnce(x, "m", most/2)
+		if len(got) > most {
+			t.Errorf("at most %d nodes of %d: got %d", most, len(all.Nodes), len(got))
+		}
+		ids := make(map[uint64]bool)
+		for _, n := range want {
+			ids[n.ID] = true
+		}
+		got = slices.DeleteFunc(got, func(n Node) bool { return !ids[n.ID] })
+		if diff := gocmp.Diff(want, got, cmpopts.IgnoreUnexported(Node{}), cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("at most %d nodes of %d (-want +got):\n%s", most, len(all.Nodes), diff)
+		}
+	}
+}
+
+// TestHeaviestNodesSkipThoseWithoutRoom stores two long prompts that share their first block with a third: the long ones save
+// more, and do not fit with the block before them.
+func TestHeaviestNodesSkipThoseWithoutRoom(t *testing.T) {
+	x := New()
+	for _, prompt := range [][]uint64{{1, 2, 3, 4}, {1, 2, 3, 4}, {1, 5}} {
+		storePrompt(x, x.AddRank("m", nil), prompt, len(prompt))
+	}
+	all := sharing(x, "m", math.MaxInt, 10)
+	for most, want := range [][]string{nil, {"1"}, {"1", "1 2 3 4"}} {
+		some := &Sharing{Nodes: all.Heaviest(most)}
+		var got []string
+		for _, text := range texts(some) {
+			got = append(got, strings.TrimPrefix(text[:strings.Index(text, ":")], "m "))
+		}
+		if diff := gocmp.Diff(want, got); diff != "" {
+			t.Errorf("at most %d (-want +got):\n%s", most, diff)
 		}
 	}
 }
