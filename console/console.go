@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/internal/budget"
@@ -46,6 +47,8 @@ type Config struct {
 	Loopback bool
 	// About describes the gRPC port, for commands that the page shows.
 	About About
+	// Registerer gets the metrics of the memory for answers; nil: they are not exported.
+	Registerer prometheus.Registerer
 }
 
 // About is what a client of the gRPC port needs to know.
@@ -73,6 +76,9 @@ func New(cfg Config) *Console {
 	c := &Console{
 		cfg: cfg, mux: http.NewServeMux(), origin: http.NewCrossOriginProtection(),
 		calls: make(chan struct{}, maxCalls), answers: budget.New("console_answer_bytes", maxAnswerBytes),
+	}
+	if cfg.Registerer != nil {
+		cfg.Registerer.MustRegister(budget.Collector{c.answers})
 	}
 	c.hub = newHub(cfg)
 	files := newFiles()

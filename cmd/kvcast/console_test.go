@@ -69,6 +69,9 @@ func TestConsoleOnLoopbackNeedsNothing(t *testing.T) {
 		if got := console(t, client, "http://"+admin); got != want {
 			t.Errorf("%s: got %d for a call, want %d", flag, got, want)
 		}
+		if want == http.StatusOK {
+			s.metric(`kvcast_budget_limit{resource="console_answer_bytes"} 6.7108864e+07`)
+		}
 		for _, path := range []string{"/metrics", "/healthz", "/readyz", "/debug/pprof/"} {
 			if got := fetch(t, client, "http://"+admin+path); got != http.StatusOK {
 				t.Errorf("%s: got %d for %s", flag, got, path)

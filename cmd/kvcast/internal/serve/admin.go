@@ -24,6 +24,7 @@ func (s *Service) newAdmin() {
 			About: console.About{
 				GRPC: s.Addr(), TLS: s.cfg.Server.TLS != nil, Token: s.cfg.Server.Access.Tokens != nil || s.cfg.Server.ClientCertificates,
 			},
+			Registerer: s.registry,
 		})
 		mux := http.NewServeMux()
 		mux.Handle("/", handler)
