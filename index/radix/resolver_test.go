@@ -260,7 +260,8 @@ func TestHeaviestNodesSkipThoseWithoutRoom(t *testing.T) {
 		some := &Sharing{Nodes: all.Heaviest(most)}
 		var got []string
 		for _, text := range texts(some) {
-			got = append(got, strings.TrimPrefix(text[:strings.Index(text, ":")], "m "))
+			path, _, _ := strings.Cut(strings.TrimPrefix(text, "m "), ":")
+			got = append(got, path)
 		}
 		if diff := gocmp.Diff(want, got); diff != "" {
 			t.Errorf("at most %d (-want +got):\n%s", most, diff)
