@@ -66,7 +66,11 @@ var matchesPool = sync.Pool{New: func() any { return new(index.Matches) }}
 //
 // Blocks are matched by the contents of the block and of all blocks before it, or by block hash. Blocks with unknown
 // content are matched by block hash only. A prefix ends at the first missing block, even if later blocks are held.
-func (v *View) Match(p Prompt) []Match {
+func (v *View) Match(p Prompt) []Match { return v.AppendMatches(nil, p) }
+
+// AppendMatches appends what Match returns to out. It allocates nothing if out has room, except for the reasons of a match that
+// has some.
+func (v *View) AppendMatches(out []Match, p Prompt) []Match {
 	q := index.Query{Model: p.Model, Prompts: []index.Prompt{{BlockSize: uint32(p.BlockSize)}}}
 	switch to := &q.Prompts[0]; {
 	case p.TokensHashes != nil:
@@ -79,7 +83,7 @@ func (v *View) Match(p Prompt) []Match {
 	found := matchesPool.Get().(*index.Matches)
 	defer matchesPool.Put(found)
 	v.state.Load().Match(&q, found)
-	out := slices.Grow([]Match(nil), len(found.Prompts[0]))
+	out = slices.Grow(out, len(found.Prompts[0]))
 	for i := range found.Prompts[0] {
 		out = append(out, exportMatch(&found.Prompts[0][i]))
 	}

@@ -78,7 +78,7 @@ func TestClearingUsesNoMemory(t *testing.T) {
 	}
 }
 
-// TestMatchAllocatesOnlyItsResult counts the allocations of Match.
+// TestMatchAllocatesOnlyItsResult counts the allocations of Match, and of AppendMatches with memory to reuse.
 func TestMatchAllocatesOnlyItsResult(t *testing.T) {
 	v := startedView()
 	tokens := []uint64{1, 2, 3}
@@ -88,5 +88,10 @@ func TestMatchAllocatesOnlyItsResult(t *testing.T) {
 	got := testing.AllocsPerRun(1000, func() { v.Match(client.Prompt{TokensHashes: tokens}) })
 	if got > 1 {
 		t.Errorf("%v allocations, want 1", got)
+	}
+	var all []client.Match
+	got = testing.AllocsPerRun(1000, func() { all = v.AppendMatches(all[:0], client.Prompt{TokensHashes: tokens}) })
+	if got > 0 || len(all) != 3 {
+		t.Errorf("%v allocations for %d matches, want none for 3", got, len(all))
 	}
 }
