@@ -65,13 +65,13 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Info is what a heartbeat tells about its instance.
+// Info is what a heartbeat contains about its instance.
 type Info struct {
 	// Ingest reports whether the instance may own workers.
 	Ingest bool
 	// Draining reports whether it is shutting down: it gives its workers away.
 	Draining bool
-	// Engines is what it has told Machine.Engines.
+	// Engines is what its Machine.Engines was given.
 	Engines Reach
 }
 

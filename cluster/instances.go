@@ -126,9 +126,9 @@ func (m *Machine) reach(i *instance) Reach {
 
 // refreshIsolation brings m.isolated up to date, and reports whether it changed.
 //
-// While it is isolated, heartbeats of others are not expected, and nobody is held for dead. When isolation ends, others
+// While it is isolated, heartbeats of others are not expected, and no instance is considered dead. When isolation ends, others
 // get another TTL for their next heartbeat: they may return later than this instance. Isolation begins before others
-// that fell silent at the same time can be held for dead: their last heartbeats may be TTL/3 older than this
+// that fell silent at the same time can be considered dead: their last heartbeats may be TTL/3 older than this
 // instance's.
 func (m *Machine) refreshIsolation(now time.Time) (changed bool) {
 	isolated := !now.Before(m.self.heardAt.Add(m.cfg.TTL / 2))

@@ -98,7 +98,7 @@ func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 	}
 }
 
-// observeRepair tells the observer that a repair has ended.
+// observeRepair notifies the observer that a repair has ended.
 func (p *publisher) observeRepair(now time.Time, a *sequence.Action, complete bool) {
 	if o := p.worker.shared.config.Observer; o != nil {
 		r := a.Repair

@@ -167,7 +167,7 @@ func (p *publisher) setState(s SourceState) {
 	p.status.state.Store(uint32(s))
 }
 
-// observeConnection tells the observer that there is a connection after some time without, or that it is lost.
+// observeConnection notifies the observer that there is a connection after some time without, or that it is lost.
 func (p *publisher) observeConnection(up bool, after time.Duration) {
 	if o := p.worker.shared.config.Observer; o != nil {
 		o.ConnectionChanged(p.worker.desc.Name, p.rank, up, after)

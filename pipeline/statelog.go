@@ -58,7 +58,7 @@ func newStateLog(totals *checkpointTotals, maxWaitingBytes int) *stateLog {
 	return &stateLog{maxWaitingBytes: maxWaitingBytes, ranks: make(map[uint32]struct{}), position: checkpointPosition{totals: totals}}
 }
 
-// progress records what a call tells of ingest's state.
+// progress records what a call contains of ingest's state.
 func (s *stateLog) progress(p *feed.Progress) {
 	if s == nil {
 		return

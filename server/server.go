@@ -292,7 +292,7 @@ func (s *Server) StartServing() {
 	}
 }
 
-// SetStalled tells the server whether the journal acknowledges no appends. While it does not, the server reports
+// SetStalled notifies the server whether the journal acknowledges no appends. While it does not, the server reports
 // NOT_SERVING to health checks, since routers get no news. Calls are still answered, and streams stay open.
 func (s *Server) SetStalled(stalled bool) {
 	if s.stalled.Swap(stalled) == stalled || !s.started.Load() || s.stopping.Load() {

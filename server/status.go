@@ -123,7 +123,7 @@ func (s routerEvents) addSourcesAndOwners(out *kvcastv1.ListWorkersResponse, sel
 		w.Sources = sources[w.GetName()]
 		w.State = workerState(w.GetSources())
 		if w.Owner = owners[w.GetName()]; w.Owner == nil && s.cfg.Cluster != nil {
-			w.Owner = &kvcastv1.WorkerOwner{} // it was released to nobody
+			w.Owner = &kvcastv1.WorkerOwner{} // it was released to no instance
 		}
 		for _, r := range w.GetRanks() {
 			if down == nil {

@@ -218,7 +218,7 @@ func (r *run) apply(entry *kvcastv1.Entry) {
 	}
 	r.after[name] = entry.GetSeq()
 	at := float64(entry.GetEngineTimeUnixNano()) / 1e9
-	if at <= 0 { // the engine has told none
+	if at <= 0 { // the engine has reported none
 		at = Now()
 	}
 	r.target.Flush(name, at)

@@ -118,13 +118,13 @@ func (s *Service) match(ctx context.Context, request []byte) (*emptypb.Empty, er
 // prefix counts.
 func (s *Service) encode(all []index.Match, blocks int) (b []byte) {
 	var best int
-	told := make(map[string]struct{}, len(all))
+	listed := make(map[string]struct{}, len(all))
 	for i := range all {
 		m := &all[i]
-		if _, ok := told[m.Worker]; ok || m.Blocks == 0 {
+		if _, ok := listed[m.Worker]; ok || m.Blocks == 0 {
 			continue
 		}
-		told[m.Worker] = struct{}{}
+		listed[m.Worker] = struct{}{}
 		address := s.address(m)
 		if address == "" {
 			s.logUnknown(m.Worker)

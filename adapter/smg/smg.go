@@ -3,7 +3,7 @@
 // In: the entries of a journal, and the index that has applied them. Out: for each subscriber the events of the worker that the
 // call's authority names. Guarantee: a subscriber that has applied all batches holds the blocks of the index, except those that
 // vllm.Omission describes. Sequence numbers of a worker are above 0 and contiguous. Each subscriber reads a bounded history at
-// its own pace; one that falls behind it is told so, and one that reads nothing is disconnected. Others are not delayed.
+// its own pace; one that falls behind it gets an error, and one that reads nothing is disconnected. Others are not delayed.
 package smg
 
 import (

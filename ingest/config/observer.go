@@ -2,7 +2,7 @@ package config
 
 import "time"
 
-// Observer is told what happens to sources. Its methods are called while the worker is locked: they must not block.
+// Observer is notified of what happens to sources. Its methods are called while the worker is locked: they must not block.
 type Observer interface {
 	// RepairEnded is called when a repair ends that has brought batches, or that was abandoned.
 	RepairEnded(RepairEnd)

@@ -23,7 +23,7 @@ type Batch struct {
 	Malformed bool
 	// Empty reports whether the payload decodes and has no events.
 	Empty bool
-	// Partial reports whether the batch begins with a clear, after which the publisher does not tell all blocks. That they
+	// Partial reports whether the batch begins with a clear, after which the publisher does not list all blocks. That they
 	// are not known is reported after it.
 	Partial bool
 	// ReceivedAt is set by the machine.

@@ -8,7 +8,7 @@ import (
 
 // Arrival is the input for the next live batch. via is its connection; 0 if that connection is
 // closed, and may have been another publisher's. Such a batch is stale while there is a connection.
-// Otherwise it may be of a connection that the machine was never told of, and the engine may have
+// Otherwise it may be of a connection that is unknown to the machine, and the engine may have
 // restarted before that: the batch is delivered only after a request to the replay socket, if there is one.
 func (m *Machine) Arrival(now time.Time, via ConnectionID, b *Batch) []Action {
 	m.begin()
@@ -282,7 +282,7 @@ func (m *Machine) read(b *Batch) {
 	m.deliver(b)
 }
 
-// deliver delivers a batch, and reports what it does not tell.
+// deliver delivers a batch, and reports what it does not contain.
 func (m *Machine) deliver(b *Batch) {
 	m.emit(Action{Kind: Deliver, Batch: b})
 	if b.Partial {

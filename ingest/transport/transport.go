@@ -102,7 +102,7 @@ type Message struct {
 	Conn int
 	// Foreign reports whether the message is of a dp rank that its source does not have.
 	Foreign bool
-	// Partial reports whether the message begins with a clear, after which its publisher does not tell all blocks.
+	// Partial reports whether the message begins with a clear, after which its publisher does not list all blocks.
 	Partial bool
 	// Peer is the address of the connection's peer. It is set for bound sockets, and
 	// invalid if the peer has no IP address.

@@ -9,7 +9,7 @@ import (
 
 // chain has the appends of one worker that this process owns, in a stream that others append to as well. At most one unit
 // is published and not delivered: a message, or an atomic batch of several. It carries the seq that the worker's last
-// entry must have, so that it is stored only if nobody else has appended for the worker, and at most once, however often
+// entry must have, so that it is stored only if no other process has appended for the worker, and at most once, however often
 // it is published. A delivery by the stream's consumer acknowledges it, and only a delivery does.
 //
 // A chain decides, and its shared journal does what it says.

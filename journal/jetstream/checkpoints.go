@@ -303,7 +303,7 @@ func (c *Checkpoints) removeOrphans(ctx context.Context) error {
 	for _, subject := range descriptions {
 		info, _, err := c.info(ctx, subject)
 		if err != nil {
-			return nil //nolint:nilerr // All reports it; its chunks cannot be told apart from orphans
+			return nil //nolint:nilerr // All reports it; its chunks cannot be distinguished from orphans
 		}
 		referenced[c.chunkSubject(info.NUID)] = true
 	}

@@ -41,7 +41,7 @@ func (j *Journal) openEmbedded(ctx context.Context) error {
 	return j.dial(nats.InProcessServer(j.server.NATS()), j.options())
 }
 
-// connect connects to Config.Servers. The connection is restored for ever.
+// connect connects to Config.Servers. It reconnects without a limit of attempts.
 func (j *Journal) connect() error {
 	opts := j.options()
 	if j.cfg.Credentials != "" {

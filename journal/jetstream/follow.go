@@ -147,7 +147,7 @@ func (j *Journal) check() (jetstream.Stream, error) {
 	return s, nil
 }
 
-// shorterChecks is the number of answers in turn, some 500 ms apart, after which the journal believes that the stream has lost
+// shorterChecks is the number of consecutive answers, some 500 ms apart, after which the journal believes that the stream has lost
 // entries.
 const shorterChecks = 5
 

@@ -95,7 +95,7 @@ type Journal struct {
 	retained  chan struct{}                     // retain was set
 	first     uint64                            // oldest seq of the stream when it was opened, or by Mark; with Config.Servers alone
 	following atomic.Pointer[nats.Subscription] // of the consumer that is followed
-	shorter   int                               // answers in turn that the stream is shorter than it was; used by the loop that follows it alone
+	shorter   int                               // consecutive answers that the stream is shorter than it was; used by the loop that follows it alone
 	purged    uint64                            // last seq that was removed from the stream; used by the retention loop alone
 }
 

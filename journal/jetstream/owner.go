@@ -15,7 +15,7 @@ import (
 
 // Owner is who owns a worker: the instance that appends the worker's entries.
 type Owner struct {
-	// Instance is the owner; empty if nobody is.
+	// Instance is the owner; empty if there is none.
 	Instance string
 	// Writer is the instance that has written the record: the owner, or the former owner, which has handed over.
 	Writer string
@@ -130,7 +130,7 @@ func (j *Journal) awaitDelivery(ctx context.Context, seq uint64) error {
 	}
 }
 
-// Release ends the ownership of a worker: it writes a record that names the next owner, or nobody if next is empty, and
+// Release ends the ownership of a worker: it writes a record that names the next owner, or none if next is empty, and
 // waits until it is visible. It returns the record's seq; 0 without an error if this instance does not own the worker.
 // Appends of the worker after the call fail with journal.ErrFenced.
 func (j *Journal) Release(ctx context.Context, worker, next string) (uint64, error) {
@@ -186,7 +186,7 @@ func (s *shared) record(source journal.Source, owner string) (*nats.Msg, error) 
 		return nil, err
 	}
 	if owner == "" {
-		owner = headerNobody
+		owner = headerNoOwner
 	}
 	m.Header[headerOwner] = []string{owner + " " + s.j.cfg.Instance}
 	return m, nil
@@ -202,7 +202,7 @@ func decodeOwner(m *nats.Msg) (*Owner, error) {
 	if !found || owner == "" || writer == "" {
 		return nil, fmt.Errorf("header %s is %q; want an owner and a writer", headerOwner, values[0])
 	}
-	if owner == headerNobody {
+	if owner == headerNoOwner {
 		owner = ""
 	}
 	return &Owner{Instance: owner, Writer: writer}, nil

@@ -34,7 +34,7 @@ type Registrations struct {
 	revisions map[string]uint64
 	// last is the newest revision that the bucket must have.
 	last uint64
-	// keys are those that must be there, since nats-server does not tell that damaged files have lost some. They are in
+	// keys are those that must be there, since nats-server does not report that damaged files have lost some. They are in
 	// the file keysName in Config.Dir; nil without it.
 	keys map[string]bool
 }

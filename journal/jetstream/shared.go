@@ -31,9 +31,9 @@ type shared struct {
 }
 
 const (
-	// headerOwner is the header of a record: the owner or headerNobody, a space, and the writer.
-	headerOwner  = "Kvcast-Owner"
-	headerNobody = "-"
+	// headerOwner is the header of a record: the owner or headerNoOwner, a space, and the writer.
+	headerOwner   = "Kvcast-Owner"
+	headerNoOwner = "-"
 	// maxBatches bounds the atomic batches of this process that are not delivered. nats-server allows 50 a stream.
 	maxBatches = 8
 	// unitTimeout is how long a delivery may stay away before the journal looks whether the stream has the unit.

@@ -43,9 +43,9 @@ var client = &http.Client{
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 }
 
-// Ask returns the worker with what its engine tells about its source. It returns the worker unchanged, and told is false, if
-// the engine is of a version that does not tell.
-func Ask(ctx context.Context, w config.Worker) (_ config.Worker, told bool, err error) {
+// Ask returns the worker with what its engine reports about its source. It returns the worker unchanged, and reported is false,
+// if the engine is of a version that reports nothing.
+func Ask(ctx context.Context, w config.Worker) (_ config.Worker, reported bool, err error) {
 	ask := askVLLM
 	if w.Sources[0].Engine == feed.EngineSGLang {
 		ask = askSGLang
@@ -79,11 +79,11 @@ func Ask(ctx context.Context, w config.Worker) (_ config.Worker, told bool, err 
 	return w, true, nil
 }
 
-// answer is what an engine tells.
+// answer is what an engine reports.
 type answer struct {
 	ranks     []config.RankEndpoints // as the engine binds them, by rank
-	blockSize uint32                 // 0: not told
-	model     string                 // empty: not told
+	blockSize uint32                 // 0: not reported
+	model     string                 // empty: not reported
 }
 
 // at returns the endpoints of the dp ranks with the engine's host.
@@ -94,15 +94,15 @@ func (a answer) at(ctx context.Context, host string) ([]config.RankEndpoints, er
 			if *e == "" && e == &all[i].Replay {
 				continue
 			}
-			told, ok := config.ParseEndpoint(*e, true) // the host may be *
-			if !ok || told.Transport != config.TransportTCP || told.Port == 0 {
+			reported, ok := config.ParseEndpoint(*e, true) // the host may be *
+			if !ok || reported.Transport != config.TransportTCP || reported.Port == 0 {
 				return nil, fmt.Errorf("%.200q; want tcp://*:PORT", *e)
 			}
-			if err := isAt(ctx, told.Address, host); err != nil {
+			if err := isAt(ctx, reported.Address, host); err != nil {
 				return nil, fmt.Errorf("%.200q: %w", *e, err)
 			}
-			told.Address = host
-			*e = told.String()
+			reported.Address = host
+			*e = reported.String()
 		}
 	}
 	return all, nil
@@ -204,11 +204,11 @@ func askSGLang(ctx context.Context, server string) (a answer, err error) {
 	a = answer{blockSize: events.BlockSize, model: info.Model}
 	at := func(port, r int) string { return "tcp://" + events.Host + ":" + strconv.Itoa(port+r) } // an IPv6 host has brackets
 	for r := range events.DPSize {
-		told := config.RankEndpoints{Rank: uint32(r), Connect: at(events.Port, r)}
+		rank := config.RankEndpoints{Rank: uint32(r), Connect: at(events.Port, r)}
 		if events.ReplayPort != 0 {
-			told.Replay = at(events.ReplayPort, r)
+			rank.Replay = at(events.ReplayPort, r)
 		}
-		a.ranks = append(a.ranks, told)
+		a.ranks = append(a.ranks, rank)
 	}
 	return a, nil
 }

@@ -51,7 +51,7 @@ type engine struct {
 	// Asker.mu guards what follows.
 	answer   config.Worker
 	answered bool
-	told     bool  // the engine is of a version that tells
+	reported bool  // the engine has reported its ports
 	err      error // of the last request
 }
 
@@ -128,7 +128,7 @@ func (a *Asker) update(ctx context.Context, workers []config.Worker, rejected di
 		if before := e; e == nil || !reflect.DeepEqual(e.config, w) {
 			e = &engine{config: w, gone: make(chan struct{})}
 			if before != nil { // the worker stays as it was until the engine has answered
-				e.answer, e.answered, e.told = before.answer, before.answered, before.told && before.config.HTTP == w.HTTP
+				e.answer, e.answered, e.reported = before.answer, before.answered, before.reported && before.config.HTTP == w.HTTP
 			}
 			added = append(added, e)
 		}
@@ -206,12 +206,12 @@ func (a *Asker) ask(ctx context.Context, e *engine, changed func()) {
 	}()
 	backoff := minBackoff
 	for ctx.Err() == nil {
-		answer, told, err := a.request(ctx, e.config)
+		answer, reported, err := a.request(ctx, e.config)
 		if ctx.Err() != nil {
 			return
 		}
-		if err == nil && !told && a.hasTold(e) {
-			err = fmt.Errorf("ask engine at %s: %w, although it has told before", e.config.HTTP, errNotFound)
+		if err == nil && !reported && a.hasReported(e) {
+			err = fmt.Errorf("ask engine at %s: %w, although it has reported its ports before", e.config.HTTP, errNotFound)
 		}
 		wait := refreshInterval
 		if err != nil {
@@ -220,7 +220,7 @@ func (a *Asker) ask(ctx context.Context, e *engine, changed func()) {
 		} else {
 			backoff = minBackoff
 		}
-		if a.store(e, answer, told, err) {
+		if a.store(e, answer, reported, err) {
 			changed()
 		}
 		timer := time.NewTimer(wait)
@@ -233,7 +233,7 @@ func (a *Asker) ask(ctx context.Context, e *engine, changed func()) {
 }
 
 // request asks an engine once, when the limiter allows it.
-func (a *Asker) request(ctx context.Context, w config.Worker) (_ config.Worker, told bool, err error) {
+func (a *Asker) request(ctx context.Context, w config.Worker) (_ config.Worker, reported bool, err error) {
 	select {
 	case a.limiter <- struct{}{}:
 	case <-ctx.Done():
@@ -243,21 +243,21 @@ func (a *Asker) request(ctx context.Context, w config.Worker) (_ config.Worker, 
 	return Ask(ctx, w)
 }
 
-// hasTold reports whether an engine has told its ports before.
-func (a *Asker) hasTold(e *engine) bool {
+// hasReported reports whether an engine has reported its ports before.
+func (a *Asker) hasReported(e *engine) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return e.told
+	return e.reported
 }
 
 // store stores the result of a request, and reports whether it changes what FindAsked returns.
-func (a *Asker) store(e *engine, answer config.Worker, told bool, err error) (changed bool) {
+func (a *Asker) store(e *engine, answer config.Worker, reported bool, err error) (changed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
 	case err == nil:
 		changed = !e.answered || !reflect.DeepEqual(e.answer, answer)
-		e.answer, e.answered, e.told, e.err = answer, true, told, nil
+		e.answer, e.answered, e.reported, e.err = answer, true, reported, nil
 	case !e.answered:
 		changed = e.err == nil || e.err.Error() != err.Error()
 		e.err = err

@@ -33,7 +33,7 @@ func claimBytes(n int) int64 {
 }
 
 // conn is the connection of a call. Of each response it reads freeBytes, and what follows once the Transport has memory for the
-// largest response: gRPC does not tell the size of a response before all of it was read.
+// largest response: gRPC does not expose the size of a response before all of it was read.
 type conn struct {
 	net.Conn
 	transport *Transport

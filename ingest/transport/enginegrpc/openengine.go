@@ -43,7 +43,7 @@ const (
 )
 
 // appendOpenRequest appends a SubscribeKvEventsRequest. The schema does not say whether a server begins at the seq that it has, or
-// after it, and no server tells whether it has snapshots: the seq is the one before the first wanted, and no snapshot is requested.
+// after it, and no server announces whether it has snapshots: the seq is the one before the first wanted, and no snapshot is requested.
 func appendOpenRequest(b []byte, rank uint32, from uint64) []byte {
 	b = protowire.AppendTag(b, openRequestRanks, protowire.BytesType)
 	b = protowire.AppendBytes(b, protowire.AppendVarint(nil, uint64(rank)))

@@ -145,7 +145,7 @@ func (c *conn) run() error {
 	}
 }
 
-// tick tells the session the time, and sends what is due, such as a PING. It may be called before
+// tick passes the time to the session, and sends what is due, such as a PING. It may be called before
 // anything is due: the read deadline is not moved with each message.
 func (c *conn) tick() error {
 	if err := c.ended(); err != nil {

@@ -233,7 +233,7 @@ var (
 )
 
 // ErrNoHealth means that it is not known whether the server can write to a stream.
-var ErrNoHealth = errors.New("nats-server does not tell whether its files can be written")
+var ErrNoHealth = errors.New("nats-server does not report whether its files can be written")
 
 // healthAttempts is how often the server is asked before Health returns an ErrNoHealth.
 const healthAttempts = 1000

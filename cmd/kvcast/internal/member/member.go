@@ -76,7 +76,7 @@ type Member struct {
 	instances  map[string]*instance
 	waiting    map[string]chan *feed.Recovered // workers of listeners that wait for a claim
 	recovered  map[string]*feed.Recovered      // of workers that are claimed and not wanted: the state that ingest continues with
-	reading    map[string]ingestconfig.Worker  // those that ingest connects to, as it was told
+	reading    map[string]ingestconfig.Worker  // those that ingest was last asked to connect to
 	// deregistered are the workers whose registration was removed, until they are removed from the stream.
 	deregistered map[string]bool
 	lost         map[string]time.Time // when workers of listeners were dropped
@@ -290,7 +290,7 @@ func (m *Member) settle() {
 	close(m.settled)
 }
 
-// look tells the machine which workers of listeners are connected, and which workers are in the stream.
+// look notifies the machine which workers of listeners are connected, and which workers are in the stream.
 func (m *Member) look() {
 	all, _ := m.follower.Index().Workers(nil)
 	m.mu.Lock()
@@ -326,7 +326,7 @@ func (m *Member) look() {
 	for i := range all {
 		now[all[i].Name] = true
 	}
-	tellChanges(m.inStream, now, m.machine.InStream)
+	reportChanges(m.inStream, now, m.machine.InStream)
 	m.inStream = now
 	maps.DeleteFunc(m.deregistered, func(name string, _ bool) bool { return !now[name] && m.owners[name].Instance == "" })
 }

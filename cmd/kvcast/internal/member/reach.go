@@ -40,7 +40,7 @@ type reach struct {
 	greeted []string  // endpoints, the last one first
 }
 
-// watchEngines tells the machine whether engines are reached, until ctx ends.
+// watchEngines notifies the machine whether engines are reached, until ctx ends.
 func (m *Member) watchEngines(ctx context.Context) {
 	r := reach{member: m, quiet: time.Now()}
 	ticker := time.NewTicker(m.cfg.TTL / 6)

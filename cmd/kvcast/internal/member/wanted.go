@@ -12,7 +12,7 @@ import (
 	"github.com/kvcast/kvcast/journal/jetstream"
 )
 
-// wantWorkers tells the machine which workers instances announce or are registered.
+// wantWorkers notifies the machine which workers instances announce or are registered.
 func (m *Member) wantWorkers() {
 	wanted := make(map[string]bool)
 	for name := range m.local {
@@ -29,20 +29,20 @@ func (m *Member) wantWorkers() {
 	for name := range m.registered {
 		wanted[name] = true
 	}
-	tellChanges(m.wanted, wanted, m.machine.Wanted)
+	reportChanges(m.wanted, wanted, m.machine.Wanted)
 	m.wanted = wanted
 }
 
-// tellChanges calls tell with each name that only one of two sets has, and whether it is in the second.
-func tellChanges(before, now map[string]bool, tell func(name string, is bool)) {
+// reportChanges calls report with each name that only one of two sets has, and whether it is in the second.
+func reportChanges(before, now map[string]bool, report func(name string, is bool)) {
 	for name := range now {
 		if !before[name] {
-			tell(name, true)
+			report(name, true)
 		}
 	}
 	for name := range before {
 		if !now[name] {
-			tell(name, false)
+			report(name, false)
 		}
 	}
 }

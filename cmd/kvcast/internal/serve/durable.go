@@ -217,7 +217,7 @@ func (s *Service) recover(ctx context.Context) ([]ingestconfig.Worker, error) {
 	return registered, nil
 }
 
-// run registers the workers that were registered before, writes checkpoints, and tells the server whether the journal
+// run registers the workers that were registered before, writes checkpoints, and notifies the server whether the journal
 // stalls, until ctx ends or the journal fails.
 func (d *durable) run(ctx context.Context, s *Service, registered []ingestconfig.Worker, discovered <-chan struct{}) error {
 	if d.member != nil {
@@ -271,7 +271,7 @@ func (d *durable) register(ctx context.Context, s *Service, workers []ingestconf
 	close(s.registered)
 }
 
-// watch tells the server whether the journal stalls, until ctx ends. It returns an error if the journal fails.
+// watch notifies the server whether the journal stalls, until ctx ends. It returns an error if the journal fails.
 func (d *durable) watch(ctx context.Context, s *Service) error {
 	ticker := time.NewTicker(stallPoll)
 	defer ticker.Stop()
