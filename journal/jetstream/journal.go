@@ -273,8 +273,8 @@ func (j *Journal) Err() error {
 	return j.err
 }
 
-// Close waits until every append is acknowledged or has failed, or until ctx ends. It then stops the embedded
-// nats-server or the connection.
+// Close waits until every append is acknowledged or has failed, or until ctx ends, which is an error if there are appends in
+// flight. It then stops the embedded nats-server or the connection.
 func (j *Journal) Close(ctx context.Context) error {
 	var err error
 	j.closed.Do(func() {
@@ -283,6 +283,11 @@ func (j *Journal) Close(ctx context.Context) error {
 		j.mu.Unlock()
 		close(j.closing)
 		for range cap(j.slots) {
+			select {
+			case j.slots <- struct{}{}:
+				continue // whether or not ctx has ended
+			default:
+			}
 			select {
 			case j.slots <- struct{}{}:
 				continue

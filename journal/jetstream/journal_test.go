@@ -2,6 +2,7 @@ package jetstream_test
 
 import (
 	"bytes"
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/journal/jetstream"
 	"github.com/kvcast/kvcast/journal/journaltest"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 func TestEmbeddedConforms(t *testing.T) {
@@ -68,6 +70,18 @@ func TestReopenedJournalContinues(t *testing.T) {
 				t.Errorf("next seq: got %d, want %d", next[0].Seq, was.Newest+1)
 			}
 		})
+	}
+}
+
+// TestCloseAfterItsTimeLosesNothing closes a journal without appends in flight.
+func TestCloseAfterItsTimeLosesNothing(t *testing.T) {
+	j, _ := load(t, config(t.TempDir()))
+	appendN(t, j, "w", 10)
+	harness.WaitFor(t, func() bool { return j.InFlight() == 0 })
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := j.Close(ctx); err != nil {
+		t.Error(err)
 	}
 }
 
