@@ -18,6 +18,7 @@ import (
 type sharing struct {
 	instances []*kvcastv1.InstanceStatus
 	owners    map[string]*kvcastv1.WorkerOwner
+	states    map[string]kvcastv1.WorkerState
 	down      []server.SourceDown
 }
 
@@ -25,6 +26,8 @@ func (s sharing) ID() string                               { return s.instances[
 func (s sharing) Instances() []*kvcastv1.InstanceStatus    { return s.instances }
 func (s sharing) Owners() map[string]*kvcastv1.WorkerOwner { return s.owners }
 func (s sharing) SourcesDown() []server.SourceDown         { return s.down }
+
+func (s sharing) WorkerStates() map[string]kvcastv1.WorkerState { return s.states }
 
 func TestStatusHasTheInstancesAndOwners(t *testing.T) {
 	c := sharing{
@@ -61,6 +64,30 @@ func TestStatusHasTheInstancesAndOwners(t *testing.T) {
 		if diff := cmp.Diff(tt.want, owners, protocmp.Transform()); diff != "" {
 			t.Errorf("owners of %v (-want +got):\n%s", tt.filter, diff)
 		}
+	}
+}
+
+// TestWorkersHaveTheStatesThatTheirOwnersReport has one worker that this server reads, too: its own sources count.
+func TestWorkersHaveTheStatesThatTheirOwnersReport(t *testing.T) {
+	const live, degraded, unknown = kvcastv1.WorkerState_WORKER_STATE_LIVE, kvcastv1.WorkerState_WORKER_STATE_DEGRADED, kvcastv1.WorkerState_WORKER_STATE_UNSPECIFIED
+	c := sharing{
+		instances: []*kvcastv1.InstanceStatus{{Id: "a", Live: true}, {Id: "b", Live: true}},
+		owners:    map[string]*kvcastv1.WorkerOwner{"w": {InstanceId: "b"}, "read": {InstanceId: "a"}, "absent": {InstanceId: "b"}},
+		states:    map[string]kvcastv1.WorkerState{"w": degraded, "read": degraded},
+	}
+	sources := map[string][]*kvcastv1.SourceStatus{"read": {{State: kvcastv1.SourceState_SOURCE_STATE_LIVE}}}
+	h := overTCP(t, server.Config{Cluster: c, Sources: func() map[string][]*kvcastv1.SourceStatus { return sources }}, journal.Config{})
+	h.addWorker()
+	list, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(map[string]kvcastv1.WorkerState)
+	for _, w := range list.GetWorkers() {
+		got[w.GetName()] = w.GetState()
+	}
+	if diff := cmp.Diff(map[string]kvcastv1.WorkerState{"w": degraded, "read": live, "absent": unknown}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 

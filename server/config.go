@@ -150,6 +150,8 @@ type Cluster interface {
 	Instances() []*kvcastv1.InstanceStatus
 	// Owners returns the owner of each worker that has one or is to have one. The caller keeps the elements.
 	Owners() map[string]*kvcastv1.WorkerOwner
+	// WorkerStates returns the states of the workers that other servers own, as far as they have reported them. The caller keeps it.
+	WorkerStates() map[string]kvcastv1.WorkerState
 	// SourcesDown returns the dp ranks that other servers ingest and have no connection to.
 	SourcesDown() []SourceDown
 }

@@ -100,8 +100,9 @@ func (s routerEvents) addSourcesAndOwners(out *kvcastv1.ListWorkersResponse, sel
 		sources = s.cfg.Sources()
 	}
 	var owners map[string]*kvcastv1.WorkerOwner
+	var states map[string]kvcastv1.WorkerState
 	if s.cfg.Cluster != nil {
-		owners = s.cfg.Cluster.Owners()
+		owners, states = s.cfg.Cluster.Owners(), s.cfg.Cluster.WorkerStates()
 	}
 	others := make(map[string]bool) // the workers without entries
 	for name := range sources {
@@ -121,7 +122,9 @@ func (s routerEvents) addSourcesAndOwners(out *kvcastv1.ListWorkersResponse, sel
 	down := s.sourcesDown.lookup(time.Now())
 	for _, w := range out.GetWorkers() {
 		w.Sources = sources[w.GetName()]
-		w.State = workerState(w.GetSources())
+		if w.State = WorkerState(w.GetSources()); w.State == kvcastv1.WorkerState_WORKER_STATE_UNSPECIFIED {
+			w.State = states[w.GetName()]
+		}
 		if w.Owner = owners[w.GetName()]; w.Owner == nil && s.cfg.Cluster != nil {
 			w.Owner = &kvcastv1.WorkerOwner{} // it was released to no instance
 		}
@@ -160,7 +163,8 @@ func workerStatus(w *index.Worker) *kvcastv1.WorkerStatus {
 	return s
 }
 
-func workerState(sources []*kvcastv1.SourceStatus) kvcastv1.WorkerState {
+// WorkerState returns the state of a worker with these sources.
+func WorkerState(sources []*kvcastv1.SourceStatus) kvcastv1.WorkerState {
 	count := make(map[kvcastv1.SourceState]int)
 	started := false
 	for _, s := range sources {

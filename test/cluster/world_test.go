@@ -328,10 +328,28 @@ func (w *world) check() {
 func (w *world) stop() {
 	w.t.Helper()
 	w.engines.Settle(w.routers...)
+	w.wantLive()
 	for _, m := range w.members {
 		if err := m.Process.Stop(); err != nil {
 			w.t.Error(err)
 		}
+	}
+}
+
+// wantLive waits until each server lists all workers as live, most of which other servers own.
+func (w *world) wantLive() {
+	w.t.Helper()
+	for _, m := range w.members {
+		conn := harness.Dial(w.t, m.Proxy.Addr())
+		harness.WaitFor(w.t, func() bool {
+			list, err := kvcastv1.NewRouterEventServiceClient(conn).ListWorkers(w.t.Context(), &kvcastv1.ListWorkersRequest{})
+			if err != nil {
+				w.t.Fatal(err)
+			}
+			return len(list.GetWorkers()) > 0 && !slices.ContainsFunc(list.GetWorkers(), func(s *kvcastv1.WorkerStatus) bool {
+				return s.GetState() != kvcastv1.WorkerState_WORKER_STATE_LIVE
+			})
+		})
 	}
 }
 

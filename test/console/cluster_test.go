@@ -30,6 +30,8 @@ func (s shared) Owners() map[string]*kvcastv1.WorkerOwner {
 
 func (s shared) SourcesDown() []server.SourceDown { return nil }
 
+func (s shared) WorkerStates() map[string]kvcastv1.WorkerState { return nil }
+
 func TestServersAndLeasesAreShown(t *testing.T) {
 	b := startBrowser(t)
 	log := new(incident.Log)

@@ -139,12 +139,13 @@ func (Copies) EnumDescriptor() ([]byte, []int) {
 	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{1}
 }
 
-// The state of a worker.
+// The state of a worker. If another server owns the worker, it is that of the owner's last
+// heartbeat.
 type WorkerState int32
 
 const (
-	// Not known: the server recovers from a durable journal, or another server reads the
-	// worker's sources.
+	// Not known: the server recovers from a durable journal, no server owns the worker, its
+	// owner is dead or has just taken it, or more than 500 of the owner's workers are not live.
 	WorkerState_WORKER_STATE_UNSPECIFIED WorkerState = 0
 	// No batch has been read yet, and each source is connecting or catching up.
 	WorkerState_WORKER_STATE_CONNECTING WorkerState = 1

@@ -83,7 +83,7 @@ func (m *Member) remember(kind kvcastv1.IncidentKind, a cluster.Action, seq uint
 // claim claims a worker, recovers it, and lets ingest read it. For a worker that is not wanted, the state of ingest waits in
 // m.recovered: its engine connects to a listener, or it will be removed.
 func (m *Member) claim(ctx context.Context, a cluster.Action) (seq uint64, err error) {
-	seen := m.journal.Owner(a.Worker)
+	seen := m.parts.Journal.Owner(a.Worker)
 	if seen.Seq > a.Seq {
 		return 0, errOwned
 	}
@@ -91,10 +91,10 @@ func (m *Member) claim(ctx context.Context, a cluster.Action) (seq uint64, err e
 	w, wanted := m.worker(a.Worker)
 	m.mu.Unlock()
 	source := journal.Source{Worker: a.Worker, Model: w.Model}
-	if known, ok := m.follower.Index().Worker(a.Worker); ok && source.Model == "" {
+	if known, ok := m.parts.Follower.Index().Worker(a.Worker); ok && source.Model == "" {
 		source.Model = known.Model
 	}
-	if seq, err = m.journal.Claim(ctx, source, seen); err != nil {
+	if seq, err = m.parts.Journal.Claim(ctx, source, seen); err != nil {
 		return 0, err
 	}
 	defer func() {
@@ -102,7 +102,7 @@ func (m *Member) claim(ctx context.Context, a cluster.Action) (seq uint64, err e
 			m.drop(ctx, a.Worker)
 		}
 	}()
-	if err := m.follower.Wait(ctx, seq); err != nil {
+	if err := m.parts.Follower.Wait(ctx, seq); err != nil {
 		return 0, err
 	}
 	recovered, err := m.recover(ctx, a.Worker, seq)
@@ -116,9 +116,9 @@ func (m *Member) claim(ctx context.Context, a cluster.Action) (seq uint64, err e
 		return seq, nil
 	}
 	if recovered != nil {
-		m.ingest.Restore(*recovered)
+		m.parts.Ingest.Restore(*recovered)
 	}
-	if err := m.ingest.AddWorker(ctx, w); err != nil {
+	if err := m.parts.Ingest.AddWorker(ctx, w); err != nil {
 		return 0, err
 	}
 	m.mu.Lock()
@@ -136,7 +136,7 @@ func (m *Member) takeRecovered(worker string) *feed.Recovered {
 
 // recover adds the state of a worker at its claim to the pipeline.
 func (m *Member) recover(ctx context.Context, worker string, claim uint64) (*feed.Recovered, error) {
-	state, err := recovery.Worker(ctx, m.journal, m.journal.Checkpoints(), m.cfg.Log, m.follower.Index(), worker, claim, m.pipelineConfig)
+	state, err := recovery.Worker(ctx, m.parts.Journal, m.parts.Journal.Checkpoints(), m.cfg.Log, m.parts.Follower.Index(), worker, claim, m.parts.PipelineConfig)
 	if err != nil {
 		return nil, err
 	}
@@ -147,11 +147,11 @@ func (m *Member) recover(ctx context.Context, worker string, claim uint64) (*fee
 	if all := state.Recovery.Workers(); len(all) > 0 {
 		recovered = &all[0]
 	}
-	if err := m.pipeline.Adopt(state.Recovery); err != nil {
+	if err := m.parts.Pipeline.Adopt(state.Recovery); err != nil {
 		return nil, err
 	}
 	if state.EventIDFloor > 0 {
-		m.pipeline.SetEventIDFloor(worker, state.EventIDFloor)
+		m.parts.Pipeline.SetEventIDFloor(worker, state.EventIDFloor)
 	}
 	return recovered, nil
 }
@@ -165,34 +165,34 @@ func (m *Member) release(ctx context.Context, a cluster.Action) (seq uint64, err
 	if err := m.stopReading(ctx, a.Worker); err != nil {
 		return 0, err
 	}
-	if m.journal.Owner(a.Worker).Instance != m.cfg.ID {
+	if m.parts.Journal.Owner(a.Worker).Instance != m.cfg.ID {
 		m.drop(ctx, a.Worker)
 		return 0, errOwned
 	}
 	if a.Kind == cluster.Remove {
-		m.pipeline.RemoveWorker(a.Worker, m.whyRemoved(a.Worker))
+		m.parts.Pipeline.RemoveWorker(a.Worker, m.whyRemoved(a.Worker))
 	}
-	if err := m.pipeline.Flush(ctx, a.Worker); err != nil {
+	if err := m.parts.Pipeline.Flush(ctx, a.Worker); err != nil {
 		m.drop(ctx, a.Worker)
 		return 0, err
 	}
 	if a.Kind == cluster.Remove {
-		if err := m.journal.Checkpoints().Delete(ctx, recovery.CheckpointName(a.Worker)); err != nil {
+		if err := m.parts.Journal.Checkpoints().Delete(ctx, recovery.CheckpointName(a.Worker)); err != nil {
 			m.cfg.Log.Warn("the checkpoint of a removed worker is kept", "worker", a.Worker, "error", err)
 		}
 	}
-	seq, err = m.journal.Release(ctx, a.Worker, a.To)
+	seq, err = m.parts.Journal.Release(ctx, a.Worker, a.To)
 	if seq == 0 && err == nil { // an earlier action has failed after the claim
 		m.mu.Lock()
 		w, _ := m.worker(a.Worker)
 		m.mu.Unlock()
-		if _, err = m.journal.Claim(ctx, journal.Source{Worker: a.Worker, Model: w.Model}, m.journal.Owner(a.Worker)); err == nil {
-			seq, err = m.journal.Release(ctx, a.Worker, a.To)
+		if _, err = m.parts.Journal.Claim(ctx, journal.Source{Worker: a.Worker, Model: w.Model}, m.parts.Journal.Owner(a.Worker)); err == nil {
+			seq, err = m.parts.Journal.Release(ctx, a.Worker, a.To)
 		}
 	}
-	m.pipeline.Drop(a.Worker)
+	m.parts.Pipeline.Drop(a.Worker)
 	if err != nil {
-		m.journal.Forget(a.Worker)
+		m.parts.Journal.Forget(a.Worker)
 		return 0, err
 	}
 	return seq, nil
@@ -214,17 +214,17 @@ func (m *Member) drop(ctx context.Context, worker string) {
 	m.mu.Lock()
 	delete(m.reading, worker)
 	m.mu.Unlock()
-	m.journal.Forget(worker)
-	m.pipeline.Drop(worker)
+	m.parts.Journal.Forget(worker)
+	m.parts.Pipeline.Drop(worker)
 	if err := m.stopReading(context.WithoutCancel(ctx), worker); err != nil {
 		m.cfg.Log.Warn("reading of a worker does not stop", "worker", worker, "error", err)
 	}
-	m.pipeline.Drop(worker) // ingest may have added it meanwhile
+	m.parts.Pipeline.Drop(worker) // ingest may have added it meanwhile
 }
 
 // stopReading makes ingest forget a worker.
 func (m *Member) stopReading(ctx context.Context, worker string) error {
-	err := m.ingest.Release(ctx, worker)
+	err := m.parts.Ingest.Release(ctx, worker)
 	if errors.Is(err, ingestconfig.ErrNoWorker) || errors.Is(err, ingestconfig.ErrEnded) {
 		return nil
 	}
@@ -238,10 +238,10 @@ func (m *Member) Retain(after uint64) {
 	defer m.mu.Unlock()
 	// Workers that were claimed since the last call, or are being claimed, or will be, may need earlier entries.
 	if m.claiming == 0 && m.generation == m.retain.generation && m.ingestsAllOwned() {
-		m.retain.after, m.retain.at = after, m.follower.Bounds().Newest
+		m.retain.after, m.retain.at = after, m.parts.Follower.Bounds().Newest
 	}
 	m.retain.generation = m.generation
-	m.journal.Retain(m.retainAll())
+	m.parts.Journal.Retain(m.retainAll())
 }
 
 // ingestsAllOwned reports whether the pipeline has all workers of which this instance is the owner.
@@ -272,7 +272,7 @@ func (m *Member) retainAll() uint64 {
 			continue
 		}
 		i := m.instances[s.ID]
-		if s.ID < m.cfg.ID || i == nil || i.RetainAt > m.journal.Bounds().Newest { // it may have claimed workers since
+		if s.ID < m.cfg.ID || i == nil || i.RetainAt > m.parts.Journal.Bounds().Newest { // it may have claimed workers since
 			return 0
 		}
 		live[s.ID] = i

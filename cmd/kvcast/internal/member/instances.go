@@ -13,6 +13,7 @@ import (
 	"github.com/kvcast/kvcast/ingest"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/journal/jetstream"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // About describes an instance.
@@ -39,10 +40,47 @@ type heartbeat struct {
 	RetainAt    uint64 `json:"retain_at"`
 	// Down are the dp ranks without a connection to a source; if there are more than maxDown, those without one for longest.
 	Down []downSource `json:"down,omitempty"`
+	// States has the states of the workers that the instance owned at Seq and that are not live; "" if one is not known. Others
+	// are live if OthersLive is set; otherwise they are not known: there are more than maxStates, or an earlier version has
+	// written the heartbeat.
+	States     map[string]string `json:"states,omitempty"`
+	OthersLive bool              `json:"others_live,omitempty"`
 }
 
-// maxDown bounds heartbeat.Down: NATS servers accept 1 MiB by default.
-const maxDown = 500
+// Bounds of a heartbeat: NATS servers accept 1 MiB by default.
+const (
+	maxDown   = 500
+	maxStates = 500
+)
+
+const statePrefix = "WORKER_STATE_"
+
+// setStates sets States and OthersLive to the states of owned workers.
+func (h *heartbeat) setStates(owned []string, states map[string]kvcastv1.WorkerState) {
+	h.States, h.OthersLive = make(map[string]string), true
+	for _, name := range owned {
+		state := states[name]
+		switch {
+		case state == kvcastv1.WorkerState_WORKER_STATE_LIVE:
+		case len(h.States) == maxStates:
+			h.OthersLive = false
+			return
+		case state == kvcastv1.WorkerState_WORKER_STATE_UNSPECIFIED:
+			h.States[name] = ""
+		default:
+			h.States[name] = strings.TrimPrefix(state.String(), statePrefix)
+		}
+	}
+}
+
+// state returns the state of a worker that the instance owns.
+func (h *heartbeat) state(worker string) kvcastv1.WorkerState {
+	text, ok := h.States[worker]
+	if !ok && h.OthersLive {
+		return kvcastv1.WorkerState_WORKER_STATE_LIVE
+	}
+	return kvcastv1.WorkerState(kvcastv1.WorkerState_value[statePrefix+text]) // 0 if it is of another version
+}
 
 // downSource is a dp rank whose source has had no connection for a time, when the heartbeat was made.
 type downSource struct {
@@ -165,13 +203,15 @@ func (m *Member) tryHeartbeat(ctx context.Context) error {
 	m.beating.Lock() // so that the newest is stored last
 	defer m.beating.Unlock()
 	var down []downSource
-	if m.ingest != nil {
-		down = downSources(m.ingest.Sources(), time.Now())
+	var states map[string]kvcastv1.WorkerState
+	if m.parts.Ingest != nil {
+		down, states = downSources(m.parts.Ingest.Sources(), time.Now()), m.parts.States()
 	}
 	m.mu.Lock()
-	h, hasLeft := m.heartbeat(), m.hasLeft
+	h, hasLeft, owned := m.heartbeat(), m.hasLeft, m.ownedBy(m.cfg.ID)
 	m.mu.Unlock()
 	h.Down = down
+	h.setStates(owned, states)
 	if hasLeft {
 		return nil
 	}
@@ -186,7 +226,7 @@ func (m *Member) tryHeartbeat(ctx context.Context) error {
 
 func (m *Member) heartbeat() heartbeat {
 	return heartbeat{
-		About: m.cfg.About, Draining: m.draining, Engines: engines(m.engines), Seq: m.follower.Bounds().Newest,
+		About: m.cfg.About, Draining: m.draining, Engines: engines(m.engines), Seq: m.parts.Follower.Bounds().Newest,
 		RetainAfter: m.retain.after, RetainAt: m.retain.at,
 	}
 }
@@ -249,7 +289,7 @@ func (m *Member) instanceChanged(v jetstream.Value) {
 		m.replaced(h)
 		known = new(instance)
 	}
-	newest := m.journal.Bounds().Newest
+	newest := m.parts.Journal.Bounds().Newest
 	m.instances[v.Key] = &instance{heartbeat: h, seen: now, before: known.Seq, behind: newest - min(newest, h.Seq)}
 	if v.Key == m.cfg.ID && m.isBehind() {
 		return // what it would decide rests on outdated records
@@ -260,14 +300,14 @@ func (m *Member) instanceChanged(v jetstream.Value) {
 // isBehind reports whether another instance had read an entry at its heartbeat before the last that this one has not read yet.
 func (m *Member) isBehind() bool {
 	for id, i := range m.instances {
-		if id != m.cfg.ID && time.Since(i.seen) < m.cfg.TTL && i.before > m.journal.Bounds().Newest {
+		if id != m.cfg.ID && time.Since(i.seen) < m.cfg.TTL && i.before > m.parts.Journal.Bounds().Newest {
 			return true
 		}
 	}
 	return false
 }
 
-// replaced makes the machine hold an instance for dead that had the host and the address of a new one before.
+// replaced makes the machine consider an instance dead that had the host and the address of a new one before.
 func (m *Member) replaced(by heartbeat) {
 	for id, i := range m.instances {
 		if i.Host == by.Host && i.Address == by.Address && i.Started.Before(by.Started) {

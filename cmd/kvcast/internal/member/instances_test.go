@@ -9,7 +9,50 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvcast/kvcast/ingest"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
+
+func TestHeartbeatHasTheStatesOfOwnedWorkers(t *testing.T) {
+	const live, degraded, unknown = kvcastv1.WorkerState_WORKER_STATE_LIVE, kvcastv1.WorkerState_WORKER_STATE_DEGRADED, kvcastv1.WorkerState_WORKER_STATE_UNSPECIFIED
+	var many []string
+	for i := range maxStates + 1 {
+		many = append(many, fmt.Sprint(i))
+	}
+	for _, tt := range []struct {
+		name  string
+		owned []string
+		want  map[string]kvcastv1.WorkerState
+	}{
+		{"few", []string{"a", "b", "c"}, map[string]kvcastv1.WorkerState{"a": live, "b": degraded, "c": unknown, "other": live}},
+		{"too many", append([]string{"a"}, many...), map[string]kvcastv1.WorkerState{"a": unknown, "0": unknown, "other": unknown}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var h, got heartbeat
+			h.setStates(tt.owned, map[string]kvcastv1.WorkerState{"a": live, "b": degraded})
+			b, err := json.Marshal(h)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := json.Unmarshal(b, &got); err != nil {
+				t.Fatal(err)
+			}
+			for worker, want := range tt.want {
+				if state := got.state(worker); state != want {
+					t.Errorf("%s: got %v, want %v", worker, state, want)
+				}
+			}
+			if len(got.States) > maxStates {
+				t.Errorf("%d states", len(got.States))
+			}
+		})
+	}
+	if state := new(heartbeat).state("a"); state != unknown {
+		t.Errorf("an earlier version's heartbeat: got %v", state)
+	}
+	if state := (&heartbeat{States: map[string]string{"a": "NEW"}}).state("a"); state != unknown {
+		t.Errorf("a state of a later version: got %v", state)
+	}
+}
 
 func TestHeartbeatHasTheSourcesThatAreDown(t *testing.T) {
 	now := time.Now()

@@ -34,7 +34,7 @@ import (
 type Config struct {
 	// ID names this instance; another run of the process has another ID.
 	ID string
-	// TTL is how long an instance without a heartbeat is held for live.
+	// TTL is how long an instance without a heartbeat is considered live.
 	TTL time.Duration
 	// Grace is how long a worker that nobody wants stays in the stream.
 	Grace time.Duration
@@ -52,16 +52,10 @@ type Member struct {
 	wake    chan struct{}
 	metrics *metrics
 
-	// The parts, set by Attach.
-	journal  *jetstream.Journal
-	follower *index.Follower
-	ingest   *ingest.Ingest
-	pipeline *pipeline.Pipeline
-	kv       *jetstream.KV
-	// pipelineConfig is the configuration of pipeline.
-	pipelineConfig pipeline.Config
-	actions        sync.WaitGroup
-	beating        sync.Mutex // held while a heartbeat is written
+	parts   Parts // set by Attach
+	kv      *jetstream.KV
+	actions sync.WaitGroup
+	beating sync.Mutex // held while a heartbeat is written
 
 	mu         sync.Mutex // guards all below
 	machine    *cluster.Machine
@@ -120,13 +114,25 @@ func New(c Config) *Member {
 	return m
 }
 
-// Attach gives the Member what Run needs; for Observe, the journal, the follower and the address suffice. Until then, Owned
-// may be called, Claim waits, and no instances are known.
-func (m *Member) Attach(j *jetstream.Journal, f *index.Follower, in *ingest.Ingest, p *pipeline.Pipeline, cfg pipeline.Config, address string) {
+// Parts are what a Member runs with. One that ingests nothing needs the journal, the follower and the address.
+type Parts struct {
+	Journal  *jetstream.Journal
+	Follower *index.Follower
+	Ingest   *ingest.Ingest
+	Pipeline *pipeline.Pipeline
+	// PipelineConfig is the configuration of Pipeline.
+	PipelineConfig pipeline.Config
+	// States returns the states of the workers that Ingest reads.
+	States func() map[string]kvcastv1.WorkerState
+	// Address is that of the gRPC port.
+	Address string
+}
+
+// Attach gives the Member what Run and Observe need. Until then, Owned may be called, Claim waits, and no instances are known.
+func (m *Member) Attach(p Parts) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.journal, m.follower, m.ingest, m.pipeline = j, f, in, p
-	m.pipelineConfig, m.cfg.About.Address, m.attached = cfg, address, true
+	m.parts, m.cfg.About.Address, m.attached = p, p.Address, true
 }
 
 // signal makes Run decide again.
@@ -181,7 +187,7 @@ func (m *Member) IsolatedSince() time.Time {
 
 // Run takes part until ctx ends. It then hands over all workers, until handOver ends.
 func (m *Member) Run(ctx, handOver context.Context) error {
-	kv, err := m.journal.Instances(ctx)
+	kv, err := m.parts.Journal.Instances(ctx)
 	if err != nil {
 		return err
 	}
@@ -195,7 +201,7 @@ func (m *Member) Run(ctx, handOver context.Context) error {
 	instances, registrations := make(chan struct{}), make(chan struct{})
 	loops.Go(func() { m.watch(running, kv, m.instanceChanged, sync.OnceFunc(func() { close(instances) })) })
 	loops.Go(func() {
-		m.watch(running, m.journal.Registrations().KV(), m.registrationChanged, sync.OnceFunc(func() { close(registrations) }))
+		m.watch(running, m.parts.Journal.Registrations().KV(), m.registrationChanged, sync.OnceFunc(func() { close(registrations) }))
 	})
 	loops.Go(func() {
 		for _, loaded := range []chan struct{}{instances, registrations} {
@@ -292,11 +298,11 @@ func (m *Member) settle() {
 
 // look notifies the machine which workers of listeners are connected, and which workers are in the stream.
 func (m *Member) look() {
-	all, _ := m.follower.Index().Workers(nil)
+	all, _ := m.parts.Follower.Index().Workers(nil)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for name, was := range m.bound {
-		switch is := m.ingest.Connected(name); {
+		switch is := m.parts.Ingest.Connected(name); {
 		case is && !was:
 			m.machine.Connected(name)
 			m.bound[name] = true

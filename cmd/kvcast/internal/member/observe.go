@@ -50,7 +50,7 @@ func (m *Member) Observe(ctx context.Context) {
 // ended.
 func (m *Member) openBucket(ctx context.Context) bool {
 	for {
-		kv, err := m.journal.Instances(ctx)
+		kv, err := m.parts.Journal.Instances(ctx)
 		if err == nil {
 			m.kv = kv
 			return true

@@ -75,7 +75,7 @@ func (m *Member) watchEngines(ctx context.Context) {
 // look returns whether engines are reached, or what was known before if it is too early to say.
 func (r *reach) look(ctx context.Context, before cluster.Reach) cluster.Reach {
 	now := time.Now()
-	sources := r.member.ingest.Sources()
+	sources := r.member.parts.Ingest.Sources()
 	r.member.mu.Lock()
 	heard := r.heard(sources, r.member.reading)
 	wanted := r.wantedEndpoints()

@@ -52,6 +52,39 @@ func (m *Member) instanceStatus(i cluster.InstanceStatus) *kvcastv1.InstanceStat
 	}
 }
 
+// ownedBy returns the workers that an instance owns. The lock is held.
+func (m *Member) ownedBy(id string) (names []string) {
+	for name, o := range m.owners {
+		if o.Instance == id && !o.IsReleased() {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// WorkerStates implements server.Cluster: it returns the states in the last heartbeats of live instances. A worker that was taken
+// after the heartbeat is left out.
+func (m *Member) WorkerStates() map[string]kvcastv1.WorkerState {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := make(map[string]kvcastv1.WorkerState)
+	if !m.attached {
+		return all
+	}
+	for _, known := range m.machine.Instances() {
+		of := m.instances[known.ID]
+		if known.ID == m.cfg.ID || !known.Live || of == nil {
+			continue
+		}
+		for _, name := range m.ownedBy(known.ID) {
+			if m.owners[name].Seq <= of.Seq {
+				all[name] = of.state(name)
+			}
+		}
+	}
+	return all
+}
+
 // SourcesDown implements server.Cluster.
 func (m *Member) SourcesDown() (all []server.SourceDown) {
 	m.mu.Lock()

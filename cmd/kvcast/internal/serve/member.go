@@ -72,7 +72,10 @@ func (s *Service) join(ctx context.Context) error {
 	if err := s.assemble(p); err != nil {
 		return err
 	}
-	d.member.Attach(d.Journal, s.follower, s.ingest, p, s.cfg.Pipeline, s.Addr())
+	d.member.Attach(member.Parts{
+		Journal: d.Journal, Follower: s.follower, Ingest: s.ingest, Pipeline: p, PipelineConfig: s.cfg.Pipeline,
+		States: s.workerStates, Address: s.Addr(),
+	})
 	close(s.registered)
 	d.recovering.Store(false)
 	return nil

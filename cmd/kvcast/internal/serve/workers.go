@@ -73,6 +73,15 @@ func (s *Service) sourceStatus() map[string][]*kvcastv1.SourceStatus {
 	return all
 }
 
+// workerStates returns the states of the workers that this server reads.
+func (s *Service) workerStates() map[string]kvcastv1.WorkerState {
+	all := make(map[string]kvcastv1.WorkerState)
+	for name, sources := range s.sourceStatus() {
+		all[name] = server.WorkerState(sources)
+	}
+	return all
+}
+
 // workers gives the server access to ingest, which is created after the server. Its methods return when the index has
 // applied the change, so that a client finds it in every later answer.
 type workers struct{ *Service }
