@@ -21,7 +21,7 @@ const (
 	replicaSeconds = 10
 )
 
-// BenchmarkReplicas measures servers that read no engine (replicas) and serve the stream of a server that reads one. Each
+// BenchmarkServeOnly measures servers that read no engine (replicas) and serve the stream of a server that reads one. Each
 // replica has 32 subscribers, and the engine publishes 500 batches of 16 blocks per second. b.N is seconds, with a minimum
 // of replicaSeconds.
 //
@@ -30,7 +30,7 @@ const (
 // publisher and the subscribers, which run in the benchmark's process, and the server that reads the engine.
 //
 // Check: every subscriber received one entry per batch, in responses whose positions chain, and no server reports a fault.
-func BenchmarkReplicas(b *testing.B) {
+func BenchmarkServeOnly(b *testing.B) {
 	requireProc(b)
 	url := harness.StartNATS(b)
 	for _, n := range []int{1, 2, 4} {
@@ -42,14 +42,15 @@ func BenchmarkReplicas(b *testing.B) {
 		benchmarkWith(b, fmt.Sprintf("%dx%d", n, replicaSubscribers), open, func(b *testing.B, r *replicas) {
 			seconds := max(b.N, replicaSeconds)
 			b.ResetTimer()
-			cpu, deliveries, err := r.measure(seconds * replicaRate)
+			used, err := r.measure(seconds * replicaRate)
 			b.StopTimer()
 			if err != nil {
 				b.Fatal(err)
 			}
-			b.ReportMetric(cpu.Seconds()/float64(n)/float64(seconds), "replica-cpu-s/s")
-			b.ReportMetric(float64(cpu.Nanoseconds())/deliveries, "replica-cpu-ns/delivery")
-			b.ReportMetric(deliveries/float64(seconds), "deliveries/s")
+			b.ReportMetric(used.cpu.Seconds()/float64(n)/float64(seconds), "replica-cpu-s/s")
+			b.ReportMetric(float64(used.cpu.Nanoseconds())/used.entries, "replica-cpu-ns/delivery")
+			b.ReportMetric(used.entries/float64(seconds), "deliveries/s")
+			b.ReportMetric(used.entries/used.responses, "entries/response")
 		})
 	}
 }
@@ -94,12 +95,17 @@ func openReplicas(url, stream string, n, subscribers int) (_ *replicas, err erro
 	return r, nil
 }
 
-// measure publishes batches at replicaRate until all subscribers have received them. It returns the CPU time and the
-// deliveries of all replicas.
-func (r *replicas) measure(batches int) (cpu time.Duration, deliveries float64, err error) {
-	cpuBefore, sentBefore, err := r.reading()
+// delivered is what all replicas together have sent, and the CPU time that they have used.
+type delivered struct {
+	cpu                time.Duration
+	entries, responses float64
+}
+
+// measure publishes batches at replicaRate until all subscribers have received them.
+func (r *replicas) measure(batches int) (delivered, error) {
+	before, err := r.reading()
 	if err != nil {
-		return 0, 0, err
+		return delivered{}, err
 	}
 	_, err = r.rig.measure(func() error {
 		if err := paced(batches, replicaRate, r.rig.send); err != nil {
@@ -108,36 +114,38 @@ func (r *replicas) measure(batches int) (cpu time.Duration, deliveries float64, 
 		return r.rig.arrive()
 	})
 	if err != nil {
-		return 0, 0, err
+		return delivered{}, err
 	}
-	cpu, sent, err := r.reading()
+	after, err := r.reading()
 	if err != nil {
-		return 0, 0, err
+		return delivered{}, err
 	}
-	if want := float64(batches * len(r.rig.subscribers)); sent-sentBefore != want {
-		return 0, 0, fmt.Errorf("check replicas: %.0f entries sent, want %.0f", sent-sentBefore, want)
+	d := delivered{after.cpu - before.cpu, after.entries - before.entries, after.responses - before.responses}
+	if want := float64(batches * len(r.rig.subscribers)); d.entries != want {
+		return d, fmt.Errorf("check replicas: %.0f entries sent, want %.0f", d.entries, want)
 	}
-	return cpu - cpuBefore, sent - sentBefore, nil
+	return d, nil
 }
 
-// reading returns the CPU time of all replicas, and the entries that they have sent.
-func (r *replicas) reading() (cpu time.Duration, sent float64, err error) {
+// reading returns what the replicas have sent and used since they were started.
+func (r *replicas) reading() (d delivered, err error) {
 	for _, p := range r.processes {
 		used, err := p.cpu()
 		if err != nil {
-			return 0, 0, err
+			return d, err
 		}
 		m, err := p.metrics(context.Background())
 		if err == nil {
 			err = m.faultless()
 		}
 		if err != nil {
-			return 0, 0, err
+			return d, err
 		}
-		cpu += used
-		sent += m[metricEntriesSent]
+		d.cpu += used
+		d.entries += m[metricEntriesSent]
+		d.responses += m[metricResponsesSent]
 	}
-	return cpu, sent, nil
+	return d, nil
 }
 
 // Close closes the subscribers, the replicas, and the rig.
@@ -158,14 +166,14 @@ func (r *replicas) Close() error {
 	return closeAll(closers...)
 }
 
-// TestReplicasDeliverEverything runs BenchmarkReplicas with few subscribers and batches.
+// TestReplicasDeliverEverything runs BenchmarkServeOnly with few subscribers and batches.
 func TestReplicasDeliverEverything(t *testing.T) {
 	requireProc(t)
 	r, err := openReplicas(harness.StartNATS(t), "replicas", 2, 2)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := r.measure(100); err != nil {
+	if _, err := r.measure(100); err != nil {
 		t.Error(err)
 	}
 	if err := r.Close(); err != nil {
