@@ -176,7 +176,7 @@ func stall(t *testing.T, c net.Conn) error {
 	}
 	const header = 5
 	window := 65535 - header // of the stream; that of the connection does not stop the client from reading
-	left := transport.MaxPayloadBytes / 2
+	left := 0                // what is still to be sent; the call may not have begun
 	for {
 		frame, err := f.ReadFrame()
 		if err != nil {
@@ -199,6 +199,7 @@ func stall(t *testing.T, c net.Conn) error {
 			if err := f.WriteData(1, false, binary.BigEndian.AppendUint32([]byte{0}, transport.MaxPayloadBytes)); err != nil {
 				return err
 			}
+			left = transport.MaxPayloadBytes / 2
 		case *http2.WindowUpdateFrame:
 			if frame.StreamID == 1 {
 				window += int(frame.Increment)
