@@ -40,11 +40,11 @@ type heartbeat struct {
 	RetainAt    uint64 `json:"retain_at"`
 	// Down are the dp ranks without a connection to a source; if there are more than maxDown, those without one for longest.
 	Down []downSource `json:"down,omitempty"`
-	// States has the states of the workers that the instance owned at Seq and that are not live; "" if one is not known. Others
-	// are live if OthersLive is set; otherwise they are not known: there are more than maxStates, or an earlier version has
-	// written the heartbeat.
-	States     map[string]string `json:"states,omitempty"`
-	OthersLive bool              `json:"others_live,omitempty"`
+	// States has the workers that the instance owned at Seq and that are not live, at most maxStates. OthersLive reports whether
+	// its other workers are live. Otherwise, their states are unknown: there are too many, or the heartbeat is of a version
+	// without states.
+	States     map[string]kvcastv1.WorkerState `json:"states,omitempty"`
+	OthersLive bool                            `json:"others_live,omitempty"`
 }
 
 // Bounds of a heartbeat: NATS servers accept 1 MiB by default.
@@ -53,33 +53,28 @@ const (
 	maxStates = 500
 )
 
-const statePrefix = "WORKER_STATE_"
-
 // setStates sets States and OthersLive to the states of owned workers.
 func (h *heartbeat) setStates(owned []string, states map[string]kvcastv1.WorkerState) {
-	h.States, h.OthersLive = make(map[string]string), true
+	h.States, h.OthersLive = make(map[string]kvcastv1.WorkerState), true
 	for _, name := range owned {
 		state := states[name]
-		switch {
-		case state == kvcastv1.WorkerState_WORKER_STATE_LIVE:
-		case len(h.States) == maxStates:
+		if state == kvcastv1.WorkerState_WORKER_STATE_LIVE {
+			continue
+		}
+		if len(h.States) == maxStates {
 			h.OthersLive = false
 			return
-		case state == kvcastv1.WorkerState_WORKER_STATE_UNSPECIFIED:
-			h.States[name] = ""
-		default:
-			h.States[name] = strings.TrimPrefix(state.String(), statePrefix)
 		}
+		h.States[name] = state
 	}
 }
 
 // state returns the state of a worker that the instance owns.
 func (h *heartbeat) state(worker string) kvcastv1.WorkerState {
-	text, ok := h.States[worker]
-	if !ok && h.OthersLive {
-		return kvcastv1.WorkerState_WORKER_STATE_LIVE
+	if state, ok := h.States[worker]; ok || !h.OthersLive {
+		return state
 	}
-	return kvcastv1.WorkerState(kvcastv1.WorkerState_value[statePrefix+text]) // 0 if it is of another version
+	return kvcastv1.WorkerState_WORKER_STATE_LIVE
 }
 
 // downSource is a dp rank whose source has had no connection for a time, when the heartbeat was made.
@@ -205,10 +200,11 @@ func (m *Member) tryHeartbeat(ctx context.Context) error {
 	var down []downSource
 	var states map[string]kvcastv1.WorkerState
 	if m.parts.Ingest != nil {
-		down, states = downSources(m.parts.Ingest.Sources(), time.Now()), m.parts.States()
+		sources := m.parts.Ingest.Sources()
+		down, states = downSources(sources, time.Now()), m.parts.States(sources)
 	}
 	m.mu.Lock()
-	h, hasLeft, owned := m.heartbeat(), m.hasLeft, m.ownedBy(m.cfg.ID)
+	h, hasLeft, owned := m.heartbeat(), m.hasLeft, m.owned()
 	m.mu.Unlock()
 	h.Down = down
 	h.setStates(owned, states)

@@ -49,7 +49,7 @@ func TestHeartbeatHasTheStatesOfOwnedWorkers(t *testing.T) {
 	if state := new(heartbeat).state("a"); state != unknown {
 		t.Errorf("an earlier version's heartbeat: got %v", state)
 	}
-	if state := (&heartbeat{States: map[string]string{"a": "NEW"}}).state("a"); state != unknown {
+	if state := (&heartbeat{States: map[string]kvcastv1.WorkerState{"a": 99}}).state("a"); state != 99 {
 		t.Errorf("a state of a later version: got %v", state)
 	}
 }

@@ -122,8 +122,8 @@ type Parts struct {
 	Pipeline *pipeline.Pipeline
 	// PipelineConfig is the configuration of Pipeline.
 	PipelineConfig pipeline.Config
-	// States returns the states of the workers that Ingest reads.
-	States func() map[string]kvcastv1.WorkerState
+	// States returns the states of the workers with some sources of Ingest.
+	States func([]ingest.SourceStatus) map[string]kvcastv1.WorkerState
 	// Address is that of the gRPC port.
 	Address string
 }

@@ -52,10 +52,10 @@ func (m *Member) instanceStatus(i cluster.InstanceStatus) *kvcastv1.InstanceStat
 	}
 }
 
-// ownedBy returns the workers that an instance owns. The lock is held.
-func (m *Member) ownedBy(id string) (names []string) {
+// owned returns the workers that this instance owns. The lock is held.
+func (m *Member) owned() (names []string) {
 	for name, o := range m.owners {
-		if o.Instance == id && !o.IsReleased() {
+		if o.Instance == m.cfg.ID && !o.IsReleased() {
 			names = append(names, name)
 		}
 	}
@@ -67,19 +67,16 @@ func (m *Member) ownedBy(id string) (names []string) {
 func (m *Member) WorkerStates() map[string]kvcastv1.WorkerState {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	all := make(map[string]kvcastv1.WorkerState)
-	if !m.attached {
-		return all
-	}
-	for _, known := range m.machine.Instances() {
-		of := m.instances[known.ID]
-		if known.ID == m.cfg.ID || !known.Live || of == nil {
-			continue
+	live := make(map[string]*instance)
+	for _, i := range m.machine.Instances() {
+		if of := m.instances[i.ID]; of != nil && i.Live && i.ID != m.cfg.ID {
+			live[i.ID] = of
 		}
-		for _, name := range m.ownedBy(known.ID) {
-			if m.owners[name].Seq <= of.Seq {
-				all[name] = of.state(name)
-			}
+	}
+	all := make(map[string]kvcastv1.WorkerState)
+	for name, o := range m.owners {
+		if of := live[o.Instance]; of != nil && !o.IsReleased() && o.Seq <= of.Seq {
+			all[name] = of.state(name)
 		}
 	}
 	return all

@@ -43,12 +43,18 @@ var sourceStates = map[ingest.SourceState]kvcastv1.SourceState{
 	ingest.SourceStopped:    kvcastv1.SourceState_SOURCE_STATE_STOPPED,
 }
 
+// sourceStatus returns the sources of the workers that this server reads.
 func (s *Service) sourceStatus() map[string][]*kvcastv1.SourceStatus {
-	all := make(map[string][]*kvcastv1.SourceStatus)
 	if !s.isAssembled() {
-		return all
+		return nil
 	}
-	for _, src := range s.ingest.Sources() {
+	return exportSources(s.ingest.Sources())
+}
+
+// exportSources returns sources by worker, as the gRPC contract describes them.
+func exportSources(sources []ingest.SourceStatus) map[string][]*kvcastv1.SourceStatus {
+	all := make(map[string][]*kvcastv1.SourceStatus)
+	for _, src := range sources {
 		down := time.Duration(0)
 		if !src.DownSince.IsZero() {
 			down = max(time.Since(src.DownSince), 1) // 0 means that there is a connection
@@ -73,11 +79,11 @@ func (s *Service) sourceStatus() map[string][]*kvcastv1.SourceStatus {
 	return all
 }
 
-// workerStates returns the states of the workers that this server reads.
-func (s *Service) workerStates() map[string]kvcastv1.WorkerState {
+// workerStates returns the states of the workers that have these sources.
+func workerStates(sources []ingest.SourceStatus) map[string]kvcastv1.WorkerState {
 	all := make(map[string]kvcastv1.WorkerState)
-	for name, sources := range s.sourceStatus() {
-		all[name] = server.WorkerState(sources)
+	for name, exported := range exportSources(sources) {
+		all[name] = server.WorkerState(exported)
 	}
 	return all
 }
