@@ -15,13 +15,12 @@ func SetCheckpointTimeout(d time.Duration) (restore func()) {
 	return func() { checkpointTimeout = before }
 }
 
-// StuckAfter reports whether an embedded server counts as stuck after some ticks at which it has acknowledged nothing for some
-// time.
-func StuckAfter(ticks int, silent time.Duration) bool {
-	var d stuckDetector
-	stuck := false
+// StuckAfter returns the error of a journal that is opened and not loaded, after some ticks at which its embedded server has
+// acknowledged nothing since a time.
+func (j *Journal) StuckAfter(ticks int, since time.Time) error {
+	j.since, j.w.sent = since, 1
 	for range ticks {
-		stuck = d.tick(silent)
+		j.overdue()
 	}
-	return stuck
+	return j.Err()
 }

@@ -307,20 +307,23 @@ func TestUnreadableFilesAreMovedAway(t *testing.T) {
 	}
 }
 
-// TestServerThatAcknowledgesNothingIsStuck needs a minute without an acknowledgement, seen more than once.
-func TestServerThatAcknowledgesNothingIsStuck(t *testing.T) {
+// TestServerThatAcknowledgesNothingFailsTheJournal needs a minute without an acknowledgement, seen more than once. The server
+// reports that it is healthy.
+func TestServerThatAcknowledgesNothingFailsTheJournal(t *testing.T) {
+	now := time.Now()
 	for _, tt := range []struct {
-		ticks  int
-		silent time.Duration
-		want   bool
+		ticks int
+		since time.Time
+		want  bool
 	}{
-		{10, 2 * time.Minute, true},
-		{9, 2 * time.Minute, false}, // as after a pause of the process
-		{10, 0, false},
-		{10, 30 * time.Second, false},
+		{10, now.Add(-2 * time.Minute), true},
+		{9, now.Add(-2 * time.Minute), false}, // as after a pause of the process
+		{10, now, false},
+		{10, now.Add(-30 * time.Second), false},
 	} {
-		if got := jetstream.StuckAfter(tt.ticks, tt.silent); got != tt.want {
-			t.Errorf("%d ticks, %v: got %t", tt.ticks, tt.silent, got)
+		err := open(t, config(t.TempDir())).StuckAfter(tt.ticks, tt.since)
+		if got := err != nil && strings.Contains(err.Error(), "has acknowledged nothing for"); got != tt.want || err != nil && !got {
+			t.Errorf("%d ticks, since %v: got %v", tt.ticks, now.Sub(tt.since), err)
 		}
 	}
 }

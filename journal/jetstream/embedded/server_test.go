@@ -1,6 +1,7 @@
 package embedded_test
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"path/filepath"
@@ -36,6 +37,23 @@ func start(t *testing.T, dir string) *embedded.Server {
 	return s
 }
 
+// use calls f with a connection to a server.
+func use(t *testing.T, s *embedded.Server, f func(ctx context.Context, js jetstream.JetStream) error) {
+	t.Helper()
+	conn, err := nats.Connect("", nats.InProcessServer(s.NATS()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	js, err := jetstream.New(conn)
+	if err == nil {
+		err = f(harness.Context(t), js)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // write creates the stream in a directory, with one message.
 func write(t *testing.T, dir string) {
 	t.Helper()
@@ -43,22 +61,13 @@ func write(t *testing.T, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := nats.Connect("", nats.InProcessServer(s.NATS()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	js, err := jetstream.New(conn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx := harness.Context(t)
-	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: stream, Subjects: []string{"x"}}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := js.Publish(ctx, "x", nil); err != nil {
-		t.Fatal(err)
-	}
-	conn.Close()
+	use(t, s, func(ctx context.Context, js jetstream.JetStream) error {
+		_, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: stream, Subjects: []string{"x"}})
+		if err == nil {
+			_, err = js.Publish(ctx, "x", nil)
+		}
+		return err
+	})
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -96,6 +105,13 @@ func TestServerThatIsNotReadyInTimeLosesNothing(t *testing.T) {
 	if names, err := filepath.Glob(filepath.Join(dir, "unreadable-*")); err != nil || len(names) > 0 {
 		t.Errorf("moved away: %v, %v", names, err)
 	}
+	use(t, s, func(ctx context.Context, js jetstream.JetStream) error {
+		x, err := js.Stream(ctx, stream)
+		if err == nil && x.CachedInfo().State.Msgs != 1 {
+			t.Errorf("got %d messages, want 1", x.CachedInfo().State.Msgs)
+		}
+		return err
+	})
 }
 
 func TestPositionNoticesLostEntries(t *testing.T) {
