@@ -219,7 +219,8 @@ func TestResolveAllowsChangesBetweenCalls(t *testing.T) {
 	})
 }
 
-// TestHeaviestNodesHaveThoseOfALowerBound stores chains that share a start, of different lengths. Two ranks hold all.
+// TestHeaviestNodesHaveThoseOfALowerBound stores chains that share a start, of different lengths. Two ranks hold all. Nodes are kept
+// with those before them, and a shared one is left out only if there is no room, or there are enough.
 func TestHeaviestNodesHaveThoseOfALowerBound(t *testing.T) {
 	const chains = 60
 	x := New()
@@ -236,6 +237,27 @@ func TestHeaviestNodesHaveThoseOfALowerBound(t *testing.T) {
 		got, want := all.Heaviest(most), resolvedAtOnce(x, "m", most/2)
 		if len(got) > most {
 			t.Errorf("at most %d nodes of %d: got %d", most, len(all.Nodes), len(got))
+		}
+		kept, parents, chosen := make(map[uint64]bool), make(map[uint64]uint64), 0
+		for _, n := range got {
+			if n.Parent != 0 && !kept[n.Parent] {
+				t.Errorf("at most %d: node %d is kept without the one before it", most, n.ID)
+			}
+			if kept[n.ID] = true; n.saved() > 0 {
+				chosen++
+			}
+		}
+		for _, n := range all.Nodes {
+			parents[n.ID] = n.Parent
+		}
+		for _, n := range all.Nodes {
+			missing := 0
+			for id := n.ID; id != 0 && !kept[id]; id = parents[id] {
+				missing++
+			}
+			if n.saved() > 0 && missing > 0 && chosen < (most+1)/2 && len(got)+missing <= most {
+				t.Errorf("at most %d: node %d is left out, and there is room", most, n.ID)
+			}
 		}
 		ids := make(map[uint64]bool)
 		for _, n := range want {
