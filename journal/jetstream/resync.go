@@ -63,7 +63,7 @@ func (j *Journal) overdue() bool {
 	if j.server == nil {
 		return silent > ackTimeout
 	}
-	// The embedded server loses no message, so it is slow, or stuck.
+	// No message to the embedded server is lost in transit, so nothing has to be published again: the server is slow or stuck.
 	if j.stuck.tick(silent) {
 		j.failStuck("acknowledged nothing", stuckTime)
 	} else if silent > ackTimeout {
@@ -83,7 +83,7 @@ const (
 // stuckDetector decides when the embedded server counts as stuck.
 type stuckDetector struct{ ticks int }
 
-// tick reports whether the server is stuck, which has acknowledged nothing for some time.
+// tick reports whether the server is stuck. silent is the time since its last acknowledgement; 0 if nothing is in flight.
 func (d *stuckDetector) tick(silent time.Duration) bool {
 	if silent <= ackTimeout {
 		d.ticks = 0

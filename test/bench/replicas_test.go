@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// replicaSubscribers is the number of subscribers of each replica.
+	// replicaSubscribers is the number of subscribers that are connected to each replica.
 	replicaSubscribers = 32
 	// replicaRate is the rate of the engine in batches per second.
 	replicaRate = 500
@@ -55,10 +55,10 @@ func BenchmarkServeOnly(b *testing.B) {
 	}
 }
 
-// replicas are servers that serve the stream of the rig's server, and all subscribers of the rig.
+// replicas is a rig whose subscribers are connected to further servers, which serve the stream that the rig's server writes.
 type replicas struct {
 	rig       *rig
-	processes []*process
+	processes []*process // the further servers
 }
 
 // openReplicas returns n replicas with the same number of subscribers each.

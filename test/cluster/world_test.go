@@ -327,7 +327,7 @@ func (w *world) check() {
 // stop stops the servers, once they have stored everything that the engines published.
 func (w *world) stop() {
 	w.t.Helper()
-	w.engines.Settle(w.routers...)
+	w.engines.PauseAndWantViews(w.routers...)
 	w.wantLive()
 	for _, m := range w.members {
 		if err := m.Process.Stop(); err != nil {

@@ -91,12 +91,12 @@ func (e Engine) FlagAt(connect, replay string) string {
 // WantViews pauses the engines, waits until the views of routers equal their contents, and ends the pause.
 func (f *Fleet) WantViews(routers ...*Router) {
 	f.t.Helper()
-	f.Settle(routers...)
+	f.PauseAndWantViews(routers...)
 	f.Resume()
 }
 
-// Settle pauses the engines, and waits until the views of routers equal their contents.
-func (f *Fleet) Settle(routers ...*Router) {
+// PauseAndWantViews pauses the engines, and waits until the views of routers equal their contents.
+func (f *Fleet) PauseAndWantViews(routers ...*Router) {
 	f.t.Helper()
 	states := f.Pause()
 	for i, r := range routers {

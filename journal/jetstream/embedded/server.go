@@ -1,6 +1,8 @@
-// Package embedded runs a nats-server with JetStream in this process. It listens nowhere, and its files are in a directory that
-// one process uses at a time. Around it, the package does what nats-server does not: it keeps files that nats-server cannot read,
-// syncs files on demand, notices that the server is stuck, and records which entries must be there.
+// Package embedded runs a nats-server with JetStream in this process.
+//
+// In: a directory, which one process uses at a time. Out: a server that listens on no port and stores its streams there. Guarantee:
+// files that nats-server cannot read are kept, in a directory beside them; and the caller can check whether entries that were
+// acknowledged are missing, which nats-server does not report.
 package embedded
 
 import (
@@ -27,7 +29,7 @@ const (
 	lockName       = "kvcast.lock"
 	positionName   = "kvcast.position"
 	unreadableName = "unreadable-%d" // files that nats-server could not read
-	// indexName is where nats-server keeps the index of a stream's messages when it stops.
+	// indexName is the file to which nats-server writes the index of a stream's messages when it stops.
 	indexName = "index.db"
 )
 
@@ -41,7 +43,7 @@ const (
 	// stopTimeout bounds the stop, which writes what the server has in memory. nats-server 2.15.2 can deadlock after an error of
 	// its files: a purge that finds the failure of an earlier write locks the stream's store twice.
 	stopTimeout = 30 * time.Second
-	// healthTimeout bounds one question for the health.
+	// healthTimeout bounds one health check.
 	healthTimeout = 5 * time.Second
 )
 
@@ -53,13 +55,14 @@ type Config struct {
 	SyncAlways bool
 	// SyncInterval is how often it syncs to the disk without SyncAlways.
 	SyncInterval time.Duration
-	// Log gets the server's log lines, at the levels Debug and Warn.
+	// Log gets the server's log lines, at the levels Debug and Warn, and an error if files were moved or deleted.
 	Log *slog.Logger
 }
 
 // Server is a nats-server in this process.
 type Server struct {
-	// Position says which entries must be there. The caller checks and sets it.
+	// Position records which entries the stream must have. The caller sets it when entries are acknowledged or removed, and checks
+	// it after a start.
 	Position *Position
 
 	cfg    Config
@@ -235,14 +238,16 @@ var (
 // ErrNoHealth means that it is not known whether the server can write to a stream.
 var ErrNoHealth = errors.New("nats-server does not report whether its files can be written")
 
-// healthAttempts is how often the server is asked before Health returns an ErrNoHealth.
+// healthAttempts is the number of health checks after which Health returns ErrNoHealth.
 const healthAttempts = 1000
 
 // healthz is changed by tests.
 var healthz = (*server.Server).Healthz
 
-// Health returns an error if the server cannot write to a stream. nats-server has one millisecond to find that it is ready, and
-// says that it is not if the process does not run meanwhile: it is asked again. One that is stuck does not answer.
+// Health returns an error if the server cannot write to a stream, and ErrNoHealth if that is unknown. nats-server checks first
+// whether it accepts connections, with a timeout of one millisecond. If the process is not scheduled in that millisecond, the
+// check fails although the server is healthy, so Health repeats it. A server that is stuck does not answer: Health then gives up
+// after healthTimeout.
 func (s *Server) Health(stream string) error {
 	for range healthAttempts {
 		answers := make(chan *server.HealthStatus, 1)

@@ -89,18 +89,18 @@ func TestServerThatIsNotReadyInTimeLosesNothing(t *testing.T) {
 	s := start(t, dir)
 	slow := &server.HealthStatus{Status: "unavailable", Error: "failed to be ready for connections after 1ms: "}
 	never := true
-	embedded.SetHealthz(t, func(asked int, answer *server.HealthStatus) *server.HealthStatus {
-		if never || asked%5 != 0 {
+	embedded.SetHealthz(t, func(checks int, result *server.HealthStatus) *server.HealthStatus {
+		if never || checks%5 != 0 {
 			return slow
 		}
-		return answer
+		return result
 	})
 	if moved, err := s.MoveUnreadable(stream); moved || !errors.Is(err, embedded.ErrNoHealth) {
 		t.Errorf("never ready: got %t, %v", moved, err)
 	}
 	never = false
 	if moved, err := s.MoveUnreadable(stream); moved || err != nil {
-		t.Errorf("ready at the fifth question: got %t, %v", moved, err)
+		t.Errorf("ready at the fifth check: got %t, %v", moved, err)
 	}
 	if names, err := filepath.Glob(filepath.Join(dir, "unreadable-*")); err != nil || len(names) > 0 {
 		t.Errorf("moved away: %v, %v", names, err)

@@ -34,7 +34,7 @@ import (
 type Config struct {
 	// ID names this instance; another run of the process has another ID.
 	ID string
-	// TTL is how long an instance without a heartbeat is considered live.
+	// TTL is the time after its last heartbeat during which an instance is considered live.
 	TTL time.Duration
 	// Grace is how long a worker that nobody wants stays in the stream.
 	Grace time.Duration
