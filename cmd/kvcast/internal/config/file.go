@@ -31,7 +31,11 @@ func (r *reader) document(name string, data []byte, read func(*yaml.Node)) {
 	var first, second yaml.Node
 	err := documents.Decode(&first)
 	if err == nil {
-		read(&first)
+		if hasMoreNodes(&first, 2*len(data)+maxAliased) {
+			r.wrong(origin{place: r.fileName}, "", "aliases make it many times larger: want the values themselves")
+		} else {
+			read(&first)
+		}
 		err = documents.Decode(&second)
 	}
 	switch {
@@ -40,6 +44,23 @@ func (r *reader) document(name string, data []byte, read func(*yaml.Node)) {
 	case !errors.Is(err, io.EOF):
 		r.wrong(origin{place: r.fileName}, "", err.Error()) // the text has "yaml", the cause, and usually the line
 	}
+}
+
+// maxAliased is how many nodes a file may have with its aliases, beyond two for each of its bytes.
+const maxAliased = 10_000
+
+// hasMoreNodes reports whether there are more nodes under a node than a number, with the target of an alias in its place.
+func hasMoreNodes(n *yaml.Node, most int) bool {
+	left := []*yaml.Node{n}
+	for total := 1; len(left) > 0; {
+		last := len(left) - 1
+		content := resolve(left[last]).Content
+		if total += len(content); total > most {
+			return true
+		}
+		left = append(left[:last], content...)
+	}
+	return false
 }
 
 func (r *reader) at(n *yaml.Node) origin { return origin{r.fileName, n.Line} }
