@@ -46,7 +46,7 @@ func (x *Index) beginCheckpoint(name string) (s Snapshot, state *statev1.IndexWo
 func (x *Index) Restore(state *statev1.IndexWorker) error {
 	x.ApplySnapshotWorker(state.GetWorker())
 	for i, b := range state.GetBlocks() {
-		if err := x.restoreBlocks(b); err != nil {
+		if err := x.restoreBlocks(state.GetWorker().GetWorker(), b); err != nil {
 			return fmt.Errorf("blocks %d of %d: %w", i+1, len(state.GetBlocks()), err)
 		}
 	}
@@ -61,8 +61,8 @@ func (x *Index) Restore(state *statev1.IndexWorker) error {
 	return nil
 }
 
-// restoreBlocks is ApplySnapshotBlocks for encoded blocks.
-func (x *Index) restoreBlocks(b []byte) error {
+// restoreBlocks is ApplySnapshotBlocks for encoded blocks, which must be those of a worker.
+func (x *Index) restoreBlocks(name string, b []byte) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	var w *worker
@@ -77,9 +77,10 @@ func (x *Index) restoreBlocks(b []byte) error {
 		case f.Type != protowire.BytesType:
 			return fmt.Errorf("field %d is not an event", f.Number)
 		case f.Number == kvcastv1.SnapshotBlocksWorkerField:
-			if w = x.workers[string(f.Bytes)]; w == nil {
+			if string(f.Bytes) != name {
 				return fmt.Errorf("blocks of another worker, %q", f.Bytes)
 			}
+			w = x.workers[name]
 			size = w.blockSize
 		case w == nil:
 			return fmt.Errorf("no worker before field %d", f.Number)
