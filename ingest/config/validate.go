@@ -286,8 +286,11 @@ func (v *Validation) ofRanks(field, value string, s Source, e Endpoint) {
 		v.Check(e.Port+s.DPSize-1 <= MaxPort, field, value,
 			fmt.Sprintf("tcp://HOST:PORT with room for %d ranks' ports below %d", s.DPSize, MaxPort+1))
 	case TransportIPC:
-		v.Check(s.DPSize <= 1 || s.Engine == feed.EngineTRTLLM, field, value,
-			"tcp if there are several dp ranks, except for the engine trtllm")
+		isAllowed := s.DPSize <= 1 || s.Engine == feed.EngineTRTLLM
+		v.Check(isAllowed, field, value, "tcp if there are several dp ranks, except for the engine trtllm")
+		last := max(s.DPSize-1, 0)
+		v.Check(!isAllowed || len(e.OfRank(last).Address) <= maxIPCPath, field, value,
+			fmt.Sprintf("ipc://PATH with at most %d bytes in PATH_dp%d, the last rank's path", maxIPCPath, last))
 	}
 }
 
