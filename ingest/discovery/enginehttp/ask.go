@@ -190,7 +190,7 @@ func askSGLang(ctx context.Context, server string) (a answer, err error) {
 		DPSize     int    `json:"dp_size"`
 	}
 	if err := json.Unmarshal(info.KVEvents, &events); err != nil {
-		return answer{}, fmt.Errorf("decode kv_events: %w", err)
+		return answer{}, fmt.Errorf("decode kv_events: %w", quoted(err))
 	}
 	if events == nil {
 		return answer{}, a.check()
@@ -246,7 +246,7 @@ func get(ctx context.Context, at string, into any) error {
 	case response.StatusCode == http.StatusNotFound:
 		return errNotFound
 	case response.StatusCode != http.StatusOK:
-		return fmt.Errorf("GET %s: status %s; want 200", path, response.Status)
+		return fmt.Errorf("GET %s: status %d %s; want 200", path, response.StatusCode, http.StatusText(response.StatusCode))
 	}
 	body, err := io.ReadAll(io.LimitReader(response.Body, maxBytes+1))
 	if err != nil {
@@ -256,7 +256,15 @@ func get(ctx context.Context, at string, into any) error {
 		return fmt.Errorf("GET %s: the answer has more than %d MiB", path, maxBytes>>20)
 	}
 	if err := json.Unmarshal(body, into); err != nil {
-		return fmt.Errorf("GET %s: decode the answer: %w", path, err)
+		return fmt.Errorf("GET %s: decode the answer: %w", path, quoted(err))
 	}
 	return nil
+}
+
+// quoted quotes the beginning of the number or the key that an error of json.Unmarshal has, which may be as long as the answer.
+func quoted(err error) error {
+	if wrong := new(json.UnmarshalTypeError); errors.As(err, &wrong) {
+		wrong.Value = fmt.Sprintf("%.100q", wrong.Value)
+	}
+	return err
 }
