@@ -81,9 +81,10 @@ func (h *handler) match(q *queryRequest, p index.Prompt, blocks int) (overlaps, 
 	return result, nil
 }
 
-// noIndexer returns the error for a model and a routing group without workers.
+// noIndexer returns the error for a model and a routing group without workers. It has the beginnings of their names, since answers
+// are not counted like bodies, and can have six bytes for one of a body.
 func noIndexer(q *queryRequest) error {
-	return failf(http.StatusNotFound, "no indexer for model=%s routing_group=%s", *q.ModelName, q.group())
+	return failf(http.StatusNotFound, "no indexer for model=%.256s routing_group=%.256s", *q.ModelName, q.group())
 }
 
 func (h *handler) query(w http.ResponseWriter, r *http.Request) {

@@ -60,7 +60,7 @@ func (h *handler) receive(w http.ResponseWriter, r *http.Request) (body []byte, 
 // indexer.
 func readQuery(r *http.Request, required string) (*queryRequest, error) {
 	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "application/json" && !strings.HasSuffix(media, "+json") {
-		return nil, failf(http.StatusUnsupportedMediaType, "content type %q is not allowed: want application/json", r.Header.Get("Content-Type"))
+		return nil, failf(http.StatusUnsupportedMediaType, "content type %.100q is not allowed: want application/json", r.Header.Get("Content-Type"))
 	}
 	body, err := io.ReadAll(r.Body) // it has been received
 	if err != nil {
@@ -75,7 +75,7 @@ func readQuery(r *http.Request, required string) (*queryRequest, error) {
 			if wrong.Field == "" {
 				return nil, failf(http.StatusUnprocessableEntity, "the body is a %s: want an object", wrong.Value)
 			}
-			return nil, failf(http.StatusUnprocessableEntity, "field %s is not allowed to be a %s: want %s", wrong.Field, wrong.Value, wantedType(wrong.Field))
+			return nil, failf(http.StatusUnprocessableEntity, "field %s is not allowed to be a %.100s: want %s", wrong.Field, wrong.Value, wantedType(wrong.Field))
 		}
 		return nil, failf(http.StatusBadRequest, "the body is not JSON: %w", err)
 	}
