@@ -94,8 +94,8 @@ func decode(body io.Reader, m proto.Message) error {
 	if n := bytes.Count(text, []byte("{")); n > maxObjects {
 		return status.Errorf(codes.InvalidArgument, "the request has %d objects: want at most %d", n, maxObjects)
 	}
-	if err := protojson.Unmarshal(text, m); err != nil {
-		return status.Errorf(codes.InvalidArgument, "the request is no %s in JSON: %v", m.ProtoReflect().Descriptor().FullName(), err)
+	if err := protojson.Unmarshal(text, m); err != nil { // it has a part of the request, of any length
+		return status.Errorf(codes.InvalidArgument, "the request is no %s in JSON: %.300v", m.ProtoReflect().Descriptor().FullName(), err)
 	}
 	return nil
 }
