@@ -141,7 +141,7 @@ func (c *Checkpoints) chunks(ctx context.Context, info *jetstream.ObjectInfo) ([
 		seq = m.Sequence + 1
 	}
 	if got := digest(data.Bytes()); got != info.Digest {
-		return nil, fmt.Errorf("checksum of %d bytes is %s, want %s of %d bytes", data.Len(), got, info.Digest, info.Size)
+		return nil, fmt.Errorf("checksum of %d bytes is %s, want %.100q of %d bytes", data.Len(), got, info.Digest, info.Size)
 	}
 	return data.Bytes(), nil
 }
