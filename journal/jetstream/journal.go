@@ -128,9 +128,6 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	j.ctx, j.stop = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
-			if denied := j.denied.Load(); denied != nil { // the servers do not answer what they deny
-				err = *denied
-			}
 			err = errors.Join(err, j.release())
 		}
 	}()
@@ -145,7 +142,7 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 			"want nats-server 2.14.6 or later", "version", v)
 	}
 	var st streamState
-	err = j.untilAnswered(ctx, func() error {
+	err = j.untilPermitted(ctx, func() error {
 		st, err = j.openStream(ctx)
 		return err
 	})
@@ -154,11 +151,11 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	}
 	j.first = st.first
 	j.reset(st.epoch, st.last)
-	if err := j.untilAnswered(ctx, func() error { return j.openCheckpoints(ctx) }); err != nil {
+	if err := j.untilPermitted(ctx, func() error { return j.openCheckpoints(ctx) }); err != nil {
 		return nil, err
 	}
 	if !cfg.Follow { // the processes that append have the workers
-		if err := j.untilAnswered(ctx, func() error { return j.openRegistrations(ctx) }); err != nil {
+		if err := j.untilPermitted(ctx, func() error { return j.openRegistrations(ctx) }); err != nil {
 			return nil, err
 		}
 	}
@@ -171,6 +168,17 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 		return nil, err
 	}
 	return j, acks.SetPendingLimits(-1, -1)
+}
+
+// untilPermitted is untilAnswered for Open, which fails at once if the servers deny something: they do not answer what they deny.
+func (j *Journal) untilPermitted(ctx context.Context, ask func() error) error {
+	return j.untilAnswered(ctx, func() error {
+		err := ask()
+		if denied := j.denied.Load(); err != nil && denied != nil {
+			return *denied
+		}
+		return err
+	})
 }
 
 // untilAnswered calls a function until Servers answer it, or ctx ends: they may be electing a leader, or be creating the stream
