@@ -223,7 +223,7 @@ func FuzzCheckpoint(f *testing.F) {
 	f.Fuzz(func(t *testing.T, token string, description, data []byte) {
 		if name, _ := base64.URLEncoding.DecodeString(token); strings.ContainsAny(token, ". \t\r\n") || len(name) == 0 ||
 			string(name) == "%" {
-			t.Skip("it is no token of a subject, or of an object without a name")
+			return // it is no token of a subject, or of an object without a name
 		}
 		subject := c.prefix + "M." + token
 		messages := map[string]*jetstream.RawStreamMsg{subject: {Sequence: 1, Data: description}}
