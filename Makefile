@@ -18,12 +18,14 @@ CGO = $(eval CGO := $(shell CGO_ENABLED=$(CGO_ENABLED) tools/scripts/cgo.sh $(GO
 go = CGO_ENABLED=$(CGO) $(GO)
 race = $(if $(filter 1,$(CGO)),-race)
 
-# Tests that run without the race detector, which distorts memory figures, and makes long tests of one goroutine ten times slower.
-NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures|EqualTheModels|EqualsTheEngines|EventIDsAreNeverReused|HitRateOfTheIDs|EqualsThePoolOfATrace|KeysInAnyOrder|EqualsPlainLoop|MutationIsCaught
+# Runs the tests of the classes that it is given, which tests declare: see go doc ./internal/testclass.
+suite = CGO_ENABLED=$(CGO) $(GO) run ./test/run
+CLASSES ?= quick
+PACKAGES ?= ./...
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test live peers clients routers observe console-test soak restarts cluster fuzz mutate run build build-static dist bench bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
+.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers observe console-test soak restarts cluster fuzz mutate run build build-static dist bench bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / && !seen[$$1]++ { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,64 +47,64 @@ demo-router: build ## Route a trace of requests by cached prefix and round robin
 
 demo-llmd: ## Run simulated engines, a server and pools of llm-d that read it, with faults and restarts, and check that their views are equal.
 	@GO=$(GO) tools/scripts/routers.sh llmd
-	$(go) test -count 1 -v -run LLMDPool ./test/routers
+	$(suite) -class peers -run LLMDPool ./test/routers
 
-test: ## Run all tests, with the race detector if there is cgo.
-	@test -d bin/clients || echo "Skipping the Python and Rust examples: run make clients to prepare them"
-	@test -d bin/peers || echo "Skipping the peers in Python, Java and Rust: run make peers to prepare them"
-	@test -d bin/routers || echo "Skipping the consumers of llm-d, vLLM, SMG and Dynamo: run make routers to prepare them"
-	@test -f bin/live/pins || echo "Skipping SGLang's publisher: run make live to fetch it"
-	@test -f bin/kube-apiserver || echo "Skipping the Kubernetes API server: run make kube-apiserver to build it"
-	@command -v chromium chromium-browser google-chrome >/dev/null || echo "Skipping the console in a browser: run make console-test to install Chromium"
-	@ls bin/console/axe-* >/dev/null 2>&1 || echo "Skipping the check of the console's accessibility: run make console-test to prepare it"
-	@command -v systemd-analyze >/dev/null || echo "Skipping the systemd unit: systemd-analyze is not installed"
-	@test -d bin/prometheus || command -v prometheus >/dev/null || echo "Skipping the dashboard and the alert rules: run make observe to fetch Prometheus"
-	@# The timeout ends a test that hangs. No test depends on the speed of the machine.
-	@# Packages wait for timers and processes: four at a time keep two cores busy.
-	$(go) test $(race) -p 4 -skip '$(NO_RACE)' -timeout 60m ./...
-	$(go) test -run 'Allocat|Memory|$(NO_RACE)' ./client ./cluster ./cmd/kvcast ./index ./ingest ./ingest/sequence ./ingest/transport/... ./ingest/wire ./internal/simulator/workload ./pipeline ./server ./test/checker ./test/limits
+test: ## Run the tests of class quick, with the race detector if there is cgo: a few minutes. CLASSES (quick) and PACKAGES (./...) select others.
+	$(suite) -class $(CLASSES) $(PACKAGES)
+
+test-all: prepare kube-apiserver $(TOOLS)/helm $(TOOLS)/kubeconform ## Run each test there is at full size, and check that none was left out; needs root, and takes hours.
+	$(suite) -forget
+	$(suite) -class all -timeout 3h
+	$(suite) -check -class all
+	$(MAKE) fuzz
+	$(MAKE) dist
+	$(MAKE) image
+
+prepare: ## Prepare in bin what the tests of classes live, peers and process need of other projects: publishers, routers, clients, Chromium, Prometheus.
+	@tools/scripts/live.sh
+	@tools/scripts/peers.sh
+	@tools/scripts/clients.sh
+	@GO=$(GO) tools/scripts/routers.sh
+	@tools/scripts/console.sh bin/console
+	@tools/scripts/prometheus.sh bin/prometheus
 
 live: ## Fetch SGLang's publisher into bin/live, and test with it.
 	@tools/scripts/live.sh
-	$(go) test $(race) -count 1 -parallel 6 -v -run LivePublisher ./cmd/kvcast
+	$(suite) -class live ./cmd/kvcast
 
 peers: ## Prepare peers of other ZeroMQ implementations in bin/peers, and test with them.
 	@tools/scripts/live.sh
 	@tools/scripts/peers.sh
-	$(go) test $(race) -count 1 -v ./test/interop
+	$(suite) -class peers ./test/interop
 
 clients: ## Prepare the Python and Rust examples in bin/clients, and test them.
 	@tools/scripts/clients.sh
-	$(go) test $(race) -count 1 -v -run 'ClientIn' ./cmd/kvcast
+	$(suite) -class peers ./cmd/kvcast
 
 routers: ## Prepare llm-d's pool, vLLM's message classes, SMG's client and Dynamo's crate in bin/routers, and test egress with them.
 	@GO=$(GO) tools/scripts/routers.sh
-	$(go) test $(race) -count 1 -v ./test/routers
+	$(suite) -class peers ./test/routers
 
 observe: ## Test metrics, traces, the dashboard and the alert rules, with Prometheus in bin/prometheus if it is not installed.
 	@tools/scripts/prometheus.sh bin/prometheus
-	$(go) test -count 1 -timeout 10m -v ./test/observe
+	$(suite) -class quick,process ./test/observe
 
-console-test: ## Test the console in headless Chromium, which is installed with apt if need be, and with axe-core from npm; ARGS are further flags, such as -screenshots=DIR.
+console-test: ## Test the console in headless Chromium, which is installed with apt if need be, and with axe-core from npm; ARGS are flags, such as -screenshots=DIR.
 	@tools/scripts/console.sh bin/console
-	$(go) test -count 1 -timeout 20m -v ./test/console $(ARGS)
+	$(suite) -class process ./test/console -- $(ARGS)
 
 soak: ## Run a server under faults for MINUTES (10) and check it every minute; ARGS are further flags, such as -race or -transport=native.
 	$(go) run ./test/soak -minutes $(MINUTES) $(ARGS)
 
 restarts: ## Kill a server at KILLS (200) random points and at each kind of file operation, and fail those operations, restart it, and check that nothing is lost; ARGS are further flags, such as -seed=2.
 	@# Tests wait for timers more than they compute.
-	$(go) test -count 1 -timeout 120m -parallel 5 -v ./test/restart -kills $(KILLS) -lossless -faults 1000 -clock $(ARGS)
+	$(suite) -class quick,process,exhaustive -race=0 -parallel 5 -timeout 2h ./test/restart -- -kills $(KILLS) -lossless $(ARGS)
 
 cluster: ## Kill, pause and isolate servers that share a journal in NATS servers, at random for MINUTES (10) with SEED (1), and check that nothing is lost; ARGS are further flags, such as -logs=DIR.
-	$(go) test $(race) -count 1 -timeout 0 -v -run 'WorkersAreTakenOver|ShorterStream' ./test/cluster -minutes $(MINUTES) -seed $(SEED) $(ARGS)
+	$(suite) -class cluster -timeout 24h ./test/cluster -- -minutes $(MINUTES) -seed $(SEED) $(ARGS)
 
 fuzz: ## Fuzz the decoders and encoders, each target with FUZZTIME (100000x) inputs; a duration can fail where it ends, see golang/go#75804.
-	@for package in ./ingest/wire ./internal/zmtp ./pipeline ./pipeline/consolidate ./server/match; do \
-		for target in $$($(go) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
-			$(go) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$package || exit 1; \
-		done; \
-	done
+	$(suite) -fuzz $(FUZZTIME) $(PACKAGES)
 
 mutate: ## Negate conditions of journal and pipeline one at a time: some test must fail.
 	CGO_ENABLED=$(CGO) tools/scripts/mutate.sh $(ARGS)
@@ -163,7 +165,7 @@ image: ## Build the images with buildah, without a registry, and check them; nee
 
 deploy-check: kube-apiserver $(TOOLS)/helm $(TOOLS)/kubeconform ## Create the manifests and the variants of the Helm chart on a Kubernetes API server; needs etcd.
 	@command -v etcd >/dev/null || { echo "deploy-check: etcd is not installed: run apt-get install etcd-server" >&2; exit 1; }
-	$(go) test -count 1 -v ./test/kubernetes
+	$(suite) -class quick,packaging ./test/kubernetes
 	@echo "checked on $$(bin/kube-apiserver --version): the listener's manifests; $$(ls deploy/helm/kvcast/ci | wc -l) variants of the Helm chart by lint, schemas, dry run, creation, Pod Security and kvcast serve --check; roles of discovery; the commands of docs/operate.md"
 
 clean: ## Delete bin.

@@ -3,6 +3,7 @@ package client_test
 import (
 	"errors"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 func frequentProgress() server.Config { return server.Config{ProgressInterval: 20 * time.Millisecond} }
 
 func TestCutStreamsAreResumed(t *testing.T) {
+	t.Parallel()
 	h := start(t, frequentProgress(), journal.Config{})
 	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(1, 1))
@@ -39,6 +41,7 @@ func TestCutStreamsAreResumed(t *testing.T) {
 
 // TestCutSnapshotsAreRestarted cuts connections at random times during large snapshots.
 func TestCutSnapshotsAreRestarted(t *testing.T) {
+	t.Parallel()
 	h := start(t, frequentProgress(), journal.Config{})
 	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(2, 2))
@@ -61,6 +64,7 @@ func TestCutSnapshotsAreRestarted(t *testing.T) {
 }
 
 func TestNewEpochIsFollowedFromSnapshot(t *testing.T) {
+	t.Parallel()
 	h := start(t, frequentProgress(), journal.Config{})
 	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(3, 3))
@@ -82,6 +86,7 @@ func TestNewEpochIsFollowedFromSnapshot(t *testing.T) {
 }
 
 func TestShutdownIsFollowedToLastEntry(t *testing.T) {
+	t.Parallel()
 	h := start(t, frequentProgress(), journal.Config{})
 	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(4, 4))
@@ -101,6 +106,7 @@ func TestShutdownIsFollowedToLastEntry(t *testing.T) {
 }
 
 func TestCompactedEntriesAreReplacedBySnapshot(t *testing.T) {
+	t.Parallel()
 	small := journal.Config{MaxBytes: 64 << 10}
 	h := start(t, frequentProgress(), small)
 	p := harness.NewProxy(t, h.Target)
@@ -126,6 +132,7 @@ func TestCompactedEntriesAreReplacedBySnapshot(t *testing.T) {
 }
 
 func TestNewEpochEndsSubscriptionWithGapFail(t *testing.T) {
+	t.Parallel()
 	h := start(t, frequentProgress(), journal.Config{})
 	h.churn(rand.New(rand.NewPCG(6, 6)), 10)
 	cfg := quick()
@@ -143,6 +150,7 @@ func TestNewEpochEndsSubscriptionWithGapFail(t *testing.T) {
 
 // TestDeadConnectionIsReplaced stops forwarding at a proxy without closing the connection.
 func TestDeadConnectionIsReplaced(t *testing.T) {
+	t.Parallel()
 	h := start(t, frequentProgress(), journal.Config{})
 	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(7, 7))
@@ -163,6 +171,7 @@ func TestDeadConnectionIsReplaced(t *testing.T) {
 
 // TestStoredPositionIsResumed restarts a router that has stored only the text of its position.
 func TestStoredPositionIsResumed(t *testing.T) {
+	t.Parallel()
 	h := start(t, frequentProgress(), journal.Config{})
 	rng := rand.New(rand.NewPCG(8, 8))
 	h.churn(rng, 50)
@@ -208,6 +217,7 @@ func TestStoredPositionIsResumed(t *testing.T) {
 
 // TestFromConn resumes over one connection. The subscription ends when the caller closes the connection.
 func TestFromConn(t *testing.T) {
+	t.Parallel()
 	h := start(t, frequentProgress(), journal.Config{})
 	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(9, 9))
@@ -220,6 +230,7 @@ func TestFromConn(t *testing.T) {
 	cfg := quick()
 	cfg.Start = client.FromEarliest()
 	var end error
+	closeConn := sync.OnceValue(conn.Close) // messages that were received before may follow
 	for u, err := range client.FromConn(conn).Subscribe(t.Context(), cfg) {
 		if err != nil {
 			end = err
@@ -239,7 +250,7 @@ func TestFromConn(t *testing.T) {
 			continue
 		}
 		if p.Cut(); interruptions == 2 {
-			if err := conn.Close(); err != nil {
+			if err := closeConn(); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -44,6 +44,7 @@ func followedView(t *testing.T, h *fixture, c *client.Client) (*client.View, fun
 // TestServerAndViewMatchAsEnginesHold changes engines at random, and compares the answers of MatchPrefix, of
 // MatchPrefixes and of a View with the blocks that the engines hold.
 func TestServerAndViewMatchAsEnginesHold(t *testing.T) {
+	t.Parallel()
 	h := start(t, server.Config{}, journal.Config{})
 	c := client.FromConn(h.Dial(t))
 	view, awaitView := followedView(t, h, c)
@@ -105,6 +106,7 @@ func TestServerAndViewMatchAsEnginesHold(t *testing.T) {
 }
 
 func TestMatchPrefixReturnsTheServersError(t *testing.T) {
+	t.Parallel()
 	h := start(t, server.Config{}, journal.Config{})
 	c := client.FromConn(h.Dial(t))
 	matcher := c.NewMatcher()
@@ -133,6 +135,7 @@ func TestMatchPrefixReturnsTheServersError(t *testing.T) {
 
 // TestMatcherAnswersConcurrentRequests also sends invalid requests, each of which ends the stream.
 func TestMatcherAnswersConcurrentRequests(t *testing.T) {
+	t.Parallel()
 	h := start(t, server.Config{}, journal.Config{})
 	h.batch("w", storing(0, 1, 2, 3, 4, 5, 6, 7, 8))
 	matcher := client.FromConn(h.Dial(t)).NewMatcher()
@@ -166,6 +169,7 @@ func TestMatcherAnswersConcurrentRequests(t *testing.T) {
 
 // TestMatcherOpensAnotherStream lets the server end streams at a maximum age.
 func TestMatcherOpensAnotherStream(t *testing.T) {
+	t.Parallel()
 	reg := prometheus.NewRegistry()
 	h := start(t, server.Config{Registerer: reg, MaxConnectionAge: 50 * time.Millisecond, MaxConnectionAgeGrace: time.Second}, journal.Config{})
 	matcher := client.FromConn(h.Dial(t)).NewMatcher()
@@ -178,6 +182,7 @@ func TestMatcherOpensAnotherStream(t *testing.T) {
 }
 
 func TestClosedMatcherEndsRequests(t *testing.T) {
+	t.Parallel()
 	h := start(t, server.Config{}, journal.Config{})
 	matcher := client.FromConn(h.Dial(t)).NewMatcher()
 	valid := client.MatchRequest{Prompts: []client.Prompt{{TokensHashes: []uint64{1}}}}

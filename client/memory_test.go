@@ -1,5 +1,3 @@
-//go:build !race
-
 package client_test
 
 import (
@@ -9,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -20,6 +19,7 @@ const (
 
 // TestViewMemory measures Views of several sizes, since tables grow in steps.
 func TestViewMemory(t *testing.T) {
+	testclass.WithoutRace(t)
 	for _, l := range viewLoads {
 		t.Run(l.name, func(t *testing.T) {
 			for blocks := 40_000; blocks < 120_000; blocks += 7_000 {
@@ -38,6 +38,7 @@ func TestViewMemory(t *testing.T) {
 
 // TestOrphanMemory stores blocks whose parents are unknown.
 func TestOrphanMemory(t *testing.T) {
+	testclass.WithoutRace(t)
 	for blocks := 40_000; blocks < 120_000; blocks += 7_000 {
 		before := heap()
 		v := startedView()
@@ -58,6 +59,7 @@ func TestOrphanMemory(t *testing.T) {
 
 // TestClearingUsesNoMemory clears a rank 150,000 times in one entry, as an engine could send it at low cost.
 func TestClearingUsesNoMemory(t *testing.T) {
+	testclass.WithoutRace(t)
 	const times, most = 150_000, 32 << 20
 	for name, e := range map[string]*kvcastv1.Entry{
 		"nothing":     clearing(times),
@@ -80,6 +82,7 @@ func TestClearingUsesNoMemory(t *testing.T) {
 
 // TestMatchAllocatesOnlyItsResult counts the allocations of Match, and of AppendMatches with memory to reuse.
 func TestMatchAllocatesOnlyItsResult(t *testing.T) {
+	testclass.WithoutRace(t)
 	v := startedView()
 	tokens := []uint64{1, 2, 3}
 	for _, name := range []string{"wa", "wb", "wc"} {

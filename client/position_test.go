@@ -8,6 +8,7 @@ import (
 )
 
 func TestPositions(t *testing.T) {
+	t.Parallel()
 	for text, want := range map[string]client.Position{
 		"e:5":                    {Epoch: "e", Seq: 5},
 		":5":                     {Seq: 5},

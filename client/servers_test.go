@@ -61,6 +61,7 @@ func TestNextServerIsResumedAtPosition(t *testing.T) {
 
 // TestCallsFindServer sends calls while the first of two servers cannot be reached.
 func TestCallsFindServer(t *testing.T) {
+	t.Parallel()
 	s := start(t, server.Config{}, journal.Config{})
 	s.batch("w", storing(0, 1, 2))
 	c := dial(t, "127.0.0.1:1,"+s.Target)
@@ -82,6 +83,7 @@ func TestCallsFindServer(t *testing.T) {
 
 // TestServersWithOwnJournals fails over between servers that read the same engines without a common journal.
 func TestServersWithOwnJournals(t *testing.T) {
+	t.Parallel()
 	var target string
 	var instances []*fixture
 	for range 3 {
@@ -104,6 +106,7 @@ func TestServersWithOwnJournals(t *testing.T) {
 
 // TestStreamsSpreadOverTheAddressesOfAName resolves a name to two servers.
 func TestStreamsSpreadOverTheAddressesOfAName(t *testing.T) {
+	t.Parallel()
 	names := manual.NewBuilderWithScheme("name")
 	var state resolver.State
 	epochs := make(map[string]bool)
@@ -129,6 +132,7 @@ func TestStreamsSpreadOverTheAddressesOfAName(t *testing.T) {
 }
 
 func TestInvalidTargetInList(t *testing.T) {
+	t.Parallel()
 	if _, err := client.New("127.0.0.1:1,", grpc.WithTransportCredentials(insecure.NewCredentials())); err == nil {
 		t.Error("no error")
 	}

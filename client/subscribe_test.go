@@ -322,6 +322,7 @@ func TestContextEndsRangeWithoutError(t *testing.T) {
 }
 
 func TestConfigErrors(t *testing.T) {
+	t.Parallel()
 	for field, cfg := range map[string]client.Config{
 		"IdleTimeout": {IdleTimeout: time.Millisecond},
 		"BackoffMin":  {BackoffMin: -1},

@@ -92,6 +92,7 @@ func entries(e ...*kvcastv1.Entry) client.Update {
 
 // TestViewEqualsModel applies the same events to a View and a model, and compares their state and matches.
 func TestViewEqualsModel(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		v, m := startedView(), newModel()
 		for range rapid.IntRange(1, 40).Draw(t, "entries") {
@@ -121,6 +122,7 @@ func normal(found []client.Match) []client.Match {
 // TestSnapshotRestoresView converts a model to a snapshot, in which children may precede their parents, and compares
 // the View of the snapshot with the model.
 func TestSnapshotRestoresView(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		m := newModel()
 		for range rapid.IntRange(1, 30).Draw(t, "entries") {

@@ -41,6 +41,7 @@ const (
 
 // TestMatch matches a prompt of five blocks with one rank.
 func TestMatch(t *testing.T) {
+	t.Parallel()
 	prompt := []uint64{1, 2, 3, 4, 5}
 	two := proto.Uint64(2)
 	for _, tt := range []struct {
@@ -90,6 +91,7 @@ func TestMatch(t *testing.T) {
 }
 
 func TestMatchIsFilteredAndSorted(t *testing.T) {
+	t.Parallel()
 	v := startedView()
 	added := func(model, endpoint string) *kvcastv1.RouterEvent {
 		return &kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{
@@ -122,6 +124,7 @@ func TestMatchIsFilteredAndSorted(t *testing.T) {
 }
 
 func TestMatchHashesTokens(t *testing.T) {
+	t.Parallel()
 	tokens := make([]uint32, 100)
 	for i := range tokens {
 		tokens[i] = uint32(i * i)
@@ -157,6 +160,7 @@ func TestMatchHashesTokens(t *testing.T) {
 }
 
 func TestWorkers(t *testing.T) {
+	t.Parallel()
 	v := startedView()
 	gap := &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_REPLAY_FORGOTTEN, MissedBatches: 3, FirstSeq: 1, LastSeq: 3}
 	added := &kvcastv1.WorkerAdded{Model: "m", Endpoint: "e:1", Labels: map[string]string{"zone": "a"}}
@@ -324,6 +328,7 @@ func TestWaitReady(t *testing.T) {
 // TestReadersSeeCompleteEntries queries a View concurrently with entries that store or remove a chain of four blocks,
 // and with snapshots.
 func TestReadersSeeCompleteEntries(t *testing.T) {
+	t.Parallel()
 	const rounds = 300
 	v := startedView()
 	v.Apply(entries(of("w", chainOf(0, device, nil, 1, 2, 3, 4))))
@@ -373,6 +378,7 @@ func TestReadersSeeCompleteEntries(t *testing.T) {
 // TestViewHasNewestBlockSize restarts an engine with another block size. One View follows the entries, another starts
 // with a snapshot afterwards.
 func TestViewHasNewestBlockSize(t *testing.T) {
+	t.Parallel()
 	chain := func(size uint32, hash uint64) *kvcastv1.RouterEvent {
 		ev := chainOf(0, device, nil, hash)
 		ev.GetStored().BlockSize = size

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/zeebo/xxh3"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // explorer takes the steps of a world in every order.
@@ -206,43 +208,45 @@ var exhaustiveConfig = Config{TTL: worldTTL, Settle: worldTTL, Grace: worldTTL, 
 // the worker and has all earlier batches. Once there are no more faults, each worker is ingested where it is assigned or
 // connected, and nothing more happens.
 func TestExhaustiveSmallWorlds(t *testing.T) {
-	if raceEnabled {
-		t.Skip("one goroutine explores many states: see the tests without the race detector")
-	}
+	testclass.WithoutRace(t)
 	for _, tt := range []struct {
 		name           string
 		nodes, workers int
 		wanted         bool
 		limits         limits
 		sendsLater     bool
+		large          bool // it has more than 32,000 states
 	}{
-		{"suspicion and appends", 2, 1, true, limits{appends: 2, suspicions: 1}, false},
-		{"suspicion and crash", 2, 1, true, limits{appends: 1, suspicions: 1, crashes: 1}, false},
-		{"crash and restart", 2, 1, true, limits{appends: 1, crashes: 1, starts: 1}, false},
-		{"timeout", 2, 1, true, limits{appends: 2, timeouts: 1}, false},
-		{"claims sent later", 2, 1, true, limits{appends: 1, suspicions: 1}, true},
-		{"timeout and failed recovery", 2, 1, true, limits{appends: 1, timeouts: 1, failures: 1}, false},
-		{"drain and restart", 2, 1, true, limits{drains: 1, starts: 1}, false},
-		{"drain and timeout", 2, 1, true, limits{drains: 1, timeouts: 1}, false},
-		{"drain and suspicion", 2, 1, true, limits{drains: 1, suspicions: 1}, false},
-		{"unwanted", 2, 1, true, limits{wants: 2}, false},
-		{"unwanted and crash", 2, 1, true, limits{appends: 1, wants: 1, crashes: 1}, false},
-		{"connections", 2, 1, false, limits{appends: 1, connects: 3}, false},
-		{"connections and crash", 2, 1, false, limits{appends: 1, connects: 2, crashes: 1}, false},
-		{"connections and drain", 2, 1, false, limits{connects: 2, drains: 1}, false},
-		{"connections and suspicion", 2, 1, false, limits{connects: 2, suspicions: 1}, false},
-		{"connections and timeout", 2, 1, false, limits{connects: 2, timeouts: 1}, false},
-		{"cut off", 2, 1, true, limits{appends: 1, cuts: 2}, false},
-		{"cut off and crash", 2, 1, true, limits{appends: 1, cuts: 1, crashes: 1}, false},
-		{"cut off and drain", 2, 1, true, limits{cuts: 2, drains: 1}, false},
-		{"cut off and suspicion", 2, 1, true, limits{cuts: 1, suspicions: 1}, false},
-		{"cut off and connection", 2, 1, false, limits{cuts: 1, connects: 1}, false},
-		{"two workers and crash", 2, 2, true, limits{crashes: 1}, false},
-		{"three instances and crash", 3, 1, true, limits{crashes: 1}, false},
-		{"three instances and cut off", 3, 1, true, limits{cuts: 1}, false},
-		{"three instances and connection", 3, 1, false, limits{connects: 1}, false},
+		{"suspicion and appends", 2, 1, true, limits{appends: 2, suspicions: 1}, false, true},
+		{"suspicion and crash", 2, 1, true, limits{appends: 1, suspicions: 1, crashes: 1}, false, true},
+		{"crash and restart", 2, 1, true, limits{appends: 1, crashes: 1, starts: 1}, false, true},
+		{"timeout", 2, 1, true, limits{appends: 2, timeouts: 1}, false, true},
+		{"claims sent later", 2, 1, true, limits{appends: 1, suspicions: 1}, true, true},
+		{"timeout and failed recovery", 2, 1, true, limits{appends: 1, timeouts: 1, failures: 1}, false, true},
+		{"drain and restart", 2, 1, true, limits{drains: 1, starts: 1}, false, false},
+		{"drain and timeout", 2, 1, true, limits{drains: 1, timeouts: 1}, false, true},
+		{"drain and suspicion", 2, 1, true, limits{drains: 1, suspicions: 1}, false, true},
+		{"unwanted", 2, 1, true, limits{wants: 2}, false, false},
+		{"unwanted and crash", 2, 1, true, limits{appends: 1, wants: 1, crashes: 1}, false, false},
+		{"connections", 2, 1, false, limits{appends: 1, connects: 3}, false, true},
+		{"connections and crash", 2, 1, false, limits{appends: 1, connects: 2, crashes: 1}, false, false},
+		{"connections and drain", 2, 1, false, limits{connects: 2, drains: 1}, false, false},
+		{"connections and suspicion", 2, 1, false, limits{connects: 2, suspicions: 1}, false, false},
+		{"connections and timeout", 2, 1, false, limits{connects: 2, timeouts: 1}, false, false},
+		{"cut off", 2, 1, true, limits{appends: 1, cuts: 2}, false, true},
+		{"cut off and crash", 2, 1, true, limits{appends: 1, cuts: 1, crashes: 1}, false, true},
+		{"cut off and drain", 2, 1, true, limits{cuts: 2, drains: 1}, false, true},
+		{"cut off and suspicion", 2, 1, true, limits{cuts: 1, suspicions: 1}, false, true},
+		{"cut off and connection", 2, 1, false, limits{cuts: 1, connects: 1}, false, false},
+		{"two workers and crash", 2, 2, true, limits{crashes: 1}, false, false},
+		{"three instances and crash", 3, 1, true, limits{crashes: 1}, false, true},
+		{"three instances and cut off", 3, 1, true, limits{cuts: 1}, false, true},
+		{"three instances and connection", 3, 1, false, limits{connects: 1}, false, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			if tt.large {
+				testclass.Exhaustive(t)
+			}
 			began := time.Now()
 			names := []string{"w1", "w2"}[:tt.workers]
 			states, settled := explore(t, newWorld(exhaustiveConfig, tt.nodes, tt.limits, names, tt.wanted, tt.sendsLater))

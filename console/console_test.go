@@ -110,6 +110,7 @@ var (
 
 // TestPageHasItsFiles follows the references of the page and the imports of its modules.
 func TestPageHasItsFiles(t *testing.T) {
+	t.Parallel()
 	_, url := start(t, server.Config{})
 	page := get(t, url+"/")
 	if page.StatusCode != http.StatusOK || !strings.HasPrefix(page.Header.Get("Content-Type"), "text/html") {
@@ -158,6 +159,7 @@ func TestPageHasItsFiles(t *testing.T) {
 }
 
 func TestFilesAreNotSentTwice(t *testing.T) {
+	t.Parallel()
 	_, url := start(t, server.Config{})
 	tag := get(t, url+"/").Header.Get("ETag")
 	again := do(t, request(t, http.MethodGet, url+"/", "", "If-None-Match", tag))
@@ -167,6 +169,7 @@ func TestFilesAreNotSentTwice(t *testing.T) {
 }
 
 func TestAnswersHaveSecurityHeaders(t *testing.T) {
+	t.Parallel()
 	_, url := start(t, server.Config{})
 	for _, a := range []answer{get(t, url+"/"), get(t, url+"/console/app.js"), get(t, url+"/console/none"), post(t, url+getStatus, "{}"), post(t, url+getStatus, "no JSON")} {
 		policy := a.Header.Get("Content-Security-Policy")
@@ -188,6 +191,7 @@ func TestAnswersHaveSecurityHeaders(t *testing.T) {
 
 // TestAnswersAreThoseOfGRPC compares the two ways to call.
 func TestAnswersAreThoseOfGRPC(t *testing.T) {
+	t.Parallel()
 	i, url := start(t, server.Config{})
 	client, inspection := i.Client(t), kvcastv1.NewInspectionServiceClient(i.Dial(t))
 	ctx := t.Context()
@@ -238,6 +242,7 @@ func TestAnswersAreThoseOfGRPC(t *testing.T) {
 }
 
 func TestBadRequestsAreRefused(t *testing.T) {
+	t.Parallel()
 	_, url := start(t, server.Config{})
 	for name, test := range map[string]struct {
 		request *http.Request
@@ -269,6 +274,7 @@ func TestBadRequestsAreRefused(t *testing.T) {
 
 // TestOtherNamesAreRefused covers sites whose name resolves to the address of a port that needs no token.
 func TestOtherNamesAreRefused(t *testing.T) {
+	t.Parallel()
 	i, url := start(t, server.Config{})
 	open, withTokens := serve(t, console.Config{Server: i.Server}), serve(t, console.Config{Server: i.Server, About: console.About{Token: true}})
 	const yes, no = http.StatusOK, http.StatusMisdirectedRequest
@@ -297,6 +303,7 @@ func (s fakeServer) Call(_ context.Context, _ string, _ server.Caller, decode fu
 
 // TestAnswersThatAreNotReadAreBounded has clients that send requests and read no answer.
 func TestAnswersThatAreNotReadAreBounded(t *testing.T) {
+	t.Parallel()
 	large := &kvcastv1.MatchPrefixResponse{Position: &kvcastv1.Position{Epoch: strings.Repeat("e", 16<<20)}} // more than sockets buffer
 	url := serve(t, console.Config{Server: fakeServer{large}, Loopback: true})
 	var refused answer
@@ -329,6 +336,7 @@ func TestAnswersThatAreNotReadAreBounded(t *testing.T) {
 }
 
 func TestTokensAreNeededUnlessOnLoopback(t *testing.T) {
+	t.Parallel()
 	tokens, err := server.ParseTokens("tokens", []byte("router "+routersToken))
 	if err != nil {
 		t.Fatal(err)

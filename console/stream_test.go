@@ -149,6 +149,7 @@ func pass(d time.Duration) {
 
 // TestPagesShareOnePoll also covers that nobody polls without pages.
 func TestPagesShareOnePoll(t *testing.T) {
+	t.Parallel()
 	inMemory(t, func(w world) {
 		w.server.set(3, nil)
 		pass(time.Hour)
@@ -183,6 +184,7 @@ func TestPagesShareOnePoll(t *testing.T) {
 }
 
 func TestManyWorkersArePolledLess(t *testing.T) {
+	t.Parallel()
 	inMemory(t, func(w world) {
 		for _, test := range []struct{ workers, want int }{{64, 60}, {256, 30}, {1000, 12}} {
 			w.server.set(test.workers, nil)
@@ -213,6 +215,7 @@ func frameOf(t *testing.T, data string) (f struct {
 }
 
 func TestEqualAnswersAreSentOnce(t *testing.T) {
+	t.Parallel()
 	inMemory(t, func(w world) {
 		w.server.set(2, nil)
 		p, _ := w.open()
@@ -243,6 +246,7 @@ func TestEqualAnswersAreSentOnce(t *testing.T) {
 }
 
 func TestErrorsAreShown(t *testing.T) {
+	t.Parallel()
 	inMemory(t, func(w world) {
 		w.server.set(2, nil)
 		p, _ := w.open()
@@ -263,6 +267,7 @@ func TestErrorsAreShown(t *testing.T) {
 }
 
 func TestPagesAreBounded(t *testing.T) {
+	t.Parallel()
 	inMemory(t, func(w world) {
 		var pages []*page
 		for range console.MaxPages {

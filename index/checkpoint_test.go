@@ -15,6 +15,7 @@ import (
 // TestCheckpointsAndLaterEntriesEqualTheState restores each worker from a checkpoint of another seq, or from none, and
 // applies the later entries in their encoded form.
 func TestCheckpointsAndLaterEntriesEqualTheState(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		var entries []*kvcastv1.Entry
 		for seq := range uint64(rapid.IntRange(0, 60).Draw(t, "entries")) {
@@ -74,6 +75,7 @@ func TestCheckpointsAndLaterEntriesEqualTheState(t *testing.T) {
 }
 
 func TestDamagedCheckpointsAreErrors(t *testing.T) {
+	t.Parallel()
 	state, _, ok := filled(1000).Checkpoint(t.Context(), "w")
 	if !ok || len(state.GetBlocks()) == 0 {
 		t.Fatal("there is no checkpoint")

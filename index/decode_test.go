@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -23,6 +24,7 @@ func encodeEntries(t fataler, entries ...*kvcastv1.Entry) []byte {
 }
 
 func TestEncodedEntriesApplyLikeMessages(t *testing.T) {
+	testclass.WithoutRace(t)
 	rapid.Check(t, func(t *rapid.T) {
 		want, got := index.New(), index.New()
 		anyParent := rapid.Bool().Draw(t, "any parent")
@@ -55,6 +57,7 @@ func TestEncodedEntriesApplyLikeMessages(t *testing.T) {
 
 // TestInvalidEntriesAreErrors checks that an index which must be abandoned reports that.
 func TestInvalidEntriesAreErrors(t *testing.T) {
+	t.Parallel()
 	valid := encodeEntries(t,
 		entryOf(1, event(0, stored(1))), entryOf(2, event(0, removed(1))), entryOf(3, event(0, &kvcastv1.Gap{})),
 	)
@@ -78,6 +81,7 @@ func TestInvalidEntriesAreErrors(t *testing.T) {
 // TestEventsOfAllSizesApply applies an event that is larger than what the decoder keeps memory for, and small ones
 // before and after it.
 func TestEventsOfAllSizesApply(t *testing.T) {
+	testclass.WithoutRace(t)
 	want, got := index.New(), index.New()
 	var all []uint64
 	for h := range uint64(70_000) {
@@ -100,6 +104,7 @@ func TestEventsOfAllSizesApply(t *testing.T) {
 
 // TestEncodedStoresOfKnownBlocksAllocateNothing covers the path of almost all entries.
 func TestEncodedStoresOfKnownBlocksAllocateNothing(t *testing.T) {
+	testclass.WithoutRace(t)
 	x := index.New()
 	s := stored(1, 2, 3)
 	s.LoraName = proto.String("an-adapter")

@@ -101,6 +101,7 @@ func TestRestoredIndexIsSeen(t *testing.T) {
 
 // TestFollowerConforms runs the tests of journals on what readers see.
 func TestFollowerConforms(t *testing.T) {
+	t.Parallel()
 	journaltest.Run(t, journaltest.Harness{Open: func(t *testing.T, maxBytes int) journal.Journal {
 		m := journal.NewMemory(journal.Config{MaxBytes: maxBytes})
 		f := index.NewFollower(m, index.New(), noDelay)
@@ -111,6 +112,7 @@ func TestFollowerConforms(t *testing.T) {
 // TestReadersSeeEntriesAfterTheIndex appends entries that each store a block, while readers look up the block of each
 // entry that they read.
 func TestReadersSeeEntriesAfterTheIndex(t *testing.T) {
+	t.Parallel()
 	const entries = 3000
 	m := journal.NewMemory(journal.Config{})
 	f := index.NewFollower(m, index.New(), noDelay)
@@ -155,6 +157,7 @@ func TestReadersSeeEntriesAfterTheIndex(t *testing.T) {
 
 // TestFollowerHidesEntriesNotApplied reads while entries are appended and none is applied.
 func TestFollowerHidesEntriesNotApplied(t *testing.T) {
+	t.Parallel()
 	m := journal.NewMemory(journal.Config{})
 	storeBlock(t, m, 1)
 	f := index.NewFollower(m, index.New(), noDelay)
@@ -209,6 +212,7 @@ func (j *pinnedJournal) Pin(seq uint64) {
 }
 
 func TestRunAppliesWhatIsLeftInBoundedTurns(t *testing.T) {
+	t.Parallel()
 	m := &pinnedJournal{Memory: journal.NewMemory(journal.Config{})}
 	f := index.NewFollower(m, index.New(), noDelay)
 	const entries = 2000 // of several turns
@@ -258,6 +262,7 @@ func (j *lateJournal) Read(ctx context.Context, q journal.Query) (journal.Chunk,
 
 // TestRunAppliesEntriesAppendedJustBeforeItsEnd ends the context while the follower finds no further entry.
 func TestRunAppliesEntriesAppendedJustBeforeItsEnd(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	f := index.NewFollower(&lateJournal{Memory: journal.NewMemory(journal.Config{}), end: cancel}, index.New(), noDelay)
 	if err := f.Run(ctx); err != nil {
@@ -271,6 +276,7 @@ func TestRunAppliesEntriesAppendedJustBeforeItsEnd(t *testing.T) {
 // TestEntriesAreHiddenWhileTheIndexIsRead appends an entry during a match: the follower cannot apply it, and no reader
 // may see it.
 func TestEntriesAreHiddenWhileTheIndexIsRead(t *testing.T) {
+	t.Parallel()
 	m := journal.NewMemory(journal.Config{})
 	f := index.NewFollower(m, index.New(), noDelay)
 	run(t, f)
@@ -301,6 +307,7 @@ func TestEntriesAreHiddenWhileTheIndexIsRead(t *testing.T) {
 
 // TestFollowerContinuesAfterTheIndex follows a journal from a position.
 func TestFollowerContinuesAfterTheIndex(t *testing.T) {
+	t.Parallel()
 	m := journal.NewMemory(journal.Config{})
 	x := index.New()
 	storeBlock(t, m, 1)
@@ -332,6 +339,7 @@ func (j splitJournal) Read(ctx context.Context, q journal.Query) (journal.Chunk,
 }
 
 func TestEntriesInSeveralSlicesApply(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		m, want := journal.NewMemory(journal.Config{MaxBytes: 1 << 20}), index.New()
 		f := index.NewFollower(splitJournal{m, rapid.IntRange(1, 200).Draw(t, "bytes of a slice")}, index.New(), noDelay)
@@ -389,6 +397,7 @@ func TestAppendsWaitForTheFollower(t *testing.T) {
 
 // TestBoundsAreConsistent reads the bounds while entries are applied and evicted.
 func TestBoundsAreConsistent(t *testing.T) {
+	t.Parallel()
 	const entries = 20_000
 	m := journal.NewMemory(journal.Config{MaxBytes: 16 << 10})
 	f := index.NewFollower(m, index.New(), noDelay)
@@ -493,6 +502,7 @@ func TestFollowerReportsDelaysSinceTheEngineTimeOfEachBatch(t *testing.T) {
 
 // TestRunFailsWithTheJournal covers a journal that is closed, one that lacks entries, and one with an invalid entry.
 func TestRunFailsWithTheJournal(t *testing.T) {
+	t.Parallel()
 	broken := errors.New("broken")
 	for name, test := range map[string]struct {
 		breaks func(*journal.Memory) index.Journal

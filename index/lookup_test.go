@@ -27,6 +27,7 @@ func holders(t fataler, x *index.Index, q index.Lookup) []*kvcastv1.BlockHolder 
 }
 
 func TestHolders(t *testing.T) {
+	t.Parallel()
 	x := index.New()
 	withLoRA := stored(1, 2)
 	withLoRA.LoraName = proto.String("adapter")
@@ -83,6 +84,7 @@ func TestHolders(t *testing.T) {
 
 // TestHoldersEqualTheBlocks compares the answers with all blocks of the index.
 func TestHoldersEqualTheBlocks(t *testing.T) {
+	t.Parallel()
 	type holder struct {
 		worker string
 		rank   uint32
@@ -133,6 +135,7 @@ func TestHoldersEqualTheBlocks(t *testing.T) {
 
 // TestHoldersHaveAliases looks blocks up by a source's block hashes.
 func TestHoldersHaveAliases(t *testing.T) {
+	t.Parallel()
 	x := index.New()
 	x.ApplyEntry(entryOf(1, event(3, stored(1, 2, 5))))
 	names := map[uint64]map[uint64][]string{ // by requested block hash
@@ -182,6 +185,7 @@ func TestHoldersHaveAliases(t *testing.T) {
 // TestHoldersDoNotBlockTheWriter applies entries in each call that a lookup makes: of its context, between two parts of
 // a scan, and of Alias.
 func TestHoldersDoNotBlockTheWriter(t *testing.T) {
+	t.Parallel()
 	const blocks = 100_000
 	x := filled(blocks)
 	parts, aliases, seq := 0, 0, uint64(0)
@@ -209,6 +213,7 @@ func TestHoldersDoNotBlockTheWriter(t *testing.T) {
 
 // TestHoldersEndWithTheContext cancels a scan.
 func TestHoldersEndWithTheContext(t *testing.T) {
+	t.Parallel()
 	x := filled(100_000)
 	ctx, cancel := context.WithCancel(t.Context())
 	parts := 0
@@ -228,6 +233,7 @@ func TestHoldersEndWithTheContext(t *testing.T) {
 
 // TestHoldersOfWorkersRemovedMeanwhile removes the worker during a scan.
 func TestHoldersOfWorkersRemovedMeanwhile(t *testing.T) {
+	t.Parallel()
 	x := filled(100_000)
 	parts := 0
 	_, err := x.Holders(steppedContext{t.Context(), func() {
@@ -241,6 +247,7 @@ func TestHoldersOfWorkersRemovedMeanwhile(t *testing.T) {
 }
 
 func TestTiersOfABlock(t *testing.T) {
+	t.Parallel()
 	x := index.New()
 	x.ApplyEntry(entryOf(1, event(0, stored(1)), inTier(disk, event(0, stored(1))), inTier(pinned, event(2, stored(1)))))
 	for _, test := range []struct {
@@ -263,6 +270,7 @@ func TestTiersOfABlock(t *testing.T) {
 
 // TestWriterIsNotBlockedByASnapshotsConsumer applies entries while the consumer of a piece does not return.
 func TestWriterIsNotBlockedByASnapshotsConsumer(t *testing.T) {
+	t.Parallel()
 	x := filled(20_000)
 	s, _ := x.Snapshot("w")
 	pieces := 0

@@ -303,6 +303,7 @@ func (w *world) drawQuery() (*index.Query, []prompt) {
 // TestMatchesEqualTheBlocksOfEachRank compares matches with those of the model after random changes. Results reuse the
 // memory of earlier ones.
 func TestMatchesEqualTheBlocksOfEachRank(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t)
 		var m index.Matches

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -27,6 +28,7 @@ func matchOne(x *index.Index, p index.Prompt) (all []string) {
 
 // TestPrefixesEndAtTheFirstMissingBlock has a chain of blocks in two tiers.
 func TestPrefixesEndAtTheFirstMissingBlock(t *testing.T) {
+	t.Parallel()
 	x := index.New()
 	x.ApplyEntry(entryOf(1, event(0, stored(1, 2, 3, 4, 5)), inTier(disk, event(0, stored(1, 2, 3)))))
 	hashes := index.Prompt{TokensHashes: []uint64{1001, 1002, 1003, 1004, 1005, 1006}}
@@ -61,6 +63,7 @@ func storedTokens(tokens []uint32, blockSize uint32) *kvcastv1.Stored {
 
 // TestPromptsShorterThanABlockMatchNothing covers prompts without a whole block.
 func TestPromptsShorterThanABlockMatchNothing(t *testing.T) {
+	t.Parallel()
 	x := index.New()
 	tokens := []uint32{1, 2, 3, 4}
 	s := storedTokens(tokens, 2)
@@ -81,6 +84,7 @@ func TestPromptsShorterThanABlockMatchNothing(t *testing.T) {
 
 // TestWorkersAreMatchedWithTheirNewestBlockSize changes the block size of a worker, which replaces that of the model.
 func TestWorkersAreMatchedWithTheirNewestBlockSize(t *testing.T) {
+	t.Parallel()
 	x := index.New()
 	tokens := []uint32{1, 2, 3, 4, 5, 6}
 	for i, size := range []uint32{2, 3, 1} {
@@ -102,6 +106,7 @@ func TestWorkersAreMatchedWithTheirNewestBlockSize(t *testing.T) {
 
 // TestModelsAreForgottenWithTheirWorkers adds and removes workers of several models and block sizes.
 func TestModelsAreForgottenWithTheirWorkers(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		x, workers := index.New(), make(map[string]*kvcastv1.WorkerAdded)
 		for seq := range uint64(rapid.IntRange(0, 30).Draw(t, "entries")) {
@@ -145,6 +150,7 @@ func TestModelsAreForgottenWithTheirWorkers(t *testing.T) {
 
 // TestMatchesReuseMemory covers repeated queries of the same size.
 func TestMatchesReuseMemory(t *testing.T) {
+	testclass.WithoutRace(t)
 	x := filled(4096)
 	q := &index.Query{Prompts: []index.Prompt{
 		{TokensHashes: []uint64{1}}, {TokenIDs: make([]uint32, 64)}, {BlockHashes: []uint64{0}},

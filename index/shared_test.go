@@ -21,6 +21,7 @@ func (c turnCounter) Err() error {
 // TestSharingTakesTurns applies an entry before each turn of Sharing. The index has few blocks, but so many shared nodes that they
 // are not resolved in one turn.
 func TestSharingTakesTurns(t *testing.T) {
+	t.Parallel()
 	const prompts, nodes = 1000, 2000
 	x := index.New()
 	for rank := range uint32(2) {

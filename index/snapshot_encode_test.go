@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -22,6 +23,7 @@ import (
 // without content. Each block comes once in each tier, as it was stored, and after its parent unless they are in a
 // cycle.
 func TestSnapshotHasParentsBeforeChildren(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		x := index.New()
 		n := rapid.SampledFrom([]uint64{1, 3, 20, 300}).Draw(t, "blocks")
@@ -110,6 +112,7 @@ func inCycle(parents map[uint64]uint64, hash uint64) bool {
 
 // TestSnapshotHasChainsInLongEvents checks that few bytes are used for a block, and the size of pieces.
 func TestSnapshotHasChainsInLongEvents(t *testing.T) {
+	t.Parallel()
 	const blocks = 64_000
 	x := filled(blocks)
 	s, _ := x.Snapshot("w")
@@ -131,6 +134,7 @@ func TestSnapshotHasChainsInLongEvents(t *testing.T) {
 
 // TestPiecesAreBounded has chains that are in all tiers, and long names.
 func TestPiecesAreBounded(t *testing.T) {
+	t.Parallel()
 	x := index.New()
 	const blocks = 10_000
 	s := stored()
@@ -161,6 +165,7 @@ func TestPiecesAreBounded(t *testing.T) {
 
 // TestPiecesWithoutReuseStayUnchanged keeps all pieces of a snapshot, and reads them after another snapshot.
 func TestPiecesWithoutReuseStayUnchanged(t *testing.T) {
+	t.Parallel()
 	x := filled(40_000)
 	want := index.New()
 	copyWorker(t, x, want, "w", allTiers)
@@ -183,6 +188,7 @@ func TestPiecesWithoutReuseStayUnchanged(t *testing.T) {
 
 // TestMemoryOfSnapshotIsBounded counts the bytes that a snapshot of a rank allocates, with pieces that are reused.
 func TestMemoryOfSnapshotIsBounded(t *testing.T) {
+	testclass.WithoutRace(t)
 	const blocks = 100_000
 	x := filled(blocks)
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // a collection frees pieces that wait for reuse

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -78,6 +79,7 @@ func (c steppedContext) Err() error {
 // TestSnapshotAndLaterEntriesEqualTheState begins snapshots of all workers at a random position, and reads them while
 // further entries are applied.
 func TestSnapshotAndLaterEntriesEqualTheState(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		anyParent := rapid.Bool().Draw(t, "any parent")
 		var entries []*kvcastv1.Entry
@@ -135,7 +137,9 @@ func sameHashes(t fataler, want, got *index.Index) {
 // TestSnapshotUnderLoad reads snapshots of ranks with many segments while a writer stores, removes and clears: each of
 // them, and the entries after it, equal the state at the end.
 func TestSnapshotUnderLoad(t *testing.T) {
-	const pool, chain = 30_000, 64
+	t.Parallel()
+	const chain = 64
+	pool := uint64(testclass.Size(10_000, 30_000))
 	x := index.New()
 	var entries []*kvcastv1.Entry
 	next := uint64(1)
@@ -187,6 +191,7 @@ func TestSnapshotUnderLoad(t *testing.T) {
 
 // TestSnapshotScansInParts checks that a scan releases the index after a bounded number of blocks.
 func TestSnapshotScansInParts(t *testing.T) {
+	t.Parallel()
 	const blocks = 100_000
 	x := filled(blocks)
 	s, _ := x.Snapshot("w")
@@ -206,6 +211,7 @@ func TestSnapshotScansInParts(t *testing.T) {
 }
 
 func TestSnapshotEndsEarly(t *testing.T) {
+	t.Parallel()
 	x := filled(100_000)
 	s, _ := x.Snapshot("w")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -224,6 +230,7 @@ func TestSnapshotEndsEarly(t *testing.T) {
 }
 
 func TestSnapshotOfAnUnknownWorker(t *testing.T) {
+	t.Parallel()
 	x := index.New()
 	if _, ok := x.Snapshot("w"); ok {
 		t.Error("got a snapshot of an unknown worker")
@@ -241,6 +248,7 @@ func TestSnapshotOfAnUnknownWorker(t *testing.T) {
 
 // TestSnapshotRecordsTheWorker covers a worker that was added, and one of which only later entries are known.
 func TestSnapshotRecordsTheWorker(t *testing.T) {
+	t.Parallel()
 	added := &kvcastv1.WorkerAdded{
 		Model: "m", Endpoint: "10.0.0.5:8000", Labels: map[string]string{"zone": "a"}, BlockSize: 16, Ranks: []uint32{0, 3},
 	}
@@ -305,6 +313,7 @@ func TestSnapshotRecordsTheWorker(t *testing.T) {
 
 // TestBlocksOfASnapshotKeepTheBlockSize applies blocks that are older than the worker's newest block size.
 func TestBlocksOfASnapshotKeepTheBlockSize(t *testing.T) {
+	t.Parallel()
 	x := index.New()
 	for i, size := range []uint32{16, 64, 16, 32} {
 		s := stored(uint64(i + 1))

@@ -37,6 +37,7 @@ func tokenIDs(t *testing.T, x *index.Index, wanted bool) map[uint64][]uint32 {
 
 // TestTokenIDsAreRetainedOnPurposeOnly stores blocks with and without token ids, and reads them from snapshots and checkpoints.
 func TestTokenIDsAreRetainedOnPurposeOnly(t *testing.T) {
+	t.Parallel()
 	withIDs := stored(1, 2)
 	withIDs.BlockSize, withIDs.TokenIds = 2, []uint32{10, 11, 20, 21}
 	without := stored(3)

@@ -23,6 +23,7 @@ func cleared(reason kvcastv1.Cleared_Reason, tiers ...kvcastv1.Tier) *kvcastv1.C
 
 // TestTrustFollowsFromEvents checks the reasons, gaps and trust of rank 0 after events, and that a snapshot has them.
 func TestTrustFollowsFromEvents(t *testing.T) {
+	t.Parallel()
 	const (
 		lost      = kvcastv1.DegradedReason_DEGRADED_REASON_GAP
 		late      = kvcastv1.DegradedReason_DEGRADED_REASON_JOINED_LATE
@@ -124,6 +125,7 @@ func TestTrustFollowsFromEvents(t *testing.T) {
 }
 
 func TestLastGapIsTheLastOfTheRank(t *testing.T) {
+	t.Parallel()
 	x := index.New()
 	for i, e := range []*kvcastv1.RouterEvent{
 		event(0, gap(kvcastv1.Gap_REASON_JOINED_LATE, 0)), event(0, gap(kvcastv1.Gap_REASON_REPLAY_FORGOTTEN, 7)),
@@ -143,6 +145,7 @@ func TestLastGapIsTheLastOfTheRank(t *testing.T) {
 
 // TestSnapshotOfAnEarlierServerHasAReason applies a snapshot whose incomplete ranks have no reports.
 func TestSnapshotOfAnEarlierServerHasAReason(t *testing.T) {
+	t.Parallel()
 	x := index.New()
 	x.ApplySnapshotWorker(&kvcastv1.SnapshotWorker{
 		Worker: "w", Added: &kvcastv1.WorkerAdded{Ranks: []uint32{0, 1}}, IncompleteRanks: []uint32{1}, LastEventId: 9,

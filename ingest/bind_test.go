@@ -13,6 +13,7 @@ import (
 )
 
 func TestBind(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name     string
 		config   config.Config // without the Bind of its only listener
@@ -259,6 +260,7 @@ func TestBind(t *testing.T) {
 }
 
 func TestBindBoundsRanks(t *testing.T) {
+	t.Parallel()
 	registry := prometheus.NewRegistry()
 	r := newRecorder(t)
 	in, _ := start(t, config.Config{
@@ -289,6 +291,7 @@ func TestBindBoundsRanks(t *testing.T) {
 }
 
 func TestWorkerBelongsToOneListener(t *testing.T) {
+	t.Parallel()
 	registry := prometheus.NewRegistry()
 	r := newRecorder(t)
 	in, _ := start(t, config.Config{
@@ -315,6 +318,7 @@ func TestWorkerBelongsToOneListener(t *testing.T) {
 
 // A peer can make kvcast connect only to the peer's own host, or to a host in ReplayHosts.
 func TestReplaysAreRequestedOnlyFromAllowedHosts(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		host    string
 		allowed []string

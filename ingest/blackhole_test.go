@@ -82,6 +82,7 @@ func (h *holed) wantReported(want map[string]int) {
 // If a replay has batches that did not arrive on the connection, the connection is dead, and is
 // replaced.
 func TestDeadConnectionIsRenewedWhenReplayHasMore(t *testing.T) {
+	t.Parallel()
 	h := newHoled(t, true, config.Config{Silence: 100 * time.Millisecond, ReplayTimeout: harness.Timeout})
 	before := h.pub.Stats().Accepted
 	h.pub.Partition()
@@ -102,6 +103,7 @@ func TestDeadConnectionIsRenewedWhenReplayHasMore(t *testing.T) {
 // While the replay socket does not reply either, the source is suspect: no loss is reported, and
 // the worker is not removed.
 func TestDeadConnectionIsSuspectWhileReplayDoesNotAnswer(t *testing.T) {
+	t.Parallel()
 	h := newHoled(t, true, config.Config{Silence: 100 * time.Millisecond, ReplayTimeout: time.Second})
 	awaitState(t, h.in, 0, ingest.SourceLive)
 	h.pub.Partition()
@@ -137,6 +139,7 @@ func TestIdleEngineWithoutReplayReportsNoLoss(t *testing.T) {
 
 // The replay socket of an idle engine is asked, and no loss is reported.
 func TestIdleEngineWithReplayReportsNoLoss(t *testing.T) {
+	t.Parallel()
 	h := newHoled(t, true, config.Config{Silence: 20 * time.Millisecond, Grace: -1})
 	before := h.pub.Stats().Accepted
 	h.must(h.WaitReplays(harness.Context(t), h.Replays()+10))

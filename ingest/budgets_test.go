@@ -26,6 +26,7 @@ func budgetOf(t *testing.T, g prometheus.Gatherer, resource string) float64 {
 
 // A worker that needs more sources than are left is refused, and reserves nothing.
 func TestSourcesOfAddedWorkersAreBounded(t *testing.T) {
+	t.Parallel()
 	registry := prometheus.NewRegistry()
 	in, _ := start(t, config.Config{Metrics: registry, MaxSources: 10}, views{"a": newView(), "b": newView()})
 	of := func(name string, ranks int) config.Worker {
@@ -52,6 +53,7 @@ func TestSourcesOfAddedWorkersAreBounded(t *testing.T) {
 
 // The memory of the strings of workers is bounded.
 func TestBytesOfAddedWorkersAreBounded(t *testing.T) {
+	t.Parallel()
 	registry := prometheus.NewRegistry()
 	in, _ := start(t, config.Config{Metrics: registry, WorkerBytes: 64 << 10}, views{"w-0": newView()})
 	labels := make(map[string]string)
@@ -82,6 +84,7 @@ func TestBytesOfAddedWorkersAreBounded(t *testing.T) {
 // Topics beyond the maximum number of publishers are refused, and take no memory. An engine that
 // was accepted before is not affected.
 func TestPublishersOfAPortAreBounded(t *testing.T) {
+	t.Parallel()
 	registry := prometheus.NewRegistry()
 	all := make(views)
 	all["127.0.0.1"] = newView()
@@ -117,6 +120,7 @@ func TestPublishersOfAPortAreBounded(t *testing.T) {
 
 // One address cannot use up the sources of a listener: an engine at another address is accepted.
 func TestSourcesOfAnAddressAreBounded(t *testing.T) {
+	t.Parallel()
 	registry := prometheus.NewRegistry()
 	all := views{"other": newView(), "late": newView()}
 	for i := range 10 {

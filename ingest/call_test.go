@@ -113,6 +113,7 @@ func startCalls(t *testing.T, e *callEngine, source config.Source) (r *recorder,
 const added = "add w model m block_size 0 ranks [0]"
 
 func TestCallThatBreaksIsResumed(t *testing.T) {
+	t.Parallel()
 	e := newCallEngine(t)
 	r, stop := startCalls(t, e, config.Source{})
 	c := e.accept(0)
@@ -136,6 +137,7 @@ func TestCallThatBreaksIsResumed(t *testing.T) {
 }
 
 func TestCallThatCannotBeResumed(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		publish func(engineCall)
 		want    []string
@@ -183,6 +185,7 @@ func TestCallThatCannotBeResumed(t *testing.T) {
 
 // An engine that restarted, and has passed the last seq, is noticed by its batch of that seq. Then the call begins anew.
 func TestRestartBeforeTheCallIsResumed(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		publish func(engineCall)
 		last    uint64 // seq
@@ -225,6 +228,7 @@ func TestRestartBeforeTheCallIsResumed(t *testing.T) {
 }
 
 func TestRanksOfOneServer(t *testing.T) {
+	t.Parallel()
 	e := newCallEngine(t)
 	registry := prometheus.NewRegistry()
 	c := worker(config.Source{Connect: "smg://" + e.address, DPSize: 2})
@@ -253,6 +257,7 @@ func TestRanksOfOneServer(t *testing.T) {
 
 // After an end of kvcast with a durable journal, the call begins with the last batch that was stored.
 func TestCallIsResumedAfterARecovery(t *testing.T) {
+	t.Parallel()
 	e := newCallEngine(t)
 	c := worker(config.Source{Connect: "smg://" + e.address})
 	c.Durable = true

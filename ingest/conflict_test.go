@@ -40,6 +40,7 @@ func (vs views) RemoveWorker(name string, why feed.RemoveReason) { vs[name].Remo
 // Several pods share a listener, and the ranks of a pod share a topic. Each rank has its own seqs
 // and its own replay port.
 func TestBoundRanksAreRepairedEachAtItsReplayPort(t *testing.T) {
+	t.Parallel()
 	const ranks = 3
 	hosts := []string{"127.0.0.1", "127.0.0.2"}
 	port := harness.FreePorts(t, ranks)
@@ -93,6 +94,7 @@ func TestBoundRanksAreRepairedEachAtItsReplayPort(t *testing.T) {
 
 // After a pod reconnects, the batches that it published in between are requested.
 func TestBoundPodThatReconnectsIsVerified(t *testing.T) {
+	t.Parallel()
 	v := newView()
 	registry := prometheus.NewRegistry()
 	port := harness.FreePort(t)
@@ -120,6 +122,7 @@ func TestBoundPodThatReconnectsIsVerified(t *testing.T) {
 // Two publishers that use the same topic and rank at the same time are reported as a conflict, and
 // neither clears the blocks of the other.
 func TestTwoPublishersOfOneTopicAreAmbiguous(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name string
 		// ends is the index of the publisher that ends, and last the index of the publisher that

@@ -18,6 +18,7 @@ func worker(s config.Source) config.Config {
 }
 
 func TestConnect(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name    string
 		source  config.Source

@@ -31,6 +31,7 @@ func (s ruleSink) wantRule(t *testing.T, want feed.CopyRule) {
 
 // TestBatchesHaveTheirSourcesCopyRule reads engines by a connection and by a listener.
 func TestBatchesHaveTheirSourcesCopyRule(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		engine feed.Engine
 		copies config.Copies

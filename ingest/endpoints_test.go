@@ -20,6 +20,7 @@ import (
 // Both sockets of an engine are connected at every kind of address, and reconnected after a restart
 // of the engine.
 func TestEndpointsOfEveryKind(t *testing.T) {
+	t.Parallel()
 	sockets := t.TempDir()
 	tests := []struct {
 		name         string
@@ -95,6 +96,7 @@ func newMute(t *testing.T) string {
 
 // A peer that accepts connections and does not speak ZMTP does not delay other engines.
 func TestPublisherWithoutZMTPDelaysNoOther(t *testing.T) {
+	t.Parallel()
 	r := newRecorder(t)
 	c := worker(config.Source{Connect: newMute(t), Replay: newMute(t)})
 	c.Silence, c.Grace, c.ReplayTimeout = 10*time.Millisecond, -1, 10*time.Millisecond
@@ -115,6 +117,7 @@ func TestPublisherWithoutZMTPDelaysNoOther(t *testing.T) {
 // A replay socket that does not reply delays live batches once, not at each gap. Losses are
 // reported.
 func TestUselessReplaySocketDelaysBatchesOnce(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name    string
 		replay  func(*testing.T) string

@@ -397,6 +397,7 @@ var faults = []struct {
 }
 
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	harness.ForEachTransport(t, func(t *testing.T, zmq config.ZMQ) {
 		for _, mode := range []string{"connect", "bind"} {
 			t.Run(mode, func(t *testing.T) { testFaults(t, zmq, mode) })

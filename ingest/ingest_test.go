@@ -19,6 +19,7 @@ import (
 // TestRunEndsSoon checks that Run, when it ends, does not wait for the silence timeout, the grace
 // time or a reply.
 func TestRunEndsSoon(t *testing.T) {
+	t.Parallel()
 	idle := newEngine(t)
 	c := worker(config.Source{Connect: idle.mustBind("tcp://127.0.0.1:*"), Replay: newMute(t)})
 	c.Silence, c.Grace, c.ReplayTimeout = time.Hour, time.Hour, time.Hour
@@ -33,6 +34,7 @@ func TestRunEndsSoon(t *testing.T) {
 }
 
 func TestNoCallFollowsRun(t *testing.T) {
+	t.Parallel()
 	e := newEngine(t)
 	r := newRecorder(t)
 	_, stop := start(t, worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")}), r)
@@ -46,11 +48,13 @@ func TestNoCallFollowsRun(t *testing.T) {
 }
 
 func TestRunWithNothingToRead(t *testing.T) {
+	t.Parallel()
 	_, stop := start(t, config.Config{}, newRecorder(t))
 	stop()
 }
 
 func TestRunOnce(t *testing.T) {
+	t.Parallel()
 	in, stop := start(t, config.Config{}, newRecorder(t))
 	stop()
 	if err := in.Run(context.Background()); !errors.Is(err, ingest.ErrStarted) {
@@ -62,6 +66,7 @@ func TestRunOnce(t *testing.T) {
 }
 
 func TestCloseReleasesWhatNewAllocated(t *testing.T) {
+	t.Parallel()
 	registry := prometheus.NewRegistry()
 	c := config.Config{
 		Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*"}},
@@ -83,6 +88,7 @@ func TestCloseReleasesWhatNewAllocated(t *testing.T) {
 }
 
 func TestNewFails(t *testing.T) {
+	t.Parallel()
 	registry := prometheus.NewRegistry()
 	taken, _ := start(t, config.Config{
 		Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*"}},
@@ -176,6 +182,7 @@ func (a *accountant) Gap(g feed.Gap) {
 }
 
 func TestOverloadIsAGap(t *testing.T) {
+	t.Parallel()
 	e := newEngineOf(t, enginetest.Config{HighWaterMark: 100})
 	a := &accountant{t: t, release: make(chan struct{}), seen: make(chan uint64, 1)}
 	_, stop := start(t, worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")}), a)

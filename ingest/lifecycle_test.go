@@ -131,6 +131,7 @@ func bindAgain(t *testing.T, e *engine, endpoint string) {
 
 // A worker stays as long as one of its ranks is connected.
 func TestOneConnectedRankKeepsTheWorker(t *testing.T) {
+	t.Parallel()
 	engines, first := newEngines(t, 2)
 	c := worker(config.Source{Connect: first, DPSize: 2})
 	c.Grace = -1
@@ -156,18 +157,21 @@ func TestOneConnectedRankKeepsTheWorker(t *testing.T) {
 
 // A worker that reconnects within the grace time is not removed.
 func TestWorkerThatReconnectsInTimeStays(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	v := newView()
 	c := worker(config.Source{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()})
-	c.Grace = time.Hour
+	c.Grace, c.ReplayTimeout = time.Hour, harness.Timeout
 	in, _ := start(t, c, v)
-	for range 3 {
+	for seq := range uint64(3) {
 		if err := p.WaitSubscribed(harness.Context(t), 1); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := p.Publish(enginetest.Stored(1)); err != nil {
 			t.Fatal(err)
 		}
+		// A replay that the end of the connection interrupts again and again is no proof that the engine did not restart.
+		v.await(t, "the batch", func() bool { return v.lastSeq == seq && v.blocks[1] > 0 })
 		if err := p.Disconnect(); err != nil {
 			t.Fatal(err)
 		}
@@ -186,6 +190,7 @@ func TestWorkerThatReconnectsInTimeStays(t *testing.T) {
 }
 
 func TestAddAndRemoveWorkers(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	enginetest.Remove(t, p.Publish, 1)
 	source := []config.Source{{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()}}
@@ -239,6 +244,7 @@ func TestAddAndRemoveWorkers(t *testing.T) {
 
 // AddWorker waits for Run until its context is done.
 func TestAddWorkerBeforeRun(t *testing.T) {
+	t.Parallel()
 	in, err := ingest.New(config.Config{}, newRecorder(t))
 	if err != nil {
 		t.Fatal(err)
@@ -257,6 +263,7 @@ func TestAddWorkerBeforeRun(t *testing.T) {
 
 // A worker can be removed while a replay is in progress, or while its endpoints refuse connections.
 func TestRemoveWorkerWhileItWaits(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name  string
 		state ingest.SourceState

@@ -27,6 +27,7 @@ func (c *additions) RemoveWorker(string, feed.RemoveReason) {}
 // TestConnectionAddsTheWorkerAgain removes a worker, as the grace time does. Its next connection is
 // established before the link replaces the previous connection.
 func TestConnectionAddsTheWorkerAgain(t *testing.T) {
+	t.Parallel()
 	w := newTestWorker(quietLane{}, slog.New(slog.DiscardHandler))
 	back := &additions{lane: w.lane}
 	w.shared.sink = back
@@ -50,6 +51,7 @@ func TestConnectionAddsTheWorkerAgain(t *testing.T) {
 // A call that must begin anew is not resumed because it ended for another reason before it was replaced, or because a call
 // that was asked to resume before is connected.
 func TestLossIsForgottenWhenACallBeginsAnew(t *testing.T) {
+	t.Parallel()
 	w := newTestWorker(quietLane{}, slog.New(slog.DiscardHandler))
 	l := &link{worker: w}
 	l.p = newPublisher(w, 0, SourceStatus{}, l.reconnect)

@@ -6,6 +6,7 @@ import (
 )
 
 func TestLogLinesAreSuppressed(t *testing.T) {
+	t.Parallel()
 	var n logLimiter
 	at := time.Unix(1000, 0)
 	steps := []struct {

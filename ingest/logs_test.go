@@ -13,6 +13,7 @@ import (
 )
 
 func TestLogNamesSources(t *testing.T) {
+	t.Parallel()
 	var log harness.Log
 	c := config.Config{Logger: log.Logger(), Workers: []config.Worker{
 		{Name: "a", Sources: []config.Source{
@@ -33,6 +34,7 @@ func TestLogNamesSources(t *testing.T) {
 // TestLogNamesLMCacheIfItsChunksAreSkipped sends stores of a connector with another block size than
 // the engine.
 func TestLogNamesLMCacheIfItsChunksAreSkipped(t *testing.T) {
+	t.Parallel()
 	var log harness.Log
 	e := newEngine(t)
 	c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")})
@@ -51,6 +53,7 @@ func TestLogNamesLMCacheIfItsChunksAreSkipped(t *testing.T) {
 }
 
 func TestLogDescribesAcceptedTopics(t *testing.T) {
+	t.Parallel()
 	const names = `"a POD of 1 to 253 bytes of UTF-8 without control characters, ` +
 		`and a MODEL of at most 1024 bytes of UTF-8 without control characters"`
 	tests := []struct {
@@ -93,6 +96,7 @@ func TestLogDescribesAcceptedTopics(t *testing.T) {
 // TestLogNamesThePeersThatAreDisconnected checks that each reason has its own line, however many
 // peers are disconnected for other reasons.
 func TestLogNamesThePeersThatAreDisconnected(t *testing.T) {
+	t.Parallel()
 	var log harness.Log
 	registry := prometheus.NewRegistry()
 	in, stop := start(t, config.Config{

@@ -8,6 +8,7 @@ import (
 
 // A scrape that reads slowly does not hold up delivery, nor other workers.
 func TestScrapeHoldsNoLockWhileItSends(t *testing.T) {
+	t.Parallel()
 	c := newWorkerCollector(new(sourceList))
 	w := c.add("w")
 	ch := make(chan prometheus.Metric)

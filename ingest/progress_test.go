@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/sequence"
+	"github.com/kvcast/kvcast/internal/testclass"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 
@@ -27,6 +28,7 @@ func newDurablePublisher(l feed.Lane) testPublisher {
 
 // The encoding by hand equals the generated one.
 func TestCursorIsWhatMarshalGives(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		number := rapid.OneOf(rapid.Just(uint64(0)), rapid.Uint64())
 		p := newDurablePublisher(quietLane{})
@@ -77,6 +79,7 @@ func TestCursorIsWhatMarshalGives(t *testing.T) {
 
 // Stored bytes do not change: later versions read them.
 func TestStoredBytes(t *testing.T) {
+	t.Parallel()
 	const stored = "08011005180021000000000000f03f29070000000000000030093a016542016148015001580160016801720201027803800104"
 	seq, age := uint64(5), uint64(0)
 	want := &statev1.IngestCursor{
@@ -128,6 +131,7 @@ func (l *cursorLane) Restarted(r feed.Restart) { l.add(r.Progress, "restart of r
 
 // If kvcast ends between calls that belong together, all of them are made again.
 func TestCallsThatBelongTogetherAreStoredWithTheLast(t *testing.T) {
+	t.Parallel()
 	l := &cursorLane{t: t}
 	p := newDurablePublisher(l)
 	publish := func(seq uint64, rank uint32) {
@@ -185,6 +189,7 @@ func (l *learnedLane) Batch(b *feed.Batch) {
 
 // A publisher of a listener says once where it comes from. Other batches add nothing.
 func TestBatchesAddOnlyWhatIsNew(t *testing.T) {
+	t.Parallel()
 	l := &learnedLane{t: t}
 	p := newDurablePublisher(l)
 	p.worker.listener, p.topic, p.replayOf = "tcp://*:5557", "kv@p@m", func(*peer) string { return "" }
@@ -200,6 +205,7 @@ func TestBatchesAddOnlyWhatIsNew(t *testing.T) {
 }
 
 func TestStateOfABatchAllocatesNothing(t *testing.T) {
+	testclass.WithoutRace(t)
 	p := newDurablePublisher(quietLane{})
 	p.message(testMessage("kv", 0, 0))
 	if n := testing.AllocsPerRun(100, func() { p.progress(true) }); n != 0 {

@@ -18,6 +18,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/sequence"
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // testTime is the time of all messages.
@@ -83,6 +84,7 @@ func (l *rawIDLane) Batch(b *feed.Batch) {
 
 // Each batch of this test has one event. A lost batch uses a raw event id, too.
 func TestLostBatchesUseRawEventIDs(t *testing.T) {
+	t.Parallel()
 	l := &rawIDLane{}
 	p := newTestPublisher(l)
 	for _, seq := range []uint64{0, 1, 4, 5} {
@@ -99,6 +101,7 @@ func TestLostBatchesUseRawEventIDs(t *testing.T) {
 }
 
 func TestRankMismatchIsLoggedOncePerPublisher(t *testing.T) {
+	t.Parallel()
 	var log bytes.Buffer
 	w := newTestWorker(quietLane{}, slog.New(slog.NewTextHandler(&log, nil)))
 	now := testTime
@@ -136,6 +139,7 @@ func (quietLane) Gap(feed.Gap)           {}
 func (quietLane) Restarted(feed.Restart) {}
 
 func TestRanksOfAWorkerAreBounded(t *testing.T) {
+	t.Parallel()
 	p := newTestPublisher(quietLane{})
 	for r := range uint32(feed.MaxRanks) {
 		p.worker.ranks[r] = struct{}{}
@@ -156,6 +160,7 @@ func TestRanksOfAWorkerAreBounded(t *testing.T) {
 // The number of ranks that are known only from batches is bounded over all workers. A worker that
 // is reset releases its ranks.
 func TestRanksOfAllWorkersAreBounded(t *testing.T) {
+	t.Parallel()
 	p := newTestPublisher(quietLane{})
 	w := p.worker
 	w.shared.budgets.ranks = budget.New("ranks", 3)
@@ -175,6 +180,7 @@ func TestRanksOfAllWorkersAreBounded(t *testing.T) {
 }
 
 func TestBatchesAllocateNothing(t *testing.T) {
+	testclass.WithoutRace(t)
 	p := newTestPublisher(quietLane{})
 	m := testMessage("kv", 0, 1)
 	seq := uint64(0)
@@ -202,6 +208,7 @@ func BenchmarkPublisher(b *testing.B) {
 }
 
 func TestUnixNano(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		seconds float64
 		want    int64
@@ -223,6 +230,7 @@ func TestUnixNano(t *testing.T) {
 
 // Two publishers of one topic and rank alternate on two connections.
 func TestSourcesHaveTheReplayEndpointOfTheLastBatch(t *testing.T) {
+	t.Parallel()
 	p := newTestPublisher(quietLane{})
 	p.worker.spawn = func(func(context.Context)) context.CancelFunc { return func() {} }
 	endpoints := []string{"tcp://a:5558", "tcp://b:5558"}

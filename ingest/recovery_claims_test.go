@@ -55,6 +55,7 @@ func (s *durableSink) wantRemoved(t *testing.T, names ...string) {
 
 // A pod that does not connect again is removed after the grace time.
 func TestRecoveredPodThatDoesNotReturnIsRemoved(t *testing.T) {
+	t.Parallel()
 	d, sink := bound(t, true), newDurableSink()
 	recovered := d.oneLife(t, sink)
 	for _, c := range d.caches {
@@ -70,6 +71,7 @@ func TestRecoveredPodThatDoesNotReturnIsRemoved(t *testing.T) {
 
 // A configured worker that does not connect again is removed after the grace time, and added when it connects.
 func TestRecoveredWorkerThatDoesNotReturnIsRemoved(t *testing.T) {
+	t.Parallel()
 	d, sink := connected(t, true, 1, feed.EngineVLLM), newDurableSink()
 	recovered := d.oneLife(t, sink)
 	for _, c := range d.caches {
@@ -92,6 +94,7 @@ func TestRecoveredWorkerThatDoesNotReturnIsRemoved(t *testing.T) {
 
 // Until it connects again, a recovered pod counts as if it had just disconnected.
 func TestRecoveredPodsCountTowardsLimits(t *testing.T) {
+	t.Parallel()
 	d, sink := bound(t, true), newDurableSink()
 	recovered := d.oneLife(t, sink)
 	for _, c := range d.caches {
@@ -122,6 +125,7 @@ func TestRecoveredPodsCountTowardsLimits(t *testing.T) {
 
 // Workers that are neither configured nor of a listener are removed on request, unless AddWorker has added them.
 func TestRecoveredWorkersThatNothingClaimsAreRemoved(t *testing.T) {
+	t.Parallel()
 	d, sink := connected(t, true, 1, feed.EngineVLLM), newDurableSink()
 	gone := connected(t, true, 1, feed.EngineVLLM)
 	gone.worker, gone.config.Workers[0].Name = "gone", "gone"
@@ -215,6 +219,7 @@ func TestWorkerWhoseStateCannotBeUsedStartsAnew(t *testing.T) {
 
 // A recovered pod whose listener has another address, or no longer accepts its topic, is not resumed.
 func TestRecoveredPodOfAnotherListenerStartsAnew(t *testing.T) {
+	t.Parallel()
 	for name, change := range map[string]func(*config.Listener){
 		"address": func(l *config.Listener) { l.Bind = "tcp://127.0.0.1:*" },
 		"topics":  func(l *config.Listener) { l.Topics = []string{"other@*"} },
@@ -239,6 +244,7 @@ func TestRecoveredPodOfAnotherListenerStartsAnew(t *testing.T) {
 }
 
 func TestCheckpointOfAWorkerThatIsNotInTheStream(t *testing.T) {
+	t.Parallel()
 	e := newCache(t, simulator.PublisherConfig{})
 	c := worker(config.Source{Connect: e.Endpoint(), Replay: e.ReplayEndpoint()})
 	for _, durable := range []bool{true, false} {

@@ -47,6 +47,7 @@ func forEachDeployment(t *testing.T, replay bool, test func(t *testing.T, zmq co
 // When kvcast ends at any batch and starts again, its lanes get what they would have got without the end: each batch
 // once, with the same tokens hashes and raw event ids.
 func TestRecoveredWorkersContinueWhereTheyEnded(t *testing.T) {
+	t.Parallel()
 	forEachDeployment(t, true, func(t *testing.T, zmq config.ZMQ, d *deployment, seed uint64) {
 		sink, _ := d.twoLives(t, zmq, seed, func(random *rand.Rand) { d.publish(random, random.IntN(30)) })
 		for _, p := range d.publishers() {
@@ -63,6 +64,7 @@ func TestRecoveredWorkersContinueWhereTheyEnded(t *testing.T) {
 
 // A restart of the engine while kvcast does not run is detected, and the new engine's batches are read.
 func TestRestartOfTheEngineWhileKvcastDoesNotRun(t *testing.T) {
+	t.Parallel()
 	forEachDeployment(t, true, func(t *testing.T, zmq config.ZMQ, d *deployment, seed uint64) {
 		sink, _ := d.twoLives(t, zmq, seed, func(random *rand.Rand) {
 			for _, p := range d.publishers() {
@@ -85,6 +87,7 @@ func TestRestartOfTheEngineWhileKvcastDoesNotRun(t *testing.T) {
 
 // Without a replay socket, a possible restart is reported, and each batch is delivered or reported as lost.
 func TestRecoveryWithoutReplay(t *testing.T) {
+	t.Parallel()
 	forEachDeployment(t, false, func(t *testing.T, zmq config.ZMQ, d *deployment, seed uint64) {
 		sink, lasts := d.twoLives(t, zmq, seed, func(random *rand.Rand) { d.publish(random, random.IntN(30)) })
 		for p, last := range lasts {
@@ -99,6 +102,7 @@ func TestRecoveryWithoutReplay(t *testing.T) {
 
 // What the replay socket no longer has is reported as lost.
 func TestRecoveryAfterTheReplayForgot(t *testing.T) {
+	t.Parallel()
 	forEachDeployment(t, true, func(t *testing.T, zmq config.ZMQ, d *deployment, seed uint64) {
 		sink, lasts := d.twoLives(t, zmq, seed, func(random *rand.Rand) {
 			d.publish(random, 1+random.IntN(30))

@@ -41,6 +41,7 @@ func wantForgotten(t *testing.T, in *ingest.Ingest, registry *prometheus.Registr
 }
 
 func TestReleasedWorkerIsAddedAgain(t *testing.T) {
+	t.Parallel()
 	e := newEngine(t)
 	registry := prometheus.NewRegistry()
 	c := config.Config{Metrics: registry, MaxWorkers: 1, Grace: -1}
@@ -64,6 +65,7 @@ func TestReleasedWorkerIsAddedAgain(t *testing.T) {
 }
 
 func TestReleasedPodEntersAgain(t *testing.T) {
+	t.Parallel()
 	for name, lc := range map[string]config.Listener{"pod": {}, "one worker for all": {Worker: "w"}} {
 		t.Run(name, func(t *testing.T) {
 			registry := prometheus.NewRegistry()
@@ -95,6 +97,7 @@ func TestReleasedPodEntersAgain(t *testing.T) {
 
 // A worker that is released at any batch, and continues later, gets what it would have got without the interruption.
 func TestReleasedWorkersContinueWhereTheyEnded(t *testing.T) {
+	t.Parallel()
 	forEachDeployment(t, true, func(t *testing.T, zmq config.ZMQ, d *deployment, seed uint64) {
 		random := rand.New(rand.NewPCG(seed, 3))
 		sink, claims := newDurableSink(), make(chan *feed.Recovered, 1)
@@ -192,6 +195,7 @@ func (c *claimer) want(t *testing.T, call string) {
 
 // While a claim blocks, other workers can be checkpointed and released, and the worker itself can be released.
 func TestClaimThatBlocks(t *testing.T) {
+	t.Parallel()
 	registry, claims := prometheus.NewRegistry(), newClaimer()
 	r := newRecorder(t)
 	in, stop := start(t, config.Config{
@@ -237,6 +241,7 @@ func TestClaimThatBlocks(t *testing.T) {
 
 // A worker that may not enter the stream is forgotten, and may enter with its next message.
 func TestClaimThatIsRefused(t *testing.T) {
+	t.Parallel()
 	r, claims := newRecorder(t), newClaimer()
 	in, _ := start(t, config.Config{
 		Grace: -1, Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*"}}, Claim: claims.claim,

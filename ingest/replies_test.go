@@ -231,6 +231,7 @@ func TestMalformedRepliesKeepTheOrder(t *testing.T) {
 // TestStartEndsWhenAllIsRead has a hole in the first replay. The source catches up until the second
 // replay is complete.
 func TestStartEndsWhenAllIsRead(t *testing.T) {
+	t.Parallel()
 	e := newEngine(t)
 	ready := make(chan struct{})
 	asked := make(chan uint64, 10)
@@ -262,6 +263,7 @@ func TestStartEndsWhenAllIsRead(t *testing.T) {
 // TestReplayThatStopsIsRequestedAgainSoon has a replay without its end marker, as when a ROUTER's
 // queue is full. The timeout for the first reply is an hour.
 func TestReplayThatStopsIsRequestedAgainSoon(t *testing.T) {
+	t.Parallel()
 	e := newEngine(t)
 	ready := make(chan struct{})
 	replay := newReplier(t, ready, func(from uint64) [][]any {

@@ -143,6 +143,7 @@ func wantSnapshots(t *testing.T, in *ingest.Ingest, want uint64) {
 }
 
 func TestLateJoinBeginsWithSnapshot(t *testing.T) {
+	t.Parallel()
 	for _, zmq := range []config.ZMQ{config.ZMQNative, config.ZMQLib} {
 		if !zmq.Available() {
 			continue
@@ -170,6 +171,7 @@ func TestLateJoinBeginsWithSnapshot(t *testing.T) {
 }
 
 func TestGapBeyondTheReplayIsRepairedBySnapshot(t *testing.T) {
+	t.Parallel()
 	e := newPooled(t)
 	v := newView()
 	in, _ := start(t, e.config(), v)
@@ -184,6 +186,7 @@ func TestGapBeyondTheReplayIsRepairedBySnapshot(t *testing.T) {
 }
 
 func TestGapOnAConnectionIsRepairedBySnapshot(t *testing.T) {
+	t.Parallel()
 	e := newPooled(t)
 	v := newView()
 	in, _ := start(t, e.config(), v)
@@ -199,6 +202,7 @@ func TestGapOnAConnectionIsRepairedBySnapshot(t *testing.T) {
 
 // A short gap is repaired by replay.
 func TestSnapshotIsNotRequestedIfTheReplaySuffices(t *testing.T) {
+	t.Parallel()
 	e := newPooled(t)
 	v := newView()
 	in, _ := start(t, e.config(), v)
@@ -214,6 +218,7 @@ func TestSnapshotIsNotRequestedIfTheReplaySuffices(t *testing.T) {
 
 // An engine without a replay socket is read from a snapshot on.
 func TestSnapshotWithoutReplaySocket(t *testing.T) {
+	t.Parallel()
 	e := newPooled(t)
 	e.publish(100)
 	v := newView()
@@ -226,6 +231,7 @@ func TestSnapshotWithoutReplaySocket(t *testing.T) {
 }
 
 func TestRestartDuringSnapshot(t *testing.T) {
+	t.Parallel()
 	e := newPooled(t)
 	e.publish(100)
 	e.must(e.SetSnapshotFaults(simulator.SnapshotFaults{NoAnswer: true}))
@@ -244,6 +250,7 @@ func TestRestartDuringSnapshot(t *testing.T) {
 
 // An engine that restarted while kvcast was away is recognised by the publisher id of its snapshot.
 func TestSnapshotShowsRestart(t *testing.T) {
+	t.Parallel()
 	e := newPooled(t)
 	v := newView()
 	in, _ := start(t, e.config(), v)
@@ -289,6 +296,7 @@ func edit(change func([][]byte)) simulator.SnapshotFaults {
 
 // A snapshot that fails is requested again.
 func TestFailedSnapshotIsRequestedAgain(t *testing.T) {
+	t.Parallel()
 	for _, tt := range failedSnapshots {
 		t.Run(tt.name, func(t *testing.T) {
 			e := newPooled(t)
@@ -317,6 +325,7 @@ func TestFailedSnapshotIsRequestedAgain(t *testing.T) {
 
 // If there is no snapshot, the gap is reported as without snapshots.
 func TestWithoutSnapshotTheGapIsReported(t *testing.T) {
+	t.Parallel()
 	e := newPooled(t)
 	v := newView()
 	c := e.config()
@@ -334,6 +343,7 @@ func TestWithoutSnapshotTheGapIsReported(t *testing.T) {
 // The blocks that snapshots have replaced are reported as lost when the snapshots break off, although the engine publishes
 // nothing after them.
 func TestLossOfBrokenSnapshotsIsReported(t *testing.T) {
+	t.Parallel()
 	e := newPooled(t)
 	v := newView()
 	in, _ := start(t, e.config(), v)
@@ -405,6 +415,7 @@ func (s *snapshotSink) killed(calls int) (*snapshotSink, []feed.Recovered) {
 
 // TestKilledDuringSnapshot ends kvcast after each call of the lane that a snapshot leads to.
 func TestKilledDuringSnapshot(t *testing.T) {
+	t.Parallel()
 	e := newPooled(t)
 	first := &snapshotSink{view: newView()}
 	c := e.config()
@@ -477,6 +488,7 @@ func TestRandomFaultsWithSnapshots(t *testing.T) {
 
 // A source of SGLang begins with a snapshot, whose blocks have no contents.
 func TestSGLangBeginsWithSnapshot(t *testing.T) {
+	t.Parallel()
 	e := newPooledOf(t, feed.EngineSGLang)
 	e.publish(300)
 	v := newView()
@@ -496,9 +508,11 @@ func TestSGLangBeginsWithSnapshot(t *testing.T) {
 
 // A gap is not repaired by a snapshot of SGLang, because the contents of blocks would be lost.
 func TestSGLangGapIsReported(t *testing.T) {
+	t.Parallel()
 	e := newPooledOf(t, feed.EngineSGLang)
 	v := newView()
 	in, _ := start(t, e.config(), v)
+	e.must(e.WaitSubscribed(harness.Context(t), 1)) // or else a snapshot may replace what was published before
 	e.publish(3)
 	e.awaitEqual(v)
 	e.must(e.Disconnect())
@@ -509,6 +523,7 @@ func TestSGLangGapIsReported(t *testing.T) {
 }
 
 func TestSGLangRestartBeginsWithSnapshot(t *testing.T) {
+	t.Parallel()
 	e := newPooledOf(t, feed.EngineSGLang)
 	v := newView()
 	in, _ := start(t, e.config(), v)
@@ -529,6 +544,7 @@ func TestSGLangRestartBeginsWithSnapshot(t *testing.T) {
 
 // A snapshot of SGLang that fails is requested again.
 func TestFailedSGLangSnapshotIsRequestedAgain(t *testing.T) {
+	t.Parallel()
 	for name, faults := range map[string]simulator.SnapshotFaults{
 		"busy":                {Unavailable: true},
 		"no header":           edit(func(f [][]byte) { f[0] = []byte("chunk") }),

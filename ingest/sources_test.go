@@ -18,6 +18,7 @@ import (
 )
 
 func TestConnectReadsEachRankOnItsPort(t *testing.T) {
+	t.Parallel()
 	engines, first := newEngines(t, 2)
 	c := worker(config.Source{Connect: first, DPSize: 2})
 	c.Workers[0].BlockSize = blockSize
@@ -42,6 +43,7 @@ func TestConnectReadsEachRankOnItsPort(t *testing.T) {
 
 // TestConnectReadsRanksAtAnyPorts checks ranks that do not begin with 0, at ports that the system chose.
 func TestConnectReadsRanksAtAnyPorts(t *testing.T) {
+	t.Parallel()
 	ranks := []config.RankEndpoints{{Rank: 6}, {Rank: 4}}
 	engines := make([]*engine, len(ranks))
 	for i := range ranks {
@@ -62,6 +64,7 @@ func TestConnectReadsRanksAtAnyPorts(t *testing.T) {
 }
 
 func TestConnectOverIPC(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "kv")
 	rank0, rank1 := newEngine(t), newEngine(t)
 	rank0.mustBind("ipc://" + path)
@@ -78,6 +81,7 @@ func TestConnectOverIPC(t *testing.T) {
 }
 
 func TestConnectAgainAfterARestart(t *testing.T) {
+	t.Parallel()
 	e := newEngine(t)
 	endpoint := e.mustBind("tcp://127.0.0.1:*")
 	r := newRecorder(t)
@@ -106,6 +110,7 @@ func largest(extra int) []byte {
 // TestConnectRefusesTooLongMessages checks that libzmq refuses the message, and that the native transport
 // disconnects, because a message may not use more memory.
 func TestConnectRefusesTooLongMessages(t *testing.T) {
+	t.Parallel()
 	harness.ForEachTransport(t, func(t *testing.T, zmq config.ZMQ) {
 		e := newEngine(t)
 		c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")})
@@ -132,6 +137,7 @@ func TestConnectRefusesTooLongMessages(t *testing.T) {
 }
 
 func TestBindDisconnectsPeersWithTooLongMessages(t *testing.T) {
+	t.Parallel()
 	r := newRecorder(t)
 	in, _ := start(t, config.Config{Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*"}}}, r)
 	e := newEngine(t)
@@ -146,6 +152,7 @@ func TestBindDisconnectsPeersWithTooLongMessages(t *testing.T) {
 }
 
 func TestSourcesOfAWorkerAreDistinguished(t *testing.T) {
+	t.Parallel()
 	vllm, kvbm := newEngine(t), newEngine(t)
 	c := worker(config.Source{Connect: vllm.mustBind("tcp://127.0.0.1:*"), Topic: "kv-"})
 	c.Workers[0].Sources = append(c.Workers[0].Sources,
@@ -166,6 +173,7 @@ func TestSourcesOfAWorkerAreDistinguished(t *testing.T) {
 }
 
 func TestManyWorkers(t *testing.T) {
+	t.Parallel()
 	const workers, batches = 20, 50
 	var c config.Config
 	var engines []*engine
@@ -207,6 +215,7 @@ func TestManyWorkers(t *testing.T) {
 }
 
 func TestMoreSourcesThanAContextHasSocketsByDefault(t *testing.T) {
+	t.Parallel()
 	const workers = 1100
 	e := newEngineOf(t, enginetest.Config{HighWaterMark: -1})
 	endpoint := e.mustBind("tcp://127.0.0.1:*")
@@ -233,6 +242,7 @@ func TestMoreSourcesThanAContextHasSocketsByDefault(t *testing.T) {
 }
 
 func TestLogHasNoLineForEachBatch(t *testing.T) {
+	t.Parallel()
 	var log bytes.Buffer
 	e := newEngine(t)
 	c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")})

@@ -14,6 +14,7 @@ import (
 
 // TestSourcesReportTheirState reads an endpoint without an engine.
 func TestSourcesReportTheirState(t *testing.T) {
+	t.Parallel()
 	in, err := ingest.New(config.Config{Workers: []config.Worker{{
 		Name:    "w",
 		Sources: []config.Source{{Connect: "tcp://127.0.0.1:9", Replay: "tcp://127.0.0.1:109", DPSize: 2}},

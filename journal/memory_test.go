@@ -16,6 +16,7 @@ import (
 )
 
 func TestMemoryConforms(t *testing.T) {
+	t.Parallel()
 	journaltest.Run(t, journaltest.Harness{Open: func(_ *testing.T, maxBytes int) journal.Journal {
 		return journal.NewMemory(journal.Config{MaxBytes: maxBytes})
 	}})
@@ -29,6 +30,7 @@ func add(m *journal.Memory, r journal.Record) {
 }
 
 func TestMemoryStaysWithinItsBytes(t *testing.T) {
+	t.Parallel()
 	const limit = 256 << 10
 	rapid.Check(t, func(t *rapid.T) {
 		m := journal.NewMemory(journal.Config{MaxBytes: limit})
@@ -43,6 +45,7 @@ func TestMemoryStaysWithinItsBytes(t *testing.T) {
 
 // TestMemoryStaysWithinItsBytesWithEmptyEntries appends entries that are smaller than their index.
 func TestMemoryStaysWithinItsBytesWithEmptyEntries(t *testing.T) {
+	t.Parallel()
 	const limit = 1 << 20
 	m := journal.NewMemory(journal.Config{MaxBytes: limit})
 	for n := range 500_000 {
@@ -58,6 +61,7 @@ func TestMemoryStaysWithinItsBytesWithEmptyEntries(t *testing.T) {
 
 // TestMemoryCountsEvictedBytesThatAreReferenced references two of many segments.
 func TestMemoryCountsEvictedBytesThatAreReferenced(t *testing.T) {
+	t.Parallel()
 	const limit, segment = 256 << 10, 4 << 10
 	m := journal.NewMemory(journal.Config{MaxBytes: limit})
 	add(m, journaltest.Record(1, 3000))
@@ -91,6 +95,7 @@ func TestMemoryCountsEvictedBytesThatAreReferenced(t *testing.T) {
 }
 
 func TestMemoryKeepsAnEntryLargerThanItsBytes(t *testing.T) {
+	t.Parallel()
 	m := journal.NewMemory(journal.Config{MaxBytes: 64 << 10})
 	add(m, journaltest.Record(1, 10))
 	add(m, journaltest.Record(2, 1<<20))
@@ -105,6 +110,7 @@ func TestMemoryKeepsAnEntryLargerThanItsBytes(t *testing.T) {
 }
 
 func TestMemoryContinuesAnEpoch(t *testing.T) {
+	t.Parallel()
 	m := journal.NewMemory(journal.Config{Epoch: "e", After: 41})
 	if got, want := m.Bounds(), (journal.Bounds{Epoch: "e", Oldest: 42, Newest: 41}); got != want {
 		t.Errorf("bounds: got %+v, want %+v", got, want)
@@ -236,6 +242,7 @@ func TestMemoryAppendThatWaitsForAPinEnds(t *testing.T) {
 
 // TestMemoryEncodesAnEntryOnce checks that two reads return the same memory.
 func TestMemoryEncodesAnEntryOnce(t *testing.T) {
+	t.Parallel()
 	m := journal.NewMemory(journal.Config{MaxBytes: 64 << 10})
 	add(m, journaltest.Record(1, 10))
 	first, err := m.Read(context.Background(), journal.Query{MaxBytes: 1 << 20})

@@ -1,5 +1,3 @@
-//go:build !race
-
 package pipeline_test
 
 import (
@@ -7,11 +5,13 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // TestSteadyLaneAllocatesNothing does not run with the race detector, which
 // allocates itself.
 func TestSteadyLaneAllocatesNothing(t *testing.T) {
+	testclass.WithoutRace(t)
 	for _, blocks := range []int{1, 16} {
 		t.Run(fmt.Sprint("blocks=", blocks), func(t *testing.T) {
 			l := newSteadyLane(t, blocks)
@@ -24,6 +24,7 @@ func TestSteadyLaneAllocatesNothing(t *testing.T) {
 
 // TestHybridLaneAllocatesNothing covers an engine whose every batch has omitted events.
 func TestHybridLaneAllocatesNothing(t *testing.T) {
+	testclass.WithoutRace(t)
 	l := newSteadyLane(t, 1)
 	l.batch.GroupsOmitted = true
 	l.step() // emits GroupsOmitted
@@ -35,6 +36,7 @@ func TestHybridLaneAllocatesNothing(t *testing.T) {
 // TestFullLaneAllocatesNothing covers a batch whose blocks are all refused and, after a gap,
 // a batch whose blocks all displace stale ones.
 func TestFullLaneAllocatesNothing(t *testing.T) {
+	testclass.WithoutRace(t)
 	l := newBoundedLane(t, 16, poolBlocks)
 	l.batch.Events = l.batch.Events[:1]
 	for l.next < 2*poolBlocks {
@@ -54,6 +56,7 @@ func TestFullLaneAllocatesNothing(t *testing.T) {
 
 // TestSteadySharedLaneAllocatesNothing covers a worker with two sources.
 func TestSteadySharedLaneAllocatesNothing(t *testing.T) {
+	testclass.WithoutRace(t)
 	for _, blocks := range []int{1, 16} {
 		t.Run(fmt.Sprint("blocks=", blocks), func(t *testing.T) {
 			l := newSteadySharedLane(t, blocks)
@@ -67,6 +70,7 @@ func TestSteadySharedLaneAllocatesNothing(t *testing.T) {
 // TestMemoryOfAMillionBlocks measures the table alone, and a worker with two sources that
 // each store every block under a different name.
 func TestMemoryOfAMillionBlocks(t *testing.T) {
+	testclass.WithoutRace(t)
 	const million = 1_000_000
 	if got := bytesPerBlock(t, million); got > 40 {
 		t.Errorf("bytes of a block: got %.1f, want at most 40", got)
@@ -78,6 +82,7 @@ func TestMemoryOfAMillionBlocks(t *testing.T) {
 
 // TestDurableLaneAllocatesNothing covers a lane with a durable journal.
 func TestDurableLaneAllocatesNothing(t *testing.T) {
+	testclass.WithoutRace(t)
 	l := newLane(t, 16)
 	l.durable(t, l.journal)
 	l.fill()
@@ -88,6 +93,7 @@ func TestDurableLaneAllocatesNothing(t *testing.T) {
 
 // TestCheckpointOfAMillionBlocksIsSmall measures the stored size of a block.
 func TestCheckpointOfAMillionBlocksIsSmall(t *testing.T) {
+	testclass.WithoutRace(t)
 	const blocks = 1_000_000
 	l := filledLane(t, blocks, &nowhere{})
 	c, ok := l.pipeline.Checkpoint("vllm-0", nil)

@@ -13,6 +13,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/pipeline"
 )
 
@@ -272,6 +273,7 @@ func TestConcurrentWorkersShareTheBudget(t *testing.T) {
 // TestMemoryOfAttributesIsWithinItsBudget compares the accounted bytes with the heap, for
 // tables and for consolidated sources.
 func TestMemoryOfAttributesIsWithinItsBudget(t *testing.T) {
+	testclass.WithoutRace(t)
 	for _, length := range []int{8, 100, 1000} {
 		for _, sources := range []int{1, 2} {
 			t.Run(fmt.Sprintf("names of %d bytes, %d sources", length, sources), func(t *testing.T) {

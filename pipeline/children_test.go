@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
@@ -78,6 +79,7 @@ func TestChildrenAreCountedWhileTheTableChanges(t *testing.T) {
 
 // TestChildrenOfALargeTableAreCountedInSteps has more segments than one step counts.
 func TestChildrenOfALargeTableAreCountedInSteps(t *testing.T) {
+	testclass.WithoutRace(t)
 	const blocks = 100_000
 	table := newTable(nil)
 	r := &run{key: runKey{kind: wire.KindStored}}

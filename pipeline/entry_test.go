@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -30,6 +31,7 @@ func largeStores(n int) []wire.Event {
 }
 
 func TestEntryAbove3MiBIsCutBetweenEvents(t *testing.T) {
+	testclass.WithoutRace(t)
 	cfg := pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks}
 	withWorker(t, cfg, func(t *testing.T, s *subject) {
 		got := s.play(t, timedBatch(10, 0, append(largeStores(30), remove(1), cleared())...), timedBatch(20, 0, store(1)))
@@ -59,6 +61,7 @@ func TestEntryAbove3MiBIsCutBetweenEvents(t *testing.T) {
 // TestEntryIsCutAtAByteMoreThan3MiB reaches the exact size through the length of the last
 // event's LoRA name.
 func TestEntryIsCutAtAByteMoreThan3MiB(t *testing.T) {
+	testclass.WithoutRace(t)
 	cfg := pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks}
 	entries := func(t *testing.T, padding int) []*kvcastv1.Entry {
 		var got []*kvcastv1.Entry
@@ -232,6 +235,7 @@ func (s *sizes) Append(ctx context.Context, r journal.Record) (journal.Pending, 
 
 // TestRecordsFitIntoTheJournal makes large entries, large events and much waiting state.
 func TestRecordsFitIntoTheJournal(t *testing.T) {
+	testclass.WithoutRace(t)
 	for _, limit := range []int{pipeline.MinRecordBytes, 8 << 20} {
 		t.Run(fmt.Sprint(limit), func(t *testing.T) {
 			j := &sizes{}

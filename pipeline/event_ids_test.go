@@ -5,11 +5,14 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // TestEventIDsAreNeverReused adds and removes workers under more names than the pipeline
 // remembers.
 func TestEventIDsAreNeverReused(t *testing.T) {
+	testclass.WithoutRace(t)
 	rapid.Check(t, func(t *rapid.T) {
 		got := newEventIDs()
 		last, there := make(map[string]uint64), make(map[string]uint64)

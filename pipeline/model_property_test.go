@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/pipeline"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -72,6 +73,7 @@ func compare(t harness.Fataler, cfg pipeline.Config, calls []call) string {
 }
 
 func TestEntriesEqualTheModels(t *testing.T) {
+	testclass.WithoutRace(t)
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := drawConfig(t)
 		cfg.Blocks = budget.New("blocks", rapid.SampledFrom([]int64{0, 0, 4, 9, 16, 30}).Draw(t, "blocks"))
@@ -82,6 +84,7 @@ func TestEntriesEqualTheModels(t *testing.T) {
 }
 
 func TestEntriesEqualTheModelsWithTimeout(t *testing.T) {
+	testclass.WithoutRace(t)
 	rapid.Check(t, func(rt *rapid.T) {
 		cfg := drawConfig(rt)
 		cfg.Timeout = generatorTimeout

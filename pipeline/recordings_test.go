@@ -18,6 +18,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/recording"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -290,6 +291,7 @@ var recordings = []struct {
 // TestRecordingsBecomeTheEnginesBlocks plays recordings of engines, all with vLLM's copy
 // rule, and compares a router's blocks with the engine's after every batch.
 func TestRecordingsBecomeTheEnginesBlocks(t *testing.T) {
+	testclass.WithoutRace(t)
 	for _, r := range recordings {
 		t.Run(r.name, func(t *testing.T) {
 			t.Parallel()
@@ -318,6 +320,7 @@ func TestRecordingsBecomeTheEnginesBlocks(t *testing.T) {
 // TestGroupsOmittedOfRecordings checks that a recording of a hybrid model has exactly one
 // GroupsOmitted, and any other recording none.
 func TestGroupsOmittedOfRecordings(t *testing.T) {
+	testclass.WithoutRace(t)
 	hybrid := map[string]int{"iv_hybrid_mixed": 1, "xiv_mamba_partial_short_first": 1}
 	for _, r := range recordings {
 		t.Run(r.name, func(t *testing.T) {

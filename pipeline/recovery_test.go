@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
@@ -246,6 +247,7 @@ func remaining(n uint32, hash uint64) wire.Event {
 
 // TestPartOfABatchIsNotRecovered crashes between the entries of a large batch. The engine's replay repeats the batch.
 func TestPartOfABatchIsNotRecovered(t *testing.T) {
+	testclass.WithoutRace(t)
 	cfg := pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks}
 	large := func() call { return withProgress("large", batch(append(largeStores(12), remove(1))...)) }
 	r := newRecoverable(t, cfg)
@@ -502,6 +504,7 @@ func TestEventIDsOfRemovedWorkersAreRecovered(t *testing.T) {
 
 // TestCheckpointIsDueAfterManyBytes appends entries of one worker, and a single one of another.
 func TestCheckpointIsDueAfterManyBytes(t *testing.T) {
+	testclass.WithoutRace(t)
 	r := newRecoverable(t, pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks})
 	r.play(t, added(), call{Worker: "idle", Add: &feed.Worker{Name: "idle"}}, call{Worker: "other", Add: &feed.Worker{Name: "other"}})
 	r.checkpoint(t, "idle")
@@ -530,6 +533,7 @@ func TestCheckpointIsDueAfterManyBytes(t *testing.T) {
 
 // TestCheckpointIsDueAfterManyChanges suppresses removes, which emit nothing, until a checkpoint is due; later the changes are dropped.
 func TestCheckpointIsDueAfterManyChanges(t *testing.T) {
+	testclass.WithoutRace(t)
 	r := newRecoverable(t, pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks})
 	stores, remaining := largeStores(1)[0], wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice}
 	remaining.BlockHashes = stores.BlockHashes

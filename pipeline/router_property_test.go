@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
@@ -331,6 +332,7 @@ func TestIncompleteRanksEqualTheRouters(t *testing.T) {
 }
 
 func TestRouterStateEqualsTheEngines(t *testing.T) {
+	testclass.WithoutRace(t)
 	rapid.Check(t, func(t *rapid.T) {
 		if diff := checkViews(t, drawConfig(t), drawCalls(t, false, false)); diff != "" {
 			t.Fatal(diff)
@@ -339,6 +341,7 @@ func TestRouterStateEqualsTheEngines(t *testing.T) {
 }
 
 func TestRouterStateEqualsTheEnginesWithTimeout(t *testing.T) {
+	testclass.WithoutRace(t)
 	rapid.Check(t, func(rt *rapid.T) {
 		cfg := drawConfig(rt)
 		cfg.Timeout = generatorTimeout

@@ -33,6 +33,7 @@ func tokens(t testing.TB) *server.Tokens {
 }
 
 func TestParseTokens(t *testing.T) {
+	t.Parallel()
 	const good = "0123456789abcdef"
 	for _, tt := range []struct {
 		name string
@@ -67,6 +68,7 @@ func TestParseTokens(t *testing.T) {
 }
 
 func TestParseCertificates(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name, text, want string // the error; empty: none
 	}{
@@ -106,6 +108,7 @@ func (b *syncBuffer) String() string {
 
 // TestRolesPermitTheirCalls makes calls that are permitted. TestErrorContract makes calls that are denied.
 func TestRolesPermitTheirCalls(t *testing.T) {
+	t.Parallel()
 	var log syncBuffer
 	logger := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	h := overTCP(t, server.Config{Access: server.Access{Tokens: tokens(t)}, Logger: logger}, journal.Config{})
@@ -155,6 +158,7 @@ func TestRefusedCallsAreLogLimited(t *testing.T) {
 
 // TestProbesNeedNoToken makes the calls of load balancers and grpcurl.
 func TestProbesNeedNoToken(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{Access: server.Access{Tokens: tokens(t)}}, journal.Config{})
 	if _, err := healthv1.NewHealthClient(h.conn).Check(t.Context(), &healthv1.HealthCheckRequest{}); err != nil {
 		t.Errorf("health: %v", err)
@@ -174,6 +178,7 @@ func TestProbesNeedNoToken(t *testing.T) {
 // TestRefusedSubscriberUsesNoSlot subscribes without a token while the only slot is in use. The error must be
 // UNAUTHENTICATED, not TOO_MANY_SUBSCRIBERS.
 func TestRefusedSubscriberUsesNoSlot(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{Access: server.Access{Tokens: tokens(t)}, MaxSubscribers: 1}, journal.Config{})
 	stranger := h.client
 	h.client = kvcastv1.NewRouterEventServiceClient(h.as("Bearer " + routersToken))

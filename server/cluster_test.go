@@ -30,6 +30,7 @@ func (s sharing) SourcesDown() []server.SourceDown         { return s.down }
 func (s sharing) WorkerStates() map[string]kvcastv1.WorkerState { return s.states }
 
 func TestStatusHasTheInstancesAndOwners(t *testing.T) {
+	t.Parallel()
 	c := sharing{
 		instances: []*kvcastv1.InstanceStatus{{Id: "a", Live: true}, {Id: "b"}},
 		owners:    map[string]*kvcastv1.WorkerOwner{"w": {InstanceId: "a"}, "absent": {InstanceId: "b", HandedOver: true}},
@@ -69,6 +70,7 @@ func TestStatusHasTheInstancesAndOwners(t *testing.T) {
 
 // TestWorkersHaveTheStatesThatTheirOwnersReport has one worker that this server reads, too: its own sources count.
 func TestWorkersHaveTheStatesThatTheirOwnersReport(t *testing.T) {
+	t.Parallel()
 	const live, degraded, unknown = kvcastv1.WorkerState_WORKER_STATE_LIVE, kvcastv1.WorkerState_WORKER_STATE_DEGRADED, kvcastv1.WorkerState_WORKER_STATE_UNSPECIFIED
 	c := sharing{
 		instances: []*kvcastv1.InstanceStatus{{Id: "a", Live: true}, {Id: "b", Live: true}},
@@ -93,6 +95,7 @@ func TestWorkersHaveTheStatesThatTheirOwnersReport(t *testing.T) {
 
 // TestSourcesThatOthersHaveLostAreDown checks the trust in the worker of another server.
 func TestSourcesThatOthersHaveLostAreDown(t *testing.T) {
+	t.Parallel()
 	c := sharing{
 		instances: []*kvcastv1.InstanceStatus{{Id: "a", Live: true}, {Id: "b", Live: true}},
 		owners:    map[string]*kvcastv1.WorkerOwner{"w": {InstanceId: "b"}},

@@ -142,6 +142,7 @@ func (c *watchedConn) Read(b []byte) (int, error) {
 
 // TestGraceEndsReplay does not read a replay until its connection is closed.
 func TestGraceEndsReplay(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{MaxConnectionAge: 50 * time.Millisecond, MaxConnectionAgeGrace: 100 * time.Millisecond}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	h.load(512)

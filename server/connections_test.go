@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -64,6 +65,7 @@ func readSettings(t testing.TB, c net.Conn) map[uint16]uint32 {
 // TestConnectionsPerAddressAreLimited opens connections from the address of a subscriber and
 // from another one.
 func TestConnectionsPerAddressAreLimited(t *testing.T) {
+	t.Parallel()
 	var log syncBuffer
 	reg := prometheus.NewRegistry()
 	h := overTCP(t, server.Config{MaxConnectionsPerAddress: 3, Registerer: reg, Logger: slog.New(slog.NewTextHandler(&log, nil))}, journal.Config{})
@@ -101,6 +103,7 @@ func TestConnectionsPerAddressAreLimited(t *testing.T) {
 
 // TestConnectionsAreLimitedInTotal opens connections from two addresses.
 func TestConnectionsAreLimitedInTotal(t *testing.T) {
+	t.Parallel()
 	reg := prometheus.NewRegistry()
 	h := overTCP(t, server.Config{MaxConnections: 2, Registerer: reg}, journal.Config{})
 	h.addWorker()
@@ -155,6 +158,7 @@ func TestSilentConnectionsAreClosed(t *testing.T) {
 
 // TestConnectionsAnnounceTheirLimits reads the settings that clients receive.
 func TestConnectionsAnnounceTheirLimits(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{MaxSubscribers: 10, MaxConnections: 7}, journal.Config{})
 	_, got := h.connect("127.0.0.1")
 	const maxConcurrentStreams, maxHeaderListSize = 3, 6
@@ -170,6 +174,7 @@ func TestConnectionsAnnounceTheirLimits(t *testing.T) {
 
 // TestLargeHeadersAreRefused uses a client that ignores the announced limit.
 func TestLargeHeadersAreRefused(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	c, first := h.connect("127.0.0.1")
 	if first == nil {
@@ -214,6 +219,7 @@ func TestLargeHeadersAreRefused(t *testing.T) {
 
 // TestHealthWatchesAreLimited opens one health watch more than one address may have.
 func TestHealthWatchesAreLimited(t *testing.T) {
+	t.Parallel()
 	reg := prometheus.NewRegistry()
 	h := overTCP(t, server.Config{MaxConnectionsPerAddress: 2, Registerer: reg, Access: server.Access{Tokens: tokens(t)}}, journal.Config{})
 	health := healthv1.NewHealthClient(h.conn)
@@ -252,6 +258,7 @@ func TestHealthWatchesAreLimited(t *testing.T) {
 
 // TestWatchRefusesLongName watches a service with a name that is longer than allowed.
 func TestWatchRefusesLongName(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	stream, err := healthv1.NewHealthClient(h.conn).Watch(t.Context(), &healthv1.HealthCheckRequest{Service: strings.Repeat("s", 257)})
 	if err := firstError(t, err, stream.Recv); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "at most 256") {
@@ -260,6 +267,7 @@ func TestWatchRefusesLongName(t *testing.T) {
 }
 
 func TestReflectionStreamsAreLimited(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{Access: server.Access{Tokens: tokens(t)}}, journal.Config{})
 	client := reflectionv1.NewServerReflectionClient(h.conn)
 	ask := func() error {
@@ -283,7 +291,7 @@ func TestReflectionStreamsAreLimited(t *testing.T) {
 }
 
 // TestRequestsMayFollowTheHeadersOfManyCalls starts more calls over one connection than the server receives concurrently, and
-// sends their requests later, the last call's first.
+// sends their requests later, the last call's first. Of health checks any number may run: queries of a kind are limited.
 func TestRequestsMayFollowTheHeadersOfManyCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := inMemory(t, server.Config{}, journal.Config{})
@@ -292,19 +300,19 @@ func TestRequestsMayFollowTheHeadersOfManyCalls(t *testing.T) {
 		streams := make([]grpc.ClientStream, calls)
 		for i := range streams {
 			var err error
-			if streams[i], err = h.conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, kvcastv1.RouterEventService_GetStatus_FullMethodName); err != nil {
+			if streams[i], err = h.conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, healthv1.Health_Check_FullMethodName); err != nil {
 				t.Fatal(err)
 			}
 		}
 		synctest.Wait()
 		// The first calls are being received; all others wait, and their requests are sent before those of the first.
 		for _, stream := range slices.Backward(streams) {
-			if err := errors.Join(stream.SendMsg(&kvcastv1.GetStatusRequest{}), stream.CloseSend()); err != nil {
+			if err := errors.Join(stream.SendMsg(&healthv1.HealthCheckRequest{}), stream.CloseSend()); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for _, stream := range streams {
-			if err := stream.RecvMsg(new(kvcastv1.GetStatusResponse)); err != nil {
+			if err := stream.RecvMsg(new(healthv1.HealthCheckResponse)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -361,6 +369,7 @@ func TestIncompleteRequestsTimeOut(t *testing.T) {
 // TestSubscribersPerAddressReachTheLimit opens the maximum number of subscribers from one address: over separate
 // connections with a health watch each, as behind a NAT, and over one connection, as behind a proxy.
 func TestSubscribersPerAddressReachTheLimit(t *testing.T) {
+	testclass.WithoutRace(t)
 	for _, name := range []string{"of their own", "of a proxy"} {
 		t.Run("over connections "+name, func(t *testing.T) {
 			l := bufconn.Listen(64 << 10)

@@ -64,6 +64,7 @@ func TestDelaySinceTheEngineIsOfEntriesAfterTheStart(t *testing.T) {
 }
 
 func TestSubscriberThatDoesNotReadLagsBehind(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
 	s := h.subscribe(checker.New(checker.Options{}), latest())

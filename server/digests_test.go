@@ -28,6 +28,7 @@ func digested(req *kvcastv1.SubscribeRequest) *kvcastv1.SubscribeRequest {
 // TestDigestsMatchTheView compares all digests with the subscribers' views, while entries of several workers are
 // appended and while the engines are idle.
 func TestDigestsMatchTheView(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{ProgressInterval: time.Millisecond, MaxSnapshots: 8}, journal.Config{MaxBytes: 1 << 30})
 	engines := make([]*busyEngine, 6)
 	add := func(n int) feed.Lane {

@@ -40,6 +40,7 @@ type failure struct {
 
 // TestErrorContract has at least one row for each reason of the contract.
 func TestErrorContract(t *testing.T) {
+	t.Parallel()
 	seq := func(n uint64) *kvcastv1.Position { return &kvcastv1.Position{Seq: n} }
 	feed := func(n uint64) *kvcastv1.Position { return &kvcastv1.Position{Epoch: "feed", Seq: n} }
 	filter := func(tiers ...kvcastv1.Tier) *kvcastv1.Filter { return &kvcastv1.Filter{Tiers: tiers} }

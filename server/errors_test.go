@@ -92,6 +92,7 @@ func boundsIn(info *errdetails.ErrorInfo) (b journal.Bounds, err error) {
 }
 
 func TestReflectionListsTheServices(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -120,6 +121,7 @@ func TestReflectionListsTheServices(t *testing.T) {
 }
 
 func TestAdminPort(t *testing.T) {
+	t.Parallel()
 	reg := prometheus.NewRegistry()
 	h := startingOverTCP(t, server.Config{Registerer: reg})
 	h.addWorker()

@@ -18,6 +18,7 @@ import (
 // journal evicts entries. The unread stream ends long before the stall timeout, since MaxEvictedBytes is exceeded.
 // The other stream continues.
 func TestStreamThatReferencesEvictedEntriesIsEnded(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{StallTimeout: time.Hour, MaxEvictedBytes: 1 << 20}, journal.Config{MaxBytes: 4 << 20})
 	h.addWorker()
 	h.load(50) // more than the transport buffers

@@ -26,6 +26,7 @@ func wide() *kvcastv1.Filter {
 
 // TestFilterBytesAreLimited sets a limit that admits one wide filter at a time.
 func TestFilterBytesAreLimited(t *testing.T) {
+	t.Parallel()
 	reg := prometheus.NewRegistry()
 	h := overTCP(t, server.Config{MaxFilterBytes: server.MinFilterBytes, Registerer: reg}, journal.Config{})
 	h.addWorker()

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -22,6 +23,7 @@ func heap() int64 {
 // TestFilterBytesMatchTheHeap creates filters with different numbers and lengths of names, fills their caches, and
 // compares the estimate with the growth of the heap.
 func TestFilterBytesMatchTheHeap(t *testing.T) {
+	testclass.WithoutRace(t)
 	for _, tt := range []struct{ filters, names, length int }{
 		{1000, 1, 12}, {300, 100, 1}, {100, 1000, 24}, {20, 10_000, 25}, {50, 900, 250}, {10, 1, 200_000},
 	} {

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
@@ -60,6 +61,9 @@ func inMemory(t testing.TB, cfg server.Config, jcfg journal.Config) *fixture {
 func start(t testing.TB, cfg harness.InstanceConfig, opts ...grpc.DialOption) *fixture {
 	t.Helper()
 	h := &fixture{t: t}
+	if !cfg.InMemory && cfg.Server.StallTimeout == 0 {
+		cfg.Server.StallTimeout = time.Hour // a client on a busy machine may read nothing for the default
+	}
 	sources := cfg.Server.Sources
 	cfg.Server.Sources = func() map[string][]*kvcastv1.SourceStatus {
 		h.queries.pass()

@@ -43,6 +43,7 @@ func seqsOf(r *kvcastv1.ListEntriesResponse) (all []uint64) {
 }
 
 func TestLastEntriesAreListed(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	if got := h.entries(&kvcastv1.ListEntriesRequest{}); len(got.GetEntries()) != 0 || got.GetNewestSeq() != 0 || got.GetSearchedAfter() != 0 {
 		t.Errorf("an empty journal: got %v", got)
@@ -84,6 +85,7 @@ func TestLastEntriesAreListed(t *testing.T) {
 
 // TestListedEntriesAreBounded also covers entries that are not retained any more.
 func TestListedEntriesAreBounded(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 4 << 20})
 	quiet := h.Pipeline.AddWorker(feed.Worker{Name: "quiet"})
 	h.addWorker()
@@ -105,6 +107,7 @@ func TestListedEntriesAreBounded(t *testing.T) {
 }
 
 func TestListedEntriesHaveNoTokenIDs(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	body, err := proto.Marshal(&kvcastv1.Entry{Worker: "w", Events: []*kvcastv1.RouterEvent{{
 		EventId: 1, DpRank: proto.Uint32(0), Tier: kvcastv1.Tier_TIER_DEVICE,
@@ -140,6 +143,7 @@ func (h *fixture) incidents(kind kvcastv1.IncidentKind) *kvcastv1.Incident {
 }
 
 func TestEndsOfSubscriptionsAreRemembered(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{StallTimeout: 100 * time.Millisecond}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	leaves := h.subscribe(checker.New(checker.Options{}), earliest())
@@ -160,6 +164,7 @@ func TestEndsOfSubscriptionsAreRemembered(t *testing.T) {
 }
 
 func TestIncidentsAreValidated(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	for _, req := range []*kvcastv1.ListIncidentsRequest{
 		{Limit: incident.MaxLimit + 1},
@@ -173,6 +178,7 @@ func TestIncidentsAreValidated(t *testing.T) {
 }
 
 func TestRoutersMayInspect(t *testing.T) {
+	t.Parallel()
 	log := new(incident.Log)
 	log.Add(&kvcastv1.Incident{Kind: kvcastv1.IncidentKind_INCIDENT_KIND_GAP, Worker: "w"})
 	h := overTCP(t, server.Config{Access: server.Access{Tokens: tokens(t)}, Incidents: log}, journal.Config{})
@@ -187,6 +193,7 @@ func TestRoutersMayInspect(t *testing.T) {
 }
 
 func TestStatusHasTheRetention(t *testing.T) {
+	t.Parallel()
 	log := new(incident.Log)
 	for range 3 {
 		log.Add(&kvcastv1.Incident{})

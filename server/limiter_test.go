@@ -91,6 +91,7 @@ func TestLimiterWaitEnds(t *testing.T) {
 
 // TestLimiterGrantsFreeSlotAfterSuspension has expired timers, as after a suspension of the process.
 func TestLimiterGrantsFreeSlotAfterSuspension(t *testing.T) {
+	t.Parallel()
 	for range 20 {
 		q := newQueryLimiter(promauto.With(nil), "lookup", 1, maxQueriesWaiting)
 		q.maxWait = 1
@@ -106,6 +107,7 @@ func TestLimiterGrantsFreeSlotAfterSuspension(t *testing.T) {
 }
 
 func TestQuotaLimitsEachAddressAndTotal(t *testing.T) {
+	t.Parallel()
 	q := newQuota(promauto.With(nil), "things", 3, 2)
 	var a, b atomic.Int64
 	for i, step := range []struct {

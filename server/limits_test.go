@@ -55,6 +55,7 @@ func TestPingIntervalIsEnforced(t *testing.T) {
 
 // TestResponseBytesIsTheResponseSize reads many entries from the start.
 func TestResponseBytesIsTheResponseSize(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct{ bytes, most int }{
 		"default":              {0, server.DefaultResponseBytes},
 		"small":                {8 << 10, 8 << 10},

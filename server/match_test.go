@@ -88,6 +88,7 @@ func (h *fixture) matchBytes() float64 {
 }
 
 func TestMatchPrefixAnswersPromptsInEachForm(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8}
 	base, lora, salted := client.TokensHashes(tokens, 2, "", ""), client.TokensHashes(tokens, 2, "l", ""), client.TokensHashes(tokens, 2, "", "s")
@@ -168,6 +169,7 @@ func TestMatchPrefixAnswersPromptsInEachForm(t *testing.T) {
 
 // TestMatchPrefixAnswersWithTrust covers each trust, and each reason that a router can act on.
 func TestMatchPrefixAnswersWithTrust(t *testing.T) {
+	t.Parallel()
 	sources := map[string][]*kvcastv1.SourceStatus{
 		"down": {{DpRank: 0, DownNano: uint64(time.Minute)}, {DpRank: 0, DownNano: uint64(time.Hour)}, {DpRank: 1, DownNano: 1}},
 		"gap":  {{DpRank: 0}, {DpRank: 1, DownNano: 1}},
@@ -221,6 +223,7 @@ func TestMatchPrefixAnswersWithTrust(t *testing.T) {
 
 // TestSourcesDownAreReadAgain changes the status of a source.
 func TestSourcesDownAreReadAgain(t *testing.T) {
+	t.Parallel()
 	down := make(chan uint64, 1)
 	current := uint64(0)
 	h := overTCP(t, server.Config{Sources: func() map[string][]*kvcastv1.SourceStatus {
@@ -241,6 +244,7 @@ func TestSourcesDownAreReadAgain(t *testing.T) {
 }
 
 func TestMatchPrefixWaitsForAPosition(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
 	stored := func(n uint64) wire.Event {
@@ -272,6 +276,7 @@ func TestMatchPrefixWaitsForAPosition(t *testing.T) {
 
 // TestMatchPrefixesAnswersInOrder sends many requests before it reads an answer.
 func TestMatchPrefixesAnswersInOrder(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
 	h.batch(h.lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1, 2}, TokensHashes: []uint64{1, 2}, BlockSize: 16})
@@ -295,6 +300,7 @@ func TestMatchPrefixesAnswersInOrder(t *testing.T) {
 }
 
 func TestMatchesAreCounted(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
 	h.batch(h.lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1, 2}, TokensHashes: []uint64{1, 2}, BlockSize: 16})
@@ -314,6 +320,7 @@ func TestMatchesAreCounted(t *testing.T) {
 // TestManyCallsOverOneConnection starts more calls at once than are received at a time, and fewer than are admitted, with more
 // data than the connection's window. The headers of a call may precede the requests of all others.
 func TestManyCallsOverOneConnection(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{ReceiveTimeout: harness.Timeout}, journal.Config{})
 	req := &kvcastv1.MatchPrefixRequest{Prompts: []*kvcastv1.Prompt{{TokenIds: make([]uint32, 13_000)}}}
 	for i := range req.GetPrompts()[0].GetTokenIds() {

@@ -13,6 +13,7 @@ import (
 )
 
 func TestHealthFollowsPhase(t *testing.T) {
+	t.Parallel()
 	h := startingOverTCP(t, server.Config{})
 	want := func(when string, want healthv1.HealthCheckResponse_ServingStatus) {
 		t.Helper()
@@ -40,6 +41,7 @@ func TestHealthFollowsPhase(t *testing.T) {
 }
 
 func TestServerThatStartsWithAStalledJournalIsNotReady(t *testing.T) {
+	t.Parallel()
 	h := startingOverTCP(t, server.Config{})
 	health := func() healthv1.HealthCheckResponse_ServingStatus {
 		got, err := healthv1.NewHealthClient(h.conn).Check(t.Context(), &healthv1.HealthCheckRequest{})
@@ -60,6 +62,7 @@ func TestServerThatStartsWithAStalledJournalIsNotReady(t *testing.T) {
 }
 
 func TestStatusHasTheRecovery(t *testing.T) {
+	t.Parallel()
 	want := &kvcastv1.Recovery{Workers: 2, AppliedSeq: 3, NewestSeq: 9}
 	h := startingOverTCP(t, server.Config{Recovery: func() *kvcastv1.Recovery { return want }})
 	s, err := h.client.GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
@@ -71,6 +74,7 @@ func TestStatusHasTheRecovery(t *testing.T) {
 // TestStartingServerAnswersQueries makes the calls that a starting server answers. TestErrorContract makes the calls
 // that it refuses.
 func TestStartingServerAnswersQueries(t *testing.T) {
+	t.Parallel()
 	h := startingOverTCP(t, server.Config{})
 	h.addWorker()
 	stream, err := h.client.Subscribe(t.Context(), latest())
@@ -91,6 +95,7 @@ func TestStartingServerAnswersQueries(t *testing.T) {
 
 // TestStoppingServerAnswers subscribes after StopServing, as clients do until load balancers react.
 func TestStoppingServerAnswers(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
 	h.Server.StopServing()

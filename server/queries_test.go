@@ -178,6 +178,7 @@ func TestQueryWaitEnds(t *testing.T) {
 
 // TestLookupResponseFitsClientLimit looks up holders with long names.
 func TestLookupResponseFitsClientLimit(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	hashes := make([]uint64, 10_000)
 	for i := range hashes {
@@ -210,6 +211,7 @@ func manySources() map[string][]*kvcastv1.SourceStatus {
 }
 
 func TestWorkersResponseFitsClientLimit(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{Sources: manySources}, journal.Config{})
 	_, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
 	wantStatus(t, err, codes.ResourceExhausted, "RESPONSE_TOO_LARGE")

@@ -33,6 +33,7 @@ func plainAndTLS(t *testing.T, test func(t *testing.T, h *fixture)) {
 }
 
 func TestShutdownEndsStreamsAfterTheLastEntry(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
 	s := h.subscribe(checker.New(checker.Options{}), earliest())
@@ -58,6 +59,7 @@ func TestShutdownEndsStreamsAfterTheLastEntry(t *testing.T) {
 
 // TestShutdownBeforeServe calls Shutdown before Serve, as after a signal during the start.
 func TestShutdownBeforeServe(t *testing.T) {
+	t.Parallel()
 	s := server.New(server.Config{}, journal.NewMemory(journal.Config{}), nil)
 	s.Shutdown(t.Context())
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -70,6 +72,7 @@ func TestShutdownBeforeServe(t *testing.T) {
 }
 
 func TestShutdownAbortsUnreadSubscriber(t *testing.T) {
+	t.Parallel()
 	plainAndTLS(t, func(t *testing.T, h *fixture) {
 		h.addWorker()
 		s := h.subscribe(checker.New(checker.Options{}), earliest())
@@ -93,6 +96,7 @@ func TestShutdownAbortsUnreadSubscriber(t *testing.T) {
 // TestShutdownWaitsForStreamsOnly opens connections without a call, connections with an incomplete handshake, and a
 // health watch.
 func TestShutdownWaitsForStreamsOnly(t *testing.T) {
+	t.Parallel()
 	plainAndTLS(t, func(t *testing.T, h *fixture) {
 		for _, sent := range []string{"", "PRI * HTTP/2.0\r\n", "\x16\x03\x01\x02\x00\x01"} {
 			c, err := new(net.Dialer).DialContext(t.Context(), "tcp", h.conn.Target())
@@ -122,6 +126,7 @@ func TestShutdownWaitsForStreamsOnly(t *testing.T) {
 
 // TestOldTLSIsRefused uses a client limited to TLS 1.1.
 func TestOldTLSIsRefused(t *testing.T) {
+	t.Parallel()
 	cert, client := secured(t)
 	h := overTCP(t, server.Config{TLS: cert}, journal.Config{})
 	client.MinVersion, client.MaxVersion, client.NextProtos = tls.VersionTLS10, tls.VersionTLS11, []string{"h2"}

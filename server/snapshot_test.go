@@ -18,6 +18,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -78,8 +79,9 @@ func (e *busyEngine) step() {
 // TestSnapshotPlusEntriesIsTheState subscribes repeatedly from snapshots, while engines publish and workers are added
 // and removed.
 func TestSnapshotPlusEntriesIsTheState(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{MaxSnapshots: 8, StallTimeout: harness.Timeout}, journal.Config{MaxBytes: 1 << 30})
-	const steps = 1500
+	steps := testclass.Size(460, 1500)
 	var engines sync.WaitGroup
 	for n := range 3 {
 		engines.Go(func() {
@@ -118,7 +120,7 @@ func TestSnapshotPlusEntriesIsTheState(t *testing.T) {
 	for i, f := range filters {
 		all[i] = &follower{filter: f}
 		starting.Go(func() {
-			for range 4 {
+			for range testclass.Size(2, 4) {
 				s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(f))
 				for done := false; !done; {
 					m, err := s.next()
@@ -173,6 +175,7 @@ func (h *fixture) last(t *testing.T, f *kvcastv1.Filter) (seq uint64) {
 }
 
 func TestSnapshotReplacesCompactedEntries(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
 	h.addWorker()
 	h.fill(5000)
@@ -225,6 +228,7 @@ func (j *gatedJournal) Read(ctx context.Context, q journal.Query) (journal.Chunk
 // TestCompactedSubscriberGetsSnapshotInSameStream blocks the reads of a stream, evicts all entries, and unblocks the
 // reads.
 func TestCompactedSubscriberGetsSnapshotInSameStream(t *testing.T) {
+	t.Parallel()
 	var j gatedJournal
 	h := start(t, harness.InstanceConfig{Journal: journal.Config{MaxBytes: 256 << 10}, WrapJournal: func(f *index.Follower) server.Journal {
 		j.Follower = f
@@ -240,7 +244,7 @@ func TestCompactedSubscriberGetsSnapshotInSameStream(t *testing.T) {
 	for n := range hashes {
 		hashes[n] = uint64(n)
 	}
-	for range 300 {
+	for range 30 { // much more than the journal keeps
 		h.append(hashes...)
 	}
 	h.append(1 << 50)
@@ -262,6 +266,7 @@ func TestCompactedSubscriberGetsSnapshotInSameStream(t *testing.T) {
 }
 
 func TestEmptySnapshot(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	s := h.subscribe(checker.New(checker.Options{}), &kvcastv1.SubscribeRequest{})
 	s.untilMessage(t, isSnapshotEnd)
@@ -305,6 +310,7 @@ func (s *subscription) messages(n int) (m *kvcastv1.SubscribeResponse, err error
 }
 
 func TestReplay(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
 	h.addWorker()
 	h.fill(5000)
@@ -362,6 +368,7 @@ func TestReplay(t *testing.T) {
 }
 
 func TestStatusCalls(t *testing.T) {
+	t.Parallel()
 	sources := map[string][]*kvcastv1.SourceStatus{"w": {
 		{Endpoint: "tcp://a:1", State: kvcastv1.SourceState_SOURCE_STATE_LIVE, Started: true, LastSeq: 7},
 		{Endpoint: "tcp://a:2", State: kvcastv1.SourceState_SOURCE_STATE_CONNECTING, DpRank: 1},
@@ -402,9 +409,10 @@ func TestStatusCalls(t *testing.T) {
 
 // TestSnapshotEndsWithItsClient cancels snapshots in progress.
 func TestSnapshotEndsWithItsClient(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{MaxSnapshots: 1}, journal.Config{})
 	h.addWorker()
-	h.fill(200_000)
+	h.fill(testclass.Size(60_000, 200_000))
 	for range 3 {
 		deadline := time.Now().Add(harness.Timeout)
 		for {
@@ -423,6 +431,7 @@ func TestSnapshotEndsWithItsClient(t *testing.T) {
 
 // TestSnapshotOfIdleWorker reads the blocks of a worker whose last entry is evicted.
 func TestSnapshotOfIdleWorker(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
 	h.addWorker()
 	h.append(1, 2, 3)
@@ -485,6 +494,7 @@ func TestFilteredSubscriberGetsProgress(t *testing.T) {
 // TestWaitingSnapshotSendsHeartbeats makes two streams wait for a snapshot slot while the only slot is in use: one
 // before its first position, one after entries.
 func TestWaitingSnapshotSendsHeartbeats(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: time.Hour, StallTimeout: time.Hour, ProgressInterval: 10 * time.Millisecond}, journal.Config{MaxBytes: 256 << 10})
 	h.addWorker()
 	h.fill(30_000)

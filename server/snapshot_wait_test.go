@@ -28,6 +28,7 @@ func (h *fixture) subscribeToSnapshotBegin(t *testing.T) *subscription {
 // TestQueuedSnapshotsComplete requests twenty snapshots while two use all slots. All streams are accepted at once, and
 // all snapshots complete.
 func TestQueuedSnapshotsComplete(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{MaxSnapshots: 2, MaxSnapshotWait: 10 * time.Minute}, journal.Config{})
 	h.addWorker()
 	h.storeLargeBlocks()

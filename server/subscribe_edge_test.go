@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -20,6 +21,7 @@ import (
 // TestResumeAtBoundaryPositions resumes at the first and last valid positions, and one beyond them, in a journal with
 // evicted entries.
 func TestResumeAtBoundaryPositions(t *testing.T) {
+	t.Parallel()
 	edge := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
 	edge.addWorker()
 	edge.fill(5000)
@@ -75,10 +77,11 @@ func TestResumeAtBoundaryPositions(t *testing.T) {
 // TestProgressNeverOvertakesEntries sends Progress every millisecond while entries are appended. The checker rejects a
 // Progress whose position is beyond the delivered entries.
 func TestProgressNeverOvertakesEntries(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{ProgressInterval: time.Millisecond}, journal.Config{})
 	h.addWorker()
 	var reading sync.WaitGroup
-	const entries = 5000
+	entries := testclass.Size(1500, 5000)
 	for _, f := range []*kvcastv1.Filter{
 		nil, {Workers: []string{"w"}}, {Workers: []string{"absent"}}, {Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DISK}},
 	} {
@@ -86,7 +89,7 @@ func TestProgressNeverOvertakesEntries(t *testing.T) {
 			req.Filter = f
 			s := h.subscribe(checker.New(checker.Options{}), req)
 			reading.Go(func() {
-				for s.checker.Position().GetSeq() <= entries {
+				for s.checker.Position().GetSeq() <= uint64(entries) {
 					if _, err := s.next(); err != nil {
 						t.Errorf("filter %v: %v", f, err)
 						return
@@ -140,6 +143,7 @@ func TestCompactionDuringResume(t *testing.T) {
 // TestSlowSubscriberIsNotStarved has one subscriber read one response per round, while many others read all entries of
 // the round.
 func TestSlowSubscriberIsNotStarved(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	var fast []*subscription

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"pgregory.net/rapid"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -21,6 +22,7 @@ import (
 )
 
 func TestHeadersAndAcceptedAreSentAtOnce(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	for _, req := range []*kvcastv1.SubscribeRequest{earliest(), latest(), after(&kvcastv1.Position{})} {
 		s := h.subscribe(checker.New(checker.Options{}), req)
@@ -39,6 +41,7 @@ func TestHeadersAndAcceptedAreSentAtOnce(t *testing.T) {
 }
 
 func TestSubscribeStarts(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
 	h.fill(9)
@@ -84,7 +87,8 @@ func TestSubscribeStarts(t *testing.T) {
 // TestRandomResumesDeliverEveryEntryOnce runs subscribers that disconnect and resume at random while entries are
 // appended.
 func TestRandomResumesDeliverEveryEntryOnce(t *testing.T) {
-	const entries = 20_000
+	t.Parallel()
+	entries := testclass.Size(4000, 20_000)
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
 	var wg sync.WaitGroup
@@ -92,10 +96,10 @@ func TestRandomResumesDeliverEveryEntryOnce(t *testing.T) {
 		wg.Go(func() {
 			c := checker.New(checker.Options{})
 			req := earliest()
-			for round := 0; c.Position().GetSeq() < entries; round++ {
+			for round := 0; c.Position().GetSeq() < uint64(entries); round++ {
 				s := h.subscribe(c, req)
 				// Disconnect after a different number of messages in each round, in the last round after none.
-				for m := 0; c.Position().GetSeq() < entries && (round > 20 || m < (n*7+round*3)%11+1); m++ {
+				for m := 0; c.Position().GetSeq() < uint64(entries) && (round > 20 || m < (n*7+round*3)%11+1); m++ {
 					if _, err := s.next(); err != nil {
 						t.Errorf("subscriber %d, round %d: %v", n, round, err)
 						return
@@ -114,6 +118,7 @@ func TestRandomResumesDeliverEveryEntryOnce(t *testing.T) {
 }
 
 func TestResponsesAreBatchedOnlyWhenBehind(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
 	h.fill(4999)
@@ -180,7 +185,7 @@ func TestIdleStreamGetsProgress(t *testing.T) {
 // TestUnreadSubscriberIsEnded has one client that does not read and one that reads.
 func TestUnreadSubscriberIsEnded(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{StallTimeout: 5 * time.Second}, journal.Config{MaxBytes: 1 << 30})
+	h := overTCP(t, server.Config{StallTimeout: 15 * time.Second}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	reads := h.subscribe(checker.New(checker.Options{}), earliest())
 	stalls := h.subscribe(checker.New(checker.Options{}), earliest())
@@ -215,6 +220,7 @@ func TestUnreadSubscriberIsEnded(t *testing.T) {
 }
 
 func TestSlotOfCanceledSubscriberIsReleased(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{MaxSubscribers: 2}, journal.Config{})
 	first := h.subscribe(checker.New(checker.Options{}), earliest())
 	second := h.subscribe(checker.New(checker.Options{}), earliest())
@@ -240,6 +246,7 @@ func TestSlotOfCanceledSubscriberIsReleased(t *testing.T) {
 
 // TestStreamEqualsAppendedEntries compares the entries that a client decodes with the appended entries.
 func TestStreamEqualsAppendedEntries(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
 	rapid.Check(t, func(rt *rapid.T) {

@@ -15,6 +15,7 @@ import (
 // TestSubscribersResponseFitsClientLimit lists as many subscribers as are allowed by default, with records of maximum
 // size, and then twice as many.
 func TestSubscribersResponseFitsClientLimit(t *testing.T) {
+	t.Parallel()
 	s := New(Config{}, journal.NewMemory(journal.Config{}), nil)
 	var f kvcastv1.Filter
 	for n := range maxListedNames {

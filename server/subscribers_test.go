@@ -28,9 +28,10 @@ func (h *fixture) listed(done func([]*kvcastv1.SubscriberStatus) bool) []*kvcast
 }
 
 // entries is the number of entries that exceed the buffers of a connection withSmallWindow.
-const entries = 50_000
+const entries = 10_000
 
 func TestSubscribersAreListed(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	before := time.Now().UnixNano()
@@ -66,6 +67,7 @@ func TestSubscribersAreListed(t *testing.T) {
 }
 
 func TestListedSubscriberIsInSnapshot(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	h.fill(entries - 1)

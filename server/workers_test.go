@@ -62,6 +62,7 @@ func deregisterFails(err error, name string) failing {
 }
 
 func TestRegisterAndDeregisterWorker(t *testing.T) {
+	t.Parallel()
 	r := &recordedWorkers{}
 	h := startingOverTCP(t, server.Config{OpenRegistration: true, Workers: r}) // a starting server registers workers
 	client := kvcastv1.NewWorkerServiceClient(h.conn)
@@ -89,6 +90,7 @@ func TestRegisterAndDeregisterWorker(t *testing.T) {
 
 // TestRegisteredEndpointsAreRestricted registers endpoints that are not TCP, or whose hosts are not allowed.
 func TestRegisteredEndpointsAreRestricted(t *testing.T) {
+	t.Parallel()
 	hosts, err := config.ParseHosts([]string{"10.0.0.0/8", "*.pods"})
 	if err != nil {
 		t.Fatal(err)
@@ -128,6 +130,7 @@ func TestRegisteredEndpointsAreRestricted(t *testing.T) {
 }
 
 func TestRegisterWorkerWithSeveralSources(t *testing.T) {
+	t.Parallel()
 	r := &recordedWorkers{}
 	client := kvcastv1.NewWorkerServiceClient(overTCP(t, server.Config{OpenRegistration: true, Workers: r}, journal.Config{}).conn)
 	for c, want := range map[kvcastv1.Consolidate]feed.Consolidate{
@@ -152,6 +155,7 @@ func TestRegisterWorkerWithSeveralSources(t *testing.T) {
 
 // TestViolationsUseContractNames registers values that ingest refuses, and values that the contract does not have.
 func TestViolationsUseContractNames(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{OpenRegistration: true, Workers: &recordedWorkers{}}, journal.Config{})
 	client := kvcastv1.NewWorkerServiceClient(h.conn)
 	source := func(change func(*kvcastv1.SourceSpec)) func(*kvcastv1.WorkerSpec) {
@@ -209,6 +213,7 @@ func TestViolationsUseContractNames(t *testing.T) {
 
 // TestWorkerStates derives the state of a worker from the states of its sources.
 func TestWorkerStates(t *testing.T) {
+	t.Parallel()
 	const (
 		connecting = kvcastv1.SourceState_SOURCE_STATE_CONNECTING
 		catchingUp = kvcastv1.SourceState_SOURCE_STATE_CATCHING_UP

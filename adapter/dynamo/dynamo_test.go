@@ -122,6 +122,7 @@ func signed(hashes []uint64) string {
 }
 
 func TestQueries(t *testing.T) {
+	t.Parallel()
 	h := newHandler(newWorld().Index, isReady)
 	plain := `{"scores":{"7":{"0":4,"1":2}},"frequencies":[],"instances":{` +
 		`"18446744073709551615":{"longest_matched":8,"gpu":0,"dp":{"0":0},"cpu":0,"disk":8},` +
@@ -160,6 +161,7 @@ func TestQueries(t *testing.T) {
 
 // TestSharedIDsAreLogged has two workers with one id, of different ranks, and asks for them several times.
 func TestSharedIDsAreLogged(t *testing.T) {
+	t.Parallel()
 	w := newWorld()
 	w.add("pod-d", "m", map[string]string{"id": "7"})
 	w.store("pod-d", "m", 2, device, 0, 1, tokensHashes("", ""))
@@ -179,6 +181,7 @@ func TestSharedIDsAreLogged(t *testing.T) {
 }
 
 func TestErrorsOfQueries(t *testing.T) {
+	t.Parallel()
 	h := newHandler(newWorld().Index, isReady)
 	many := `{"token_ids":[` + strings.Repeat("0,", 4<<20) + `0],"model_name":"m"}`
 	manyHashes := `{"block_hashes":[` + strings.Repeat("0,", 4<<20) + `0],"model_name":"m"}`
@@ -224,6 +227,7 @@ func TestErrorsOfQueries(t *testing.T) {
 
 // TestSlowBodiesDelayNobody sends the beginnings of more bodies than requests are answered at a time.
 func TestSlowBodiesDelayNobody(t *testing.T) {
+	t.Parallel()
 	h := newHandler(newWorld().Index, isReady)
 	var ended sync.WaitGroup
 	defer ended.Wait()
@@ -271,6 +275,7 @@ func sendBodies(t *testing.T, h http.Handler, bodies, size, length int, address 
 
 // TestBodiesThatAreReceivedAreLimited has so many large bodies of two addresses in progress that their memory is used up.
 func TestBodiesThatAreReceivedAreLimited(t *testing.T) {
+	t.Parallel()
 	h := newHandler(newWorld().Index, isReady)
 	t.Run("use all memory", func(t *testing.T) {
 		// 8 MiB each, of 128 MiB
@@ -291,6 +296,7 @@ func TestBodiesThatAreReceivedAreLimited(t *testing.T) {
 
 // TestBodiesOfAnAddressAreLimited has large bodies of one address in progress, which use half of the memory.
 func TestBodiesOfAnAddressAreLimited(t *testing.T) {
+	t.Parallel()
 	h := newHandler(newWorld().Index, isReady)
 	if n := sendBodies(t, h, 10, 8<<20, -1, func(i int) string { return fmt.Sprintf("[2001:db8::%d]:1", i) }); n != 2 { // in one /64
 		t.Errorf("%d bodies were refused, want 2", n)
@@ -302,6 +308,7 @@ func TestBodiesOfAnAddressAreLimited(t *testing.T) {
 
 // TestBodiesOfKnownLengthTakeNoMore has bodies with a Content-Length, of which 12 fit into the 64 MiB of an address.
 func TestBodiesOfKnownLengthTakeNoMore(t *testing.T) {
+	t.Parallel()
 	registry := prometheus.NewRegistry()
 	h := dynamo.NewHandler(dynamo.Config{Ready: isReady, Authorize: func(next http.Handler) http.Handler { return next }, Logger: slog.New(slog.DiscardHandler), Registerer: registry}, newWorld().Index)
 	if n := sendBodies(t, h, 14, 5<<20, 5<<20, func(int) string { return "192.0.2.9:1" }); n != 2 {
@@ -342,6 +349,7 @@ func (l *addressListener) Accept() (net.Conn, error) {
 
 // TestConnectionsOfAnAddressAreLimited has connections of one address, and then of others.
 func TestConnectionsOfAnAddressAreLimited(t *testing.T) {
+	t.Parallel()
 	from := &addressListener{}
 	l := dynamo.LimitConnections(from, prometheus.NewRegistry())
 	accepted := func(n int, address string) (all []net.Conn) {
@@ -372,6 +380,7 @@ func TestConnectionsOfAnAddressAreLimited(t *testing.T) {
 }
 
 func TestWorkersAndHealth(t *testing.T) {
+	t.Parallel()
 	w := newWorld()
 	w.apply("9", "adapted", &kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_JOINED_LATE}}})
 	h := newHandler(w.Index, isReady)
@@ -409,6 +418,7 @@ func TestWorkersAndHealth(t *testing.T) {
 
 // TestDumpHasAllBlocks applies the events of a dump to the sets of blocks of each worker, rank and tier.
 func TestDumpHasAllBlocks(t *testing.T) {
+	t.Parallel()
 	status, got := call(newHandler(newWorld().Index, isReady), http.MethodGet, "/dump", "")
 	if status != http.StatusOK {
 		t.Fatalf("got status %d", status)

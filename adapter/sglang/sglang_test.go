@@ -180,6 +180,7 @@ func (w *world) remove(worker string, rank uint32, hash int64) {
 const pattern = "http://{endpoint}"
 
 func TestMatch(t *testing.T) {
+	t.Parallel()
 	w := &world{Index: index.New()}
 	w.add("a", "10.0.0.1:30000")
 	w.store("a", 0, -1, -2, -3)
@@ -222,6 +223,7 @@ func TestMatch(t *testing.T) {
 }
 
 func TestAddresses(t *testing.T) {
+	t.Parallel()
 	w := &world{Index: index.New()}
 	w.add("a", "https://a:1")
 	w.store("a", 0, 1)
@@ -241,6 +243,7 @@ func TestAddresses(t *testing.T) {
 
 // TestMatchEqualsPlainLookups compares matches of random chains with lookups of each block.
 func TestMatchEqualsPlainLookups(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		w := &world{Index: index.New()}
 		held := make(map[string]map[int64]bool)
@@ -283,6 +286,7 @@ func chainTo(last int64) (hashes []int64) {
 }
 
 func TestBadRequests(t *testing.T) {
+	t.Parallel()
 	r := serve(t, sglang.Config{Address: pattern}, index.New(), true)
 	for name, body := range map[string][]byte{
 		"a hash as text":         protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), "-123"),
@@ -303,6 +307,7 @@ func TestBadRequests(t *testing.T) {
 }
 
 func TestNotReady(t *testing.T) {
+	t.Parallel()
 	r := serve(t, sglang.Config{Address: pattern, Ready: func() string { return "recovering" }}, index.New(), true)
 	err := r.conn.Invoke(t.Context(), method, new(emptypb.Empty), new(emptypb.Empty))
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "recovering") {
@@ -321,6 +326,7 @@ func request(hashes int, maxBlocks uint64) *emptypb.Empty {
 }
 
 func TestBlocksOfARequestAreLimited(t *testing.T) {
+	t.Parallel()
 	r := serve(t, sglang.Config{Address: pattern}, index.New(), true)
 	for _, tt := range []struct {
 		hashes    int
@@ -337,6 +343,7 @@ func TestBlocksOfARequestAreLimited(t *testing.T) {
 
 // TestRequestsAreAdmitted has a limit that admits a request with its memory, and refuses another.
 func TestRequestsAreAdmitted(t *testing.T) {
+	t.Parallel()
 	admitted := 0
 	r := serve(t, sglang.Config{Address: pattern, Acquire: func(_ context.Context, bytes int64) (func(), error) {
 		if bytes < 2*8000 || admitted > 0 {

@@ -333,6 +333,7 @@ func (s *service) want(what string, want, got []batch) {
 const negative = 1<<63 | 3
 
 func TestBatches(t *testing.T) {
+	t.Parallel()
 	s := start(t, smg.Config{MaxSubscribers: 1000})
 	s.begin()
 	s.apply("w", added("http://10.0.0.1:8000", 0, 1))
@@ -384,6 +385,7 @@ func TestBatches(t *testing.T) {
 
 // TestResumeByTheNumberOfAnyRank resumes where a batch of one rank was, for all ranks.
 func TestResumeByTheNumberOfAnyRank(t *testing.T) {
+	t.Parallel()
 	s := start(t, smg.Config{MaxSubscribers: 1000})
 	s.apply("w", added("", 0, 1))
 	s.begin()
@@ -420,6 +422,7 @@ func TestResumeByTheNumberOfAnyRank(t *testing.T) {
 // TestOtherTiersAndAddedAgain stores a block in a further tier without token ids, which is not published, and adds the worker again,
 // which clears all ranks.
 func TestOtherTiersAndAddedAgain(t *testing.T) {
+	t.Parallel()
 	s := start(t, smg.Config{MaxSubscribers: 1000})
 	s.apply("w", added("", 0, 1), chain(1, 0, "", 1, 2), chain(1, 1, "", 1, 1))
 	s.begin()
@@ -439,6 +442,7 @@ func TestOtherTiersAndAddedAgain(t *testing.T) {
 // TestBlocksThatMoveByHashAlone moves a block to host memory without its token ids. It is then no block of gateways, nor is its child:
 // both are counted as omitted, and a gateway that joins later has the same blocks.
 func TestBlocksThatMoveByHashAlone(t *testing.T) {
+	t.Parallel()
 	s := start(t, smg.Config{MaxSubscribers: 1000})
 	s.apply("w", added("", 0), chain(1, 0, "", 1, 1))
 	s.begin()
@@ -465,6 +469,7 @@ func TestBlocksThatMoveByHashAlone(t *testing.T) {
 // TestPartOfAStateIsNotResumed ends the transfer of a state after each of its batches. A subscription from the last batch or the
 // one after it continues only if all blocks were received.
 func TestPartOfAStateIsNotResumed(t *testing.T) {
+	t.Parallel()
 	s := start(t, smg.Config{MaxSubscribers: 1000, HistoryBytes: 64 << 20})
 	s.apply("w", added("", 0, 1))
 	s.begin()
@@ -519,6 +524,7 @@ func (s *service) joined(authority string, batches int) (c *stream) {
 }
 
 func TestAuthorities(t *testing.T) {
+	t.Parallel()
 	s := start(t, smg.Config{Workers: map[string]string{"other.example:443": "a"}, MaxSubscribers: 1000})
 	if code := s.subscribe("a", 0).ends(); code != codes.Unavailable {
 		t.Errorf("before the engines are known, a call ends with %s, want Unavailable", code)
@@ -540,6 +546,7 @@ func TestAuthorities(t *testing.T) {
 
 // TestCallWithoutAuthority names no worker, also if there is one without an address.
 func TestCallWithoutAuthority(t *testing.T) {
+	t.Parallel()
 	s := start(t, smg.Config{MaxSubscribers: 1000})
 	s.apply("w", added("", 0))
 	s.begin()
@@ -553,6 +560,7 @@ func TestCallWithoutAuthority(t *testing.T) {
 
 // TestSharedAddressIsLogged has two workers with one address, of which one is added again.
 func TestSharedAddressIsLogged(t *testing.T) {
+	t.Parallel()
 	var log bytes.Buffer
 	s := start(t, smg.Config{MaxSubscribers: 1000, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	s.begin()
@@ -568,6 +576,7 @@ func TestSharedAddressIsLogged(t *testing.T) {
 
 // TestTimeOfTheEngineIsPositive replaces times that are none.
 func TestTimeOfTheEngineIsPositive(t *testing.T) {
+	t.Parallel()
 	s := start(t, smg.Config{MaxSubscribers: 1000})
 	s.apply("w", added("", 0))
 	s.begin()
@@ -583,6 +592,7 @@ func TestTimeOfTheEngineIsPositive(t *testing.T) {
 
 // TestShutdownWhileBeginningIsNoError stops a service before it has published the blocks of the index.
 func TestShutdownWhileBeginningIsNoError(t *testing.T) {
+	t.Parallel()
 	var log bytes.Buffer
 	x := index.New()
 	x.ApplyEntry(&kvcastv1.Entry{Seq: 1, Worker: "w", Model: "m", Events: []*kvcastv1.RouterEvent{added("", 0), chain(1, 0, "", 1, 1)}})
@@ -596,6 +606,7 @@ func TestShutdownWhileBeginningIsNoError(t *testing.T) {
 
 // TestOmittedBlocksAreCounted stores a block without token ids, and one after it.
 func TestOmittedBlocksAreCounted(t *testing.T) {
+	t.Parallel()
 	s := start(t, smg.Config{})
 	s.begin()
 	bare := chain(kvcastv1.Tier_TIER_DEVICE, 0, "", 1, 2)
@@ -625,6 +636,7 @@ kvcast_egress_smg_blocks_omitted_total{reason="parent"} %d
 
 // TestRemovedWorker removes a worker, which ends its streams, and adds it again with larger seqs.
 func TestRemovedWorker(t *testing.T) {
+	t.Parallel()
 	s := start(t, smg.Config{MaxSubscribers: 1000})
 	s.apply("w", added("", 0), chain(1, 0, "", 1, 1))
 	s.begin()
@@ -733,6 +745,7 @@ func TestWorkerAddedAgainInTheSameMillisecond(t *testing.T) {
 
 // TestSlowSubscriber has a subscriber that does not read while many batches are published. Another gets all of them.
 func TestSlowSubscriber(t *testing.T) {
+	t.Parallel()
 	s := start(t, smg.Config{MaxSubscribers: 2})
 	s.apply("w", added("", 0))
 	s.begin()
@@ -790,6 +803,7 @@ func (s *service) historyBytes() int {
 
 // TestHistoryIsBounded fills the history of one worker, and then adds others, of which each gets a share.
 func TestHistoryIsBounded(t *testing.T) {
+	t.Parallel()
 	const limit = 2 << 20
 	s := start(t, smg.Config{MaxSubscribers: 1000, HistoryBytes: limit})
 	s.begin()
@@ -811,6 +825,7 @@ func TestHistoryIsBounded(t *testing.T) {
 
 // TestHistoryCountsSmallBatches counts the memory of batches beyond their encoding.
 func TestHistoryCountsSmallBatches(t *testing.T) {
+	t.Parallel()
 	s := start(t, smg.Config{MaxSubscribers: 1000})
 	s.begin()
 	s.apply("w", added("", 0))
@@ -833,6 +848,7 @@ func TestHistoryCountsSmallBatches(t *testing.T) {
 
 // TestResumeAfterEviction resumes from each of many batches of two ranks, of which the first ones are not kept any more.
 func TestResumeAfterEviction(t *testing.T) {
+	t.Parallel()
 	s := start(t, smg.Config{MaxSubscribers: 1000})
 	s.begin()
 	s.apply("w", added("", 0, 1))
@@ -874,6 +890,7 @@ func countBlocks(events []string) (n int) {
 
 // TestStateBeyondTheMemory refuses a subscriber whose state does not fit, and another one gets a smaller state.
 func TestStateBeyondTheMemory(t *testing.T) {
+	t.Parallel()
 	s := start(t, smg.Config{StateBytes: 20_000, MaxSubscribers: 1000})
 	s.apply("w", added("", 0), chain(1, 0, "", 1, 3000))
 	s.apply("v", added("", 0), chain(1, 0, "", 1, 10))
@@ -949,6 +966,7 @@ func (closedJournal) Read(context.Context, journal.Query) (journal.Chunk, error)
 func (closedJournal) Changed() <-chan struct{} { return nil }
 
 func TestRunEndsWithTheJournal(t *testing.T) {
+	t.Parallel()
 	s := smg.New(smg.Config{Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()}, closedJournal{}, index.New())
 	if err := s.Run(t.Context()); err != nil {
 		t.Error(err)
@@ -956,6 +974,7 @@ func TestRunEndsWithTheJournal(t *testing.T) {
 }
 
 func TestStop(t *testing.T) {
+	t.Parallel()
 	s := start(t, smg.Config{})
 	s.apply("w", added("", 0))
 	s.begin()

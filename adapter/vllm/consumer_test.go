@@ -35,6 +35,7 @@ func (f *follower) wants(topic string) bool {
 // evicted batches: then another state follows, or the last batch if the stream has ended. Without states, a hole is seen, and
 // nothing goes backwards.
 func TestSubscribersGetEveryBatchOnceInOrder(t *testing.T) {
+	t.Parallel()
 	topics := []string{"kv@a", "kv@b", "other"}
 	prefixes := []string{"", "kv@", "kv@a", "kv@aa", "kv@b", "x"}
 	rapid.Check(t, func(t *rapid.T) {
@@ -164,6 +165,7 @@ func TestSubscribersGetEveryBatchOnceInOrder(t *testing.T) {
 
 // TestSubscriptionsAreLimited subscribes to more topics than allowed.
 func TestSubscriptionsAreLimited(t *testing.T) {
+	t.Parallel()
 	c := vllm.NewConsumer()
 	for i := range 64 {
 		if !c.Subscribe(fmt.Sprint(i)) {
@@ -180,6 +182,7 @@ func TestSubscriptionsAreLimited(t *testing.T) {
 
 // TestLogFindsBatchesBySeq evicts batches, and finds the others by their seqs.
 func TestLogFindsBatchesBySeq(t *testing.T) {
+	t.Parallel()
 	log := vllm.NewLog(5, 1<<20)
 	s := vllm.NewStream("w", 0, "t", 0, 10)
 	if _, ok := log.Find(s, 10); ok {
@@ -218,6 +221,7 @@ func TestLogFindsBatchesBySeq(t *testing.T) {
 
 // TestSubscriberOfOtherTopicsIsNotWoken publishes more batches than the log keeps, of a stream that the subscriber does not want.
 func TestSubscriberOfOtherTopicsIsNotWoken(t *testing.T) {
+	t.Parallel()
 	wanted := vllm.Published{Stream: vllm.NewStream("w", 0, "wanted", 0, 1)}
 	l := newStreamLog(2, 1)
 	all := append(slices.Clone(l.streams), wanted)
@@ -279,6 +283,7 @@ func (l *streamLog) publish(t *testing.T, batches int) {
 
 // TestSubscriberJoinsWhileMuchIsPublished publishes more batches than the log keeps while the states of all streams are sent.
 func TestSubscriberJoinsWhileMuchIsPublished(t *testing.T) {
+	t.Parallel()
 	const streams, perState = 1000, 20
 	l := newStreamLog(10_000, streams)
 	l.publish(t, streams)
@@ -308,6 +313,7 @@ func TestSubscriberJoinsWhileMuchIsPublished(t *testing.T) {
 
 // TestStreamThatBeginsIsReadFromItsFirstBatch has a subscriber that is there before, without states.
 func TestStreamThatBeginsIsReadFromItsFirstBatch(t *testing.T) {
+	t.Parallel()
 	l := newStreamLog(100, 0)
 	c := vllm.NewConsumer()
 	c.Next(l.Log, nil, 0, false)
@@ -327,6 +333,7 @@ func TestStreamThatBeginsIsReadFromItsFirstBatch(t *testing.T) {
 
 // TestSubscriberThatMissesTheEndOfAStreamGetsIt removes a worker while a subscriber falls behind the log.
 func TestSubscriberThatMissesTheEndOfAStreamGetsIt(t *testing.T) {
+	t.Parallel()
 	for _, states := range []bool{true, false} {
 		l := newStreamLog(4, 2)
 		gone := l.streams[0].Stream

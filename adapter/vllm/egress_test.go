@@ -259,6 +259,7 @@ func contiguous(seqs []uint64) bool {
 // TestSubscribersOfOneEndpointGetAllWorkers has subscribers from the start, with another topic, and late, at an endpoint
 // without replay.
 func TestSubscribersOfOneEndpointGetAllWorkers(t *testing.T) {
+	t.Parallel()
 	s := start(t, vllm.Config{Endpoints: []vllm.EndpointConfig{{Bind: "tcp://127.0.0.1:*"}}})
 	endpoint := s.egress.Bound()[0].Bind
 	early := subscribe(t, endpoint, "kv@")
@@ -295,6 +296,7 @@ func TestSubscribersOfOneEndpointGetAllWorkers(t *testing.T) {
 // TestReplaysAnswerLateAndMissedBatches requests batches that are retained, and batches that are not, of a worker with
 // endpoints of its own.
 func TestReplaysAnswerLateAndMissedBatches(t *testing.T) {
+	t.Parallel()
 	s := start(t, vllm.Config{FirstSeq: 100, HistoryBatches: 4, Endpoints: []vllm.EndpointConfig{
 		{Worker: "a", Bind: "tcp://127.0.0.1:*", Replay: "tcp://127.0.0.1:*"},
 		{Worker: "a", Rank: 1, Bind: "tcp://127.0.0.1:*", Replay: "tcp://127.0.0.1:*"},
@@ -357,6 +359,7 @@ func (s *service) awaitSeq(endpoint string, seq uint64) {
 
 // TestConnectsToConsumers connects to a consumer that has bound, and again after it was closed.
 func TestConnectsToConsumers(t *testing.T) {
+	t.Parallel()
 	consumer := newSubscriber(t)
 	first, bound, err := native.New(native.Config{}).Bind("tcp://127.0.0.1:*", nil)
 	if err != nil {
@@ -412,7 +415,7 @@ func TestSlowConsumerDelaysNobody(t *testing.T) {
 	quick := subscribe(t, endpoint, "")
 	s.apply("a", added())
 	const rounds, blocks = 60, 20_000
-	for round := range uint64(rounds) {
+	for round := range rounds {
 		s.apply("a", chain(1, blocks))
 		if round < rounds-1 {
 			s.apply("a", &kvcastv1.RouterEvent{DpRank: proto.Uint32(0), Event: &kvcastv1.RouterEvent_Cleared{Cleared: &kvcastv1.Cleared{}}})
@@ -441,6 +444,7 @@ func TestSlowConsumerDelaysNobody(t *testing.T) {
 
 // TestHostilePeers sends what no consumer sends. Others are served afterwards.
 func TestHostilePeers(t *testing.T) {
+	t.Parallel()
 	s := start(t, vllm.Config{Endpoints: []vllm.EndpointConfig{{Worker: "a", Bind: "tcp://127.0.0.1:*", Replay: "tcp://127.0.0.1:*"}}})
 	at := s.egress.Bound()[0]
 	s.apply("a", added(), chain(1, 1))
@@ -504,6 +508,7 @@ func manyTopics(c *rawzmtp.Conn) {
 
 // TestOmittedBlocksAreCountedWithoutBatches stores only blocks that are not published.
 func TestOmittedBlocksAreCountedWithoutBatches(t *testing.T) {
+	t.Parallel()
 	s := start(t, vllm.Config{Endpoints: []vllm.EndpointConfig{{Bind: "tcp://127.0.0.1:*"}}})
 	c := subscribe(t, s.egress.Bound()[0].Bind, "")
 	s.apply("a", added())
@@ -527,6 +532,7 @@ kvcast_egress_blocks_omitted_total{reason="parent"} 49
 
 // TestConsumerThatHasLeftGetsNoState requests a replay, and disconnects while it waits for its state.
 func TestConsumerThatHasLeftGetsNoState(t *testing.T) {
+	t.Parallel()
 	s := start(t, vllm.Config{HistoryBatches: 1, Endpoints: []vllm.EndpointConfig{{Worker: "a", Bind: "tcp://127.0.0.1:*", Replay: "tcp://127.0.0.1:*"}}})
 	at := s.egress.Bound()[0]
 	s.apply("a", added(), chain(1, 1))
@@ -605,6 +611,7 @@ func (l *logBuffer) await(t *testing.T, text string) {
 
 // TestUnreachableConsumersAreLogged connects to a port that nobody listens at, and to one that does not speak ZeroMQ.
 func TestUnreachableConsumersAreLogged(t *testing.T) {
+	t.Parallel()
 	closed, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it does not block
 	if err != nil {
 		t.Fatal(err)
@@ -635,6 +642,7 @@ func TestUnreachableConsumersAreLogged(t *testing.T) {
 // TestRanksThatConsumersCannotReadAreLogged has workers with two dp ranks, for a publisher of one rank, and with a topic that is the
 // same for all ranks.
 func TestRanksThatConsumersCannotReadAreLogged(t *testing.T) {
+	t.Parallel()
 	const size, topic = "raise dp_size", "put {rank} into egress.zmq.topic"
 	publisher, all := vllm.EndpointConfig{Worker: "a", Bind: "tcp://127.0.0.1:*"}, vllm.EndpointConfig{Bind: "tcp://127.0.0.1:*"}
 	for name, tt := range map[string]struct {

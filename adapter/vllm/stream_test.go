@@ -16,6 +16,7 @@ import (
 // first on; others begin with a state at random times, which is built from an index that is ahead of the stream. When the
 // stream has applied everything, all hold exactly the blocks of the index.
 func TestConsumersHoldTheBlocksOfTheIndex(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		e := newEngine(t, rapid.Uint64Range(0, 3).Draw(t, "first seq"))
 		routers := []*router{newRouter(t)}
@@ -60,6 +61,7 @@ func TestConsumersHoldTheBlocksOfTheIndex(t *testing.T) {
 // TestConsumersHoldNoOtherBlocks removes parents before their children, too, and stores blocks whose content is more than
 // their tokens. Consumers then may lack blocks, but have no others, and can place each.
 func TestConsumersHoldNoOtherBlocks(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		e := newEngine(t, 0)
 		r := newRouter(t)
@@ -86,6 +88,7 @@ func TestConsumersHoldNoOtherBlocks(t *testing.T) {
 
 // TestOmissions says for each kind of block why it is not published.
 func TestOmissions(t *testing.T) {
+	t.Parallel()
 	salted := wire.AppendTokensHashes(nil, []uint32{1, 2}, 2, wire.BlockSeed("", "s"), false, nil)
 	plain := wire.AppendTokensHashes(nil, []uint32{1, 2}, 2, wire.BlockSeed("", ""), false, nil)
 	for _, tt := range []struct {
@@ -110,6 +113,7 @@ func TestOmissions(t *testing.T) {
 
 // TestBatchesAreThoseOfVLLM compares encoded events with the fields that vLLM 0.33 writes, in both forms.
 func TestBatchesAreThoseOfVLLM(t *testing.T) {
+	t.Parallel()
 	plain := wire.AppendTokensHashes(nil, []uint32{1, 2}, 2, wire.BlockSeed("l", ""), false, nil)
 	for form, want := range map[wire.Form]string{
 		wire.FormMap: "\x93\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00\x93" +
@@ -136,6 +140,7 @@ func TestBatchesAreThoseOfVLLM(t *testing.T) {
 // TestCutStateIsFollowedByAnotherState requests what follows the first batches of a state, while the log has the stream's own
 // batches with those seqs.
 func TestCutStateIsFollowedByAnotherState(t *testing.T) {
+	t.Parallel()
 	log, s := vllm.NewLog(3, 1<<30), vllm.NewStream("w", 0, "t", wire.FormMap, 0)
 	publish := func() {
 		payload, seq, err := s.Batch(1)
@@ -180,6 +185,7 @@ func TestCutStateIsFollowedByAnotherState(t *testing.T) {
 // TestStateKeepsTheTiersOfTheStream copies a state while the index is ahead: it has the block in a tier of later, into which the
 // stream then moves it by its hash alone.
 func TestStateKeepsTheTiersOfTheStream(t *testing.T) {
+	t.Parallel()
 	s := vllm.NewStream("w", 0, "t", wire.FormMap, 0)
 	s.Apply(chain(1, 2))
 	if _, _, err := s.Batch(1); err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/recording"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/checker"
 	"github.com/kvcast/kvcast/test/harness/enginetest"
@@ -113,6 +114,8 @@ var hybrid = []string{
 // compares a subscriber's blocks after every batch. GroupsOmitted is sent for hybrid models only,
 // and the checker reports it if it is sent twice.
 func TestRecordingsMatchTheEnginesBlocks(t *testing.T) {
+	testclass.Process(t)
+	testclass.WithoutRace(t)
 	for _, c := range live {
 		t.Run(c.name, func(t *testing.T) {
 			messages := readMessages(t, filepath.Join(captures, c.name+".jsonl.gz"))

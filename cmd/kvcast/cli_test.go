@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 func TestUsageErrorsAreOneLine(t *testing.T) {
@@ -71,6 +72,7 @@ func TestUsageErrorsAreOneLine(t *testing.T) {
 }
 
 func TestAddressInUse(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	_, s := engine(t)
 	taken := s.addr()
@@ -109,6 +111,8 @@ func TestVersion(t *testing.T) {
 
 // TestDecodeVectors runs the golden payloads through the command.
 func TestDecodeVectors(t *testing.T) {
+	testclass.Process(t)
+	testclass.WithoutRace(t)
 	dir := "../../ingest/wire/testdata/vectors"
 	raw, err := os.ReadFile(filepath.Join(dir, "index.json"))
 	if err != nil {
@@ -154,6 +158,8 @@ func TestDecodeVectors(t *testing.T) {
 }
 
 func TestDecodeRecording(t *testing.T) {
+	testclass.Process(t)
+	testclass.WithoutRace(t)
 	got := kvcast(t, nil, "decode", filepath.Join(captures, "vllm-map.jsonl.gz"))
 	if n := strings.Count(got.out, "\n"); n != 400 || got.status != 0 {
 		t.Errorf("got %d lines and status %d, want 400 and 0", n, got.status)
@@ -171,6 +177,7 @@ func TestDecodeRecording(t *testing.T) {
 }
 
 func TestSubscribeAsJSONAndResume(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	p, s := engine(t)
 	for n := range uint64(5) {
@@ -229,6 +236,7 @@ func TestSubscribeAsJSONAndResume(t *testing.T) {
 
 // TestSubscribeResumesAfterConnectionAge uses a server that limits the age of connections.
 func TestSubscribeResumesAfterConnectionAge(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	p, s := engine(t, "--subscribers-max-connection-age", "1s", "--subscribers-max-connection-age-grace", "1s")
 	block := uint64(0)
@@ -266,6 +274,7 @@ func TestSubscribeResumesAfterConnectionAge(t *testing.T) {
 
 // TestSimulatedRanksFormOneWorker simulates three engines that are ranks of one worker.
 func TestSimulatedRanksFormOneWorker(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	s := serve(t, "--bind", "tcp://127.0.0.1:*")
 	got := kvcast(t, nil, "simulate", "--connect", s.endpoint(), "--engines", "3", "--ranks", "--wait", "--batches", "5", "--rate", "0", "-o", "json")
@@ -285,6 +294,7 @@ func TestSimulatedRanksFormOneWorker(t *testing.T) {
 
 // TestEndWithStdin ends a command with its standard input, so that it does not outlive a parent that is killed.
 func TestEndWithStdin(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	got := kvcast(t, strings.NewReader(""), "--end-with-stdin", "simulate", "--bind", "tcp://127.0.0.1:*", "--wait")
 	if got.status != 0 || !strings.Contains(got.out, "published 0 batches") {
@@ -303,7 +313,17 @@ func TestDemo(t *testing.T) {
 	}
 }
 
+func TestDemoOfARestart(t *testing.T) {
+	testclass.Process(t)
+	t.Parallel()
+	got := kvcast(t, nil, "demo", "--restart")
+	if got.status != 0 || strings.Count(got.out, "\nok      ") < 3 || strings.Contains(got.out, "FAILED") {
+		t.Errorf("status %d, want 0 and successful checks:\n%s%s", got.status, got.out, got.err)
+	}
+}
+
 func TestDemoOfACluster(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	got := kvcast(t, nil, "demo", "--cluster")
 	if got.status != 0 || strings.Count(got.out, "\nok      ") != 3 || strings.Contains(got.out, "FAILED") {

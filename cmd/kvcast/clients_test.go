@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -114,6 +115,7 @@ func (e *example) end() {
 // TestClientInPython kills examples/python while it follows a stream, and restarts it at its position. The server limits
 // the age of connections.
 func TestClientInPython(t *testing.T) {
+	testclass.Peers(t)
 	t.Parallel()
 	script, err := filepath.Abs(clientsFolder + "/python/subscribe.py")
 	if err != nil {
@@ -190,6 +192,7 @@ func TestClientInPython(t *testing.T) {
 
 // TestNATSReaderClientInPython reads the journal of a server from its NATS server by examples/python/nats_reader.py.
 func TestNATSReaderClientInPython(t *testing.T) {
+	testclass.Peers(t)
 	t.Parallel()
 	script, err := filepath.Abs(clientsFolder + "/python/nats_reader.py")
 	if err != nil {
@@ -244,6 +247,7 @@ func serveTwoPrefixes(t *testing.T) *process {
 
 // TestRouterClientInPython routes prompts by examples/python/route.py, also while the server does not answer.
 func TestRouterClientInPython(t *testing.T) {
+	testclass.Peers(t)
 	t.Parallel()
 	script, err := filepath.Abs(clientsFolder + "/python/route.py")
 	if err != nil {
@@ -279,6 +283,7 @@ func TestRouterClientInPython(t *testing.T) {
 // TestClientInRust checks that a tonic client gets its stream immediately from an idle,
 // empty server: tonic waits for the headers before it returns the stream.
 func TestClientInRust(t *testing.T) {
+	testclass.Peers(t)
 	t.Parallel()
 	s := serve(t, "--bind", "tcp://127.0.0.1:*")
 	e := runExample(t, clientsFolder+"/rust/debug/kvcast-subscribe", "http://"+s.addr(), "2")
@@ -304,6 +309,7 @@ func TestClientInRust(t *testing.T) {
 
 // TestMatchClientInRust matches a prompt by examples/rust.
 func TestMatchClientInRust(t *testing.T) {
+	testclass.Peers(t)
 	t.Parallel()
 	s := serveTwoPrefixes(t)
 	e := runExample(t, clientsFolder+"/rust/debug/kvcast-match", "http://"+s.addr(), "m", "1,2,3,4,5")

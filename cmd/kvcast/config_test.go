@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // configFile writes a configuration file and returns its path.
@@ -28,6 +29,7 @@ func configFile(t *testing.T, text string) string {
 
 // TestServeReadsConfigFile configures a worker, a listener, and a limit that is visible in the stream.
 func TestServeReadsConfigFile(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	p, err := simulator.NewPublisher(simulator.PublisherConfig{})
 	if err != nil {
@@ -101,6 +103,7 @@ func TestCheckReportsEveryMistake(t *testing.T) {
 
 // TestCheckShowsTheDefaultListener checks configurations without workers, listeners and discovery.
 func TestCheckShowsTheDefaultListener(t *testing.T) {
+	testclass.Process(t)
 	comments := regexp.MustCompile(`(?m)^ *# from .*\n`)
 	want := kvcast(t, nil, "serve", "--check", "--bind", "tcp://*:5557", "--log-level", "debug")
 	got := kvcast(t, nil, "serve", "--check", "--log-level", "debug")
@@ -114,6 +117,7 @@ func TestCheckShowsTheDefaultListener(t *testing.T) {
 
 // TestServeListensByDefault runs while the default port is in use, by this test or by another process.
 func TestServeListensByDefault(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	if taken, err := new(net.ListenConfig).Listen(t.Context(), "tcp", ":5557"); err == nil {
 		defer func() { _ = taken.Close() }()
@@ -134,6 +138,7 @@ func TestServeListensByDefault(t *testing.T) {
 }
 
 func TestCheckReadsWatchedFiles(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	watched := configFile(t, "- {name: w, sources: [{connect: tcp}]}")
 	file := configFile(t, fmt.Sprintf("discovery: [{file: %q}, {file: %q}]", watched, watched+".none"))
@@ -146,6 +151,7 @@ func TestCheckReadsWatchedFiles(t *testing.T) {
 }
 
 func TestZMQPortIsABind(t *testing.T) {
+	testclass.Process(t)
 	comments := regexp.MustCompile(`(?m)^ *# from .*\n`)
 	want := kvcast(t, nil, "serve", "--check", "--bind", "tcp://*:5557")
 	t.Setenv("ZMQ_PORT", "5557")

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -54,6 +55,7 @@ func answered(t *testing.T, client *http.Client, r *http.Request) int {
 
 // TestConsoleOnLoopbackNeedsNothing also covers that the console can be turned off.
 func TestConsoleOnLoopbackNeedsNothing(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	tokens := secretFile(t, "tokens", "router "+routersToken)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -83,6 +85,7 @@ func TestConsoleOnLoopbackNeedsNothing(t *testing.T) {
 // TestConsoleElsewhereNeedsWhatCallsNeed has a server with TLS, tokens and client certificates, whose admin port is not on
 // loopback. Probes and Prometheus need neither.
 func TestConsoleElsewhereNeedsWhatCallsNeed(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	ca := harness.NewAuthority(t)
 	cert, key := ca.Issue("server")
@@ -138,6 +141,7 @@ var consoleAddress = regexp.MustCompile(`open (http://\S+) in a browser`)
 
 // TestDemoOfTheConsole opens the page that the demo names, and interrupts the demo.
 func TestDemoOfTheConsole(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -49,6 +50,7 @@ func twoSources(t *testing.T, consolidate string) (engine, offload *simulator.Pu
 }
 
 func TestDedupEmitsABlockOnce(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	engine, offload, s := twoSources(t, "dedup")
 	f := follow(t, s)
@@ -86,6 +88,7 @@ func TestDedupEmitsABlockOnce(t *testing.T) {
 }
 
 func TestPassthroughEmitsEachSource(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	engine, offload, s := twoSources(t, "passthrough")
 	f := follow(t, s)

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -86,6 +87,7 @@ func TestClientCertificatesAreRoles(t *testing.T) {
 }
 
 func TestCommandsSendClientCertificates(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	ca := harness.NewAuthority(t)
 	cert, key := ca.Issue("server")
@@ -104,6 +106,7 @@ func TestCommandsSendClientCertificates(t *testing.T) {
 
 // TestCredentialsAreReadAgain replaces the tokens, the certificate, and the CA of clients of a server that runs.
 func TestCredentialsAreReadAgain(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	ca, next := harness.NewAuthority(t), harness.NewAuthority(t)
 	cert, key := ca.Issue("server")
@@ -193,6 +196,7 @@ func TestOpenPortsAreReported(t *testing.T) {
 }
 
 func TestWorkersAreNotRegisteredByEveryone(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	s := serve(t, "--bind", "tcp://127.0.0.1:*", "--auth-open-registration=false", "--reflection=false")
 	conn := harness.Dial(t, s.addr())

@@ -11,10 +11,12 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // TestDynamoQueriesWithCredentials asks a server with TLS and tokens for the worker of a prompt, as Dynamo's router does.
 func TestDynamoQueriesWithCredentials(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	cert, key := certificate(t)
 	tokens := secretFile(t, "tokens", "router "+routersToken+"\n")

@@ -3,10 +3,13 @@ package main_test
 import (
 	"strings"
 	"testing"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // TestEgressNeedsTokenIDs starts servers that could publish nothing.
 func TestEgressNeedsTokenIDs(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	for _, flags := range [][]string{nil, {"--retain-token-ids"}} {
 		got := kvcast(t, nil, append([]string{"serve", "--egress-zmq-bind", "tcp://127.0.0.1:*"}, flags...)...)

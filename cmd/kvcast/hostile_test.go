@@ -20,6 +20,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/internal/zmtp"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
@@ -254,6 +255,7 @@ var nativeAttacks = map[string]func(t *testing.T, ctx context.Context, s *proces
 // TestHonestEngineBesideHostilePeers checks that hostile peers cannot end the process, exceed its memory bounds, or cause
 // loss for another engine.
 func TestHonestEngineBesideHostilePeers(t *testing.T) {
+	testclass.Process(t)
 	harness.ForEachTransport(t, func(t *testing.T, zmq config.ZMQ) {
 		// The race detector multiplies memory use.
 		s := start(t, harness.ProcessConfig{Args: []string{
@@ -300,6 +302,7 @@ func (h *correctEngine) during(t *testing.T, s *process, attack func(*testing.T,
 // TestFloodingPeerCannotEndTheProcess sends PINGs between messages and then resets the connection. libzmq aborts the
 // process if it stopped the input at a high-water mark and resumes it after an error.
 func TestFloodingPeerCannotEndTheProcess(t *testing.T) {
+	testclass.Process(t)
 	t.Run("bound", func(t *testing.T) {
 		s := serve(t, "--bind", "tcp://127.0.0.1:*")
 		endpoint := s.endpoint()

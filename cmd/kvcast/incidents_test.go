@@ -7,12 +7,14 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
 // TestWhatHappensToAnEngineIsRemembered loses batches, one of them for good, restarts the engine and removes the worker.
 func TestWhatHappensToAnEngineIsRemembered(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	p := publisherOf(t, simulator.SocketConfig{})
 	s := serve(t, "--worker", "name=w,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint())

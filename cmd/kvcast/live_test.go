@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/checker"
 	"github.com/kvcast/kvcast/test/harness"
@@ -271,6 +272,7 @@ func (r *liveRouter) wantCleared(what string) {
 
 // TestLivePublisher reads SGLang's publisher over both transports, and kills and restarts it.
 func TestLivePublisher(t *testing.T) {
+	testclass.Live(t)
 	found, err := filepath.Glob(filepath.Join(liveFolder, "sglang-*", "kv_events.py"))
 	if err != nil {
 		t.Fatal(err)

@@ -9,9 +9,11 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 func TestMatchCommand(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	s := serverWithGap(t)
 	file := filepath.Join(t.TempDir(), "prompt.json")
@@ -63,6 +65,7 @@ func TestMatchCommand(t *testing.T) {
 
 // TestMatchReportsThatASourceIsDown ends an engine. Its blocks match until the worker is removed.
 func TestMatchReportsThatASourceIsDown(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	p, err := simulator.NewPublisher(simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"}})
 	if err != nil {

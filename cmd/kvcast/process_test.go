@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -23,7 +24,7 @@ const waitTimeout = harness.Timeout
 // program returns the path of kvcast, which is built with the race detector if this test is.
 func program(t *testing.T) string {
 	t.Helper()
-	path, err := harness.Program(harness.RaceEnabled())
+	path, err := harness.Program(testclass.RaceEnabled)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +63,7 @@ type process struct {
 // serve starts kvcast serve. It is built with the race detector if this test is.
 func serve(t *testing.T, args ...string) *process {
 	t.Helper()
-	return start(t, harness.ProcessConfig{Race: harness.RaceEnabled(), Args: args})
+	return start(t, harness.ProcessConfig{Race: testclass.RaceEnabled, Args: args})
 }
 
 func start(t *testing.T, cfg harness.ProcessConfig) *process {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -63,6 +64,7 @@ func kinds(all []map[string]any) string {
 }
 
 func TestReplayCommand(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	s := serverWithGap(t)
 	for _, tt := range []struct {
@@ -95,6 +97,7 @@ func TestReplayCommand(t *testing.T) {
 }
 
 func TestSnapshotCommand(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	s := serverWithGap(t)
 	got := kvcast(t, nil, "snapshot", "--addr", s.addr(), "-o", "json")
@@ -120,6 +123,7 @@ func TestSnapshotCommand(t *testing.T) {
 }
 
 func TestWorkersAndStatusCommands(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	s := serverWithGap(t)
 	got := kvcast(t, nil, "workers", "--addr", s.addr())
@@ -153,6 +157,7 @@ func TestWorkersAndStatusCommands(t *testing.T) {
 
 // TestCommandsShowTheInstances queries each of two servers that share a journal.
 func TestCommandsShowTheInstances(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	p := publisherOf(t, simulator.SocketConfig{})
 	publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1}, Tokens: []uint32{1, 2}, BlockSize: 2})

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // certificate writes a certificate for 127.0.0.1 and example.com, which is its own
@@ -40,6 +42,7 @@ const (
 )
 
 func TestServeWithTLSAndTokens(t *testing.T) {
+	testclass.Process(t)
 	cert, key := certificate(t)
 	file := secretFile(t, "tokens", "# the gateway\nrouter "+routersToken+"\noperator "+operatorsToken+"\n")
 	_, s := engine(t, "--auth-tokens", file, "--tls-cert", cert, "--tls-key", key)
@@ -80,6 +83,7 @@ func TestServeWithTLSAndTokens(t *testing.T) {
 }
 
 func TestTokensWithoutTLS(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	_, s := engine(t, "--auth-tokens", secretFile(t, "tokens", "router "+routersToken))
 	token := secretFile(t, "token", routersToken)
@@ -94,6 +98,7 @@ func TestTokensWithoutTLS(t *testing.T) {
 
 // TestSecretsAreNotInErrors covers mistakes in files of tokens, certificates and keys.
 func TestSecretsAreNotInErrors(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	cert, key := certificate(t)
 	other := secretFile(t, "other.pem", "secret-0123456789")

@@ -14,10 +14,12 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // TestSGLangMatchesWithCredentials asks a server with tokens for the worker of a prompt, as SGLang's router does.
 func TestSGLangMatchesWithCredentials(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	tokens := secretFile(t, "tokens", "router "+routersToken+"\n")
 	file := secretFile(t, "kvcast.yaml", "egress: {sglang: {enabled: true, workers: [{worker: w, address: \"http://10.0.0.7:30000\"}]}}\n")

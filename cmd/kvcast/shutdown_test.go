@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/checker"
 )
@@ -44,6 +45,7 @@ func publish(t *testing.T, p *simulator.Publisher, events ...wire.Event) {
 }
 
 func TestShutdownDeliversTheLastEntry(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	// The batch waits to be merged with a further batch, which is never sent.
 	p, s := engine(t, "--batch-timeout", "15s")
@@ -89,6 +91,7 @@ func TestShutdownDeliversTheLastEntry(t *testing.T) {
 }
 
 func TestShutdownDoesNotWaitForASlowSubscriber(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	for _, journal := range []string{"memory", "file:" + t.TempDir()} {
 		name, _, _ := strings.Cut(journal, ":")

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 func TestSimulateUsageErrors(t *testing.T) {
@@ -57,6 +58,7 @@ func TestSimulateUsageErrors(t *testing.T) {
 }
 
 func TestSimulateHelpNamesEveryFault(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	help := strings.Join(strings.Fields(kvcast(t, nil, "simulate", "--help").out), " ")
 	for _, f := range simulator.AllFaults() {
@@ -102,6 +104,7 @@ func simulateJSON(t *testing.T, args ...string) (ended []engineEnded, stderr str
 }
 
 func TestSimulateTrace(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	args := []string{"--trace", "conversation", "--speed", "0", "--requests", "60", "--engines", "2", "--block-size", "64", "--blocks", "4000"}
 	got, _ := simulateJSON(t, args...)
@@ -131,6 +134,7 @@ func TestSimulateTrace(t *testing.T) {
 }
 
 func TestSimulateFaults(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	run := func(seed string) map[simulator.Fault]uint64 {
 		got, _ := simulateJSON(t, "--rate", "0", "--batches", "300", "--replay", "tcp://127.0.0.1:*",
@@ -157,6 +161,7 @@ func TestSimulateFaults(t *testing.T) {
 }
 
 func TestSimulateReportsProgress(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	_, stderr := simulateJSON(t, "--trace", "conversation", "--requests", "4", "--speed", "5", "--progress", "100ms")
 	if !strings.Contains(stderr, "% of the trace, ") || !strings.Contains(stderr, " blocks held, ") {
@@ -171,6 +176,7 @@ func TestSimulateReportsProgress(t *testing.T) {
 // TestSimulateHybrid runs an engine of a hybrid model. Subscribers receive the blocks of its main group, and once that
 // the events of the other group are omitted.
 func TestSimulateHybrid(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	for _, form := range []string{"array", "map"} {
 		t.Run(form, func(t *testing.T) {
@@ -201,6 +207,7 @@ func TestSimulateHybrid(t *testing.T) {
 
 // TestSimulateStays keeps an engine running after its last batch.
 func TestSimulateStays(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	got := kvcast(t, strings.NewReader(""), "--end-with-stdin", "simulate", "--bind", "tcp://127.0.0.1:*",
 		"--replay", "tcp://127.0.0.1:*", "--stay", "--batches", "2", "--rate", "0")

@@ -11,10 +11,13 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // TestSMGNeedsTheCredentialsOfARouter subscribes to events as SMG does, at a server with tokens, until it is stopped.
 func TestSMGNeedsTheCredentialsOfARouter(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	tokens := secretFile(t, "tokens", "router "+routersToken+"\n")
 	s := serve(t, "--auth-tokens", tokens, "--emit-token-ids", "--retain-token-ids", "--egress-smg-enabled", "--bind", "tcp://127.0.0.1:*")

@@ -8,9 +8,12 @@ import (
 	"testing"
 
 	"github.com/charmbracelet/x/ansi"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 func TestTopPrintsOnceWithoutATerminal(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	s := serverWithGap(t)
 	f := follow(t, s)
@@ -27,6 +30,7 @@ func TestTopPrintsOnceWithoutATerminal(t *testing.T) {
 }
 
 func TestColoursOnTerminalsOnly(t *testing.T) {
+	testclass.Process(t)
 	s := serverWithGap(t)
 	run := func() string { return kvcast(t, nil, "replay", "--addr", s.addr()).out }
 	plain := run()
@@ -46,6 +50,7 @@ func TestColoursOnTerminalsOnly(t *testing.T) {
 }
 
 func TestCompletion(t *testing.T) {
+	testclass.Process(t)
 	for line, want := range map[string]string{
 		"kvcast sub":                       "subscribe",
 		"kvcast subscribe --tier h":        "host_pinned",
@@ -65,6 +70,7 @@ func TestCompletion(t *testing.T) {
 
 // TestCompletionInBash loads the script in a real shell.
 func TestCompletionInBash(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	bash, err := exec.LookPath("bash")
 	if err != nil {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -84,6 +85,7 @@ func containsTokens(text []byte, tokens []uint32) bool {
 // TestTokenIDsDoNotLeave searches what leaves a server, in answers, metrics, log and journal, for the token ids that have come
 // in. With --emit-token-ids, it finds them.
 func TestTokenIDsDoNotLeave(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	for _, emitted := range []bool{false, true} {
 		t.Run("emitted="+strconv.FormatBool(emitted), func(t *testing.T) {

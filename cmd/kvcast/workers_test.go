@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/checker"
 )
@@ -130,6 +131,7 @@ func (p *process) operator() kvcastv1.WorkerServiceClient {
 }
 
 func TestRegisterAndDeregisterWorkers(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	s := serve(t, "--config", configFile(t, "ingest: {max_workers: 2}")) // without workers and listeners
 	p := publisherOf(t, simulator.SocketConfig{})
@@ -175,6 +177,7 @@ func TestRegisterAndDeregisterWorkers(t *testing.T) {
 }
 
 func TestDeregisterConfiguredAndConnectingWorkers(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	p, s := engine(t, "--bind", "tcp://127.0.0.1:*")
 	publish(t, p, storedOf(1))
@@ -252,6 +255,7 @@ func TestDiscoveryByFile(t *testing.T) {
 }
 
 func TestDiscoveryByDNS(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	p := publisherOf(t, simulator.SocketConfig{})
 	publish(t, p, storedOf(1))
@@ -266,6 +270,7 @@ func TestDiscoveryByDNS(t *testing.T) {
 
 // TestDisconnectedWorkerIsRemovedAndReturns checks that its event ids continue.
 func TestDisconnectedWorkerIsRemovedAndReturns(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	at := "ipc://" + filepath.Join(t.TempDir(), "kvcast")
 	engine := simulator.SocketConfig{Endpoint: at, Mode: simulator.ModeConnect, Topic: "kv@127.0.0.1@m"}
@@ -300,6 +305,7 @@ func TestDisconnectedWorkerIsRemovedAndReturns(t *testing.T) {
 
 // TestIdleWorkerStays keeps a worker silent for longer than the grace time while its connection is probed.
 func TestIdleWorkerStays(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	p := publisherOf(t, simulator.SocketConfig{})
 	s := serve(t, "--ingest-grace", "100ms", "--ingest-silence", "50ms",
@@ -325,6 +331,7 @@ func TestIdleWorkerStays(t *testing.T) {
 
 // TestServesOnceEnginesHaveBeenRead starts the engine after the server.
 func TestServesOnceEnginesHaveBeenRead(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	dir := t.TempDir()
 	at := simulator.SocketConfig{Endpoint: "ipc://" + filepath.Join(dir, "events"), Replay: "ipc://" + filepath.Join(dir, "replay")}
@@ -349,6 +356,7 @@ func TestServesOnceEnginesHaveBeenRead(t *testing.T) {
 }
 
 func TestShutdownDuringStart(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	// stop does not wait for an hour.
 	s := serve(t, "--ingest-start-wait", "1h", "--worker", "name=w,connect=ipc://"+filepath.Join(t.TempDir(), "no-engine"))

@@ -21,6 +21,7 @@ import (
 
 	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/internal/simulator/workload"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -170,6 +171,7 @@ func TestDemoEndsWithItsSubscription(t *testing.T) {
 
 // TestDemo runs the demo with a kvcast process.
 func TestDemo(t *testing.T) {
+	testclass.Process(t)
 	program, err := harness.Program(false)
 	if err != nil {
 		t.Fatal(err)

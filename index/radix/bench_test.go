@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // mixed returns a well-distributed hash of a number.
@@ -312,6 +314,7 @@ func BenchmarkMatch(b *testing.B) {
 }
 
 func TestMatchDoesNotAllocate(t *testing.T) {
+	testclass.WithoutRace(t)
 	x, ranks := benchIndex()
 	prompt := newPrompt(0, 100)
 	for i, r := range ranks {
@@ -325,6 +328,7 @@ func TestMatchDoesNotAllocate(t *testing.T) {
 
 // TestExtensionDoesNotAllocate stores and removes a block at the end of a rank's run, which needs no growth.
 func TestExtensionDoesNotAllocate(t *testing.T) {
+	testclass.WithoutRace(t)
 	x, ranks := benchIndex()
 	prompt := newPrompt(0, 102)
 	storePrompt(x, ranks[0], prompt, 101)

@@ -3,6 +3,8 @@ package radix
 import (
 	"math/rand/v2"
 	"testing"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // shape is what a tree has for its blocks.
@@ -26,6 +28,7 @@ func shapeOf(x *Index) (s shape) {
 // TestChurnKeepsRunsLong stores prompts that have prefixes in common, and removes their ends, beginnings and middles,
 // until each rank has replaced its blocks many times. Runs must not become shorter, since a match visits each.
 func TestChurnKeepsRunsLong(t *testing.T) {
+	testclass.WithoutRace(t)
 	const ranks, prompts, branches, length, capacity, steps = 8, 12, 40, 96, 2500, 30_000
 	x := New()
 	var all []*Rank

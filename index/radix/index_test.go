@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // small are limits that small inputs exceed.
@@ -180,21 +182,25 @@ func checkModel(t *rapid.T, limits limits, headMask uint64, seen occurrences) {
 func usedRuns(x *Index) int { return int(x.tree.runs) - 1 - len(x.tree.free) }
 
 func TestIndexEqualsModel(t *testing.T) {
+	testclass.WithoutRace(t)
 	rapid.Check(t, func(t *rapid.T) { checkModel(t, small, ^uint64(0), make(occurrences)) })
 }
 
 // TestCollisionsShortenPrefixes compares matches while the keys of runs often collide.
 func TestCollisionsShortenPrefixes(t *testing.T) {
+	testclass.WithoutRace(t)
 	rapid.Check(t, func(t *rapid.T) { checkModel(t, small, 7, make(occurrences)) })
 }
 
 // TestForgottenRunsShortenPrefixes compares matches while unheld runs are forgotten.
 func TestForgottenRunsShortenPrefixes(t *testing.T) {
+	testclass.WithoutRace(t)
 	rapid.Check(t, func(t *rapid.T) { checkModel(t, forgetful, ^uint64(0), make(occurrences)) })
 }
 
 // TestModelReachesRareStates draws changes from fixed seeds, and checks that each state occurs.
 func TestModelReachesRareStates(t *testing.T) {
+	testclass.WithoutRace(t)
 	seen := make(occurrences)
 	for _, mask := range []uint64{^uint64(0), 7} {
 		g := rapid.Custom(func(t *rapid.T) bool {

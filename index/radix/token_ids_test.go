@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // idsOfBlock returns the token ids of a block of tests, which follow from its tokens hash.
@@ -110,6 +112,7 @@ func TestTokenIDsAreThoseOfTheContent(t *testing.T) {
 // TestTokenIDsOfLargeBlocksAreApart fills a run with blocks so large that the token ids of the last one would begin after 2^32
 // others. There is room for those of the first block alone.
 func TestTokenIDsOfLargeBlocksAreApart(t *testing.T) {
+	testclass.WithoutRace(t)
 	const last, size = maxRun - 1, 1<<32/(maxRun-1) + 1
 	x := New()
 	x.RetainTokenIDs(4 * minTokens * size)
@@ -136,6 +139,7 @@ func TestTokenIDsOfLargeBlocksAreApart(t *testing.T) {
 
 // TestMemoryOfTokenIDs measures the memory of the token ids of chains of 16 tokens a block, which 8 ranks hold.
 func TestMemoryOfTokenIDs(t *testing.T) {
+	testclass.WithoutRace(t)
 	const ranks, chains, length, size = 8, 2000, 64, 16
 	x := New()
 	x.RetainTokenIDs(1 << 30)

@@ -8,10 +8,12 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // TestScanHasEachBlockOnce changes a rank between the calls of a scan.
 func TestScanHasEachBlockOnce(t *testing.T) {
+	testclass.WithoutRace(t)
 	const kept = 20_000
 	x := New()
 	r := x.AddRank("m", nil)
@@ -109,6 +111,7 @@ func TestTooManyAttributesAreDropped(t *testing.T) {
 // TestClearsOfTiersDuringSweeps stores, removes and clears the tiers of a rank whose table has many segments, while
 // sweeps are in progress.
 func TestClearsOfTiersDuringSweeps(t *testing.T) {
+	testclass.WithoutRace(t)
 	const prompts, length = 300, 40
 	x := New()
 	x.tree.limits.minSweep = 1

@@ -120,6 +120,7 @@ func stopClient(t *testing.T, c *engineclient.Client) {
 }
 
 func TestClientReads(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	enginetest.Remove(t, p.Drop, 1)
 	got := newLines()
@@ -172,6 +173,7 @@ func TestClientReads(t *testing.T) {
 }
 
 func TestClientDeliversEachEvent(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{BatchConfig: simulator.BatchConfig{
 		Rank: 3, FirstSeq: 7, Now: func() time.Time { return time.Unix(1_700_000_000, 0) },
 	}})
@@ -227,6 +229,7 @@ func TestClientDeliversEachEvent(t *testing.T) {
 }
 
 func TestClientStartsOnce(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	c := newClient(t, clientOf(p), discard)
 	if err := c.WaitConnected(t.Context()); !errors.Is(err, engineclient.ErrNotStarted) {
@@ -269,6 +272,7 @@ func TestClientStartsOnce(t *testing.T) {
 }
 
 func TestClientStopsBeforeStart(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	c := newClient(t, clientOf(p), discard)
 	stopClient(t, c)
@@ -284,6 +288,7 @@ func TestClientStopsBeforeStart(t *testing.T) {
 // TestClientStopWaitsForTheHandler also checks that no call follows, and that undelivered
 // events are counted.
 func TestClientStopWaitsForTheHandler(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	const batches = 20
 	for i := range uint64(batches) {
@@ -329,6 +334,7 @@ func TestClientStopWaitsForTheHandler(t *testing.T) {
 }
 
 func TestClientSlowHandlerLosesNothing(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	got, hold := newLines(), make(chan struct{})
 	cfg := clientOf(p)
@@ -353,6 +359,7 @@ func TestClientSlowHandlerLosesNothing(t *testing.T) {
 }
 
 func TestClientHandlerFails(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	var log harness.Log
 	got := newLines()

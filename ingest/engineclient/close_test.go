@@ -35,6 +35,7 @@ func wantClosed(t *testing.T, c *engineclient.Client) {
 }
 
 func TestClientCloseBeforeStart(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	c := newClient(t, clientOf(p), discard)
 	if err := c.Close(); err != nil {
@@ -44,6 +45,7 @@ func TestClientCloseBeforeStart(t *testing.T) {
 }
 
 func TestClientCloseAfterStop(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	c := connectClient(t, p, clientOf(p), discard)
 	stopClient(t, c)
@@ -56,6 +58,7 @@ func TestClientCloseAfterStop(t *testing.T) {
 // TestClientCloseWaits closes a Client during a handler call: every Close waits for the
 // call, no other call follows, and the metrics are unregistered while the stats remain.
 func TestClientCloseWaits(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	registry := prometheus.NewRegistry()
 	cfg := clientOf(p)
@@ -101,6 +104,7 @@ func TestClientCloseWaits(t *testing.T) {
 
 // TestClientCloseEndsReplayFrom closes a Client while ReplayFrom is in progress.
 func TestClientCloseEndsReplayFrom(t *testing.T) {
+	t.Parallel()
 	for name, start := range map[string]bool{"started": true, "never started": false} {
 		t.Run(name, func(t *testing.T) {
 			p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
@@ -142,6 +146,7 @@ func TestClientCloseEndsReplayFrom(t *testing.T) {
 
 // TestClientCloseWhileWaiting closes a Client while a goroutine waits for it.
 func TestClientCloseWhileWaiting(t *testing.T) {
+	t.Parallel()
 	c := newClient(t, engineclient.Config{Connect: "ipc://" + t.TempDir() + "/nobody"}, discard)
 	if err := c.Start(t.Context()); err != nil {
 		t.Fatal(err)

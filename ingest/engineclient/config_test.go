@@ -16,6 +16,7 @@ import (
 )
 
 func TestClientConfigValidate(t *testing.T) {
+	t.Parallel()
 	host := func(h string) engineclient.Config { return engineclient.Config{Host: h} }
 	with := func(change func(*engineclient.Config)) engineclient.Config {
 		c := host("h")
@@ -151,6 +152,7 @@ func TestClientConfigValidate(t *testing.T) {
 }
 
 func TestFieldErrorDescribesValidValues(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		config engineclient.Config
 		want   string
@@ -183,6 +185,7 @@ func TestFieldErrorDescribesValidValues(t *testing.T) {
 }
 
 func TestClientDefaults(t *testing.T) {
+	t.Parallel()
 	want := engineclient.Config{
 		Worker:        "[::1]:5557",
 		Model:         "m",

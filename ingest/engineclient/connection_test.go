@@ -17,6 +17,7 @@ import (
 )
 
 func TestClientReconnects(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	got := newLines()
 	c := connectClient(t, p, clientOf(p), got)
@@ -43,6 +44,7 @@ func TestClientReconnects(t *testing.T) {
 }
 
 func TestClientReconnectReportsAGapWithoutReplay(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	got := newLines()
 	cfg := clientOf(p)
@@ -57,6 +59,7 @@ func TestClientReconnectReportsAGapWithoutReplay(t *testing.T) {
 }
 
 func TestClientReconnectWhileTheHandlerIsCalled(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	for i := range uint64(5) {
 		enginetest.Remove(t, p.Drop, i)
@@ -85,6 +88,7 @@ func TestClientReconnectWhileTheHandlerIsCalled(t *testing.T) {
 }
 
 func TestClientWaitsForAConnection(t *testing.T) {
+	t.Parallel()
 	endpoint := "ipc://" + t.TempDir() + "/kv"
 	got := newLines()
 	c := newClient(t, engineclient.Config{
@@ -122,6 +126,7 @@ func TestClientWaitsForAConnection(t *testing.T) {
 }
 
 func TestClientReadsAHost(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	enginetest.Remove(t, p.Drop, 1)
 	port := func(endpoint string) int {

@@ -16,6 +16,7 @@ import (
 // TestClientHandlerSetLater starts a Client without a handler. The Client and the engine buffer
 // events, and none is lost.
 func TestClientHandlerSetLater(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	cfg := clientOf(p)
 	cfg.Buffer = 2
@@ -53,6 +54,7 @@ func TestClientHandlerSetLater(t *testing.T) {
 
 // TestClientHandlerSetBeforeStart sets the handler between New and Start.
 func TestClientHandlerSetBeforeStart(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	c := newClient(t, clientOf(p), nil)
 	got := newLines()
@@ -68,6 +70,7 @@ func TestClientHandlerSetBeforeStart(t *testing.T) {
 
 // TestClientWithoutHandlerStops checks that events that waited for a handler are counted.
 func TestClientWithoutHandlerStops(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	c := connectClient(t, p, clientOf(p), nil)
 	enginetest.Remove(t, p.Publish, 1)
@@ -82,6 +85,7 @@ func TestClientWithoutHandlerStops(t *testing.T) {
 // TestClientHandlersChange sets handlers from several goroutines while events arrive: each
 // event is handled once.
 func TestClientHandlersChange(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	c := connectClient(t, p, clientOf(p), nil)
 	const setters, batches = 4, 200

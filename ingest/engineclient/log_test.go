@@ -14,6 +14,7 @@ import (
 // TestClientLogLevel sets the level while the Client runs. The Logger's own level is
 // ignored.
 func TestClientLogLevel(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	var log harness.Log
 	got := newLines()

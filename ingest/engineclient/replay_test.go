@@ -18,6 +18,7 @@ import (
 )
 
 func TestClientReplayFrom(t *testing.T) {
+	t.Parallel()
 	removed := func(first, last uint64) (all []string) {
 		for seq := first; seq <= last; seq++ {
 			all = append(all, fmt.Sprintf("0/%d removed [%d]", seq, seq))
@@ -118,6 +119,7 @@ func TestClientReplayFrom(t *testing.T) {
 // TestClientReplayFromOfMany lets the engine's socket drop replies that are read slowly,
 // including end markers.
 func TestClientReplayFromOfMany(t *testing.T) {
+	t.Parallel()
 	const batches = 5000
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	for i := range uint64(batches) {
@@ -149,6 +151,7 @@ func TestClientReplayFromOfMany(t *testing.T) {
 }
 
 func TestClientReplayFromBesideTheReading(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	own := newLines()
 	c := connectClient(t, p, clientOf(p), own)
@@ -176,6 +179,7 @@ func TestClientReplayFromBesideTheReading(t *testing.T) {
 }
 
 func TestClientReplayFromFails(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	enginetest.Remove(t, p.Drop, 1)
 	enginetest.Remove(t, p.Drop, 2)

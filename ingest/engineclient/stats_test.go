@@ -15,6 +15,7 @@ import (
 )
 
 func TestClientMetrics(t *testing.T) {
+	t.Parallel()
 	registry := prometheus.NewRegistry()
 	var clients []*engineclient.Client
 	for _, name := range []string{"a", "b"} {
@@ -80,6 +81,7 @@ func TestClientMetrics(t *testing.T) {
 // TestClientCountsMessages checks that every message counts, including invalid and repeated
 // ones.
 func TestClientCountsMessages(t *testing.T) {
+	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	got := newLines()
 	c := connectClient(t, p, clientOf(p), got)

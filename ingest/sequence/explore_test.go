@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/zeebo/xxh3"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // explorer runs every order of the steps of a world.
@@ -199,13 +201,19 @@ func (w *world) appendKey(b []byte) []byte {
 	return b
 }
 
+// sized returns limits with a batch less, which leave a tenth of the states, unless tests run at full size.
+func sized(l limits) limits {
+	if !testclass.Full() {
+		l.batches--
+	}
+	return l
+}
+
 // TestExhaustiveSmallWorlds runs every order of events in small worlds. In each, the view finally
 // has the engine's blocks, or a loss was reported. No loss is reported that a replay could have
 // repaired.
 func TestExhaustiveSmallWorlds(t *testing.T) {
-	if raceEnabled {
-		t.Skip("one goroutine explores millions of states: see the tests without the race detector")
-	}
+	testclass.WithoutRace(t)
 	for _, tt := range []struct {
 		name                    string
 		replay, epochs, listens bool
@@ -260,7 +268,7 @@ func TestExhaustiveSmallWorlds(t *testing.T) {
 		{"listener without replay, with epochs", false, true, true, limits{batches: 5, losses: 1, cuts: 1, restarts: 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			states := explore(t, newWorld(tt.limits, tt.replay, tt.epochs, tt.listens))
+			states := explore(t, newWorld(sized(tt.limits), tt.replay, tt.epochs, tt.listens))
 			t.Logf("%d states", states)
 		})
 	}
@@ -269,9 +277,7 @@ func TestExhaustiveSmallWorlds(t *testing.T) {
 // TestExhaustiveSmallWorldsWithSnapshots does what TestExhaustiveSmallWorlds does, with an engine that offers
 // snapshots. No loss is reported that a snapshot could have repaired.
 func TestExhaustiveSmallWorldsWithSnapshots(t *testing.T) {
-	if raceEnabled {
-		t.Skip("one goroutine explores millions of states: see the tests without the race detector")
-	}
+	testclass.WithoutRace(t)
 	for _, tt := range []struct {
 		name            string
 		offers          snapshotKind
@@ -304,7 +310,7 @@ func TestExhaustiveSmallWorldsWithSnapshots(t *testing.T) {
 		{"epochs, without replay", snapshotsOfEpoch, false, false, limits{batches: 3, losses: 1, restarts: 1, crashes: 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w := newWorld(tt.limits, tt.replay, tt.offers == snapshotsOfEpoch, tt.listens)
+			w := newWorld(sized(tt.limits), tt.replay, tt.offers == snapshotsOfEpoch, tt.listens)
 			w.offers = tt.offers
 			states := explore(t, w)
 			t.Logf("%d states", states)
@@ -314,9 +320,7 @@ func TestExhaustiveSmallWorldsWithSnapshots(t *testing.T) {
 
 // TestExhaustiveSmallWorldsOfCalls runs every order of events in small worlds with an engine that is read by a call which resumes.
 func TestExhaustiveSmallWorldsOfCalls(t *testing.T) {
-	if raceEnabled {
-		t.Skip("one goroutine explores millions of states: see the tests without the race detector")
-	}
+	testclass.WithoutRace(t)
 	for _, tt := range []struct {
 		name   string
 		limits limits
@@ -331,7 +335,7 @@ func TestExhaustiveSmallWorldsOfCalls(t *testing.T) {
 		{"faults of messages and crashes", limits{batches: 4, cuts: 1, restarts: 1, duplicates: 1, malformed: 1, overruns: 1, crashes: 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w := newWorld(tt.limits, false, false, false)
+			w := newWorld(sized(tt.limits), false, false, false)
 			w.resumes = true
 			states := explore(t, w)
 			t.Logf("%d states", states)

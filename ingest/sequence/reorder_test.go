@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // A live batch that does not fit into the reorder buffer is requested after the buffered batches
@@ -63,9 +64,7 @@ func count(kinds []Kind, k Kind) (n int) {
 // The bytes counted for a buffered batch are about the memory that it takes, also if the epoch is
 // longer than the payload.
 func TestMemoryOfTheReorderBufferIsCounted(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector takes memory of its own")
-	}
+	testclass.WithoutRace(t)
 	const batches = 4000
 	for _, tt := range []struct {
 		name           string

@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 
@@ -129,6 +130,7 @@ func TestBlockSize(t *testing.T) {
 // TestStoresOfTooLargeBlocksAreDropped checks that the block size of such a store is not learned, and does not replace a
 // learned one.
 func TestStoresOfTooLargeBlocksAreDropped(t *testing.T) {
+	testclass.WithoutRace(t)
 	const tooLarge = wire.MaxBlockSize + 1
 	for name, c := range map[string]struct {
 		known   uint32

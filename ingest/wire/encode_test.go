@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // drawEvent draws the event of a batch at an index, with fields that the form has.
@@ -151,6 +152,7 @@ func drawBatch(t *rapid.T, f engineForm) *wire.Batch {
 
 // TestDecodeReadsEveryForm draws batches in the forms of all producers.
 func TestDecodeReadsEveryForm(t *testing.T) {
+	testclass.WithoutRace(t)
 	var d wire.Decoder
 	rapid.Check(t, func(rt *rapid.T) {
 		f := engineForms.Draw(rt, "form")

@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // oneEvent decodes a batch of one event; nil if it was skipped.
@@ -409,6 +410,7 @@ func TestMMInfosShiftTheGroup(t *testing.T) {
 // TestKeysInAnyOrder decodes map events with permuted keys and similar unknown keys, using a
 // decoder that expects the previous event's order and a fresh one.
 func TestKeysInAnyOrder(t *testing.T) {
+	testclass.WithoutRace(t)
 	fields := []struct {
 		key   string
 		value any

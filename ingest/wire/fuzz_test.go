@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // readCaptures returns payloads recorded from engines, by file.
@@ -63,6 +64,7 @@ func readCapture(tb testing.TB, file string) (payloads [][]byte) {
 
 // TestCaptures checks that recorded traffic decodes without skipped events.
 func TestCaptures(t *testing.T) {
+	testclass.WithoutRace(t)
 	for name, payloads := range readCaptures(t) {
 		t.Run(name, func(t *testing.T) {
 			var d wire.Decoder

@@ -8,6 +8,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // plainScan is ScanTokens without optimizations. It reads up to the payload's end.
@@ -29,6 +30,7 @@ func plainScan(tokens []uint32, p []byte, i int) (k, end int) {
 // TestScanTokensEqualsPlainLoop compares ScanTokens with plainScan, on tokens of one width and
 // of mixed widths, truncated and interrupted at random places.
 func TestScanTokensEqualsPlainLoop(t *testing.T) {
+	testclass.WithoutRace(t)
 	r := rand.New(rand.NewPCG(4, 5))
 	for range 20_000 {
 		var p []byte

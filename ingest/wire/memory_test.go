@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // perByte bounds the bytes that a fresh Decoder allocates per byte of payload, in addition
@@ -19,9 +20,7 @@ const perByte = 16
 // are, each with a fresh Decoder. All allocations count, including buffers replaced by
 // larger ones.
 func TestDecodeTakesMemoryInProportion(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector allocates")
-	}
+	testclass.WithoutRace(t)
 	check := func(name string, payload []byte) {
 		t.Helper()
 		var before, after runtime.MemStats
@@ -50,9 +49,7 @@ func TestDecodeTakesMemoryInProportion(t *testing.T) {
 // payload. Fewer bytes are live at a time. The worst cases are events of 15 bytes, which use
 // 208 bytes each, and lists of identifiers of 3 bytes, which double as they grow.
 func TestBoundedMemory(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector allocates")
-	}
+	testclass.WithoutRace(t)
 	check := func(name string, payload []byte) {
 		t.Helper()
 		var (
@@ -93,9 +90,7 @@ func heap() int {
 // measures the memory in use. Buffers of events, hashes and tokens are kept up to a bound
 // each. The payload and its long strings are not kept.
 func TestMemoryOfALargeBatchIsFreed(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector allocates")
-	}
+	testclass.WithoutRace(t)
 	small := pack(t, batchOf(stored(obj{"medium": "GPU", "extra_keys": []any{[]any{"x"}}}, 1)))
 	for name, payload := range oversized {
 		t.Run(name, func(t *testing.T) {
@@ -129,9 +124,7 @@ func TestMemoryOfALargeBatchIsFreed(t *testing.T) {
 // TestUnusedEventsReferenceNoPayload checks that unused event memory references no earlier
 // payload, after a smaller batch and after an invalid one.
 func TestUnusedEventsReferenceNoPayload(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector allocates")
-	}
+	testclass.WithoutRace(t)
 	const payloads, size = 16, 1 << 20
 	plain := pack(t, batchOf(removed(nil, 1)))
 	for _, c := range []struct {
@@ -179,9 +172,7 @@ func TestUnusedEventsReferenceNoPayload(t *testing.T) {
 // TestIdleRulesReferenceNoPayload checks that the rules of an idle source retain neither its
 // last payload nor the memory used for it.
 func TestIdleRulesReferenceNoPayload(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector allocates")
-	}
+	testclass.WithoutRace(t)
 	var (
 		sizes  [16]wire.BlockSize
 		rules  []*wire.Rules
@@ -223,9 +214,7 @@ func TestIdleRulesReferenceNoPayload(t *testing.T) {
 // all kinds of extra keys, and a step that stores 128 K tokens and removes as many, with one
 // block per event.
 func TestSteadyStateAllocatesNothing(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector allocates")
-	}
+	testclass.WithoutRace(t)
 	batches := make(map[string]*wire.Batch)
 	for _, blocks := range []int{1, 16, 128} {
 		for name, keys := range map[string]any{

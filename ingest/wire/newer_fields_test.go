@@ -13,6 +13,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 var publisherID = []byte("0123456789abcdef")
@@ -234,6 +235,7 @@ var tails = []any{nil, true, 7, -7, uint64(math.MaxUint64), 2.5, "x", raw("\xa1\
 // TestUnknownElementsAreSkipped appends elements of all types after the last known one of
 // each array event: the event does not change.
 func TestUnknownElementsAreSkipped(t *testing.T) {
+	testclass.WithoutRace(t)
 	store := func(tail ...any) []any {
 		return append([]any{"BlockStored", []any{5, 6}, 4, []any{1, 2}, 1, 3, "CPU"}, tail...)
 	}

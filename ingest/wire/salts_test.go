@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // saltKey returns extra keys with a salt for the first block, with Dynamo's prefix. typedSalt
@@ -166,6 +167,7 @@ func TestSaltsArePerRank(t *testing.T) {
 // TestUnsaltedSourcesUseNoMemory checks that traffic without salts uses no memory, with
 // or without extra keys.
 func TestUnsaltedSourcesUseNoMemory(t *testing.T) {
+	testclass.WithoutRace(t)
 	var (
 		size   wire.BlockSize
 		counts wire.Counts
@@ -301,9 +303,7 @@ func TestSaltBytesAreBounded(t *testing.T) {
 
 // TestSaltedBlocksAreBounded fills a source's memory of salted blocks and measures it.
 func TestSaltedBlocksAreBounded(t *testing.T) {
-	if testing.Short() {
-		t.Skip("a million blocks")
-	}
+	testclass.WithoutRace(t)
 	var (
 		size   = wire.BlockSize{Tokens: 1}
 		counts wire.Counts

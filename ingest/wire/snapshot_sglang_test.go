@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // packed returns values in MessagePack.
@@ -137,6 +138,7 @@ func rootRecords(n int) []byte {
 
 // Memory for the records is allocated at once: its allocations, and with them the copies, do not grow with their number.
 func TestDecodeRecordsAllocatesOnce(t *testing.T) {
+	testclass.WithoutRace(t)
 	allocations := func(n int) float64 {
 		payload := rootRecords(n)
 		return testing.AllocsPerRun(5, func() {

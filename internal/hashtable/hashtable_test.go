@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // checkTable compares a table with a map, by each way to read it, and checks its segments.
@@ -124,6 +126,7 @@ func (t *Table[V]) remove(key uint64) {
 }
 
 func TestTableIsAMap(t *testing.T) {
+	testclass.WithoutRace(t)
 	rapid.Check(t, func(t *rapid.T) {
 		got, want := New[uint64](), make(map[uint64]uint64)
 		// Few keys, so that they are deleted and put again, or so many that segments split.
@@ -260,6 +263,7 @@ func TestShrunkTableIsSmall(t *testing.T) {
 // TestEqualPrefixesDoNotEnlargeTheDirectory puts so many hashes with the same first bits that a directory would be larger
 // than the table.
 func TestEqualPrefixesDoNotEnlargeTheDirectory(t *testing.T) {
+	testclass.WithoutRace(t)
 	for _, shared := range []int{16, 24, 32, 40, 56} {
 		got, want := New[uint64](), make(map[uint64]uint64)
 		for i := range uint64(400) {
@@ -297,6 +301,7 @@ func TestEqualPrefixesDoNotEnlargeTheDirectory(t *testing.T) {
 
 // TestReplacedKeysKeepTheDirectory deletes and puts again keys of the segment for which the directory was doubled.
 func TestReplacedKeysKeepTheDirectory(t *testing.T) {
+	testclass.WithoutRace(t)
 	fixSeed(t)
 	table := New[struct{}]()
 	for key, depth := uint64(0), uint(0); key < 1_000_000; key++ {
@@ -337,6 +342,7 @@ func TestHashIsOneToOne(t *testing.T) {
 
 // TestGrowthMovesFewEntries counts the entries that splits move.
 func TestGrowthMovesFewEntries(t *testing.T) {
+	testclass.WithoutRace(t)
 	const n = 1_000_000
 	table, moves := New[[2]uint64](), 0
 	for key := range uint64(n) {
@@ -372,6 +378,7 @@ func fixSeed(t *testing.T) {
 
 // TestTableIsSmallAtAnySize checks the memory while a table grows.
 func TestTableIsSmallAtAnySize(t *testing.T) {
+	testclass.WithoutRace(t)
 	fixSeed(t)
 	if size := unsafe.Sizeof(segment{}); size != segmentBytes {
 		t.Errorf("a segment has %d bytes, want %d", size, segmentBytes)
@@ -393,6 +400,7 @@ func TestTableIsSmallAtAnySize(t *testing.T) {
 
 // TestTableStaysSmall replaces all keys of tables several times.
 func TestTableStaysSmall(t *testing.T) {
+	testclass.WithoutRace(t)
 	fixSeed(t)
 	for _, n := range []uint64{50_000, 60_000, 70_000} {
 		table := New[[2]uint64]()

@@ -6,10 +6,13 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // TestIndexIsASet compares an index with a map, for hashes that share few or many bits.
 func TestIndexIsASet(t *testing.T) {
+	testclass.WithoutRace(t)
 	rapid.Check(t, func(t *rapid.T) {
 		hashes := map[uint32]uint64{}
 		index, last := NewIndex(), uint32(0)
@@ -69,6 +72,7 @@ func TestIndexSegmentSplits(t *testing.T) {
 
 // TestRemovedRecordsFreeMemory adds records with the same hash, and removes them, for many hashes.
 func TestRemovedRecordsFreeMemory(t *testing.T) {
+	testclass.WithoutRace(t)
 	const hashes, records = 100, 200
 	x := NewIndex()
 	for i := range uint64(hashes) {

@@ -46,6 +46,7 @@ func upTo(first, last uint64, but ...uint64) (seqs []uint64) {
 // TestFaultsOfBatches covers the faults that keep the sockets open, with which the messages that a
 // subscriber receives are deterministic.
 func TestFaultsOfBatches(t *testing.T) {
+	t.Parallel()
 	const batches = 20
 	for _, tt := range []struct {
 		fault  simulator.Fault
@@ -112,6 +113,7 @@ func TestFaultsOfBatches(t *testing.T) {
 // TestFaultsOfEngines checks that the batches that a new incarnation has buffered produce the
 // contents of its pool, and that its seqs begin at the right number.
 func TestFaultsOfEngines(t *testing.T) {
+	t.Parallel()
 	const batches = 120
 	for _, tt := range []struct {
 		fault       simulator.Fault
@@ -187,6 +189,7 @@ func blocksAfter(t *testing.T, messages []message) map[uint64]struct{} {
 }
 
 func TestRestartPassedPublishesAboveTheOldSeq(t *testing.T) {
+	t.Parallel()
 	cfg := faulty(140, map[uint64][]simulator.Fault{60: {simulator.FaultRestartPassed}})
 	cfg.Rate = 250 // slow enough for the subscriber to reconnect before the seqs have passed
 	e := newEngine(t, cfg)
@@ -206,6 +209,7 @@ func TestRestartPassedPublishesAboveTheOldSeq(t *testing.T) {
 }
 
 func TestSameSeedSameFaultsAndEvents(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		rates := map[simulator.Fault]float64{}
 		for _, f := range simulator.AllFaults() {
@@ -246,6 +250,7 @@ func TestSameSeedSameFaultsAndEvents(t *testing.T) {
 }
 
 func TestPauseReturnsWhatASubscriberCanKnow(t *testing.T) {
+	t.Parallel()
 	cfg := faulty(0, nil)
 	cfg.Rate = 2000
 	cfg.Faults.Rates = map[simulator.Fault]float64{
@@ -279,6 +284,7 @@ func TestPauseReturnsWhatASubscriberCanKnow(t *testing.T) {
 }
 
 func TestPauseWaitsForTheEndOfFaults(t *testing.T) {
+	t.Parallel()
 	const span = 50
 	drops := make(map[uint64][]simulator.Fault)
 	for batch := range uint64(span) {
@@ -308,6 +314,7 @@ func TestPauseWaitsForTheEndOfFaults(t *testing.T) {
 }
 
 func TestPauseIsWithdrawnWhenItsContextEnds(t *testing.T) {
+	t.Parallel()
 	cfg := faulty(0, nil)
 	cfg.Subscribers, cfg.Rate = 0, 500
 	cfg.Faults.Rates = map[simulator.Fault]float64{simulator.FaultDrop: 1}
@@ -331,6 +338,7 @@ func TestPauseIsWithdrawnWhenItsContextEnds(t *testing.T) {
 }
 
 func TestFinishedEngineIsPaused(t *testing.T) {
+	t.Parallel()
 	e := newEngine(t, simulator.Config{Pool: blockpool.Config{Capacity: 64}, Batches: 7})
 	if err := e.Run(t.Context()); err != nil {
 		t.Fatal(err)

@@ -27,7 +27,8 @@ func newEngine(t *testing.T, cfg simulator.Config) *simulator.Engine {
 }
 
 func TestSubscriberReceivesThePoolsEvents(t *testing.T) {
-	const batches = 300
+	t.Parallel()
+	const batches = 160
 	for _, tt := range []struct {
 		name        string
 		batch, each wire.Form
@@ -114,7 +115,8 @@ func count(s *simulator.Summary, events []wire.Event) {
 }
 
 func TestEngineServesReplayAfterItsLastBatch(t *testing.T) {
-	const batches, limit = 120, 50
+	t.Parallel()
+	const batches, limit = 60, 25
 	for _, tt := range []struct {
 		name      string
 		form      simulator.ReplayForm
@@ -160,6 +162,7 @@ func TestEngineServesReplayAfterItsLastBatch(t *testing.T) {
 }
 
 func TestEngineKeepsItsRate(t *testing.T) {
+	t.Parallel()
 	e := newEngine(t, simulator.Config{Batches: 100, Rate: 500, Pool: blockpool.Config{Capacity: 64}})
 	start := time.Now()
 	run(t, e)
@@ -171,6 +174,7 @@ func TestEngineKeepsItsRate(t *testing.T) {
 }
 
 func TestContextEndsAnEngineAtOnce(t *testing.T) {
+	t.Parallel()
 	tests := map[string]simulator.Config{
 		"waiting for a subscriber": {Subscribers: 1},
 		"publishing":               {},
@@ -213,6 +217,7 @@ func endsWithItsContext(t *testing.T, cfg simulator.Config) {
 }
 
 func TestEngineRunsOnce(t *testing.T) {
+	t.Parallel()
 	e := newEngine(t, simulator.Config{Batches: 1, Pool: blockpool.Config{Capacity: 64}})
 	if err := e.Run(t.Context()); err != nil {
 		t.Fatal(err)
@@ -230,6 +235,7 @@ func TestEngineRunsOnce(t *testing.T) {
 }
 
 func TestNewRejectsBadConfigs(t *testing.T) {
+	t.Parallel()
 	for name, cfg := range map[string]simulator.Config{
 		"pool":     {Pool: blockpool.Config{Capacity: -1}},
 		"workload": {Workload: workload.Config{Concurrency: -1}},
@@ -258,6 +264,7 @@ func conversation(t *testing.T, requests int) *workload.Trace {
 }
 
 func TestEngineRunsATrace(t *testing.T) {
+	t.Parallel()
 	cfg := faulty(0, nil)
 	cfg.Trace, cfg.Pool = conversation(t, 40), blockpool.Config{Capacity: 5000, BlockSize: 64}
 	e := newEngine(t, cfg)

@@ -12,6 +12,7 @@ import (
 )
 
 func TestParseFaults(t *testing.T) {
+	t.Parallel()
 	got, err := simulator.ParseFaults("drop=0.25, restart@500,twice=1,drop@7,flap@7,mute=0")
 	if err != nil {
 		t.Fatal(err)
@@ -28,6 +29,7 @@ func TestParseFaults(t *testing.T) {
 }
 
 func TestParseFaultsErrorsSayWhatIsAllowed(t *testing.T) {
+	t.Parallel()
 	for plan, says := range map[string]string{
 		"":                  "want one of drop, forget",
 		"bogus=0.1":         `"bogus" is no fault: want one of drop,`,
@@ -51,6 +53,7 @@ func TestParseFaultsErrorsSayWhatIsAllowed(t *testing.T) {
 }
 
 func TestFaultsHaveNames(t *testing.T) {
+	t.Parallel()
 	seen := map[string]bool{}
 	for _, f := range simulator.AllFaults() {
 		back, err := simulator.ParseFault(f.String())
@@ -65,6 +68,7 @@ func TestFaultsHaveNames(t *testing.T) {
 }
 
 func TestFaultsHaveTheirRate(t *testing.T) {
+	t.Parallel()
 	const batches = 100_000
 	for _, rate := range []float64{0, 0.001, 0.1, 0.9, 1} {
 		f := simulator.Faults{Seed: 3, Rates: map[simulator.Fault]float64{simulator.FaultNoReplay: rate}}
@@ -80,6 +84,7 @@ func TestFaultsHaveTheirRate(t *testing.T) {
 }
 
 func TestFaultsAreIndependent(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		seed := rapid.Uint64().Draw(t, "seed")
 		fault := rapid.SampledFrom(simulator.AllFaults()).Draw(t, "fault")
@@ -106,6 +111,7 @@ func TestFaultsAreIndependent(t *testing.T) {
 }
 
 func TestAtMostOneFaultOfAKindPerBatch(t *testing.T) {
+	t.Parallel()
 	f := simulator.Faults{Rates: map[simulator.Fault]float64{}, At: map[uint64][]simulator.Fault{0: simulator.AllFaults()}}
 	want := []simulator.Fault{
 		simulator.FaultDrop, simulator.FaultClearReplay, simulator.FaultPartialReplay, simulator.FaultReplayWithoutEnd,
@@ -120,6 +126,7 @@ func TestAtMostOneFaultOfAKindPerBatch(t *testing.T) {
 }
 
 func TestOtherSeedsGiveOtherFaults(t *testing.T) {
+	t.Parallel()
 	at := func(seed uint64) (batches []uint64) {
 		f := simulator.Faults{Seed: seed, Rates: map[simulator.Fault]float64{simulator.FaultDrop: 0.1}}
 		for i := range uint64(200) {

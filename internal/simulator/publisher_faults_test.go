@@ -46,6 +46,7 @@ func replayedSeqs(t *testing.T, p *simulator.Publisher) []uint64 {
 }
 
 func TestHeldMessagesAreSentOnRelease(t *testing.T) {
+	t.Parallel()
 	p, sub := replaying(t)
 	for h := range uint64(4) {
 		must(t)(p.PublishDelayed(removal(h)))
@@ -62,6 +63,7 @@ func TestHeldMessagesAreSentOnRelease(t *testing.T) {
 }
 
 func TestTruncatedMessageIsReplayedWhole(t *testing.T) {
+	t.Parallel()
 	p, sub := replaying(t)
 	must(t)(p.Truncate(7, removal(100)))
 	if m := receiveBatch(t, sub); len(m.payload) != 7 {
@@ -74,6 +76,7 @@ func TestTruncatedMessageIsReplayedWhole(t *testing.T) {
 }
 
 func TestSilentPublisherServesReplay(t *testing.T) {
+	t.Parallel()
 	p, sub := replaying(t)
 	must(t)(p.Publish(removal(0)))
 	err := p.SetSilent(true)
@@ -88,6 +91,7 @@ func TestSilentPublisherServesReplay(t *testing.T) {
 }
 
 func TestForgottenBatchesAreNotReplayed(t *testing.T) {
+	t.Parallel()
 	p, _ := replaying(t)
 	for h := range uint64(5) {
 		must(t)(p.Publish(removal(h)))
@@ -104,6 +108,7 @@ func TestForgottenBatchesAreNotReplayed(t *testing.T) {
 }
 
 func TestReplayCanBeFaulty(t *testing.T) {
+	t.Parallel()
 	p, _ := replaying(t)
 	for h := range uint64(4) {
 		must(t)(p.Publish(removal(h)))
@@ -150,6 +155,7 @@ func TestReplayCanBeFaulty(t *testing.T) {
 }
 
 func TestReconnectUsesTheSamePorts(t *testing.T) {
+	t.Parallel()
 	for name, restart := range map[string]bool{"flap": false, "restart": true} {
 		t.Run(name, func(t *testing.T) {
 			p, sub := replaying(t)
@@ -187,6 +193,7 @@ func TestReconnectUsesTheSamePorts(t *testing.T) {
 // TestSlowReplayReaderMissesReplies checks that replies beyond a slow reader's queue are dropped
 // silently, as in vLLM.
 func TestSlowReplayReaderMissesReplies(t *testing.T) {
+	t.Parallel()
 	const batches, words = 400, 20_000
 	p := newPublisher(t, simulator.PublisherConfig{
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*", ReplayHWM: 10},
@@ -219,6 +226,7 @@ func TestSlowReplayReaderMissesReplies(t *testing.T) {
 // TestIdlePublisherPollsReplay checks that an idle publisher polls its replay socket at intervals,
 // as in vLLM.
 func TestIdlePublisherPollsReplay(t *testing.T) {
+	t.Parallel()
 	const poll = 60 * time.Millisecond
 	p := newPublisher(t, simulator.PublisherConfig{
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*", ReplayPoll: poll},

@@ -62,6 +62,7 @@ func must(t *testing.T) func(seq uint64, err error) uint64 {
 }
 
 func TestPublisherInjectsFaults(t *testing.T) {
+	t.Parallel()
 	p := newPublisher(t, simulator.PublisherConfig{
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:0"},
 	})
@@ -128,6 +129,7 @@ func TestPublisherInjectsFaults(t *testing.T) {
 }
 
 func TestReplayReturnsLostBatches(t *testing.T) {
+	t.Parallel()
 	p := newPublisher(t, simulator.PublisherConfig{
 		SocketConfig: simulator.SocketConfig{Topic: "t", Replay: "tcp://127.0.0.1:*"},
 	})
@@ -152,6 +154,7 @@ func TestReplayReturnsLostBatches(t *testing.T) {
 }
 
 func TestMalformedRequestsForReplayGetNoAnswer(t *testing.T) {
+	t.Parallel()
 	p := newPublisher(t, simulator.PublisherConfig{
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"},
 	})
@@ -194,6 +197,7 @@ func TestMalformedRequestsForReplayGetNoAnswer(t *testing.T) {
 // TestPublisherConnectsToASubscriber covers deployments with llm-d, in which the service binds and
 // engines connect.
 func TestPublisherConnectsToASubscriber(t *testing.T) {
+	t.Parallel()
 	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)
@@ -231,6 +235,7 @@ func TestPublisherConnectsToASubscriber(t *testing.T) {
 }
 
 func TestSubscriptionsAreCounted(t *testing.T) {
+	t.Parallel()
 	p := newPublisher(t, simulator.PublisherConfig{})
 	first, second := subscribe(t, p.Endpoint()), subscribe(t, p.Endpoint())
 	if err := p.WaitSubscribed(withTimeout(t), 2); err != nil {
@@ -249,6 +254,7 @@ func TestSubscriptionsAreCounted(t *testing.T) {
 }
 
 func TestClosedPublisherReturnsErrClosed(t *testing.T) {
+	t.Parallel()
 	p := newPublisher(t, simulator.PublisherConfig{})
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
@@ -262,6 +268,7 @@ func TestClosedPublisherReturnsErrClosed(t *testing.T) {
 }
 
 func TestModes(t *testing.T) {
+	t.Parallel()
 	// No socket listens at the port: connecting succeeds, and binding uses the port.
 	const endpoint = "tcp://127.0.0.1:1"
 	p := newPublisher(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Endpoint: endpoint}})
@@ -288,6 +295,7 @@ func TestModes(t *testing.T) {
 // TestPublishRejectsUnencodableEvents publishes events that have no encoding: each is rejected, and
 // uses no seq.
 func TestPublishRejectsUnencodableEvents(t *testing.T) {
+	t.Parallel()
 	p := newPublisher(t, simulator.PublisherConfig{})
 	for name, publish := range map[string]func(...wire.Event) (uint64, error){
 		"Publish": p.Publish, "Drop": p.Drop, "Forget": p.Lose, "PublishOnce": p.PublishUnbuffered, "Hold": p.PublishDelayed,
@@ -305,6 +313,7 @@ func TestPublishRejectsUnencodableEvents(t *testing.T) {
 
 // TestUnknownFormIsRejected checks that no sockets are opened for an unknown form of batches.
 func TestUnknownFormIsRejected(t *testing.T) {
+	t.Parallel()
 	for _, batch := range []simulator.BatchConfig{{BatchForm: 3}, {EventForm: 3}} {
 		if p, err := simulator.NewPublisher(simulator.PublisherConfig{BatchConfig: batch}); p != nil || err == nil {
 			t.Errorf("%+v: publisher %v, error %v", batch, p, err)

@@ -33,6 +33,7 @@ func snapshotOf(t *testing.T, endpoint string) (frames [][]byte) {
 }
 
 func TestSnapshotHasTheCache(t *testing.T) {
+	t.Parallel()
 	p := newPublisher(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Snapshot: "tcp://127.0.0.1:*"}})
 	if got := snapshotOf(t, p.SnapshotEndpoint()); int64(binary.BigEndian.Uint64(got[0])) != -1 {
 		t.Errorf("seq %x before the first batch, want -1", got[0])
@@ -82,6 +83,7 @@ func TestSnapshotHasTheCache(t *testing.T) {
 
 // A snapshot stores evicted ancestors, and removes them at its end.
 func TestSnapshotHasEvictedAncestors(t *testing.T) {
+	t.Parallel()
 	p := newPublisher(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Snapshot: "tcp://127.0.0.1:*"}})
 	store := wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1, 2, 3}, BlockSize: 1, Tokens: []uint32{7, 8, 9}}
 	must(t)(p.Publish(store))
@@ -96,6 +98,7 @@ func TestSnapshotHasEvictedAncestors(t *testing.T) {
 
 // A snapshot of SGLang's form has a barrier before it, and the hashes of the cached blocks.
 func TestSGLangSnapshotHasTheHashes(t *testing.T) {
+	t.Parallel()
 	p := newPublisher(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{
 		Snapshot: "tcp://127.0.0.1:*", SnapshotForm: simulator.SnapshotSGLang, Topic: "t",
 	}})

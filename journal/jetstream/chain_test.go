@@ -77,6 +77,7 @@ func (w *chainWorld) deliver(t *rapid.T) {
 
 // TestEachAppendIsStoredOnceInOrder publishes again what may still arrive.
 func TestEachAppendIsStoredOnceInOrder(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		w := &chainWorld{chain: new(chain)}
 		t.Repeat(map[string]func(*rapid.T){
@@ -120,6 +121,7 @@ func TestEachAppendIsStoredOnceInOrder(t *testing.T) {
 }
 
 func TestEntryThatWasNotPublishedIsAnError(t *testing.T) {
+	t.Parallel()
 	c := &chain{worker: "w", appends: []*inFlight{{}}}
 	if _, err := c.delivered(1, time.Time{}); !errors.Is(err, ErrUnreadable) {
 		t.Errorf("got %v", err)

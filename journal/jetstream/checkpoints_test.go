@@ -38,6 +38,7 @@ func wantCheckpoints(t *testing.T, j *jetstream.Journal, want map[string]string)
 }
 
 func TestCheckpointsSurvive(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	j, _ := load(t, config(dir))
 	want := make(map[string]string)
@@ -91,6 +92,7 @@ func chunks(t *testing.T, dir string) int {
 
 // TestInterruptedCheckpointKeepsTheOldOne crashes after each message of a checkpoint's replacement.
 func TestInterruptedCheckpointKeepsTheOldOne(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	j, _ := load(t, config(dir))
 	put(t, j, "w", []byte("old"))
@@ -132,6 +134,7 @@ func TestInterruptedCheckpointKeepsTheOldOne(t *testing.T) {
 }
 
 func TestCorruptCheckpointIsNamed(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	j, _ := load(t, config(dir))
 	put(t, j, "good", []byte("good"))

@@ -111,6 +111,7 @@ func TestDamagedFilesAreUnreadableUntilDiscard(t *testing.T) {
 
 // TestDamagedPositionIsUnreadableUntilDiscard damages the record of what the entries' files must have.
 func TestDamagedPositionIsUnreadableUntilDiscard(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	j, _ := load(t, config(dir))
 	appendN(t, j, "w", 10)

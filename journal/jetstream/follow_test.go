@@ -46,6 +46,7 @@ func wantSame(t *testing.T, got, want *jetstream.Journal) {
 }
 
 func TestFollowerHasTheEntriesOfTheWriter(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), 0)
 	writer, _ := load(t, serverConfig(s.ClientURL()))
 	want := appendN(t, writer, "w", 10)
@@ -67,6 +68,7 @@ func TestFollowerHasTheEntriesOfTheWriter(t *testing.T) {
 
 // TestFollowerContinuesWhenTheServerIsBack ends the nats-server while entries are appended.
 func TestFollowerContinuesWhenTheServerIsBack(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s := startServer(t, dir, 0)
 	port := s.Addr().(*net.TCPAddr).Port
@@ -90,6 +92,7 @@ func TestFollowerContinuesWhenTheServerIsBack(t *testing.T) {
 }
 
 func TestFollowerFailsWhenItsEntriesAreLost(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name   string
 		damage func(t *testing.T, s *server.Server, js natsjs.JetStream)
@@ -125,6 +128,7 @@ func TestFollowerFailsWhenItsEntriesAreLost(t *testing.T) {
 
 // TestFollowerLoadsAnewAfterAPurge removes entries between Open and Load.
 func TestFollowerLoadsAnewAfterAPurge(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), 0)
 	writer, _ := load(t, serverConfig(s.ClientURL()))
 	want := appendN(t, writer, "w", 10)
@@ -157,6 +161,7 @@ func TestFollowerLoadsAnewAfterAPurge(t *testing.T) {
 
 // TestFollowerLoadsAnewAfterAPurgeMeanwhile removes entries during Load. They are more than a consumer delivers at once.
 func TestFollowerLoadsAnewAfterAPurgeMeanwhile(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), 0)
 	writer, _ := load(t, serverConfig(s.ClientURL()))
 	source := sourceOf(t, writer, "w")
@@ -197,6 +202,7 @@ func TestFollowerLoadsAnewAfterAPurgeMeanwhile(t *testing.T) {
 }
 
 func TestFollowerNeedsAStream(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), 0)
 	if _, err := jetstream.Open(t.Context(), followConfig(s)); err == nil || !strings.Contains(err.Error(), "start an instance that reads engines first") {
 		t.Errorf("got %v", err)
@@ -205,6 +211,7 @@ func TestFollowerNeedsAStream(t *testing.T) {
 
 // TestManyFollowers follows a writer from several processes, which read the same entries.
 func TestManyFollowers(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), 0)
 	writer, _ := load(t, serverConfig(s.ClientURL()))
 	var all []*jetstream.Journal

@@ -14,10 +14,12 @@ import (
 )
 
 func TestEmbeddedConforms(t *testing.T) {
+	t.Parallel()
 	conform(t, func(t *testing.T) jetstream.Config { return config(t.TempDir()) })
 }
 
 func TestEmbeddedConformsWithSyncAlways(t *testing.T) {
+	t.Parallel()
 	conform(t, func(t *testing.T) jetstream.Config {
 		cfg := config(t.TempDir())
 		cfg.SyncAlways = true
@@ -48,6 +50,7 @@ func conform(t *testing.T, newConfig func(t *testing.T) jetstream.Config) {
 }
 
 func TestReopenedJournalContinues(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	for _, tt := range []struct {
 		name   string
@@ -75,6 +78,7 @@ func TestReopenedJournalContinues(t *testing.T) {
 
 // TestCloseAfterItsTimeLosesNothing closes a journal without appends in flight.
 func TestCloseAfterItsTimeLosesNothing(t *testing.T) {
+	t.Parallel()
 	j, _ := load(t, config(t.TempDir()))
 	appendN(t, j, "w", 10)
 	harness.WaitFor(t, func() bool { return j.InFlight() == 0 })
@@ -86,6 +90,7 @@ func TestCloseAfterItsTimeLosesNothing(t *testing.T) {
 }
 
 func TestLargeStateAndEmptyEntriesSurvive(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	j, _ := load(t, config(dir))
 	var want []jetstream.Entry
@@ -110,6 +115,7 @@ func TestLargeStateAndEmptyEntriesSurvive(t *testing.T) {
 }
 
 func TestEntriesThatDoNotFitAreRefused(t *testing.T) {
+	t.Parallel()
 	j, _ := load(t, config(t.TempDir()))
 	for _, tt := range []struct {
 		name string
@@ -134,6 +140,7 @@ func TestEntriesThatDoNotFitAreRefused(t *testing.T) {
 }
 
 func TestDirectoryIsUsedByOneProcess(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	j := open(t, config(dir))
 	if _, err := jetstream.Open(t.Context(), config(dir)); err == nil || !strings.Contains(err.Error(), "another process uses "+dir) {
@@ -144,6 +151,7 @@ func TestDirectoryIsUsedByOneProcess(t *testing.T) {
 }
 
 func TestConfigErrorsSayWhatIsAllowed(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		cfg  jetstream.Config
 		want []string

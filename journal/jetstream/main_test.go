@@ -25,6 +25,7 @@ import (
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/journal/jetstream"
 	"github.com/kvcast/kvcast/journal/journaltest"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 func TestMain(m *testing.M) {
@@ -207,7 +208,7 @@ func copyDir(t testing.TB, dir string) string {
 func startServer(t testing.TB, dir string, port int) *server.Server {
 	t.Helper()
 	if port == 0 {
-		port = server.RANDOM_PORT
+		port = harness.FreePort(t) // which no other test gets while this server is down
 	}
 	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: dir, NoSigs: true, NoLog: true})
 	if err != nil {

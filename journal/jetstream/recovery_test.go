@@ -19,6 +19,7 @@ import (
 )
 
 func TestEpochChangesWhenTheMachineHasBooted(t *testing.T) {
+	t.Parallel()
 	for _, always := range []bool{false, true} {
 		t.Run("sync always "+strconv.FormatBool(always), func(t *testing.T) {
 			dir, lines := t.TempDir(), &logLines{}
@@ -51,6 +52,7 @@ func TestEpochChangesWhenTheMachineHasBooted(t *testing.T) {
 
 // TestEpochContinuesAfterABootOnlyIfAllEntriesWereSynced opens a journal with different settings before the machine boots.
 func TestEpochContinuesAfterABootOnlyIfAllEntriesWereSynced(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name      string
 		always    []bool // of each run before the machine boots, and of the one after it
@@ -92,6 +94,7 @@ func TestEpochContinuesAfterABootOnlyIfAllEntriesWereSynced(t *testing.T) {
 }
 
 func TestStreamLimitIsNoSpace(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	mustClose(t, open(t, config(dir)))
 	administerDir(t, dir, func(js natsjs.JetStream) {
@@ -156,6 +159,7 @@ func loadError(t *testing.T, j *jetstream.Journal) error {
 
 // TestLoadNeedsWhatACheckpointHasSeen loads a stream that is too short, twice: a failed Load must not begin to follow it.
 func TestLoadNeedsWhatACheckpointHasSeen(t *testing.T) {
+	t.Parallel()
 	cfg := jetstream.Config{Stream: "s", Servers: []string{harness.StartNATS(t)}, Instance: "a"}
 	j := open(t, cfg)
 	for range 2 {
@@ -170,6 +174,7 @@ func TestLoadNeedsWhatACheckpointHasSeen(t *testing.T) {
 }
 
 func TestLostEntriesAreUnreadableUntilDiscard(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name   string
 		damage func(t *testing.T, js natsjs.JetStream, s natsjs.Stream)
@@ -247,6 +252,7 @@ func purge(t *testing.T, s natsjs.Stream, opt natsjs.StreamPurgeOpt) {
 }
 
 func TestUnsuitableStreamIsRefused(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name   string
 		change func(c *natsjs.StreamConfig)
@@ -268,6 +274,7 @@ func TestUnsuitableStreamIsRefused(t *testing.T) {
 }
 
 func TestUnreadableFilesAreMovedAway(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name    string
 		stream  string
@@ -310,6 +317,7 @@ func TestUnreadableFilesAreMovedAway(t *testing.T) {
 // TestServerThatAcknowledgesNothingFailsTheJournal needs a minute without an acknowledgement, seen more than once. The server
 // reports that it is healthy.
 func TestServerThatAcknowledgesNothingFailsTheJournal(t *testing.T) {
+	t.Parallel()
 	now := time.Now()
 	for _, tt := range []struct {
 		ticks int

@@ -43,6 +43,7 @@ func wantRegistrations(t *testing.T, j *jetstream.Journal, names ...string) {
 }
 
 func TestRegistrationsSurvive(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	j, _ := load(t, config(dir))
 	names := []string{"", "=", "%", "w", "10.0.0.1", "w.*> \x00\xff/", strings.Repeat("n", 300)}
@@ -91,6 +92,7 @@ func TestRegistrationsSurvive(t *testing.T) {
 }
 
 func TestRegistrationInAFullBucketFails(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	j, _ := load(t, config(dir))
 	register(t, j, "w")
@@ -171,6 +173,7 @@ func TestDamagedRegistrationsAreReported(t *testing.T) {
 
 // TestRegistrationOfAnotherProcessIsNotReplaced registers a worker at two processes, such as two that have just started.
 func TestRegistrationOfAnotherProcessIsNotReplaced(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), 0)
 	first, _ := load(t, serverConfig(s.ClientURL()))
 	register(t, first, "both", "first", "deleted")
@@ -203,6 +206,7 @@ func TestRegistrationOfAnotherProcessIsNotReplaced(t *testing.T) {
 
 // TestLostRegistrationsOfServersAreReported brings the bucket back as it was before registrations that a checkpoint has seen.
 func TestLostRegistrationsOfServersAreReported(t *testing.T) {
+	t.Parallel()
 	for name, lost := range map[string]bool{"nothing lost": false, "lost": true} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

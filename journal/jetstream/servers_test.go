@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/journal/jetstream"
 	"github.com/kvcast/kvcast/test/harness"
@@ -86,12 +87,13 @@ func awaitNewest(j *jetstream.Journal, seq uint64) {
 }
 
 func TestAppendsContinueWhenTheServerIsBack(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s := startServer(t, dir, 0)
 	port := s.Addr().(*net.TCPAddr).Port
 	j, _ := load(t, serverConfig(s.ClientURL()))
 	acknowledged, stop := startLoad(t, j)
-	for i := range 3 {
+	for i := range testclass.Size(1, 3) {
 		awaitNewest(j, j.Bounds().Newest+500*uint64(i+1))
 		stopServer(s)
 		s = startServer(t, dir, port)
@@ -109,6 +111,7 @@ func TestAppendsContinueWhenTheServerIsBack(t *testing.T) {
 }
 
 func TestSingleServerStoresNoReplicas(t *testing.T) {
+	t.Parallel()
 	cfg := serverConfig(startServer(t, t.TempDir(), 0).ClientURL())
 	cfg.Replicas = 3
 	if _, err := jetstream.Open(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "replicas are 3") {
@@ -117,6 +120,7 @@ func TestSingleServerStoresNoReplicas(t *testing.T) {
 }
 
 func TestServersWithoutALeaderAreAskedAgain(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		code natsjs.ErrorCode
 		want bool
@@ -133,6 +137,7 @@ func TestServersWithoutALeaderAreAskedAgain(t *testing.T) {
 
 // TestCheckpointIsReadWhenTheServerIsBack reads a checkpoint while the server is away.
 func TestCheckpointIsReadWhenTheServerIsBack(t *testing.T) {
+	t.Parallel()
 	dir, lines := t.TempDir(), &logLines{}
 	s := startServer(t, dir, 0)
 	port := s.Addr().(*net.TCPAddr).Port
@@ -242,6 +247,7 @@ func (p *proxy) url() string { return "nats://" + p.listener.Addr().String() }
 
 // TestUnknownFateIsNotDoubled cuts the connection when the server has stored entries whose acknowledgements were lost.
 func TestUnknownFateIsNotDoubled(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), 0)
 	p := startProxy(t, s)
 	cfg := serverConfig(p.url())
@@ -272,6 +278,7 @@ func TestUnknownFateIsNotDoubled(t *testing.T) {
 }
 
 func TestLostStreamFailsTheJournal(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name   string
 		damage func(t *testing.T, js natsjs.JetStream)
@@ -311,6 +318,7 @@ func TestLostStreamFailsTheJournal(t *testing.T) {
 // TestServerThatLostEntriesIsUnreadable restores the server's files from before some entries: as after a crash of the
 // server's machine.
 func TestServerThatLostEntriesIsUnreadable(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s := startServer(t, dir, 0)
 	port := s.Addr().(*net.TCPAddr).Port
@@ -339,6 +347,7 @@ func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 // TestLossIsKnownUntilTheEpochHasChanged has another instance that began to end the epoch of a stream that has lost entries,
 // and does not complete it for a while.
 func TestLossIsKnownUntilTheEpochHasChanged(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s := startServer(t, dir, 0)
 	port := s.Addr().(*net.TCPAddr).Port
@@ -396,10 +405,12 @@ func TestLossIsKnownUntilTheEpochHasChanged(t *testing.T) {
 
 // TestEpochIsEndedOnce discards the journal of two instances at once: one does, and the other is told so.
 func TestEpochIsEndedOnce(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), 0)
-	a, _ := load(t, serverConfig(s.ClientURL()))
-	b, _ := load(t, serverConfig(s.ClientURL()))
-	appendN(t, a, "w", 10)
+	former, _ := load(t, serverConfig(s.ClientURL()))
+	appendN(t, former, "w", 10)
+	mustClose(t, former)
+	a, b := open(t, serverConfig(s.ClientURL())), open(t, serverConfig(s.ClientURL()))
 	errs := make(chan error, 2)
 	for _, j := range []*jetstream.Journal{a, b} {
 		go func() { errs <- j.Discard(t.Context()) }()

@@ -60,6 +60,7 @@ func wantFenced(t *testing.T, err error, text string) {
 }
 
 func TestLaterClaimFencesTheFormerOwner(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), 0)
 	a, b := instance(t, s.ClientURL(), "a"), instance(t, s.ClientURL(), "b")
 	_, err := appendOne(t, a, &journal.Source{Worker: "w"}, "x")
@@ -87,6 +88,7 @@ func TestLaterClaimFencesTheFormerOwner(t *testing.T) {
 }
 
 func TestReleaseNamesTheNextOwner(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), 0)
 	a, b := instance(t, s.ClientURL(), "a"), instance(t, s.ClientURL(), "b")
 	appendN(t, a, "w", 3)
@@ -115,6 +117,7 @@ func TestReleaseNamesTheNextOwner(t *testing.T) {
 
 // TestForgottenWorkerFailsItsAppends forgets a worker while its appends wait for the server.
 func TestForgottenWorkerFailsItsAppends(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), 0)
 	p := startProxy(t, s)
 	j, _ := load(t, serverConfig(p.url()))
@@ -136,6 +139,7 @@ func TestForgottenWorkerFailsItsAppends(t *testing.T) {
 
 // TestAppendsOfAnIsolatedOwnerAreFenced cuts an owner off while it appends, and lets another one claim the worker.
 func TestAppendsOfAnIsolatedOwnerAreFenced(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), 0)
 	p := startProxy(t, s)
 	a, b := instance(t, p.url(), "a"), instance(t, s.ClientURL(), "b")
@@ -171,6 +175,7 @@ func TestAppendsOfAnIsolatedOwnerAreFenced(t *testing.T) {
 // TestOwnersTakeWorkersFromEachOther lets three instances claim four workers at random while all append for all. Every
 // entry that was acknowledged is in the stream once, in order, and by the owner at that point.
 func TestOwnersTakeWorkersFromEachOther(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), 0)
 	const claims, appends = 30, 40
 	var wg sync.WaitGroup
@@ -252,6 +257,7 @@ func TestOwnersTakeWorkersFromEachOther(t *testing.T) {
 }
 
 func TestWorkerIsLoadedAlone(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), 0)
 	j, _ := load(t, serverConfig(s.ClientURL()))
 	var want []jetstream.Entry
@@ -277,6 +283,7 @@ func TestWorkerIsLoadedAlone(t *testing.T) {
 
 // TestAppendsAreVisibleInOrderAndFlushed appends for several workers, and closes the journal.
 func TestAppendsAreVisibleInOrderAndFlushed(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), 0)
 	cfg := serverConfig(s.ClientURL())
 	cfg.InFlight = 32
@@ -317,6 +324,7 @@ func TestAppendsAreVisibleInOrderAndFlushed(t *testing.T) {
 
 // TestRecordsAreRenewedSoThatEntriesCanBeRemoved has an idle worker among busy ones, and one that nobody owns.
 func TestRecordsAreRenewedSoThatEntriesCanBeRemoved(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), 0)
 	cfg := serverConfig(s.ClientURL())
 	cfg.Retention.MaxBytes = 100_000
@@ -356,6 +364,7 @@ func TestRecordsAreRenewedSoThatEntriesCanBeRemoved(t *testing.T) {
 }
 
 func TestFormerOwnerCannotPutAfterTheClaim(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), 0)
 	a, b := instance(t, s.ClientURL(), "a"), instance(t, s.ClientURL(), "b")
 	put := func(j *jetstream.Journal, data string, claim uint64) error {

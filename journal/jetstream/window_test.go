@@ -5,6 +5,7 @@ import "testing"
 // TestAppendsArePublishedAgainWhileTheyAreAcknowledged acknowledges appends of an earlier attempt while they are published
 // again.
 func TestAppendsArePublishedAgainWhileTheyAreAcknowledged(t *testing.T) {
+	t.Parallel()
 	appends := []*inFlight{{}, {}, {}}
 	w := window{acked: 10}
 	for _, a := range appends {

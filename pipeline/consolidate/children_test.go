@@ -5,6 +5,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
@@ -37,6 +38,7 @@ func TestChildrenAreCountedInSteps(t *testing.T) {
 
 // TestRestoredTrackerCountsChildrenInAsManySteps restores a tracker between two steps. The tracker once had more names.
 func TestRestoredTrackerCountsChildrenInAsManySteps(t *testing.T) {
+	testclass.WithoutRace(t)
 	const names = 5 * namesPerStep
 	for _, begun := range []int{0, 1, 3, 6} {
 		tr := New(2, names, nil, nil, &Counts{})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
@@ -136,6 +137,7 @@ func (b *bounded) observe(result string) observation {
 // calls and replays them on the restored tracker, while its bounds are tighter. From then on both trackers must
 // behave the same under the same bounds.
 func TestRestoredTrackerDecidesAsTheOriginal(t *testing.T) {
+	testclass.WithoutRace(t)
 	rapid.Check(t, func(t *rapid.T) {
 		limit := rapid.SampledFrom([]int64{0, 12, 20}).Draw(t, "limit")
 		original := newBounded(limit)

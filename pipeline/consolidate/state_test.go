@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/testclass"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 
@@ -120,6 +121,7 @@ func TestRestoreReportsInvalidState(t *testing.T) {
 
 // TestMemoryOfInvalidStateIsBounded decodes states of equal elements, which are as short as possible.
 func TestMemoryOfInvalidStateIsBounded(t *testing.T) {
+	testclass.WithoutRace(t)
 	const n = 1 << 20
 	fields := new(statev1.Tracker).ProtoReflect().Descriptor().Fields()
 	valid := manifold().AppendState(nil)

@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server/match"
 )
@@ -90,6 +91,7 @@ func TestDecodeEqualsGeneratedCode(t *testing.T) {
 
 // A prompt takes many times the memory of its encoding, so that few of too many may be kept.
 func TestFewOfTooManyPromptsAreKept(t *testing.T) {
+	testclass.WithoutRace(t)
 	const allowed = 64
 	for _, n := range []int{allowed, allowed + 1, allowed + 2, 500_000} {
 		request := &kvcastv1.MatchPrefixRequest{Model: "m", Prompts: make([]*kvcastv1.Prompt, n)}

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server/match"
 )
@@ -49,6 +50,7 @@ func reference(r *match.Response) *kvcastv1.MatchPrefixResponse {
 
 // TestResponseEqualsGeneratedCode also reuses the memory of a response.
 func TestResponseEqualsGeneratedCode(t *testing.T) {
+	testclass.WithoutRace(t)
 	var r match.Response
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.SampledFrom([]string{"", "w", "vllm-0", string(make([]byte, 300))})

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // BenchmarkCatchUp measures a subscriber that starts at the oldest entry of a journal full of B2
@@ -100,6 +102,7 @@ func (r *rig) catchUp() (entries int, err error) {
 
 // TestCatchUpReadsTheWholeJournal runs with a small journal.
 func TestCatchUpReadsTheWholeJournal(t *testing.T) {
+	testclass.Process(t)
 	requireProc(t)
 	r, err := openCatchUp("--journal-max-bytes", "1MiB")
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/libzmq"
 	"github.com/kvcast/kvcast/ingest/transport/native"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/internal/zmtp"
 	"github.com/kvcast/kvcast/internal/zmtp/outbound"
 	"github.com/kvcast/kvcast/test/bench"
@@ -373,6 +374,7 @@ func (k *connections) Close() error {
 }
 
 func TestConnectionsReceiveEverything(t *testing.T) {
+	testclass.Process(t)
 	for name := range openTransport {
 		for _, c := range connectionCases {
 			t.Run(name+"/"+c.name, func(t *testing.T) {

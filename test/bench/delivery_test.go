@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // BenchmarkDelivery measures the cost of delivering an entry to each of 8 or 64 subscribers that
@@ -61,6 +63,7 @@ func (r *rig) catchUpAll(subscribers int) error {
 
 // TestDeliveriesCountEverySubscriber runs with a small journal.
 func TestDeliveriesCountEverySubscriber(t *testing.T) {
+	testclass.Process(t)
 	requireProc(t)
 	r, err := openCatchUpOf(shapeB1, "--journal-max-bytes", "1MiB")
 	if err != nil {

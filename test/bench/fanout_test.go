@@ -7,6 +7,8 @@ import (
 	"net"
 	"sync"
 	"testing"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // writeBytes is the approximate size of one write.
@@ -172,6 +174,7 @@ func (f *fanout) Close() error {
 }
 
 func TestFanoutWritesAll(t *testing.T) {
+	testclass.Process(t)
 	f, err := newFanningOut(entryBytes(16), 8)
 	if err != nil {
 		t.Fatal(err)

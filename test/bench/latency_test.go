@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // pacedRate is the rate in batches per second at which latencies are measured.
@@ -163,6 +164,7 @@ func (o *observed) Close() error {
 }
 
 func TestLatencyMeasuresEveryBatch(t *testing.T) {
+	testclass.Process(t)
 	requireProc(t)
 	o, err := openLatency()
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -232,6 +233,7 @@ func entryBytes(blocks int) int {
 
 // TestLoadHasItsShape decodes several laps and tracks the blocks of the engine.
 func TestLoadHasItsShape(t *testing.T) {
+	testclass.WithoutRace(t)
 	for _, s := range []shape{shapeB1, {blocks: 16, evicts: true}, {blocks: 4, evicts: true}} {
 		l := newLoad(s)
 		present := make(map[uint64]struct{})

@@ -15,6 +15,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -299,6 +300,7 @@ func (m *matching) Close() error {
 
 // TestMatchesAreAnswered runs the requests of the benchmarks once.
 func TestMatchesAreAnswered(t *testing.T) {
+	testclass.Process(t)
 	requireProc(t)
 	m, err := openMatching()
 	if err != nil {

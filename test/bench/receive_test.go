@@ -12,6 +12,7 @@ import (
 
 	"github.com/pebbe/zmq4"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/bench"
 )
 
@@ -168,6 +169,7 @@ func (r *pebbeReceive) do(n int) (sum uint64, err error) {
 func (r *pebbeReceive) Close() error { return errors.Join(r.socket.Close(), r.zctx.Term()) }
 
 func TestReceiversReceiveEverything(t *testing.T) {
+	testclass.Process(t)
 	for _, role := range []string{"receive", "pebbe", "batch", "wait"} {
 		r, err := newReceiving(role, shapeB1)
 		if err != nil {

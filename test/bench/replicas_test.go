@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -168,6 +169,7 @@ func (r *replicas) Close() error {
 
 // TestReplicasDeliverEverything runs BenchmarkServeOnly with few subscribers and batches.
 func TestReplicasDeliverEverything(t *testing.T) {
+	testclass.Process(t)
 	requireProc(t)
 	r, err := openReplicas(harness.StartNATS(t), "replicas", 2, 2)
 	if err != nil {

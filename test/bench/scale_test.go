@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -175,6 +176,7 @@ func (e *engines) Close() error {
 
 // TestScaleStartsAllEngines runs with few engines and subscribers.
 func TestScaleStartsAllEngines(t *testing.T) {
+	testclass.Process(t)
 	requireProc(t)
 	s, err := openScale(3, 2)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -172,6 +173,7 @@ func (r *relayRig) Close() error {
 
 // TestRelayDeliversWhatTheServerDelivers compares the entries of a server and of a bareRelay, except for their times.
 func TestRelayDeliversWhatTheServerDelivers(t *testing.T) {
+	testclass.Process(t)
 	requireProc(t)
 	for _, s := range storeShapes {
 		server, err := newRig(s.shape, 1)

@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // serverLoads are the loads that BenchmarkServer runs.
@@ -125,6 +127,7 @@ func openServer(wrapper []string, s shape, subscribers int, args ...string) (*ri
 
 // TestLossFailsTheBenchmark drops one batch of many.
 func TestLossFailsTheBenchmark(t *testing.T) {
+	testclass.Process(t)
 	requireProc(t)
 	r, err := newRig(shapeB2, 1)
 	if err != nil {
@@ -149,6 +152,7 @@ func TestLossFailsTheBenchmark(t *testing.T) {
 
 // TestServerDeliversEverything runs BenchmarkServer's loads with few batches.
 func TestServerDeliversEverything(t *testing.T) {
+	testclass.Process(t)
 	requireProc(t)
 	for _, s := range []shape{shapeB1, {blocks: 16, evicts: true}} {
 		r, err := newRig(s, 2)

@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -77,6 +78,7 @@ func (s *besideSlow) Close() error {
 
 // TestLatencyBesideSlowSubscribersMeasuresEveryBatch runs few batches.
 func TestLatencyBesideSlowSubscribersMeasuresEveryBatch(t *testing.T) {
+	testclass.Process(t)
 	requireProc(t)
 	s, err := openBesideSlow()
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -214,6 +215,7 @@ func (s *snapshots) Close() error {
 
 // TestSnapshotsAreComplete runs with few blocks.
 func TestSnapshotsAreComplete(t *testing.T) {
+	testclass.Process(t)
 	requireProc(t)
 	s, err := openSnapshots(16_000)
 	if err != nil {

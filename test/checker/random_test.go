@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/checker"
 )
@@ -341,6 +342,7 @@ func TestRandomStreamsPass(t *testing.T) {
 }
 
 func TestEverySingleMutationIsCaught(t *testing.T) {
+	testclass.WithoutRace(t)
 	for name, mutate := range mutations {
 		t.Run(name, func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -290,6 +291,7 @@ var snapshotMutations = map[string]func(t *rapid.T, streams []stream) bool{
 }
 
 func TestEverySingleSnapshotMutationIsCaught(t *testing.T) {
+	testclass.WithoutRace(t)
 	for name, mutate := range snapshotMutations {
 		t.Run(name, func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {

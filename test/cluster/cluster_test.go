@@ -8,11 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
 var (
-	minutes  = flag.Float64("minutes", 0, "minutes of faults at random, after one fault of each kind")
+	minutes  = flag.Float64("minutes", float64(testclass.Size(0, 10)), "minutes of faults at random, after one fault of each kind")
 	lossless = flag.Bool("lossless", false, "fail if a server reports a gap: every batch can be replayed, unless the machine is too busy")
 	seed     = flag.Uint64("seed", 1, "seed of the engines, their faults, and the faults of the servers")
 	maxBytes = flag.String("max-bytes", "16MiB", "size of the entries that the servers keep: at least those of two minutes, or a server ends that was paused for long")
@@ -57,6 +58,7 @@ var combinations = []fault{
 // TestWorkersAreTakenOver makes each fault happen. With -minutes, it also makes each of the combinations happen, and then all at
 // random for that time.
 func TestWorkersAreTakenOver(t *testing.T) {
+	testclass.Cluster(t)
 	t.Logf("seed %d", *seed)
 	w := newWorld(t)
 	w.follow()

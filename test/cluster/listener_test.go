@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -15,6 +16,7 @@ import (
 // TestWorkerFollowsItsConnection moves an engine, which connects to a port behind which there are two servers, from one to the
 // other: its connection closes while the former server lives, is killed, or is paused.
 func TestWorkerFollowsItsConnection(t *testing.T) {
+	testclass.Cluster(t)
 	replay := harness.FreePort(t)
 	url := harness.StartNATS(t)
 	js := harness.JetStream(t, url)

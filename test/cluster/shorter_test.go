@@ -4,12 +4,14 @@ import (
 	"regexp"
 	"testing"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
 // TestShorterStreamGetsANewEpoch restores the files of all NATS servers from a copy that lacks acknowledged entries, while
 // the servers run. They notice it, and end; when they are started again, the stream continues in another epoch.
 func TestShorterStreamGetsANewEpoch(t *testing.T) {
+	testclass.Cluster(t)
 	w := newWorld(t)
 	w.follow()
 	w.progress(w.allWorkers()...)

@@ -7,6 +7,7 @@ import (
 	"github.com/kvcast/kvcast/console"
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/internal/incident"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/test/harness"
@@ -33,6 +34,7 @@ func (s shared) SourcesDown() []server.SourceDown { return nil }
 func (s shared) WorkerStates() map[string]kvcastv1.WorkerState { return nil }
 
 func TestServersAndLeasesAreShown(t *testing.T) {
+	testclass.Process(t)
 	b := startBrowser(t)
 	log := new(incident.Log)
 	i := harness.StartInstance(t, harness.InstanceConfig{Server: server.Config{Incidents: log, Cluster: shared{}}})

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -58,6 +59,7 @@ func wantOneOrigin(t *testing.T, p *tab) {
 }
 
 func TestFleetAndWorker(t *testing.T) {
+	testclass.Process(t)
 	b := startBrowser(t)
 	good := fleet.New(t, 1)
 	good.Faults = faults
@@ -116,6 +118,7 @@ func TestFleetAndWorker(t *testing.T) {
 }
 
 func TestPrefixesAndMatch(t *testing.T) {
+	testclass.Process(t)
 	b := startBrowser(t)
 	var args []string
 	var fleets []*fleet.Fleet
@@ -161,6 +164,7 @@ func TestPrefixesAndMatch(t *testing.T) {
 }
 
 func TestLogIsFilteredAndLinked(t *testing.T) {
+	testclass.Process(t)
 	b := startBrowser(t)
 	f := fleet.New(t, 3)
 	f.Faults = map[simulator.Fault]float64{simulator.FaultLose: 0.02, simulator.FaultDrop: 0.05}

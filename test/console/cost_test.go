@@ -13,11 +13,12 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
-var cost = flag.Duration("cost", 0, "measure for this time what open pages cost a server")
+var cost = flag.Duration("cost", 4*time.Second, "measure for this time what open pages cost a server")
 
 var listening = regexp.MustCompile(`msg=listening endpoint=(\S+)`)
 
@@ -57,9 +58,7 @@ func (p *publisher) round() {
 // TestCostOfPages prints the CPU time of a server whose workers publish a batch a second: without pages, with ten that show the
 // fleet, and with ten that show a worker.
 func TestCostOfPages(t *testing.T) {
-	if *cost == 0 {
-		t.Skip("it measures: run make console-test ARGS='-run Cost -cost 30s'")
-	}
+	testclass.Exhaustive(t)
 	const pages = 10
 	for _, workers := range []int{10, 100, 1000} {
 		t.Run(fmt.Sprint(workers), func(t *testing.T) {

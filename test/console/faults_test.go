@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
@@ -34,6 +35,7 @@ func subscribe(t *testing.T, address string) {
 }
 
 func TestSubscribersAreShownAndTheirEnds(t *testing.T) {
+	testclass.Process(t)
 	b := startBrowser(t)
 	f := fleet.New(t, 4)
 	f.Faults, f.Rate = nil, 400
@@ -55,6 +57,7 @@ func TestSubscribersAreShownAndTheirEnds(t *testing.T) {
 }
 
 func TestServerGoesAndComesBack(t *testing.T) {
+	testclass.Process(t)
 	b := startBrowser(t)
 	f := fleet.New(t, 5)
 	f.Faults = nil
@@ -85,6 +88,7 @@ func TestServerGoesAndComesBack(t *testing.T) {
 }
 
 func TestTokenIsAskedFor(t *testing.T) {
+	testclass.Process(t)
 	b := startBrowser(t)
 	tokens := filepath.Join(t.TempDir(), "tokens")
 	if err := os.WriteFile(tokens, []byte("router "+token+"\n"), 0o600); err != nil {
@@ -117,6 +121,7 @@ func TestTokenIsAskedFor(t *testing.T) {
 
 // TestNamesCannotInject registers a worker whose names are parts of HTML, of a script and of a shell command.
 func TestNamesCannotInject(t *testing.T) {
+	testclass.Process(t)
 	b := startBrowser(t)
 	const name = `<img src=x onerror="document.title='owned'"> ';$(x) {{1}} %zz`
 	const model = `</datalist><script>document.title='owned'</script>`

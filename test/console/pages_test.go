@@ -13,6 +13,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/incident"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/test/harness"
@@ -86,6 +87,7 @@ func (p *tab) settled(view string) {
 
 // TestPagesFitEveryWidth checks that no view is wider than the screen, from a small phone to 4k.
 func TestPagesFitEveryWidth(t *testing.T) {
+	testclass.Process(t)
 	b := startBrowser(t)
 	url, _ := world(t, 20)
 	p := b.open(url)
@@ -110,6 +112,7 @@ func TestPagesFitEveryWidth(t *testing.T) {
 
 // TestThousandWorkersAreReadable checks that a fleet of 1,000 fits a few screens, and that each rank has its trust and its name.
 func TestThousandWorkersAreReadable(t *testing.T) {
+	testclass.Process(t)
 	b := startBrowser(t)
 	url, _ := world(t, 1000)
 	p := b.open(url)
@@ -141,6 +144,7 @@ func TestThousandWorkersAreReadable(t *testing.T) {
 
 // TestHiddenPageHasNoStream hides a page, as a browser does with a tab in the background, and shows it again.
 func TestHiddenPageHasNoStream(t *testing.T) {
+	testclass.Process(t)
 	b := startBrowser(t)
 	url, c := world(t, 3)
 	p := b.open(url)
@@ -167,6 +171,7 @@ func TestHiddenPageHasNoStream(t *testing.T) {
 
 // TestPagesAreAccessible runs axe-core on each view.
 func TestPagesAreAccessible(t *testing.T) {
+	testclass.Process(t)
 	found, err := filepath.Glob("../../bin/console/axe-*.min.js")
 	if err != nil || len(found) == 0 {
 		t.Skip("axe-core is not there: run make console-test, which gets it from npm")

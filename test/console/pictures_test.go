@@ -5,17 +5,22 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 var picturesOf = flag.String("pictures-of", "", "URL of a console, such as that of make demo-console, whose views are written to the folder of -screenshots")
 
-// TestPictures takes the pictures of the documentation.
+// TestPictures takes the pictures of the documentation, with the flags -pictures-of and -screenshots. Without them it visits the
+// views of an idle server.
 func TestPictures(t *testing.T) {
-	if *picturesOf == "" || *screenshots == "" {
-		t.Skip("it takes pictures for the documentation: run make demo-console, and make console-test ARGS='-run Pictures -pictures-of URL -screenshots DIR'")
+	testclass.Exhaustive(t)
+	url := *picturesOf
+	if url == "" {
+		_, url = serve(t)
 	}
 	b := startBrowser(t)
-	p := b.open(*picturesOf)
+	p := b.open(url)
 	p.size(1280, 800)
 	for _, view := range []string{"#/fleet", "#/worker/engine-4", "#/stream", "#/match", "#/prefixes", "#/log"} {
 		p.show(view)

@@ -3,6 +3,7 @@ package fleet
 import (
 	"testing"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -16,7 +17,7 @@ type Server struct {
 // NewServer returns a server that is not started.
 func NewServer(t *testing.T, args ...string) *Server {
 	t.Helper()
-	return &Server{ProcessConfig: harness.ProcessConfig{Race: harness.RaceEnabled(), Args: args}, Proxy: harness.NewProxy(t, "")}
+	return &Server{ProcessConfig: harness.ProcessConfig{Race: testclass.RaceEnabled, Args: args}, Proxy: harness.NewProxy(t, "")}
 }
 
 // Start starts the next run, and waits until it serves. The test ends it.
@@ -41,7 +42,7 @@ func (s *Server) Serve(t *testing.T) {
 // Start starts kvcast serve. The test ends it.
 func Start(t *testing.T, args ...string) *harness.Process {
 	t.Helper()
-	return start(t, harness.ProcessConfig{Race: harness.RaceEnabled(), Args: args})
+	return start(t, harness.ProcessConfig{Race: testclass.RaceEnabled, Args: args})
 }
 
 func start(t *testing.T, c harness.ProcessConfig) *harness.Process {

@@ -20,7 +20,7 @@ func StartNATS(t testing.TB) (url string) {
 func StartNATSIn(t testing.TB, dir string) (url string, stop func()) {
 	t.Helper()
 	s, err := server.NewServer(&server.Options{
-		Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: dir, NoSigs: true, NoLog: true,
+		Host: "127.0.0.1", Port: FreePort(t), JetStream: true, StoreDir: dir, NoSigs: true, NoLog: true,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -4,6 +4,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // held are the blocks of each worker.
@@ -44,6 +46,7 @@ func (h *held) apply(t *testing.T, p *Phase) (stores, single, stored, removed in
 // TestWorkloadIsThatOfEngines checks the events of Fill and Churn, their numbers, and that 95 % of the stores are of one
 // block.
 func TestWorkloadIsThatOfEngines(t *testing.T) {
+	testclass.WithoutRace(t)
 	w := Generate()
 	var h held
 	for i := range h {
@@ -67,6 +70,7 @@ func TestWorkloadIsThatOfEngines(t *testing.T) {
 }
 
 func TestReadFileReturnsTheWorkload(t *testing.T) {
+	testclass.WithoutRace(t)
 	w := Generate()
 	name := filepath.Join(t.TempDir(), "workload")
 	if err := w.WriteFile(name); err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/native"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/internal/zmtp"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -26,6 +27,7 @@ var messages = [][]int{
 // TestMessagesArrive checks that all messages of the subscribed topics arrive, over IPv4, IPv6 and
 // Unix sockets.
 func TestMessagesArrive(t *testing.T) {
+	testclass.Peers(t)
 	eachLibrary(t, 0, func(t *testing.T, l library) {
 		for _, network := range []string{"IPv4", "IPv6", "ipc"} {
 			for _, side := range sides {
@@ -68,6 +70,7 @@ func requireIPv6(t *testing.T) {
 // TestOversizedFrameIsRefused checks that the peer of a frame above the limit is disconnected with
 // its reason, and that the next connection works.
 func TestOversizedFrameIsRefused(t *testing.T) {
+	testclass.Peers(t)
 	eachLibrary(t, 0, func(t *testing.T, l library) {
 		for _, side := range sides {
 			t.Run(string(side), func(t *testing.T) {
@@ -102,6 +105,7 @@ func TestOversizedFrameIsRefused(t *testing.T) {
 
 // TestPeerKilledInMessage kills a peer of whose message a part has arrived, and starts another.
 func TestPeerKilledInMessage(t *testing.T) {
+	testclass.Peers(t)
 	const messageBytes, passed = 24 << 20, 1 << 20 // the rest exceeds what sockets buffer
 	eachLibrary(t, 0, func(t *testing.T, l library) {
 		for _, side := range sides {
@@ -126,6 +130,7 @@ func TestPeerKilledInMessage(t *testing.T) {
 
 // TestPingsOfPeerAreAnswered checks that a peer gets its PONGs, and stays connected.
 func TestPingsOfPeerAreAnswered(t *testing.T) {
+	testclass.Peers(t)
 	eachLibrary(t, pings, func(t *testing.T, l library) {
 		for _, side := range sides {
 			t.Run(string(side), func(t *testing.T) {
@@ -147,6 +152,7 @@ const heartbeat = time.Second
 // TestPeerAnswersPings checks that a silent peer that answers PINGs stays connected. A peer of ZMTP
 // 3.0 gets none.
 func TestPeerAnswersPings(t *testing.T) {
+	testclass.Peers(t)
 	eachLibrary(t, pongs, func(t *testing.T, l library) {
 		for _, side := range sides {
 			t.Run(string(side), func(t *testing.T) {
@@ -166,6 +172,7 @@ func TestPeerAnswersPings(t *testing.T) {
 // TestSilentPeerIsDisconnected stops a peer's process. Its system still acknowledges what arrives,
 // so that only the missing PONG tells.
 func TestSilentPeerIsDisconnected(t *testing.T) {
+	testclass.Peers(t)
 	eachLibrary(t, pongs, func(t *testing.T, l library) {
 		for _, side := range sides {
 			t.Run(string(side), func(t *testing.T) {
@@ -184,6 +191,7 @@ func TestSilentPeerIsDisconnected(t *testing.T) {
 
 // TestReplay requests batches from a router.
 func TestReplay(t *testing.T) {
+	testclass.Peers(t)
 	eachLibrary(t, routes, func(t *testing.T, l library) {
 		p := l.start(t, arguments{kind: "router", how: "bind", endpoint: "tcp://127.0.0.1:*"})
 		requests := transport.NewRequests(native.New(native.Config{}), harness.Timeout, nil,

@@ -11,18 +11,17 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/native"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/internal/zmtp"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-var record = flag.String("record", "", "a folder to write what publishers send to, for the tests of internal/zmtp")
+var record = flag.String("record", "", "a folder to write what publishers send to, for the tests of internal/zmtp; empty: one that is deleted")
 
 // TestRecord records what each library's publisher sends to a subscriber, and its router to a dealer:
 // the handshake, messages, and the PINGs or PONGs that the library has.
 func TestRecord(t *testing.T) {
-	if *record == "" {
-		t.Skip("-record is not set")
-	}
+	testclass.Peers(t)
 	eachLibrary(t, 0, func(t *testing.T, l library) {
 		for _, tt := range []struct {
 			name    string
@@ -76,7 +75,11 @@ func TestRecord(t *testing.T) {
 func (r *relay) save(t *testing.T, name string) {
 	t.Helper()
 	sent, _ := r.recorded()
-	if err := os.WriteFile(filepath.Join(*record, name+".bin"), []byte(sent), 0o644); err != nil {
+	dir := *record
+	if dir == "" {
+		dir = t.TempDir()
+	}
+	if err := os.WriteFile(filepath.Join(dir, name+".bin"), []byte(sent), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/kubernetes"
 )
@@ -49,6 +50,7 @@ const (
 )
 
 func TestAPIServerKeepsItsDataWhenItIsKilled(t *testing.T) {
+	testclass.Packaging(t)
 	s := kubernetes.Start(t)
 	if status, body := call(t, s, http.MethodPost, pods, pod); status != http.StatusCreated {
 		text, _ := io.ReadAll(body)

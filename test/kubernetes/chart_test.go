@@ -12,6 +12,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/kubernetes"
 )
@@ -64,6 +65,7 @@ func objects(t *testing.T, manifest string) (all []object) {
 // API server's schemas, by a dry run, and by installing the chart. A pod of each variant is admitted to a namespace that enforces
 // the restricted Pod Security Standard, and kvcast accepts the configuration file.
 func TestChartIsAcceptedByTheAPIServer(t *testing.T) {
+	testclass.Packaging(t)
 	requireCharts(t)
 	s := kubernetes.Start(t)
 	createMonitoringKinds(t, s)
@@ -155,6 +157,7 @@ func checkConfig(t *testing.T, s *kubernetes.APIServer, config map[string]string
 
 // TestChartGrantsWhatDiscoveryNeeds checks what the service account may do.
 func TestChartGrantsWhatDiscoveryNeeds(t *testing.T) {
+	testclass.Packaging(t)
 	requireCharts(t)
 	s := kubernetes.Start(t)
 	for _, namespace := range []string{"llm", "other", "third"} {

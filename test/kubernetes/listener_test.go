@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/kubernetes"
 )
 
@@ -63,6 +64,7 @@ func TestMakePrintsTheCommandsOfDeployments(t *testing.T) {
 
 // TestListenerIsDeployed deploys and deletes everything with make on a real API server.
 func TestListenerIsDeployed(t *testing.T) {
+	testclass.Packaging(t)
 	requireMake(t)
 	s := kubernetes.Start(t)
 	kubernetes.Program(t, "kubectl", "kube-apiserver")

@@ -7,11 +7,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/kubernetes"
 )
 
 // TestCommandsOfTheWalk executes the commands of docs/operate.md.
 func TestCommandsOfTheWalk(t *testing.T) {
+	testclass.Packaging(t)
 	requireCharts(t)
 	if _, err := exec.LookPath("openssl"); err != nil {
 		t.Skip("openssl is not installed: run apt-get install openssl")

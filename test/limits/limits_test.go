@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -38,6 +39,8 @@ func TestMain(m *testing.M) { os.Exit(harness.RunTests(m)) }
 // TestMemoryOfAServerInAContainer runs a server with the memory and the CPU time of its container, and with the default
 // journal and index. The race detector changes both, so the test is among those that run without it.
 func TestMemoryOfAServerInAContainer(t *testing.T) {
+	testclass.WithoutRace(t)
+	testclass.Process(t)
 	checkManifest(t)
 	container := newContainer(t)
 	port := harness.FreePort(t)
@@ -150,6 +153,7 @@ func peakBytes(t *testing.T, pid int) int64 {
 }
 
 func TestGOMEMLIMITOverridesTheContainer(t *testing.T) {
+	testclass.Process(t)
 	t.Setenv("GOMEMLIMIT", "300MiB")
 	server, err := harness.StartProcess(harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*"}})
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/internal/zmtp"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/fleet"
@@ -32,6 +33,7 @@ var listening = regexp.MustCompile(`msg=listening endpoint=tcp://(\S+)`)
 // TestMetricsOfIdleServersAreDocumented checks both directions for each kind of journal: what is served is documented, and what is
 // documented as served is.
 func TestMetricsOfIdleServersAreDocumented(t *testing.T) {
+	testclass.Process(t)
 	rows := documentedMetrics(t)
 	for name, test := range map[string]struct {
 		journal    func(*testing.T) string
@@ -122,6 +124,7 @@ func sendFaults(t *testing.T, p *harness.Process) {
 
 // TestMetricsOfBusyServersAreDocumented makes every event happen that a metric waits for.
 func TestMetricsOfBusyServersAreDocumented(t *testing.T) {
+	testclass.Process(t)
 	engine := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	offload := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	file := filepath.Join(t.TempDir(), "kvcast.yaml")
@@ -165,6 +168,7 @@ func withDiscovery(t *testing.T, workers string) string {
 }
 
 func TestMetricsOfDiscoveryAreDocumented(t *testing.T) {
+	testclass.Process(t)
 	p := fleet.Start(t, "--config", withDiscovery(t, "[]"))
 	fleet.Address(t, p)
 	served, _, err := families(t.Context(), p)
@@ -177,6 +181,7 @@ func TestMetricsOfDiscoveryAreDocumented(t *testing.T) {
 }
 
 func TestMetricsOfClustersAreDocumented(t *testing.T) {
+	testclass.Process(t)
 	engine := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	p := fleet.Start(t, "--journal", harness.StartNATS(t), "--worker", "name=w,connect="+engine.Endpoint()+",replay="+engine.ReplayEndpoint())
 	fleet.Address(t, p)
@@ -203,6 +208,7 @@ func withLabel(served map[string]*dto.MetricFamily, label, value string) (names 
 }
 
 func TestMetricsOfAWorkerDisappearWithIt(t *testing.T) {
+	testclass.Process(t)
 	engine := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	offload := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	p := fleet.Start(t, "--bind", bindAny)
@@ -246,6 +252,7 @@ func TestMetricsOfAWorkerDisappearWithIt(t *testing.T) {
 
 // TestPeersCannotAddMetricsWithoutBound sends thousands of names and ranks, to listeners and in calls.
 func TestPeersCannotAddMetricsWithoutBound(t *testing.T) {
+	testclass.Process(t)
 	const maxWorkers, maxRanks, messages = 3, 4, 2000
 	p := fleet.Start(t, "--bind", bindAny, "--ingest-max-workers", fmt.Sprint(maxWorkers), "--ingest-max-ranks", fmt.Sprint(maxRanks))
 	conn := harness.Dial(t, fleet.Address(t, p))

@@ -19,6 +19,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
@@ -143,6 +144,7 @@ func (p *prometheus) values(v variable) (names []string) {
 // TestDashboardShowsARunningCluster runs every query of the dashboard against two servers that share a journal, while engines
 // lose messages, peers send what is refused, and routers subscribe and match.
 func TestDashboardShowsARunningCluster(t *testing.T) {
+	testclass.Process(t)
 	needs(t, "prometheus")
 	t.Setenv("GOMEMLIMIT", "4GiB") // the dashboard shows it
 	engines := fleet.New(t, 1)

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 const rulesDir = "../../deploy/prometheus"
@@ -31,6 +33,7 @@ func needs(t *testing.T, program string) string {
 }
 
 func TestAlertRulesPassTheirTests(t *testing.T) {
+	testclass.Process(t)
 	promtool := needs(t, "promtool")
 	for _, args := range [][]string{{"check", "rules", "kvcast.rules.yaml"}, {"test", "rules", "kvcast.rules.test.yaml"}} {
 		cmd := exec.CommandContext(t.Context(), promtool, args...)

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
@@ -57,6 +58,7 @@ func startOTLP(t *testing.T) (*otlp, string) {
 
 // TestCallsAreTraced reads the spans of calls that succeed and fail after the server has stopped, which flushes them.
 func TestCallsAreTraced(t *testing.T) {
+	testclass.Process(t)
 	c, url := startOTLP(t)
 	t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
 	p := fleet.Start(t, "--bind", bindAny, "--tracing-endpoint", url)
@@ -121,6 +123,7 @@ func TestCallsAreTraced(t *testing.T) {
 }
 
 func TestUntracedWithoutSample(t *testing.T) {
+	testclass.Process(t)
 	c, url := startOTLP(t)
 	p := fleet.Start(t, "--bind", bindAny, "--tracing-endpoint", url, "--tracing-sample-ratio", "0")
 	if _, err := kvcastv1.NewRouterEventServiceClient(harness.Dial(t, fleet.Address(t, p))).ListWorkers(harness.Context(t), nil); err != nil {
@@ -136,6 +139,7 @@ func TestUntracedWithoutSample(t *testing.T) {
 
 // TestServerStopsWithoutItsCollector covers the flush at shutdown, which has a time limit.
 func TestServerStopsWithoutItsCollector(t *testing.T) {
+	testclass.Process(t)
 	p := fleet.Start(t, "--bind", bindAny, "--tracing-endpoint", fmt.Sprintf("http://127.0.0.1:%d", harness.FreePort(t)))
 	if _, err := kvcastv1.NewRouterEventServiceClient(harness.Dial(t, fleet.Address(t, p))).ListWorkers(harness.Context(t), nil); err != nil {
 		t.Fatal(err)
@@ -149,6 +153,7 @@ func TestServerStopsWithoutItsCollector(t *testing.T) {
 }
 
 func TestLogLinesAreJSON(t *testing.T) {
+	testclass.Process(t)
 	p := fleet.Start(t, "--bind", bindAny, "--log-format", "json")
 	if _, err := p.Logged(regexp.MustCompile(`"msg":"serving","grpc":"([^"]+)"`)); err != nil {
 		t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -21,6 +22,7 @@ const (
 // TestGoInstallWithoutCgo installs the latest version of this module from a module proxy in files, in an environment without
 // a C compiler, and runs the program. The dependencies come from the module cache.
 func TestGoInstallWithoutCgo(t *testing.T) {
+	testclass.Packaging(t)
 	goroot, gocache, modcache := goEnv(t, "GOROOT"), goEnv(t, "GOCACHE"), goEnv(t, "GOMODCACHE")
 	dir := t.TempDir()
 	proxy := filepath.Join(dir, "proxy")

@@ -2,7 +2,6 @@ package restart_test
 
 import (
 	"encoding/json"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,12 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/fleet"
 )
 
 const month = 30 * 24 * time.Hour
-
-var clock = flag.Bool("clock", false, "run TestClockJumpsLoseNothing, which compiles the standard library anew")
 
 // offsetVariable names a file with the seconds by which time.Now differs from the clock, in a program of buildWithOffset.
 const offsetVariable = "WALL_CLOCK_OFFSET"
@@ -110,9 +108,7 @@ func buildWithOffset(t *testing.T) string {
 // TestClockJumpsLoseNothing sets the wall clock by up to a month, forwards and backwards, while the server runs, and then
 // kills it. It does not change the times of files, which the kernel sets.
 func TestClockJumpsLoseNothing(t *testing.T) {
-	if !*clock {
-		t.Skip("skipped: run make restarts")
-	}
+	testclass.Exhaustive(t) // it compiles the standard library anew
 	offset := filepath.Join(t.TempDir(), "offset")
 	engines := fleet.New(t, *seed)
 	var flags []string

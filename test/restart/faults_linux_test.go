@@ -19,11 +19,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/faultfs"
 	"github.com/kvcast/kvcast/test/fleet"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
-var faultPoints = flag.Int("faults", 4, "number of operations at which a fault is injected, of each test")
+var faultPoints = flag.Int("faults", testclass.Size(4, 1000), "number of operations at which a fault is injected, of each test")
 
 const (
 	faultEngines = 2
@@ -41,7 +43,7 @@ const (
 var runEntries = [2]uint64{800, 100}
 
 // endTime is the maximum time in which a server that has ended is noticed.
-const endTime = 10 * time.Second
+const endTime = harness.Timeout
 
 // class is operations that are alike: of one kind, on files with names that differ in digits only.
 type class struct {
@@ -329,11 +331,13 @@ func everywhere(t *testing.T, points []point, flags ...string) {
 }
 
 func TestFaultsAtSingleOperationsLoseNothing(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	everywhere(t, choose(t, enumerate(t), faultfs.Fault{Errno: syscall.EIO}, faultfs.Fault{Errno: syscall.ENOSPC, Wrote: 1}))
 }
 
 func TestKillsAtSingleOperationsLoseNothing(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	everywhere(t, choose(t, enumerate(t), faultfs.Fault{Kill: true}, faultfs.Fault{Kill: true, Wrote: 1}))
 }
@@ -341,6 +345,7 @@ func TestKillsAtSingleOperationsLoseNothing(t *testing.T) {
 // TestStateSurvivesACrashOfTheMachine takes from the files of the entries what was not synced, as a crash of the machine may,
 // and leaves the checkpoints, which must not be newer.
 func TestStateSurvivesACrashOfTheMachine(t *testing.T) {
+	testclass.Process(t)
 	for interval, continues := range map[string]bool{"always": true, "1h": false} {
 		t.Run("sync "+interval, func(t *testing.T) {
 			t.Parallel()

@@ -13,6 +13,7 @@ import (
 	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -51,6 +52,7 @@ const goldenBatches = 400
 
 // TestStateOfEarlierVersionsIsRead starts a server with a journal of an earlier version, without its engine.
 func TestStateOfEarlierVersionsIsRead(t *testing.T) {
+	testclass.Process(t)
 	if *update {
 		for _, g := range currentGoldens {
 			writeGolden(t, g)

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
@@ -18,6 +19,7 @@ import (
 // TestRoutersMoveBetweenServers kills, at random entries, the server that reads the engines or the one that follows it.
 // Routers know both, and go on with the other.
 func TestRoutersMoveBetweenServers(t *testing.T) {
+	testclass.Process(t)
 	engines := fleet.New(t, *seed)
 	args := []string{"--journal", harness.StartNATS(t), "--journal-max-bytes", "16MiB", "--journal-checkpoint-bytes", "64KiB"}
 	for i := range engineCount {
@@ -68,6 +70,7 @@ func TestRoutersMoveBetweenServers(t *testing.T) {
 // TestReplicatedJournalSurvivesItsServers stops, at random entries, one of three NATS servers, or the server that writes to
 // them, which is killed.
 func TestReplicatedJournalSurvivesItsServers(t *testing.T) {
+	testclass.Process(t)
 	engines := fleet.New(t, *seed)
 	nats := harness.StartNATSCluster(t)
 	args := []string{

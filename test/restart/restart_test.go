@@ -9,13 +9,14 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
 var (
-	kills    = flag.Int("kills", 6, "number of times that the server is killed")
+	kills    = flag.Int("kills", testclass.Size(6, 200), "number of times that the server is killed")
 	lossless = flag.Bool("lossless", false, "fail if a server reports a gap: every batch can be replayed, unless the machine is too busy")
 	seed     = flag.Uint64("seed", 1, "seed of the engines, their faults, and the points at which the server is killed")
 )
@@ -32,6 +33,7 @@ const (
 
 // TestNothingIsLostWhenTheServerIsKilled compares a server that is killed at random entries with one that is not.
 func TestNothingIsLostWhenTheServerIsKilled(t *testing.T) {
+	testclass.Process(t)
 	engines := fleet.New(t, *seed)
 	var flags []string
 	for i := range engineCount {
@@ -56,6 +58,7 @@ func TestNothingIsLostWhenTheServerIsKilled(t *testing.T) {
 
 // TestWorkersThatAreNotConfiguredSurvive kills a server with an engine that connects to it, and one that is registered.
 func TestWorkersThatAreNotConfiguredSurvive(t *testing.T) {
+	testclass.Process(t)
 	listener, replay := harness.FreePort(t), harness.FreePort(t)
 	engines := fleet.New(t, *seed)
 	registered := engines.Add("registered", 1, fleet.Bound())

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -104,7 +105,7 @@ func (h *tear) restart(t *testing.T, dir string, wrapper ...string) (epoch, log 
 	t.Helper()
 	for range 2 {
 		p, err := harness.StartProcess(harness.ProcessConfig{
-			Race: harness.RaceEnabled(), Wrapper: wrapper, Args: append([]string{"--journal", "file:" + dir}, h.args...),
+			Race: testclass.RaceEnabled, Wrapper: wrapper, Args: append([]string{"--journal", "file:" + dir}, h.args...),
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -128,6 +129,7 @@ func (h *tear) restart(t *testing.T, dir string, wrapper ...string) (epoch, log 
 
 // TestTornEntriesBeginAnEpoch cuts the last file of the entries, which were acknowledged.
 func TestTornEntriesBeginAnEpoch(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	h := newTear(t, "--journal-checkpoint-bytes", "64KiB")
 	for part := range int64(cuts) {
@@ -140,6 +142,7 @@ func TestTornEntriesBeginAnEpoch(t *testing.T) {
 
 // TestTornCheckpointsLoseNothing cuts the last file of the checkpoints. The entries reach back to the beginning.
 func TestTornCheckpointsLoseNothing(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	h := newTear(t, "--journal-checkpoint-bytes", "64KiB")
 	for part := range int64(cuts) {
@@ -151,6 +154,7 @@ func TestTornCheckpointsLoseNothing(t *testing.T) {
 
 // TestTornEntriesAfterABootAreKept cuts the last file of the entries as a crash of the machine does.
 func TestTornEntriesAfterABootAreKept(t *testing.T) {
+	testclass.Process(t)
 	t.Parallel()
 	wrapper := anotherBoot(t)
 	h := newTear(t, "--journal-checkpoint-bytes", "1GiB")

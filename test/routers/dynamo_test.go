@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -38,6 +39,7 @@ type dynamoAnswer struct {
 // for the same blocks: that index knows a block by the hash of the first engine that has it, and rejects blocks that follow it at
 // an engine with another hash. kvcast's answers do not depend on it.
 func TestDynamosCrateReadsTheAnswers(t *testing.T) {
+	testclass.Peers(t)
 	need(t, dynamo)
 	for name, hashes := range map[string]uint64{"same hashes": 1, "other hashes": 2} {
 		t.Run(name, func(t *testing.T) { testDynamo(t, hashes) })
@@ -70,7 +72,7 @@ func testDynamo(t *testing.T, hashes uint64) {
 		t.Fatal(err)
 	}
 	engines[1].flush()
-	p, err := harness.StartProcess(harness.ProcessConfig{Race: harness.RaceEnabled(), Args: args})
+	p, err := harness.StartProcess(harness.ProcessConfig{Race: testclass.RaceEnabled, Args: args})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,6 +233,7 @@ func (d *dynamosIndexer) hashes() map[uint64][]uint64 {
 
 // TestDynamosIndexerEqualsTheEngines has Dynamo's standalone indexer read kvcast as if it were two engines, from the start and late.
 func TestDynamosIndexerEqualsTheEngines(t *testing.T) {
+	testclass.Peers(t)
 	need(t, dynamo)
 	publishers, zmq := make(map[uint64][2]int), "    publishers:\n"
 	for number := range uint64(2) {

@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -70,6 +71,7 @@ func (w *world) awaitLLMD(when string, pools ...*consumer) {
 // TestLLMDPoolEqualsTheEngines has pools of llm-d that connect to kvcast, from the start and late, and one that kvcast connects to,
 // while engines lose batches and restart, and kvcast restarts.
 func TestLLMDPoolEqualsTheEngines(t *testing.T) {
+	testclass.Peers(t)
 	need(t, llmd)
 	central := fmt.Sprintf("tcp://127.0.0.1:%d", harness.FreePort(t))
 	w := newWorld(t, "    connect: [\""+central+"\"]\n")

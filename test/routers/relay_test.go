@@ -15,6 +15,7 @@ import (
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -181,6 +182,7 @@ func read(t *testing.T, address string) *heldBlocks {
 // TestSMGRelayAsASource reads an engine through SMG's own relay, which is killed and started again, as is the engine. The blocks are
 // those of the engine, or a loss is reported.
 func TestSMGRelayAsASource(t *testing.T) {
+	testclass.Peers(t)
 	need(t, smg)
 	e := newEngine(t, 1)
 	r := &relay{t: t, engine: e, address: fmt.Sprintf("127.0.0.1:%d", harness.FreePort(t))}
@@ -234,6 +236,7 @@ func TestSMGRelayAsASource(t *testing.T) {
 
 // TestKvcastAsASource reads a worker of kvcast by its own egress.smg, which sends the present state when a call begins anew.
 func TestKvcastAsASource(t *testing.T) {
+	testclass.Peers(t)
 	address := fmt.Sprintf("127.0.0.1:%d", harness.FreePort(t))
 	w := newWorld(t, fmt.Sprintf("  smg:\n    enabled: true\n    workers: [{authority: %q, worker: e1}]\n", address), "--listen", address)
 	e := w.engines[0]

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -37,6 +38,7 @@ func (w *world) contents() map[string][]string {
 
 // TestSMGClientEqualsTheEngines has gateways with SMG's generated client, from the start and late, which resume their streams.
 func TestSMGClientEqualsTheEngines(t *testing.T) {
+	testclass.Peers(t)
 	need(t, smg)
 	w := newWorld(t, "  smg:\n    enabled: true\n    workers: [{authority: \"second.example:1\", worker: e2}]\n", "--listen", fmt.Sprintf("127.0.0.1:%d", harness.FreePort(t)))
 	server, err := w.process.Addr()

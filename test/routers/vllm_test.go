@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -30,6 +31,7 @@ func (c *consumer) hashes() map[string][]uint64 {
 // TestVLLMSubscriberEqualsTheEngines has subscribers with vLLM's own message classes, with and without replay, from the start and
 // late. Each compares each batch with what vLLM's classes encode.
 func TestVLLMSubscriberEqualsTheEngines(t *testing.T) {
+	testclass.Peers(t)
 	need(t, python, vllm)
 	pub, replay := harness.FreePort(t), harness.FreePort(t)
 	w := newWorld(t, fmt.Sprintf("    publishers: [{worker: e1, bind: \"tcp://127.0.0.1:%d\", replay: \"tcp://127.0.0.1:%d\"}]\n", pub, replay))

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -198,7 +199,7 @@ func topic(e *engine) string { return "kv@" + address(e) + "@m" }
 func (w *world) serve() {
 	w.t.Helper()
 	var err error
-	if w.process, err = harness.StartProcess(harness.ProcessConfig{Race: harness.RaceEnabled(), Args: w.args}); err != nil {
+	if w.process, err = harness.StartProcess(harness.ProcessConfig{Race: testclass.RaceEnabled, Args: w.args}); err != nil {
 		w.t.Fatal(err)
 	}
 	if _, err := w.process.Addr(); err != nil {

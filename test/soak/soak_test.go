@@ -9,19 +9,25 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/checker"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestSoak runs a soak of about 20 s.
+// TestSoak runs a soak of about 20 s, at full size one of 10 minutes.
 func TestSoak(t *testing.T) {
+	testclass.Soak(t)
 	if runtime.GOOS != "linux" {
 		t.Skip("a soak reads /proc")
 	}
 	var out strings.Builder
-	err := run(t.Context(), []string{"-minutes", "0.3", "-every", "8s", "-engines", "12", "-seed", "1"}, &out)
+	args := []string{"-minutes", "0.3", "-every", "8s", "-engines", "12", "-seed", "1"}
+	if testclass.Full() {
+		args = []string{"-minutes", "10"}
+	}
+	err := run(t.Context(), args, &out)
 	t.Logf("\n%s", &out)
 	if err != nil {
 		t.Fatal(err)

@@ -30,7 +30,7 @@ python() {
 	log=$into/python.log
 	python3 -m venv "$into/python/venv" >"$log" 2>&1 ||
 		{ skip python "python3 -m venv fails: $(reason "$log")"; return 0; }
-	limited "$into/python/venv/bin/python" -m pip --quiet --disable-pip-version-check --no-input --timeout 10 --retries 1 \
+	limited "$into/python/venv/bin/python" -m pip --quiet --disable-pip-version-check --no-input --timeout 30 --retries 3 \
 		install --only-binary :all: -r examples/python/requirements.txt >"$log" 2>&1 ||
 		{ skip python "its packages cannot be installed: $(reason "$log")"; return 0; }
 	cp examples/python/*.py "$into/python"

@@ -1,15 +1,27 @@
 # Functions of scripts that prepare what may be missing; to be read by them.
 
-# limited COMMAND... runs a command for at most five minutes. If that is not enough, it says so and
+# The standard error of the script: limited writes progress to it while a command writes to its log.
+exec 3>&2
+
+# limited COMMAND... runs a command for at most half an hour, ten times what two slow cores need for the longest one. Every
+# 15 seconds it says that the command goes on, and names $log, where callers write the output. After half an hour it says so and
 # returns 124.
 limited() {
-	if ! command -v timeout >/dev/null 2>&1; then
-		"$@"
-		return
-	fi
-	status=0
-	timeout 300 "$@" || status=$?
-	[ $status != 124 ] || echo "error: not done after five minutes"
+	limit=1800 waited=0 status=0
+	"$@" &
+	pid=$!
+	while kill -0 $pid 2>/dev/null; do
+		sleep 1
+		waited=$((waited + 1))
+		[ $((waited % 15)) != 0 ] || echo "  $waited s so far; output: $log" >&3
+		if [ $waited = $limit ]; then
+			kill $pid
+			wait $pid || true
+			echo "error: not done after $limit s"
+			return 124
+		fi
+	done
+	wait $pid || status=$?
 	return $status
 }
 

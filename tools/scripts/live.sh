@@ -20,12 +20,13 @@ skip() {
 	exit 0
 }
 
-# pip ARG... runs pip for at most half a minute.
+log=$into/log
+. tools/scripts/limited.sh
+
+# pip ARG... runs pip.
 pip() {
-	limit=
-	! command -v timeout >/dev/null 2>&1 || limit="timeout 30"
-	PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 \
-		$limit $python -m pip --quiet --timeout 10 --retries 1 "$@" >$into/log 2>&1
+	limited env PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 \
+		$python -m pip --quiet --timeout 30 --retries 3 "$@" >$log 2>&1
 }
 
 # publisher VERSION CHECKSUM [FLAG...] extracts the file from the wheel of a version. The
@@ -34,7 +35,7 @@ publisher() {
 	version=$1 sum=$2
 	shift 2
 	pip download --no-deps --only-binary :all: --dest $into/wheel "$@" "sglang==$version" ||
-		skip "sglang $version cannot be fetched: $(tail -n 1 $into/log)"
+		skip "sglang $version cannot be fetched: $(tail -n 1 $log)"
 	mkdir $into/sglang-"$version"
 	$python -c 'import sys, zipfile; sys.stdout.buffer.write(zipfile.ZipFile(sys.argv[1]).read(sys.argv[2]))' \
 		$into/wheel/*.whl $file >$into/sglang-"$version"/kv_events.py
@@ -52,9 +53,9 @@ command -v python3 >/dev/null 2>&1 || skip "python3 is not installed"
 echo "live publisher: preparing $into" >&2
 rm -rf $into
 mkdir -p $into
-python3 -m venv $into/venv >$into/log 2>&1 || skip "python3 -m venv fails: $(tail -n 1 $into/log)"
+python3 -m venv $into/venv >$log 2>&1 || skip "python3 -m venv fails: $(tail -n 1 $log)"
 pip install --only-binary :all: msgspec==0.22.0 pyzmq==27.3.0 pydantic==2.14.3 ||
-	skip "its packages cannot be installed: $(tail -n 1 $into/log)"
+	skip "its packages cannot be installed: $(tail -n 1 $log)"
 publisher 0.5.8 2a20fcfaa230694e7cfa3554daecabb8b5b58702527560deac55d47ba248108a
 publisher 0.5.23 ef80e7165b11280d30bc07a9e3c04de5057ee45e9c94503a3ac432b009a0e421 \
 	--platform manylinux_2_34_x86_64 --python-version 3.11 --implementation cp --abi cp311

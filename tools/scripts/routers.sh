@@ -34,7 +34,7 @@ python() {
 	echo "message classes of vLLM: preparing" >&2
 	rm -rf "$into/python"
 	mkdir -p "$into/python"
-	pip="$into/python/venv/bin/python -m pip --quiet --disable-pip-version-check --no-input --timeout 10 --retries 1"
+	pip="$into/python/venv/bin/python -m pip --quiet --disable-pip-version-check --no-input --timeout 30 --retries 3"
 	python3 -m venv "$into/python/venv" >"$log" 2>&1 ||
 		{ skip python "python3 -m venv fails: $(reason "$log")"; return 0; }
 	limited $pip install --only-binary :all: msgspec==0.22.0 pyzmq==27.3.0 >"$log" 2>&1 ||
@@ -65,7 +65,7 @@ smg() {
 	mkdir -p "$into/smg"
 	python3 -m venv "$into/smg/venv" >"$log" 2>&1 ||
 		{ skip smg "python3 -m venv fails: $(reason "$log")"; return 0; }
-	pip="$into/smg/venv/bin/python -m pip --quiet --disable-pip-version-check --no-input --timeout 10 --retries 1"
+	pip="$into/smg/venv/bin/python -m pip --quiet --disable-pip-version-check --no-input --timeout 30 --retries 3"
 	# The relay needs no other packages; those that its wheel names are for the servers of engines.
 	{ limited $pip install --only-binary :all: $pins && limited $pip install --only-binary :all: --no-deps $servicer; } >"$log" 2>&1 ||
 		{ skip smg "its packages cannot be installed: $(reason "$log")"; return 0; }

@@ -29,6 +29,7 @@ func sglang(kvEvents string) string {
 }
 
 func TestAsk(t *testing.T) {
+	t.Parallel()
 	const descriptor = `{"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 6000, "topic": "", "block_size": 64, "dp_size": 2, "replay_endpoint_port_base": 6100}`
 	source := func(e feed.Engine, connect, replay string, dpSize int) config.Worker {
 		return config.Worker{Name: "w", Sources: []config.Source{{Engine: e, Connect: connect, Replay: replay, DPSize: dpSize}}}

@@ -37,6 +37,7 @@ func (c workerChanges) RemoveWorker(_ context.Context, name string, _ feed.Remov
 // TestEnginesAreAskedUntilTheyAnswer follows an engine that is not ready at first, and then is no longer found, beside one
 // that never answers and a worker without a URL.
 func TestEnginesAreAskedUntilTheyAnswer(t *testing.T) {
+	t.Parallel()
 	ctx := harness.Context(t)
 	var requests atomic.Int32
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -105,6 +106,7 @@ func TestEnginesAreAskedUntilTheyAnswer(t *testing.T) {
 
 // TestChangedWorkerStaysUntilItsEngineAnswers changes the labels of a worker while its engine does not answer.
 func TestChangedWorkerStaysUntilItsEngineAnswers(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithCancel(harness.Context(t))
 	var isHanging atomic.Bool
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

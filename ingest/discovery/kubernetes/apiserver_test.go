@@ -67,6 +67,7 @@ func (c workerChanges) wantNone(t *testing.T) {
 
 // TestPodsOfAnAPIServer follows pods of a real API server through an outage.
 func TestPodsOfAnAPIServer(t *testing.T) {
+	t.Parallel()
 	server := apiserver.Start(t)
 	ctx := harness.Context(t)
 	restConfig, err := clientcmd.BuildConfigFromFlags("", server.Kubeconfig)

@@ -19,6 +19,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/enginegrpc"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
@@ -192,6 +193,7 @@ func smgEndpoint(s server) string { return "smg://" + s.Address() }
 func last(seq uint64) *uint64 { return &seq }
 
 func TestBatchesArriveInOrder(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, vllmMethod)
 	r := subscribe(t, enginegrpc.Subscription{Endpoint: smgEndpoint(s)})
 	c := s.accept(vllmMethod, nil)
@@ -206,6 +208,7 @@ func TestBatchesArriveInOrder(t *testing.T) {
 }
 
 func TestMethodOfTheServerIsFound(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, tokenspeedMethod)
 	r := subscribe(t, enginegrpc.Subscription{Endpoint: smgEndpoint(s), Last: last(9)})
 	c := s.accept(tokenspeedMethod, from(8))
@@ -219,6 +222,7 @@ func TestMethodOfTheServerIsFound(t *testing.T) {
 }
 
 func TestServerWithoutTheCall(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	for _, l := range []*uint64{nil, last(7)} {
 		r := subscribe(t, enginegrpc.Subscription{Endpoint: smgEndpoint(s), Last: l})
@@ -228,6 +232,7 @@ func TestServerWithoutTheCall(t *testing.T) {
 }
 
 func TestCallThatResumes(t *testing.T) {
+	t.Parallel()
 	for _, code := range []codes.Code{
 		codes.OutOfRange, codes.DataLoss, codes.InvalidArgument, codes.FailedPrecondition, codes.Unknown, codes.Internal, codes.NotFound, codes.OK,
 	} {
@@ -250,6 +255,7 @@ func TestCallThatResumes(t *testing.T) {
 
 // The first seqs cannot be asked for, since 0 means none.
 func TestFirstBatchesAreNotResumed(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, vllmMethod)
 	for seq := range uint64(2) {
 		subscribe(t, enginegrpc.Subscription{Endpoint: smgEndpoint(s), Last: last(seq)})
@@ -260,6 +266,7 @@ func TestFirstBatchesAreNotResumed(t *testing.T) {
 }
 
 func TestOpenEngineThatCannotResume(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, controlMethod)
 	r := subscribe(t, enginegrpc.Subscription{Endpoint: "openengine://" + s.Address(), Last: last(9)})
 	c := s.accept(controlMethod, message{}.packed(1, 0).number(3, 8))
@@ -274,6 +281,7 @@ func TestOpenEngineThatCannotResume(t *testing.T) {
 
 // After these ends, the next call must not resume.
 func TestEndsWithLosses(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(call){
 		"data loss":    func(c call) { c.end(status.Error(codes.DataLoss, "the publisher restarted")) },
 		"out of range": func(c call) { c.end(status.Error(codes.OutOfRange, "too slow")) },
@@ -294,6 +302,7 @@ func TestEndsWithLosses(t *testing.T) {
 }
 
 func TestOtherRanks(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, vllmMethod)
 	first := subscribe(t, enginegrpc.Subscription{Endpoint: smgEndpoint(s), Rank: 0, Ranks: []uint32{0, 1}})
 	c := s.accept(vllmMethod, nil)
@@ -307,6 +316,7 @@ func TestOtherRanks(t *testing.T) {
 }
 
 func TestBatchThatCannotBeConvertedIsMalformed(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, vllmMethod)
 	r := subscribe(t, enginegrpc.Subscription{Endpoint: smgEndpoint(s)})
 	c := s.accept(vllmMethod, nil)
@@ -317,13 +327,15 @@ func TestBatchThatCannotBeConvertedIsMalformed(t *testing.T) {
 // A server that sends its headers with the first batch counts as connected after a time, and so does one that has accepted to
 // resume.
 func TestServerThatSendsNothing(t *testing.T) {
+	t.Parallel()
+	const limit = 5 * time.Second // it includes the time in which the call arrives
 	s := newServer(t, vllmMethod)
-	r := subscribeWithin(t, enginegrpc.Subscription{Endpoint: smgEndpoint(s)}, 100*time.Millisecond)
+	r := subscribeWithin(t, enginegrpc.Subscription{Endpoint: smgEndpoint(s)}, limit)
 	c := s.accept(vllmMethod, nil)
 	r.want("connected, resumed false")
 	c.send(smgStored(0, 1))
 	r.want("1 of rank 0")
-	r = subscribeWithin(t, enginegrpc.Subscription{Endpoint: smgEndpoint(s), Last: last(5)}, 100*time.Millisecond)
+	r = subscribeWithin(t, enginegrpc.Subscription{Endpoint: smgEndpoint(s), Last: last(5)}, limit)
 	c = s.accept(vllmMethod, from(4))
 	r.want("connected, resumed true")
 	c.end(status.Error(codes.InvalidArgument, "no such batch"))
@@ -332,6 +344,7 @@ func TestServerThatSendsNothing(t *testing.T) {
 
 // TestServerThatIsAway is asked to resume again, since it may be able to.
 func TestServerThatIsAway(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, vllmMethod)
 	for _, code := range []codes.Code{codes.Unavailable, codes.PermissionDenied, codes.Unauthenticated} {
 		r := subscribe(t, enginegrpc.Subscription{Endpoint: smgEndpoint(s), Last: last(9)})
@@ -341,6 +354,7 @@ func TestServerThatIsAway(t *testing.T) {
 }
 
 func TestAnotherServer(t *testing.T) {
+	t.Parallel()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -364,6 +378,7 @@ func TestAnotherServer(t *testing.T) {
 
 // A server whose headers do not end is disconnected.
 func TestEndlessHeaders(t *testing.T) {
+	t.Parallel()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -418,17 +433,19 @@ func largeEvent(n int) message {
 
 // A server whose batches are not read has to wait.
 func TestSlowReaderStopsTheServer(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, vllmMethod)
 	r := subscribe(t, enginegrpc.Subscription{Endpoint: smgEndpoint(s)})
 	c := s.accept(vllmMethod, nil)
 	event := largeEvent(1 << 18) // 768 KiB, and 1.25 MiB in vLLM's form
-	const batches, most = 40, 5
+	const most = 5
+	batches := int64(testclass.Size(12, 40))
 	var sent atomic.Int64
 	enough := make(chan struct{})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for i := range int64(batches) {
+		for i := range batches {
 			if c.Send(append(message{}.number(1, i), event...)) != nil {
 				return
 			}
@@ -439,7 +456,7 @@ func TestSlowReaderStopsTheServer(t *testing.T) {
 	}()
 	<-enough
 	r.want("connected")
-	for i := range int64(batches) {
+	for i := range batches {
 		if lead := sent.Load() - i; lead > most {
 			t.Fatalf("%d batches were sent that are not read, want at most %d", lead, most)
 		}
@@ -450,6 +467,7 @@ func TestSlowReaderStopsTheServer(t *testing.T) {
 
 // Interrupt ends receiving after what has arrived, in each state of a call.
 func TestInterrupt(t *testing.T) {
+	t.Parallel()
 	s := newServer(t, vllmMethod)
 	r := subscribe(t, enginegrpc.Subscription{Endpoint: smgEndpoint(s)})
 	c := s.accept(vllmMethod, nil)

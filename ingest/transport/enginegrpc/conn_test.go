@@ -29,6 +29,7 @@ func wantUnused(t *testing.T, tr *enginegrpc.Transport) {
 
 // Large responses of several engines wait for memory, and are neither lost nor in memory together.
 func TestLargeResponsesShareTheMemory(t *testing.T) {
+	t.Parallel()
 	const calls, limit = 4, 20 << 20 // one of the largest responses, or the payload of one
 	tr := enginegrpc.New(enginegrpc.Config{Bytes: limit, Patience: harness.Timeout})
 	event := largeEvent(1 << 20) // 3 MiB, and 5 MiB in vLLM's form
@@ -66,6 +67,7 @@ func TestLargeResponsesShareTheMemory(t *testing.T) {
 
 // The memory of messages that are not processed is bounded, also if each is small.
 func TestSmallResponsesShareTheMemory(t *testing.T) {
+	t.Parallel()
 	const calls, batches, limit = 8, 20, 1 << 20
 	tr := enginegrpc.New(enginegrpc.Config{Bytes: limit})
 	event := largeEvent(10_000) // 30 kB, and 50 kB in vLLM's form
@@ -104,6 +106,7 @@ func TestSmallResponsesShareTheMemory(t *testing.T) {
 
 // A response that does not become complete does not keep the memory from others. The next call resumes.
 func TestIncompleteResponseIsEvicted(t *testing.T) {
+	t.Parallel()
 	tr := enginegrpc.New(enginegrpc.Config{Bytes: 1 << 20, Patience: 10 * time.Millisecond})
 	stalled := subscribeBy(t, tr, enginegrpc.Subscription{Endpoint: "smg://" + stallingServer(t)}, harness.Timeout)
 	stalled.want("connected")
@@ -120,6 +123,7 @@ func TestIncompleteResponseIsEvicted(t *testing.T) {
 
 // Interrupt ends the wait for memory, and Close releases the memory of messages that were not read.
 func TestInterruptWithoutMemory(t *testing.T) {
+	t.Parallel()
 	tr := enginegrpc.New(enginegrpc.Config{Bytes: 1 << 10, Patience: harness.Timeout})
 	s := newServer(t, vllmMethod)
 	first := subscribeBy(t, tr, enginegrpc.Subscription{Endpoint: smgEndpoint(s)}, harness.Timeout)
@@ -216,6 +220,7 @@ func stall(t *testing.T, c net.Conn) error {
 
 // A payload is not larger than the memory that was claimed for it.
 func TestPayloadsGrowLessThanTheirMemory(t *testing.T) {
+	t.Parallel()
 	smg := func(field protowire.Number, event message) message {
 		return message{}.message(3, message{}.message(field, event))
 	}

@@ -43,6 +43,7 @@ func encoded(t *testing.T, v any) []byte {
 }
 
 func TestConvertSMG(t *testing.T) {
+	t.Parallel()
 	key := func(field protowire.Number, text string) message { return message{}.text(field, text) }
 	one := func(hash uint64, tokens ...uint32) wire.Event {
 		return wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{hash}, Tokens: tokens, BlockSize: 2, Medium: "GPU"}
@@ -146,6 +147,7 @@ func compare(t *testing.T, want, got wire.Batch) {
 
 // The first batch of a snapshot clears all blocks, also if the server does not say so, or clears those of another owner alone.
 func TestSnapshots(t *testing.T) {
+	t.Parallel()
 	clears := message{}.message(3, message{}.message(4, nil))
 	clearsOther := message{}.message(3, message{}.message(4, message{}.text(1, "another")))
 	for _, tt := range []struct {
@@ -174,6 +176,7 @@ func TestSnapshots(t *testing.T) {
 
 // TestTooMany has batches that would take many times their size.
 func TestTooMany(t *testing.T) {
+	t.Parallel()
 	many := func(field protowire.Number, n int) (all message) {
 		for range n {
 			all = all.message(field, nil)
@@ -194,6 +197,7 @@ func TestTooMany(t *testing.T) {
 }
 
 func TestConvertOpenEngine(t *testing.T) {
+	t.Parallel()
 	hash := openHash("int64", "\x01\x02")
 	store := func(fields ...message) message {
 		return message{}.message(10, bytes.Join(append([][]byte{message{}.message(1, hash).packed(3, 7, 8).number(4, 2)}, slicesOf(fields)...), nil))
@@ -258,6 +262,7 @@ func TestConvertOpenEngine(t *testing.T) {
 }
 
 func TestOpenEngineHashes(t *testing.T) {
+	t.Parallel()
 	digest := strings.Repeat("x", 24) + "\x80\x00\x00\x00\x00\x00\x00\x01"
 	for _, tt := range []struct {
 		encoding, value string
@@ -281,6 +286,7 @@ func TestOpenEngineHashes(t *testing.T) {
 }
 
 func TestResponsesWithoutABatch(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		protocol string
 		response message
@@ -304,6 +310,7 @@ func TestResponsesWithoutABatch(t *testing.T) {
 
 // A batch that cannot be converted keeps its seq, and its payload differs from that of another such batch.
 func TestBatchThatCannotBeConverted(t *testing.T) {
+	t.Parallel()
 	events := message(bytes.Repeat(message{}.message(3, message{}.message(4, nil)), 1<<17+1))
 	tokens := make([]int64, 0, 1<<20)
 	for range cap(tokens) {

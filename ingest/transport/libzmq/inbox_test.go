@@ -132,6 +132,7 @@ func (x *testInbox) read() (got map[string]int, lost *transport.Drops) {
 const testPatience = 2 * time.Minute
 
 func TestInboxDropsWhatDoesNotFit(t *testing.T) {
+	t.Parallel()
 	reserve := inboxReserve / (512 << 10)
 	tests := []struct {
 		name           string
@@ -171,6 +172,7 @@ func TestInboxDropsWhatDoesNotFit(t *testing.T) {
 
 // Messages that arrive one by one share the memory of a batch.
 func TestInboxFillsBatches(t *testing.T) {
+	t.Parallel()
 	x := newTestInbox(t, nil, nil)
 	for range 3 * batchSize {
 		x.send("a", 1, 1)
@@ -185,6 +187,7 @@ func TestInboxFillsBatches(t *testing.T) {
 // Connections open and close while messages are received: every message is delivered, none
 // before the event of its connection.
 func TestInboxKeepsTheOrderOfEventsAndMessages(t *testing.T) {
+	t.Parallel()
 	const senders, rounds = 4, 50
 	zctx, err := zmq4.NewContext()
 	if err != nil {
@@ -258,6 +261,7 @@ func TestInboxKeepsTheOrderOfEventsAndMessages(t *testing.T) {
 }
 
 func TestInboxReleasesItsBudget(t *testing.T) {
+	t.Parallel()
 	b := budget.New("x", 1000)
 	box := &inbox{budget: b, pool: new(pool), wake: make(chan struct{}, 1)}
 	var chunks []*chunk

@@ -43,6 +43,7 @@ func optionsOf(t *testing.T, s *zmq4.Socket) (o options) {
 }
 
 func TestSocketsHaveTheirOptions(t *testing.T) {
+	t.Parallel()
 	c, err := New(Config{MaxSockets: 100})
 	if err != nil {
 		t.Fatal(err)

@@ -68,6 +68,7 @@ func until(t *testing.T, m *libzmq.Monitor, kind transport.EventKind) ([]transpo
 }
 
 func TestMonitorOfABoundSocket(t *testing.T) {
+	t.Parallel()
 	zctx := newContext(t)
 	sub, pub := newSocket(t, zctx, zmq4.SUB), newSocket(t, zctx, zmq4.XPUB)
 	m := newMonitor(t, sub, true)
@@ -114,6 +115,7 @@ func TestMonitorOfABoundSocket(t *testing.T) {
 }
 
 func TestMonitorOfASocketThatConnects(t *testing.T) {
+	t.Parallel()
 	zctx := newContext(t)
 	pub, sub := newSocket(t, zctx, zmq4.PUB), newSocket(t, zctx, zmq4.SUB)
 	address := bindOf(t, pub, "tcp://127.0.0.1:*")
@@ -132,6 +134,7 @@ func TestMonitorOfASocketThatConnects(t *testing.T) {
 }
 
 func TestMonitorOfAFailedHandshake(t *testing.T) {
+	t.Parallel()
 	zctx := newContext(t)
 	sub := newSocket(t, zctx, zmq4.SUB)
 	m := newMonitor(t, sub, false)
@@ -154,6 +157,7 @@ func TestMonitorOfAFailedHandshake(t *testing.T) {
 }
 
 func TestMonitorIsInterrupted(t *testing.T) {
+	t.Parallel()
 	m := newMonitor(t, newSocket(t, newContext(t), zmq4.SUB), false)
 	ended := make(chan error)
 	go func() { ended <- m.Wait() }()
@@ -164,6 +168,7 @@ func TestMonitorIsInterrupted(t *testing.T) {
 }
 
 func TestMonitorOfAnEndedContext(t *testing.T) {
+	t.Parallel()
 	zctx, err := zmq4.NewContext()
 	if err != nil {
 		t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/libzmq"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // received is a message, copied.
@@ -59,6 +60,7 @@ func frameLength() *rapid.Generator[int] {
 }
 
 func TestMessagesAreReceivedAsSent(t *testing.T) {
+	t.Parallel()
 	for _, over := range transports {
 		t.Run(over.name, func(t *testing.T) {
 			receiver, sender := pair(t, newContext(t), over.endpoint)
@@ -97,6 +99,7 @@ func equal(a, b []received) bool {
 }
 
 func TestReceiveIsBoundedByTheRoomOfTheBatch(t *testing.T) {
+	t.Parallel()
 	receiver, sender := pair(t, newContext(t), "inproc://room")
 	s := mustOpen(t, receiver)
 	b := libzmq.NewBatch(4)
@@ -120,6 +123,7 @@ func TestReceiveIsBoundedByTheRoomOfTheBatch(t *testing.T) {
 }
 
 func TestReleaseClearsTheFrames(t *testing.T) {
+	t.Parallel()
 	receiver, sender := pair(t, newContext(t), "inproc://release")
 	s := mustOpen(t, receiver)
 	sendTo(t, sender, []byte("frame"))
@@ -139,6 +143,7 @@ func TestReleaseClearsTheFrames(t *testing.T) {
 }
 
 func TestMessagesOutliveSocketAndBatch(t *testing.T) {
+	t.Parallel()
 	long := []byte(strings.Repeat("long", 1000))
 	hold := func() transport.Message {
 		zctx, err := zmq4.NewContext()
@@ -183,6 +188,7 @@ func TestMessagesOutliveSocketAndBatch(t *testing.T) {
 
 // TestBatchesAreCollected drops the references to many batches that contain messages.
 func TestBatchesAreCollected(t *testing.T) {
+	t.Parallel()
 	receiver, sender := pair(t, newContext(t), "inproc://collected")
 	s := mustOpen(t, receiver)
 	long := make([]byte, 4000)
@@ -199,6 +205,7 @@ func TestBatchesAreCollected(t *testing.T) {
 }
 
 func TestReceiveDoesNotAllocate(t *testing.T) {
+	testclass.WithoutRace(t)
 	receiver, sender := pair(t, newContext(t), "inproc://allocate")
 	s := mustOpen(t, receiver)
 	const runs, burst = 200, 8
@@ -229,6 +236,7 @@ func TestReceiveDoesNotAllocate(t *testing.T) {
 }
 
 func TestErrorsOfAnEndedContext(t *testing.T) {
+	t.Parallel()
 	zctx, err := zmq4.NewContext()
 	if err != nil {
 		t.Fatal(err)
@@ -260,6 +268,7 @@ func TestErrorsOfAnEndedContext(t *testing.T) {
 }
 
 func TestReceiveAddsToABatchUntilItIsFull(t *testing.T) {
+	t.Parallel()
 	zctx := newContext(t)
 	receiver, sender := pair(t, zctx, "inproc://more")
 	s := mustOpen(t, receiver)
@@ -298,6 +307,7 @@ func TestReceiveAddsToABatchUntilItIsFull(t *testing.T) {
 }
 
 func TestBatchStopsAtItsBytes(t *testing.T) {
+	t.Parallel()
 	zctx := newContext(t)
 	receiver, sender := pair(t, zctx, "inproc://bytes")
 	s, err := libzmq.Open(receiver)
@@ -316,6 +326,7 @@ func TestBatchStopsAtItsBytes(t *testing.T) {
 }
 
 func TestPeer(t *testing.T) {
+	t.Parallel()
 	zctx := newContext(t)
 	receiver, sender := pair(t, zctx, "tcp://127.0.0.1:*")
 	s, err := libzmq.Open(receiver)

@@ -14,6 +14,7 @@ import (
 )
 
 func TestInterruptEndsWaitNowAndLater(t *testing.T) {
+	t.Parallel()
 	zctx := newContext(t)
 	for i := range 200 {
 		receiver, sender := pair(t, zctx, fmt.Sprintf("inproc://interrupt-%d", i)) // closing takes time
@@ -38,6 +39,7 @@ func TestInterruptEndsWaitNowAndLater(t *testing.T) {
 }
 
 func TestOpenOfAClosedSocket(t *testing.T) {
+	t.Parallel()
 	zs := newSocket(t, newContext(t), zmq4.SUB)
 	closeNow(t, zs)
 	if _, err := libzmq.Open(zs); !errors.Is(err, zmq4.ErrorSocketClosed) {
@@ -46,6 +48,7 @@ func TestOpenOfAClosedSocket(t *testing.T) {
 }
 
 func TestSendAndReceiveOfADealer(t *testing.T) {
+	t.Parallel()
 	zctx := newContext(t)
 	router, dealer := newSocket(t, zctx, zmq4.ROUTER), newSocket(t, zctx, zmq4.DEALER)
 	connectTo(t, dealer, bindOf(t, router, "tcp://127.0.0.1:*"))
@@ -71,6 +74,7 @@ func TestSendAndReceiveOfADealer(t *testing.T) {
 }
 
 func TestSubscriberCannotSend(t *testing.T) {
+	t.Parallel()
 	s := mustOpen(t, newSocket(t, newContext(t), zmq4.SUB))
 	if err := s.Send([][]byte{{}}); err == nil {
 		t.Error("got no error")

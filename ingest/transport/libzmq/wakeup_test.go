@@ -13,17 +13,16 @@ import (
 	"github.com/pebbe/zmq4"
 
 	"github.com/kvcast/kvcast/ingest/transport/libzmq"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // TestNoWakeupIsLost lets sockets of all transports wait for bursts of a few messages. A
 // sender often pauses until its last burst has arrived: if a wakeup was lost, no other
-// follows, and Wait is interrupted. Slow machines send fewer messages.
+// follows, and Wait is interrupted.
 func TestNoWakeupIsLost(t *testing.T) {
-	const fewest, most, enough = 20_000, 400_000, 20 * time.Second
-	began := time.Now()
-	more := func(sent int) bool {
-		return sent < fewest || !testing.Short() && sent < most && time.Since(began) < enough
-	}
+	t.Parallel()
+	messages := testclass.Size(20_000, 400_000)
+	more := func(sent int) bool { return sent < messages }
 	zctx := newContext(t)
 	if err := zctx.SetIoThreads(2); err != nil {
 		t.Fatal(err)

@@ -6,12 +6,14 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/native"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/internal/zmtp"
 	"github.com/kvcast/kvcast/test/rawzmtp"
 )
 
 // TestReceivingDoesNotAllocate checks that messages are read into pooled buffers.
 func TestReceivingDoesNotAllocate(t *testing.T) {
+	testclass.WithoutRace(t)
 	r, endpoint, err := native.New(native.Config{}).Bind("tcp://127.0.0.1:*", nil)
 	receiver := read(t)(r, err)
 	c, err := rawzmtp.Dial(t.Context(), zmtp.PUB, strings.TrimPrefix(endpoint, "tcp://"), patience)

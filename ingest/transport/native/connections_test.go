@@ -13,6 +13,7 @@ import (
 // TestEndPrecedesTheNextConnection checks that a peer that closes a connection and opens the next
 // is read in that order, also if the first has a backlog.
 func TestEndPrecedesTheNextConnection(t *testing.T) {
+	t.Parallel()
 	const connections, messages = 300, 200
 	r, endpoint, err := native.New(native.Config{}).Bind("tcp://127.0.0.1:*", nil)
 	receiver := read(t)(r, err)

@@ -18,6 +18,7 @@ import (
 // TestLargeMessagesAreBounded checks that large messages that are not processed use no more than their
 // memory, and that no peer is disconnected or loses a message, however far the reader is behind.
 func TestLargeMessagesAreBounded(t *testing.T) {
+	t.Parallel()
 	const peers, messages, limit = 10, 3, 8 << 20
 	reasons, onReject := rejections()
 	tr := native.New(native.Config{OnReject: onReject, LargeBytes: limit})
@@ -68,6 +69,7 @@ func TestLargeMessagesAreBounded(t *testing.T) {
 // TestWithheldMessagesMakeRoom fills the memory of large messages with messages that peers do not
 // complete, and checks that they make room for another: at once if that comes from another address.
 func TestWithheldMessagesMakeRoom(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name     string
 		local    net.IP
@@ -107,6 +109,7 @@ func TestWithheldMessagesMakeRoom(t *testing.T) {
 // TestPeerThatAnswersInTimeIsNotDisconnected checks that time in which kvcast has no read buffer for a
 // connection is not counted against the peer, and that no buffer is lost.
 func TestPeerThatAnswersInTimeIsNotDisconnected(t *testing.T) {
+	t.Parallel()
 	const heartbeat = time.Second
 	r, address := bind(t, native.Config{ReadBytes: 64 << 10, Limits: zmtp.Limits{Heartbeat: heartbeat}})
 	var peers [2]*rawPeer
@@ -136,6 +139,7 @@ func TestPeerThatAnswersInTimeIsNotDisconnected(t *testing.T) {
 // TestReconnectBesideBacklog checks that a peer can connect whose former connection has a backlog that
 // is not processed.
 func TestReconnectBesideBacklog(t *testing.T) {
+	t.Parallel()
 	r, address := bind(t, native.Config{})
 	busy := dial(t, address)
 	busy.write(handshake())

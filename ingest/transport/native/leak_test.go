@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/native"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/internal/zmtp"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -38,7 +39,7 @@ func wantUsage(t *testing.T, tr *native.Transport, before usage) {
 // TestManyConnectionsLeaveNothing opens and closes connections, some of them in the handshake, and
 // some in a message.
 func TestManyConnectionsLeaveNothing(t *testing.T) {
-	const connections = 10_000
+	connections := testclass.Size(1000, 10_000)
 	tr := native.New(native.Config{Connections: 100})
 	r, address := bindTo(t, tr)
 	before := usageOf(t, tr)
@@ -73,7 +74,7 @@ func TestManyConnectionsLeaveNothing(t *testing.T) {
 // TestManyReceiversLeaveNothing connects to a publisher again and again. Either side ends the
 // connection.
 func TestManyReceiversLeaveNothing(t *testing.T) {
-	const receivers = 10_000
+	receivers := testclass.Size(1000, 10_000)
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -82,6 +82,7 @@ func (r *reader) wantSizes() {
 }
 
 func TestSubscribeReceivesEveryMessageOfLibzmq(t *testing.T) {
+	t.Parallel()
 	for _, endpoint := range []string{"tcp://127.0.0.1:*", "tcp://[::1]:*", "ipc://" + filepath.Join(t.TempDir(), "s")} {
 		t.Run(endpoint[:6], func(t *testing.T) {
 			pub := socket(t, zmq4.XPUB)
@@ -103,6 +104,7 @@ func TestSubscribeReceivesEveryMessageOfLibzmq(t *testing.T) {
 }
 
 func TestBindReceivesEveryMessageOfLibzmq(t *testing.T) {
+	t.Parallel()
 	r, address := bind(t, native.Config{})
 	for id := 1; id <= 3; id++ {
 		pub := socket(t, zmq4.XPUB)
@@ -125,6 +127,7 @@ func TestBindReceivesEveryMessageOfLibzmq(t *testing.T) {
 }
 
 func TestRequestReceivesReplies(t *testing.T) {
+	t.Parallel()
 	router := socket(t, zmq4.ROUTER)
 	address := bound(t, router, "tcp://127.0.0.1:*")
 	r := read(t)(native.New(native.Config{}).Request(address, nil, nil, []byte("request")))

@@ -112,6 +112,7 @@ func bindTo(t *testing.T, tr *native.Transport) (*reader, string) {
 }
 
 func TestSubscribeFails(t *testing.T) {
+	t.Parallel()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -201,6 +202,7 @@ func (p *rawPeer) closed() {
 }
 
 func TestBytesOneByOne(t *testing.T) {
+	t.Parallel()
 	r, address := bind(t, native.Config{})
 	p := dial(t, address)
 	for _, b := range zmtp.AppendMessage(handshake(), []byte("kv@"), []byte("seq"), make([]byte, 300)) {
@@ -231,6 +233,7 @@ func wantReason(t *testing.T, c chan zmtp.Reason, want zmtp.Reason) {
 }
 
 func TestPeerOverALimitIsDisconnected(t *testing.T) {
+	t.Parallel()
 	reasons, onReject := rejections()
 	r, address := bind(t, native.Config{OnReject: onReject, Limits: zmtp.Limits{Bytes: 1 << 20, Handshake: 100 * time.Millisecond}})
 	honest := dial(t, address)
@@ -268,6 +271,7 @@ func TestPeerOverALimitIsDisconnected(t *testing.T) {
 }
 
 func TestConnectionsAreLimited(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		config native.Config
 		reason zmtp.Reason
@@ -299,6 +303,7 @@ func TestConnectionsAreLimited(t *testing.T) {
 // TestReaderStopsReadingPeer checks that a peer whose messages are not processed is not read: its
 // writes block, and nothing is lost.
 func TestReaderStopsReadingPeer(t *testing.T) {
+	t.Parallel()
 	r, address := bind(t, native.Config{})
 	p := dial(t, address)
 	p.write(handshake())
@@ -332,6 +337,7 @@ func TestReaderStopsReadingPeer(t *testing.T) {
 }
 
 func TestInterruptReturnsWhatHasArrived(t *testing.T) {
+	t.Parallel()
 	r, address := bind(t, native.Config{})
 	p := dial(t, address)
 	p.write(zmtp.AppendMessage(handshake(), []byte("x")))
@@ -355,6 +361,7 @@ func TestInterruptReturnsWhatHasArrived(t *testing.T) {
 }
 
 func TestNextMeetsItsDeadline(t *testing.T) {
+	t.Parallel()
 	r, _ := bind(t, native.Config{})
 	at := time.Now().Add(time.Millisecond)
 	if _, err := r.Next(func() time.Time { return at }); !errors.Is(err, os.ErrDeadlineExceeded) {

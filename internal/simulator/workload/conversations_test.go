@@ -10,6 +10,7 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool/pooltest"
 	"github.com/kvcast/kvcast/internal/simulator/workload"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 func newConversations(t *testing.T, cfg workload.Config, pool blockpool.Config, seed uint64) (*workload.Conversations, *blockpool.Pool) {
@@ -23,6 +24,7 @@ func newConversations(t *testing.T, cfg workload.Config, pool blockpool.Config, 
 }
 
 func TestSameSeedSameEvents(t *testing.T) {
+	testclass.WithoutRace(t)
 	cfg := workload.Config{ResetEvery: 40}
 	a, poolA := newConversations(t, cfg, blockpool.Config{Capacity: 512, BlockSize: 4}, 7)
 	b, _ := newConversations(t, cfg, blockpool.Config{Capacity: 512, BlockSize: 4}, 7)

@@ -15,6 +15,7 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool/pooltest"
 	"github.com/kvcast/kvcast/internal/simulator/workload"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 const twoRequests = `{"timestamp": 0, "input_length": 513, "output_length": 3, "hash_ids": [7, 8]}
@@ -88,6 +89,7 @@ func conversation(t *testing.T, requests int) *workload.Trace {
 }
 
 func TestConversationTraceIsComplete(t *testing.T) {
+	testclass.WithoutRace(t)
 	trace := conversation(t, 12_031)
 	input, output := 0, 0
 	for _, r := range trace.Requests {
@@ -121,6 +123,7 @@ func TestEqualIDsGiveEqualTokens(t *testing.T) {
 }
 
 func TestSplitAssignsEachRequestToOneEngine(t *testing.T) {
+	testclass.WithoutRace(t)
 	trace := conversation(t, 2000)
 	for _, policy := range []workload.Policy{workload.PolicyRoundRobin, workload.PolicyPrefix} {
 		parts, err := trace.Split(4, policy)
@@ -184,6 +187,7 @@ func directHits(trace *workload.Trace, blockSize int) (hits uint64) {
 }
 
 func TestUnboundedPoolHasTheHitRateOfTheIDs(t *testing.T) {
+	testclass.WithoutRace(t)
 	for _, tt := range []struct{ blockSize, requests int }{{512, 1200}, {128, 200}, {16, 80}} {
 		trace := conversation(t, tt.requests)
 		pool := newPool(t, blockpool.Config{Capacity: 20_000_000 / tt.blockSize, BlockSize: tt.blockSize})
@@ -222,6 +226,7 @@ func more(load *workload.TraceRun) bool {
 }
 
 func TestReplicaEqualsThePoolOfATrace(t *testing.T) {
+	testclass.WithoutRace(t)
 	request := rapid.Custom(func(t *rapid.T) workload.TraceRequest {
 		r := workload.TraceRequest{
 			At:     time.Duration(rapid.IntRange(0, 3000).Draw(t, "at")) * time.Millisecond,

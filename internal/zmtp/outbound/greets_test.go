@@ -13,6 +13,7 @@ import (
 )
 
 func TestGreets(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name, sends, want string
 	}{
@@ -40,6 +41,7 @@ func TestGreets(t *testing.T) {
 
 // TestGreetsEndsWithItsContext connects to a listener that says nothing.
 func TestGreetsEndsWithItsContext(t *testing.T) {
+	t.Parallel()
 	l := listen(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {

@@ -40,6 +40,7 @@ func awaitEvent(t *testing.T, s *zmq4.Socket, events chan outbound.Event) {
 }
 
 func TestPublishReachesSubscribersOfLibzmq(t *testing.T) {
+	t.Parallel()
 	for _, binds := range []bool{true, false} {
 		t.Run(fmt.Sprintf("binds=%v", binds), func(t *testing.T) {
 			c, events := config(zmtp.PUB)
@@ -92,6 +93,7 @@ func TestPublishReachesSubscribersOfLibzmq(t *testing.T) {
 
 // TestSubscribersOfLibzmqReconnect closes a publisher, and opens another one at its port.
 func TestSubscribersOfLibzmqReconnect(t *testing.T) {
+	t.Parallel()
 	sub := socket(t, zmq4.SUB)
 	if err := errors.Join(sub.SetReconnectIvl(10*time.Millisecond), sub.SetSubscribe("")); err != nil {
 		t.Fatal(err)
@@ -122,6 +124,7 @@ func TestSubscribersOfLibzmqReconnect(t *testing.T) {
 }
 
 func TestRouterAnswersLibzmq(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []zmq4.Type{zmq4.REQ, zmq4.DEALER} {
 		t.Run(kind.String(), func(t *testing.T) { testRouter(t, kind) })
 	}

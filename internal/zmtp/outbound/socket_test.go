@@ -39,6 +39,7 @@ func next(t *testing.T, events chan outbound.Event, kind zmtp.EventKind) outboun
 // TestSlowPeerLosesMessages checks that the sender never waits, and a peer that does not read
 // loses what exceeds its queue.
 func TestSlowPeerLosesMessages(t *testing.T) {
+	t.Parallel()
 	c, events := config(zmtp.PUB)
 	c.HighWater = 10
 	pub, err := outbound.Bind("tcp", "127.0.0.1:0", c)

@@ -37,6 +37,7 @@ func compare(want, got *Config) string {
 }
 
 func TestFileWithEveryKey(t *testing.T) {
+	t.Parallel()
 	got, _, err := Read(Sources{File: "testdata/whole.yaml"})
 	if err != nil {
 		t.Fatal(err)
@@ -70,6 +71,7 @@ func TestFileWithEveryKey(t *testing.T) {
 }
 
 func TestEmptyFileIsTheDefault(t *testing.T) {
+	t.Parallel()
 	for _, text := range []string{"", "# nothing\n", "---\n", "workers:\njournal:\ningest: {}\ndiscovery: []\n", "{}"} {
 		got, _, err := readText(text)
 		if err != nil {
@@ -84,6 +86,7 @@ func TestEmptyFileIsTheDefault(t *testing.T) {
 // TestEveryMistakeIsReportedWithItsLine compares the beginnings of the messages with a file. The end of a message may
 // depend on package ingest.
 func TestEveryMistakeIsReportedWithItsLine(t *testing.T) {
+	t.Parallel()
 	file := "testdata/mistakes.yaml"
 	want, err := os.ReadFile("testdata/mistakes.txt")
 	if err != nil {
@@ -108,6 +111,7 @@ func TestEveryMistakeIsReportedWithItsLine(t *testing.T) {
 
 // TestIngestMistakesAreReportedWithTheirLine covers mistakes that only ingest detects.
 func TestIngestMistakesAreReportedWithTheirLine(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name string
 		text string
@@ -133,6 +137,7 @@ func withZMQ(setting string) string {
 }
 
 func TestConfigFileMistakes(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		text string
 		want string
@@ -246,6 +251,7 @@ func manyLabels(n int) string {
 }
 
 func TestLabels(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		labels string
 		want   map[string]string
@@ -281,6 +287,7 @@ func TestLabels(t *testing.T) {
 }
 
 func TestVariableAndFlagMistakes(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name string
 		from Sources
@@ -331,6 +338,7 @@ func TestVariableAndFlagMistakes(t *testing.T) {
 
 // TestEngineAliases reads each alias from a file and from a flag.
 func TestEngineAliases(t *testing.T) {
+	t.Parallel()
 	for name, want := range map[string]feed.Engine{
 		"vllm": feed.EngineVLLM, "VLLM": feed.EngineVLLM, "GPU": feed.EngineVLLM,
 		"trtllm": feed.EngineTRTLLM, "TRTLLM": feed.EngineTRTLLM, "TensorRT-LLM": feed.EngineTRTLLM,
@@ -364,6 +372,7 @@ func TestEngineAliases(t *testing.T) {
 // TestVariablesOfKubernetesServicesAreIgnored sets the variables that Kubernetes sets for a
 // service named kvcast.
 func TestVariablesOfKubernetesServicesAreIgnored(t *testing.T) {
+	t.Parallel()
 	_, _, err := Read(Sources{Environ: []string{
 		"KVCAST_PORT=tcp://10.0.0.1:50051", "KVCAST_SERVICE_HOST=10.0.0.1", "KVCAST_SERVICE_PORT=50051",
 		"KVCAST_PORT_50051_TCP_ADDR=10.0.0.1", "KVCAST_ADMIN_SERVICE_HOST=10.0.0.2", "KVCAST_ADMIN_PORT=tcp://10.0.0.2:9464",
@@ -382,6 +391,7 @@ func listenerAt(bind string) ingestconfig.Listener {
 }
 
 func TestFlagsOverrideVariablesOverrideFile(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "kvcast.yaml")
 	if err := os.WriteFile(file, []byte("listen: \":1\"\nbatch: {max_blocks: 1}\nsubscribers: {max: 1}\nlisteners: [{bind: \"tcp://*:1\"}]\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -415,6 +425,7 @@ func TestFlagsOverrideVariablesOverrideFile(t *testing.T) {
 
 // TestDefaultListener checks that only a configuration without a file, workers, listeners and discovery has a listener.
 func TestDefaultListener(t *testing.T) {
+	t.Parallel()
 	bound := listenerAt("tcp://*:5557")
 	empty := filepath.Join(t.TempDir(), "kvcast.yaml")
 	if err := os.WriteFile(empty, []byte("listen: \":1\"\n"), 0o600); err != nil {
@@ -447,6 +458,7 @@ func TestDefaultListener(t *testing.T) {
 
 // TestEverySettingIsAFlag builds the flags with kong, and reads the default of each.
 func TestEverySettingIsAFlag(t *testing.T) {
+	t.Parallel()
 	var cmd struct {
 		Settings kong.Plugins `embed:""`
 	}
@@ -483,6 +495,7 @@ func TestEverySettingIsAFlag(t *testing.T) {
 
 // TestZeroDisables covers settings for which package ingest treats 0 as its default.
 func TestZeroDisables(t *testing.T) {
+	t.Parallel()
 	c, _, err := readText("ingest: {silence: 0s, grace: 0s}\nlisteners: [{bind: \"tcp://*:1\", replay_port: 0}]")
 	if err != nil {
 		t.Fatal(err)
@@ -493,6 +506,7 @@ func TestZeroDisables(t *testing.T) {
 }
 
 func TestSettingNames(t *testing.T) {
+	t.Parallel()
 	s := setting{path: "ingest.max_blocks_per_rank", value: new(value)}
 	if s.flag() != "ingest-max-blocks-per-rank" || s.variable() != "KVCAST_INGEST_MAX_BLOCKS_PER_RANK" {
 		t.Errorf("got %s and %s", s.flag(), s.variable())
@@ -505,6 +519,7 @@ func TestSettingNames(t *testing.T) {
 
 // TestWriteRoundTrips checks that written configurations can be saved and read back.
 func TestWriteRoundTrips(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		want := drawConfig(t)
 		var written bytes.Buffer
@@ -632,6 +647,7 @@ func drawConfig(t *rapid.T) *Config {
 
 // TestCorruptFilesAreReadOrRejected corrupts files at random positions. A file that is accepted must round-trip.
 func TestCorruptFilesAreReadOrRejected(t *testing.T) {
+	t.Parallel()
 	var files []string
 	for _, name := range []string{"whole.yaml", "mistakes.yaml"} {
 		text, err := os.ReadFile(filepath.Join("testdata", name))
@@ -670,6 +686,7 @@ func TestCorruptFilesAreReadOrRejected(t *testing.T) {
 
 // TestWorkerWithHTTPNeedsNoEndpoints checks what a worker has whose engine tells its endpoints.
 func TestWorkerWithHTTPNeedsNoEndpoints(t *testing.T) {
+	t.Parallel()
 	for _, text := range []string{
 		"workers: [{name: a, http: \"http://vllm-0:8000\"}]",
 		"workers: [{name: a, http: \"http://vllm-0:8000\", endpoint: \"vllm-0:8000\", sources: [{engine: vllm, connect: \"tcp://vllm-0:5557\"}]}]",

@@ -13,6 +13,7 @@ import (
 )
 
 func TestReadWorkers(t *testing.T) {
+	t.Parallel()
 	worker := func(name string) ingestconfig.Worker {
 		return ingestconfig.Worker{Name: name, Model: "m", Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://h:1", DPSize: 1, Copies: ingestconfig.CopiesAuto}}, Consolidate: feed.ConsolidateDedup}
 	}

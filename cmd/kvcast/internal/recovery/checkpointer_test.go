@@ -120,6 +120,7 @@ func (r *run) turn(t *testing.T) {
 
 // TestRunContinuesFromCheckpoints stores so many blocks that checkpoints are due, ends without notice, and starts again.
 func TestRunContinuesFromCheckpoints(t *testing.T) {
+	t.Parallel()
 	j := &durableJournal{Memory: journal.NewMemory(journal.Config{}), store: newStore()}
 	r := start(t, j)
 	r.add("a")
@@ -160,6 +161,7 @@ func TestRunContinuesFromCheckpoints(t *testing.T) {
 }
 
 func TestFailedCheckpointIsTriedAgain(t *testing.T) {
+	t.Parallel()
 	j := &durableJournal{Memory: journal.NewMemory(journal.Config{}), store: newStore()}
 	r := start(t, j)
 	r.add("a")

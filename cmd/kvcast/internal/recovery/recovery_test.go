@@ -240,6 +240,7 @@ func (w *world) wantCalls(t *testing.T, want ...string) {
 }
 
 func TestStateIsThatAfterTheNewestEntry(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.checkpoint(t, "a", 3, nil)
 	w.checkpoint(t, "b", 4, nil)
@@ -255,6 +256,7 @@ func TestStateIsThatAfterTheNewestEntry(t *testing.T) {
 
 // TestUnreadableCheckpointsFallBackToTheEntries damages the checkpoint of worker a.
 func TestUnreadableCheckpointsFallBackToTheEntries(t *testing.T) {
+	t.Parallel()
 	for name, damage := range map[string]func(t *testing.T, w *world){
 		"the checksum is wrong": func(t *testing.T, w *world) {
 			w.checkpoint(t, "a", 3, nil)
@@ -292,6 +294,7 @@ func TestUnreadableCheckpointsFallBackToTheEntries(t *testing.T) {
 
 // TestRecoveryNeedsAListOfTheCheckpoints fails to list the stored objects, as when NATS servers do not answer.
 func TestRecoveryNeedsAListOfTheCheckpoints(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.checkpoint(t, "a", 3, nil)
 	w.store.unlisted = errors.New("no answer")
@@ -317,6 +320,7 @@ func TestProgressIsLogged(t *testing.T) {
 }
 
 func TestUnreadableRecordOfRemovedWorkersIsReported(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.store.objects[removedName] = []byte("bad")
 	w.recover(t)
@@ -329,6 +333,7 @@ func TestUnreadableRecordOfRemovedWorkersIsReported(t *testing.T) {
 
 // TestUnreadableJournalBeginsANewEpoch recovers a journal that has lost entries.
 func TestUnreadableJournalBeginsANewEpoch(t *testing.T) {
+	t.Parallel()
 	registered := ingestconfig.Worker{Name: "r", Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://127.0.0.1:1", DPSize: 1}}}
 	for name, damage := range map[string]func(w *world){
 		"journal is unreadable: entry 6":                     func(w *world) { w.log.err = fmt.Errorf("%w: entry 6", jetstream.ErrUnreadable) },
@@ -359,6 +364,7 @@ func TestUnreadableJournalBeginsANewEpoch(t *testing.T) {
 }
 
 func TestRegistrationsSurvive(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	want := ingestconfig.Worker{
 		Name: "r", Model: "m", BlockSize: 16, Endpoint: "h:1", Labels: map[string]string{"k": "v"}, Consolidate: feed.ConsolidateDedup,
@@ -384,6 +390,7 @@ func TestRegistrationsSurvive(t *testing.T) {
 
 // TestRegistrationsAmongTheCheckpointsAreMoved reads what format 1 of the journal has.
 func TestRegistrationsAmongTheCheckpointsAreMoved(t *testing.T) {
+	t.Parallel()
 	worker := func(name, endpoint string) (ingestconfig.Worker, []byte) {
 		w := ingestconfig.Worker{Name: name, Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: endpoint, DPSize: 1}}}
 		b, err := encodeRegistration(w)

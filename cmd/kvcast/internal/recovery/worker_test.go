@@ -48,6 +48,7 @@ func (s *store) Get(_ context.Context, name string) ([]byte, error) {
 
 // TestWorkerIsRecoveredAtItsClaim has a worker with a checkpoint and an entry after it. Another instance claims it.
 func TestWorkerIsRecoveredAtItsClaim(t *testing.T) {
+	t.Parallel()
 	cfg := pipeline.Config{Durable: true, Shared: true}
 	for _, tt := range []struct {
 		name   string
@@ -112,6 +113,7 @@ func TestWorkerIsRecoveredAtItsClaim(t *testing.T) {
 }
 
 func TestUnknownWorkersContinueTheirEventIDs(t *testing.T) {
+	t.Parallel()
 	removed := func(t *testing.T) *durableJournal {
 		j := &durableJournal{Memory: journal.NewMemory(journal.Config{}), store: newStore()}
 		r := start(t, j)
@@ -168,6 +170,7 @@ func TestUnknownWorkersContinueTheirEventIDs(t *testing.T) {
 
 // TestUnreadableEntriesAreReadAgainLater loses the connection.
 func TestUnreadableEntriesAreReadAgainLater(t *testing.T) {
+	t.Parallel()
 	j := &durableJournal{Memory: journal.NewMemory(journal.Config{}), store: newStore()}
 	r := start(t, j)
 	r.add("a")
@@ -185,6 +188,7 @@ type silent struct{}
 func (silent) Get(context.Context, string) ([]byte, error) { return nil, jetstream.ErrUnanswered }
 
 func TestUnansweredCheckpointIsReadAgainLater(t *testing.T) {
+	t.Parallel()
 	j := &durableJournal{Memory: journal.NewMemory(journal.Config{}), store: newStore()}
 	r := start(t, j)
 	r.add("a")

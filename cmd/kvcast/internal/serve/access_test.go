@@ -23,7 +23,7 @@ import (
 // startNATS starts a nats-server on loopback, and returns its URL.
 func startNATS(t *testing.T, o *server.Options) string {
 	t.Helper()
-	o.Host, o.Port, o.JetStream, o.StoreDir, o.NoSigs, o.NoLog = "127.0.0.1", server.RANDOM_PORT, true, t.TempDir(), true, true
+	o.Host, o.Port, o.JetStream, o.StoreDir, o.NoSigs, o.NoLog = "127.0.0.1", harness.FreePort(t), true, t.TempDir(), true, true
 	s, err := server.NewServer(o)
 	if err != nil {
 		t.Fatal(err)
@@ -63,6 +63,7 @@ func wantOpened(t *testing.T, j config.Journal, want ...string) {
 }
 
 func TestJournalOverTLS(t *testing.T) {
+	t.Parallel()
 	ca, other := harness.NewAuthority(t), harness.NewAuthority(t)
 	cert, key := ca.Issue("127.0.0.1")
 	for _, mutual := range []bool{false, true} {
@@ -161,6 +162,7 @@ func servingUser(c *jwt.UserClaims) {
 }
 
 func TestJournalWithCredentials(t *testing.T) {
+	t.Parallel()
 	url, account := startWithAccount(t)
 	stranger, _ := identity(t, nkeys.CreateAccount)
 	wantOpened(t, config.Journal{Store: url, Credentials: natsCredentials(t, account, unlimited)})

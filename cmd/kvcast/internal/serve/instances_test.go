@@ -57,6 +57,7 @@ func await(t *testing.T, what string, met func() bool) {
 
 // TestEachServerShowsTheInstances runs a server that ingests and one that only serves.
 func TestEachServerShowsTheInstances(t *testing.T) {
+	t.Parallel()
 	url := harness.StartNATS(t)
 	ingesting, stopIngesting := runWith(t, map[string]string{"journal": url, "cluster-ttl": "1s"})
 	await(t, "serving", func() bool { return isClosed(ingesting.Serving()) })
@@ -100,6 +101,7 @@ func TestEachServerShowsTheInstances(t *testing.T) {
 
 // TestWorkerIsReadAnewWhenItsConfigurationChanges changes an endpoint, as a watched file does, and registers a worker again.
 func TestWorkerIsReadAnewWhenItsConfigurationChanges(t *testing.T) {
+	t.Parallel()
 	s, _ := runWith(t, map[string]string{"journal": harness.StartNATS(t), "cluster-ttl": "500ms"})
 	reads := func(endpoint string) func() bool {
 		return func() bool {
@@ -125,6 +127,7 @@ func TestWorkerIsReadAnewWhenItsConfigurationChanges(t *testing.T) {
 
 // TestServersWithTheDocumentedPermissions runs a server that ingests, and one that only serves and may write nothing.
 func TestServersWithTheDocumentedPermissions(t *testing.T) {
+	t.Parallel()
 	url, account := startWithAccount(t)
 	ingesting, _ := runWith(t, map[string]string{
 		"journal": url, "journal-credentials": natsCredentials(t, account, ingestingUser), "cluster-ttl": "1s",

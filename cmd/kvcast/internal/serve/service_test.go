@@ -40,6 +40,7 @@ func openWith(t *testing.T, journal string) *Service {
 
 // TestRunEndsWhenAnAppendFails closes the journal of a running service.
 func TestRunEndsWhenAnAppendFails(t *testing.T) {
+	t.Parallel()
 	s := open(t)
 	done := make(chan error, 1)
 	go func() { done <- s.Run(t.Context()) }()
@@ -55,6 +56,7 @@ func TestRunEndsWhenAnAppendFails(t *testing.T) {
 // TestChangedWorkersAreInTheIndex reads the index at once after each change, while the follower is still behind in most
 // cases if nothing waits for it.
 func TestChangedWorkersAreInTheIndex(t *testing.T) {
+	t.Parallel()
 	s := open(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -84,6 +86,7 @@ func TestChangedWorkersAreInTheIndex(t *testing.T) {
 // TestChangesDuringAStartAreMadeAfterTheRegisteredWorkersAreBack deregisters and registers workers before a service with
 // a durable journal has recovered.
 func TestChangesDuringAStartAreMadeAfterTheRegisteredWorkersAreBack(t *testing.T) {
+	t.Parallel()
 	store := "file:" + t.TempDir()
 	worker := func(i int) ingestconfig.Worker {
 		return ingestconfig.Worker{Name: fmt.Sprintf("w%d", i), Sources: []ingestconfig.Source{{Connect: "tcp://127.0.0.1:1"}}}

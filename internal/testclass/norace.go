@@ -1,0 +1,6 @@
+//go:build !race
+
+package testclass
+
+// RaceEnabled reports whether the race detector is on.
+const RaceEnabled = false

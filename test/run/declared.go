@@ -1,0 +1,135 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/doc"
+	"go/parser"
+	"go/token"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/kvcast/kvcast/internal/testclass"
+)
+
+// test is a top-level test function, an example or a fuzz target, as its source declares it.
+type test struct {
+	pkg, name   string
+	dir         string // of the package
+	class       testclass.Class
+	withoutRace bool
+}
+
+// matches reports whether a regular expression matches the name.
+func (t *test) matches(pattern string) bool {
+	ok, err := regexp.MatchString(pattern, t.name)
+	return ok && err == nil
+}
+
+// declaredTests returns the tests of packages, from their source.
+func declaredTests(ctx context.Context, patterns []string) ([]test, error) {
+	args := append([]string{"list", "-json=Dir,ImportPath,TestGoFiles,XTestGoFiles"}, patterns...)
+	out, err := exec.CommandContext(ctx, "go", args...).Output()
+	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
+		return nil, fmt.Errorf("go list: %w\n%s", err, failed.Stderr)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w", err)
+	}
+	var all []test
+	for packages := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p struct {
+			Dir, ImportPath           string
+			TestGoFiles, XTestGoFiles []string
+		}
+		if err := packages.Decode(&p); errors.Is(err, io.EOF) {
+			return all, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("go list: %w", err)
+		}
+		for _, name := range append(p.TestGoFiles, p.XTestGoFiles...) {
+			tests, err := testsOf(p.ImportPath, filepath.Join(p.Dir, name), nil)
+			if err != nil {
+				return nil, err
+			}
+			for i := range tests {
+				tests[i].dir = p.Dir
+			}
+			all = append(all, tests...)
+		}
+	}
+}
+
+// testsOf returns the tests that a file declares. src is its text, nil: that of the file.
+func testsOf(pkg, path string, src any) (tests []test, err error) {
+	file, err := parser.ParseFile(token.NewFileSet(), path, src, parser.SkipObjectResolution|parser.ParseComments)
+	if err != nil {
+		return nil, fmt.Errorf("read tests: %w", err)
+	}
+	for _, e := range doc.Examples(file) {
+		if e.Output != "" || e.EmptyOutput { // otherwise go test compiles it only
+			tests = append(tests, test{pkg: pkg, name: "Example" + e.Name, class: testclass.ClassQuick})
+		}
+	}
+	for _, d := range file.Decls {
+		f, ok := d.(*ast.FuncDecl)
+		if !ok || f.Recv != nil || !isTest(f.Name.Name) || f.Body == nil || f.Name.Name == "TestMain" {
+			continue
+		}
+		t := test{pkg: pkg, name: f.Name.Name, class: testclass.ClassQuick}
+		for _, s := range f.Body.List {
+			switch name := declaration(s); name {
+			case "":
+			case "WithoutRace":
+				t.withoutRace = true
+			default:
+				t.class = testclass.Class(strings.ToLower(name))
+				if !isClass(string(t.class)) {
+					return nil, fmt.Errorf("%s: %s calls testclass.%s, which is no class; want %s", path, t.name, name, classNames())
+				}
+			}
+		}
+		tests = append(tests, t)
+	}
+	return tests, nil
+}
+
+// isTest reports whether go test runs a function of this name as a test or a fuzz target.
+func isTest(name string) bool {
+	for _, prefix := range []string{"Test", "Fuzz"} {
+		if rest, ok := strings.CutPrefix(name, prefix); ok {
+			first, _ := utf8.DecodeRuneInString(rest)
+			return !unicode.IsLower(first)
+		}
+	}
+	return false
+}
+
+// declaration returns X if a statement is testclass.X(...), and else "".
+func declaration(s ast.Stmt) string {
+	statement, ok := s.(*ast.ExprStmt)
+	if !ok {
+		return ""
+	}
+	call, ok := statement.X.(*ast.CallExpr)
+	if !ok {
+		return ""
+	}
+	function, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok {
+		return ""
+	}
+	if from, ok := function.X.(*ast.Ident); !ok || from.Name != "testclass" {
+		return ""
+	}
+	return function.Sel.Name
+}

@@ -1,0 +1,223 @@
+// Command run runs tests by their class (package testclass): first those that run with the race detector, where there is cgo, then
+// those that declare that they run without it. Each test runs once. It lists failures, and at the end what was skipped
+// and why, the slowest tests, and the numbers.
+//
+//	go run ./test/run                                   # tests of class quick of all packages
+//	go run ./test/run -class cluster ./test/cluster -- -minutes 10
+//	go run ./test/run -check -class quick,peers         # whether the runs since -forget ran each test of these classes
+//	go run ./test/run -fuzz 1m ./ingest/wire
+//
+// Flags after -- are for the test binaries. Tests that have run are recorded in bin/test/ran, for -check.
+// The exit status is 1 if a test failed, if no test ran, or if -check misses one; 2 for a mistake in the arguments.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/kvcast/kvcast/internal/testclass"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := run(ctx, os.Args[1:], os.Stdout)
+	var usage usageError
+	switch {
+	case errors.As(err, &usage):
+		fmt.Fprintln(os.Stderr, "run:", err)
+		os.Exit(2)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "run:", err)
+		os.Exit(1)
+	}
+}
+
+// usageError is a mistake in the arguments.
+type usageError struct{ error }
+
+// options are the flags of the command.
+type options struct {
+	classes  string // as in testclass.Variable
+	run      string // a regular expression of names, empty: all
+	race     bool
+	packages []string // patterns
+	args     []string // of test binaries
+	perGo    int      // packages that are tested at a time
+	parallel int      // tests of a package that wait at a time
+	timeout  time.Duration
+	slowest  int
+	check    bool
+	forget   bool
+	fuzz     string // time or number of inputs, empty: run tests
+}
+
+func parse(args []string) (options, error) {
+	o := options{classes: string(testclass.ClassQuick)}
+	flags := flag.NewFlagSet("run", flag.ContinueOnError)
+	flags.StringVar(&o.classes, "class", o.classes, "classes of tests to run, separated by commas, or all; want "+classNames())
+	flags.StringVar(&o.run, "run", "", "run only the tests whose names match this regular expression")
+	flags.BoolVar(&o.race, "race", os.Getenv("CGO_ENABLED") != "0", "use the race detector")
+	flags.IntVar(&o.perGo, "p", 4, "number of packages that are tested at a time: many wait for timers")
+	flags.IntVar(&o.parallel, "parallel", 8, "number of tests of a package that run at a time, of those that allow it")
+	flags.DurationVar(&o.timeout, "timeout", 30*time.Minute, "time after which the tests of a package are ended, because one hangs")
+	flags.IntVar(&o.slowest, "slowest", 10, "number of slowest tests to list")
+	flags.BoolVar(&o.check, "check", false, "run nothing; fail if a test of the classes has not run since -forget, or no class has it")
+	flags.StringVar(&o.fuzz, "fuzz", "", "instead, fuzz each fuzz target of the packages for this time or number of inputs, such as 1m or 10000x")
+	flags.BoolVar(&o.forget, "forget", false, "run nothing; forget which tests have run")
+	own, rest := args, []string(nil)
+	if i := slices.Index(args, "--"); i >= 0 {
+		own, rest = args[:i], args[i+1:]
+	}
+	if err := flags.Parse(own); err != nil {
+		return o, usageError{err}
+	}
+	o.args, o.packages = rest, flags.Args()
+	if len(o.packages) == 0 {
+		o.packages = []string{"./..."}
+	}
+	if o.classes != "all" {
+		for _, name := range strings.Split(o.classes, ",") {
+			if !isClass(name) {
+				return o, usageError{fmt.Errorf("flag -class: class %q unknown; want %s or all", name, classNames())}
+			}
+		}
+	}
+	if o.perGo < 1 || o.parallel < 1 {
+		return o, usageError{fmt.Errorf("flags -p and -parallel: got %d and %d; want 1 or more", o.perGo, o.parallel)}
+	}
+	return o, nil
+}
+
+func isClass(name string) bool {
+	return slices.Contains(testclass.Classes, testclass.Class(name))
+}
+
+func classNames() string {
+	var names []string
+	for _, c := range testclass.Classes {
+		names = append(names, string(c))
+	}
+	return strings.Join(names, ", ")
+}
+
+func run(ctx context.Context, args []string, stdout io.Writer) error {
+	o, err := parse(args)
+	if err != nil {
+		return err
+	}
+	if o.forget {
+		return forget()
+	}
+	declared, err := declaredTests(ctx, o.packages)
+	if err != nil {
+		return err
+	}
+	if o.check {
+		return check(declared, o.classes, stdout)
+	}
+	if o.fuzz != "" {
+		return fuzz(ctx, declared, o.fuzz, stdout)
+	}
+	report := newReport(stdout)
+	for _, p := range passes(declared, o) {
+		if err := p.run(ctx, o, report); err != nil {
+			return err
+		}
+	}
+	return report.finish(o.slowest)
+}
+
+// pass is one call of go test.
+type pass struct {
+	race     bool
+	names    []string // of the tests to run, nil: all
+	packages []string
+}
+
+// passes returns the calls that run the selected tests.
+func passes(declared []test, o options) (all []pass) {
+	withRace, without := pass{race: o.race}, pass{}
+	everything := o.run == "" && testclass.Selected(testclass.ClassQuick, o.classes)
+	for i := range declared {
+		t := &declared[i]
+		if !testclass.Selected(t.class, o.classes) || !t.matches(o.run) {
+			continue
+		}
+		p := &withRace
+		if t.withoutRace && o.race {
+			p = &without
+		}
+		p.names, p.packages = append(p.names, t.name), append(p.packages, t.pkg)
+	}
+	for _, p := range []*pass{&withRace, &without} {
+		slices.Sort(p.names)
+		slices.Sort(p.packages)
+		p.names, p.packages = slices.Compact(p.names), slices.Compact(p.packages)
+		if len(p.packages) == 0 {
+			continue
+		}
+		// All other tests of the packages are skipped by what they declare.
+		if everything && p == &withRace {
+			p.names = nil
+		}
+		all = append(all, *p)
+	}
+	return all
+}
+
+// raceChecks is the number of random inputs of a property with the race detector, which makes them ten times slower. Without
+// it and at full size, rapid's default counts: 100.
+const raceChecks = 10
+
+func (p *pass) run(ctx context.Context, o options, r *report) error {
+	args := []string{"test", "-json", "-vet=off", fmt.Sprintf("-p=%d", o.perGo), fmt.Sprintf("-parallel=%d", o.parallel), "-timeout=" + o.timeout.String()}
+	if p.race {
+		args = append(args, "-race")
+	}
+	if p.names != nil {
+		args = append(args, "-run=^("+strings.Join(p.names, "|")+")$")
+	}
+	if o.classes != string(testclass.ClassQuick) {
+		args = append(args, "-count=1") // what other programs do is no part of the cache's key
+	}
+	args = append(append(args, p.packages...), o.args...)
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Env = append(os.Environ(), testclass.Variable+"="+o.classes)
+	if p.race && !testclass.Selected(testclass.ClassExhaustive, o.classes) {
+		cmd.Env = append(cmd.Env, fmt.Sprintf("RAPID_CHECKS=%d", raceChecks))
+	}
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.Stderr = os.Stderr
+	events, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return fmt.Errorf("start go test: %w", err)
+	}
+	began := time.Now()
+	readErr := r.read(events)
+	err = cmd.Wait()
+	r.passEnded(p, time.Since(began), cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime())
+	if ctx.Err() != nil {
+		return fmt.Errorf("go test: %w", ctx.Err())
+	}
+	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) && r.failed() {
+		err = nil // the report has it
+	}
+	if err := errors.Join(readErr, err); err != nil {
+		return fmt.Errorf("go test: %w", err)
+	}
+	return nil
+}
