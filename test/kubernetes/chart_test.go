@@ -206,6 +206,7 @@ func TestChartGrantsWhatDiscoveryNeeds(t *testing.T) {
 }
 
 func TestChartRejectsMistakes(t *testing.T) {
+	testclass.Packaging(t)
 	requireCharts(t)
 	for _, test := range []struct{ set, want string }{
 		{"replicas=2", "replicas is 2 with listeners and the journal in memory: each pod would have other engines"},

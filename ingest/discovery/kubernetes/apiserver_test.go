@@ -23,6 +23,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/discovery/kubernetes"
 	"github.com/kvcast/kvcast/test/harness"
 	apiserver "github.com/kvcast/kvcast/test/kubernetes"
+	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // workerChanges has what a watch adds and removes.
@@ -67,6 +68,7 @@ func (c workerChanges) wantNone(t *testing.T) {
 
 // TestPodsOfAnAPIServer follows pods of a real API server through an outage.
 func TestPodsOfAnAPIServer(t *testing.T) {
+	testclass.Packaging(t)
 	t.Parallel()
 	server := apiserver.Start(t)
 	ctx := harness.Context(t)
