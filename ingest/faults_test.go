@@ -399,8 +399,12 @@ var faults = []struct {
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	harness.ForEachTransport(t, func(t *testing.T, zmq config.ZMQ) {
+		t.Parallel()
 		for _, mode := range []string{"connect", "bind"} {
-			t.Run(mode, func(t *testing.T) { testFaults(t, zmq, mode) })
+			t.Run(mode, func(t *testing.T) {
+				t.Parallel()
+				testFaults(t, zmq, mode)
+			})
 		}
 	})
 }

@@ -21,9 +21,9 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/discovery"
 	"github.com/kvcast/kvcast/ingest/discovery/kubernetes"
+	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 	apiserver "github.com/kvcast/kvcast/test/kubernetes"
-	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // workerChanges has what a watch adds and removes.
