@@ -100,7 +100,7 @@ func TestSubscribersResumeAfterConnectionAge(t *testing.T) {
 // TestReplayContinuesDuringGrace reads a replay after the subscriber on the same connection has been ended.
 func TestReplayContinuesDuringGrace(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{MaxConnectionAge: 100 * time.Millisecond, MaxConnectionAgeGrace: 10 * time.Second}, journal.Config{MaxBytes: 1 << 30})
+	h := overTCP(t, server.Config{MaxConnectionAge: 100 * time.Millisecond, MaxConnectionAgeGrace: harness.Timeout}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	h.load(128) // 8 MiB
 	stream, err := h.client.Replay(t.Context(), &kvcastv1.ReplayRequest{})
@@ -125,17 +125,16 @@ func TestReplayContinuesDuringGrace(t *testing.T) {
 	}
 }
 
-// watchedConn closes a channel when a read fails.
+// watchedConn calls a function when a read fails.
 type watchedConn struct {
 	net.Conn
-	once   sync.Once
-	closed chan struct{}
+	closed func()
 }
 
 func (c *watchedConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if err != nil {
-		c.once.Do(func() { close(c.closed) })
+		c.closed()
 	}
 	return n, err
 }
@@ -143,13 +142,14 @@ func (c *watchedConn) Read(b []byte) (int, error) {
 // TestGraceEndsReplay does not read a replay until its connection is closed.
 func TestGraceEndsReplay(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{MaxConnectionAge: 50 * time.Millisecond, MaxConnectionAgeGrace: 100 * time.Millisecond}, journal.Config{MaxBytes: 1 << 30})
+	h := overTCP(t, server.Config{MaxConnectionAge: 2 * time.Second, MaxConnectionAgeGrace: 100 * time.Millisecond}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	h.load(512)
 	closed := make(chan struct{})
+	var once sync.Once // the client may connect again
 	conn := h.Dial(t, grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
-		return &watchedConn{Conn: c, closed: closed}, err
+		return &watchedConn{Conn: c, closed: func() { once.Do(func() { close(closed) }) }}, err
 	}))
 	stream, err := kvcastv1.NewRouterEventServiceClient(conn).Replay(t.Context(), &kvcastv1.ReplayRequest{})
 	if err := firstError(t, err, stream.Recv); err != nil {

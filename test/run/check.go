@@ -14,7 +14,7 @@ import (
 	"github.com/kvcast/kvcast/internal/testclass"
 )
 
-// ranFile has a line for each test that has run: package and name. The path is below the module, which is the working directory.
+// ranFile has a line for each test that has run: package and name, and "skipped" if it was skipped for a reason of its own. The path is below the module, which is the working directory.
 var ranFile = filepath.Join("bin", "test", "ran")
 
 // forget deletes the record of the tests that have run.
@@ -25,11 +25,23 @@ func forget() error {
 	return nil
 }
 
+// outcome is what the record has of a test.
+type outcome int
+
+const (
+	outcomeSkipped outcome = iota + 1
+	outcomeRan
+)
+
 // remember adds tests to the record.
-func remember(ran map[key]bool) error {
+func remember(outcomes map[key]outcome) error {
 	var lines []string
-	for k := range ran {
-		lines = append(lines, k.pkg+" "+k.test+"\n")
+	for k, o := range outcomes {
+		line := k.pkg + " " + k.test
+		if o == outcomeSkipped {
+			line += " skipped"
+		}
+		lines = append(lines, line+"\n")
 	}
 	slices.Sort(lines)
 	if err := os.MkdirAll(filepath.Dir(ranFile), 0o755); err != nil {
@@ -46,44 +58,55 @@ func remember(ran map[key]bool) error {
 	return nil
 }
 
-// recorded returns the tests that have run.
-func recorded() (map[key]bool, error) {
+// recorded returns the record.
+func recorded() (map[key]outcome, error) {
 	f, err := os.Open(ranFile)
 	if err != nil {
 		return nil, fmt.Errorf("read which tests have run: %w", err)
 	}
 	defer func() { _ = f.Close() }()
-	ran := make(map[key]bool)
+	outcomes := make(map[key]outcome)
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
 		pkg, name, _ := strings.Cut(lines.Text(), " ")
-		ran[key{pkg, name}] = true
+		name, isSkipped := strings.CutSuffix(name, " skipped")
+		o := outcomeRan
+		if isSkipped {
+			o = outcomeSkipped
+		}
+		outcomes[key{pkg, name}] = max(outcomes[key{pkg, name}], o)
 	}
-	return ran, lines.Err()
+	return outcomes, lines.Err()
 }
 
-// check returns an error if a test of the classes has not run. It also lists the packages whose tests are all of other
-// classes than quick.
+// check returns an error if a test of the classes has not run, nor said why; with all classes, also if it was skipped.
 func check(declared []test, classes string, out io.Writer) error {
-	ran, err := recorded()
+	outcomes, err := recorded()
 	if err != nil {
 		return err
 	}
-	missed := missing(declared, classes, ran)
-	for _, t := range missed {
-		fmt.Fprintf(out, "has not run: %s %s, of class %s\n", short(t.pkg), t.name, t.class)
+	failed := 0
+	for _, t := range missing(declared, classes, outcomes) {
+		what := "has not run"
+		if outcomes[key{t.pkg, t.name}] == outcomeSkipped {
+			what = "was skipped"
+		}
+		if what == "has not run" || classes == "all" {
+			failed++
+		}
+		fmt.Fprintf(out, "%s: %s %s, of class %s\n", what, short(t.pkg), t.name, t.class)
 	}
-	if len(missed) > 0 {
-		return fmt.Errorf("%d tests of %s have not run", len(missed), classes)
+	if failed > 0 {
+		return fmt.Errorf("%d tests of %s have not run", failed, classes)
 	}
-	fmt.Fprintf(out, "each test of %s has run\n", classes)
+	fmt.Fprintf(out, "no test of %s was left out\n", classes)
 	return nil
 }
 
-// missing returns the tests of classes that are not in ran.
-func missing(declared []test, classes string, ran map[key]bool) (missed []test) {
+// missing returns the tests of classes that have not run.
+func missing(declared []test, classes string, outcomes map[key]outcome) (missed []test) {
 	for _, t := range declared {
-		if testclass.Selected(t.class, classes) && !ran[key{t.pkg, t.name}] {
+		if testclass.Selected(t.class, classes) && outcomes[key{t.pkg, t.name}] != outcomeRan {
 			missed = append(missed, t)
 		}
 	}

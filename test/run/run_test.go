@@ -119,16 +119,25 @@ func TestReportHasFailuresAndSkips(t *testing.T) {
 			t.Errorf("%q is in\n%s", unwanted, text)
 		}
 	}
-	ran, err := recorded()
+	outcomes, err := recorded()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var missed []string
-	for _, m := range missing(declared, "all", ran) {
+	for _, m := range missing(declared, "all", outcomes) {
 		missed = append(missed, m.name)
 	}
 	if want := []string{"TestOther", "TestMissing", "TestCrashes"}; !cmp.Equal(missed, want) {
 		t.Errorf("have not run: got %q, want %q", missed, want)
+	}
+	// TestMissing says why it did not run.
+	for classes, wants := range map[string]string{"quick": "1 tests of quick have not run", "all": "3 tests of all have not run"} {
+		if err := check(declared, classes, &out); err == nil || err.Error() != wants {
+			t.Errorf("check of %s: got error %v, want %s", classes, err, wants)
+		}
+	}
+	if err := check(declared[:1], "quick", &out); err != nil {
+		t.Errorf("check of a test that has run: %v", err)
 	}
 }
 
