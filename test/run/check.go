@@ -94,12 +94,12 @@ func check(declared []test, classes string, out io.Writer) error {
 		if what == "has not run" || classes == "all" {
 			failed++
 		}
-		fmt.Fprintf(out, "%s: %s %s, of class %s\n", what, short(t.pkg), t.name, t.class)
+		printf(out, "%s: %s %s, of class %s\n", what, short(t.pkg), t.name, t.class)
 	}
 	if failed > 0 {
 		return fmt.Errorf("%d tests of %s have not run", failed, classes)
 	}
-	fmt.Fprintf(out, "no test of %s was left out\n", classes)
+	printf(out, "no test of %s was left out\n", classes)
 	return nil
 }
 

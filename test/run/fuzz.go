@@ -32,7 +32,7 @@ func fuzz(ctx context.Context, declared []test, fuzztime string, out io.Writer) 
 			}
 			built = t.pkg
 		}
-		fmt.Fprintf(out, "%s %s\n", short(t.pkg), t.name)
+		printf(out, "%s %s\n", short(t.pkg), t.name)
 		cmd := exec.CommandContext(ctx, binary, "-test.run=^$", "-test.fuzz=^"+t.name+"$", "-test.fuzztime="+fuzztime,
 			"-test.fuzzminimizetime=20x", "-test.fuzzcachedir="+filepath.Join(dir, "cache", t.name))
 		cmd.Dir, cmd.Stdout, cmd.Stderr = t.dir, out, out
@@ -43,7 +43,7 @@ func fuzz(ctx context.Context, declared []test, fuzztime string, out io.Writer) 
 	if targets == 0 {
 		return errors.New("fuzz: the packages have no fuzz targets")
 	}
-	fmt.Fprintf(out, "%d targets, no failure\n", targets)
+	printf(out, "%d targets, no failure\n", targets)
 	return nil
 }
 

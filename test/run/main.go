@@ -28,19 +28,18 @@ import (
 	"github.com/kvcast/kvcast/internal/testclass"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	err := run(ctx, os.Args[1:], os.Stdout)
-	var usage usageError
-	switch {
-	case errors.As(err, &usage):
-		fmt.Fprintln(os.Stderr, "run:", err)
-		os.Exit(2)
-	case err != nil:
-		fmt.Fprintln(os.Stderr, "run:", err)
-		os.Exit(1)
+func main() { os.Exit(exitStatus(run(os.Args[1:], os.Stdout))) }
+
+// exitStatus prints an error, and returns the exit status.
+func exitStatus(err error) int {
+	if err == nil {
+		return 0
 	}
+	fmt.Fprintln(os.Stderr, "run:", err)
+	if usage := (usageError{}); errors.As(err, &usage) {
+		return 2
+	}
+	return 1
 }
 
 // usageError is a mistake in the arguments.
@@ -111,7 +110,9 @@ func classNames() string {
 	return strings.Join(names, ", ")
 }
 
-func run(ctx context.Context, args []string, stdout io.Writer) error {
+func run(args []string, stdout io.Writer) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
 	o, err := parse(args)
 	if err != nil {
 		return err

@@ -66,7 +66,7 @@ func (r *report) read(events io.Reader) error {
 		if len(line) > 0 {
 			var e event
 			if jsonErr := json.Unmarshal(line, &e); jsonErr != nil {
-				fmt.Fprintf(r.out, "%s", line) // of the go command itself
+				printf(r.out, "%s", line) // of the go command itself
 			} else {
 				r.take(&e)
 			}
@@ -84,7 +84,7 @@ func (r *report) take(e *event) {
 	k := key{e.Package, e.Test}
 	switch e.Action {
 	case "build-output":
-		fmt.Fprint(r.out, e.Output)
+		printf(r.out, "%s", e.Output)
 	case "output":
 		r.output[k] = append(r.output[k], e.Output)
 	case "pass", "fail", "skip":
@@ -99,14 +99,14 @@ func (r *report) take(e *event) {
 
 func (r *report) packageEnded(e *event) {
 	k := key{pkg: e.Package}
-	switch {
-	case e.Action == "skip": // it has no tests
-	case e.Action == "pass":
+	switch e.Action {
+	case "skip": // it has no tests
+	case "pass":
 		cached := ""
 		if slices.ContainsFunc(r.output[k], func(line string) bool { return strings.HasSuffix(line, "(cached)\n") }) {
 			cached = " (cached)"
 		}
-		fmt.Fprintf(r.out, "ok  \t%s\t%.3fs%s\n", e.Package, e.Elapsed, cached)
+		printf(r.out, "ok  \t%s\t%.3fs%s\n", e.Package, e.Elapsed, cached)
 	default:
 		if !slices.ContainsFunc(r.failures, func(f key) bool { return f.pkg == e.Package }) {
 			r.broken = append(r.broken, e.Package)
@@ -114,11 +114,11 @@ func (r *report) packageEnded(e *event) {
 		// Tests that a crash has ended: the last one has the stack.
 		for unfinished, lines := range r.output {
 			if unfinished.pkg == e.Package && unfinished.test != "" {
-				fmt.Fprint(r.out, strings.Join(lines, ""))
+				printf(r.out, "%s", strings.Join(lines, ""))
 				delete(r.output, unfinished)
 			}
 		}
-		fmt.Fprint(r.out, strings.Join(r.output[k], "")) // ends with FAIL, the package and its time
+		printf(r.out, "%s", strings.Join(r.output[k], "")) // ends with FAIL, the package and its time
 	}
 }
 
@@ -128,7 +128,7 @@ func (r *report) testEnded(k key, e *event) {
 		r.passed++
 	case "fail":
 		r.failures = append(r.failures, k)
-		fmt.Fprint(r.out, strings.Join(r.output[k], ""))
+		printf(r.out, "%s", strings.Join(r.output[k], ""))
 	case "skip":
 		// A test of another class or without the race detector is not selected, and has nothing to say.
 		if notSelected(r.output[k]) {
@@ -179,26 +179,26 @@ func (r *report) passEnded(p *pass, took, cpu time.Duration) {
 func (r *report) finish(slowest int) error {
 	slices.SortFunc(r.times, func(a, b timed) int { return int(b.elapsed - a.elapsed) })
 	if slowest > 0 && len(r.times) > 0 {
-		fmt.Fprintln(r.out, "\nslowest:")
+		printf(r.out, "\nslowest:\n")
 		for _, t := range r.times[:min(slowest, len(r.times))] {
-			fmt.Fprintf(r.out, "%8.1fs  %s %s\n", t.elapsed.Seconds(), short(t.pkg), t.test)
+			printf(r.out, "%8.1fs  %s %s\n", t.elapsed.Seconds(), short(t.pkg), t.test)
 		}
 	}
 	r.printSkips()
 	if r.failed() {
-		fmt.Fprintln(r.out, "\nfailed:")
+		printf(r.out, "\nfailed:\n")
 		for _, k := range r.failures {
-			fmt.Fprintf(r.out, "    %s %s\n", short(k.pkg), k.test)
+			printf(r.out, "    %s %s\n", short(k.pkg), k.test)
 		}
 		for _, pkg := range r.broken {
-			fmt.Fprintf(r.out, "    %s\n", short(pkg))
+			printf(r.out, "    %s\n", short(pkg))
 		}
 	}
-	fmt.Fprintln(r.out)
+	printf(r.out, "\n")
 	for _, line := range r.notes {
-		fmt.Fprintln(r.out, line)
+		printf(r.out, "%s\n", line)
 	}
-	fmt.Fprintf(r.out, "%d passed, %d failed, %d skipped\n", r.passed, len(r.failures)+len(r.broken), len(r.skips))
+	printf(r.out, "%d passed, %d failed, %d skipped\n", r.passed, len(r.failures)+len(r.broken), len(r.skips))
 	if err := remember(r.outcomes); err != nil {
 		return err
 	}
@@ -216,7 +216,7 @@ func (r *report) printSkips() {
 	if len(r.skips) == 0 {
 		return
 	}
-	fmt.Fprintln(r.out, "\nskipped:")
+	printf(r.out, "\nskipped:\n")
 	byReason := make(map[string][]key)
 	var reasons []string
 	for _, s := range r.skips {
@@ -226,7 +226,7 @@ func (r *report) printSkips() {
 		byReason[s.reason] = append(byReason[s.reason], s.key)
 	}
 	for _, why := range reasons {
-		fmt.Fprintf(r.out, "    %s\n", why)
+		printf(r.out, "    %s\n", why)
 		// Subtests of one test with one reason take one line.
 		counts := make(map[key]int)
 		for _, k := range byReason[why] {
@@ -236,9 +236,9 @@ func (r *report) printSkips() {
 			n, top := counts[k.top()], k.top()
 			switch delete(counts, top); {
 			case n > 1:
-				fmt.Fprintf(r.out, "        %s %s, %d subtests\n", short(k.pkg), top.test, n)
+				printf(r.out, "        %s %s, %d subtests\n", short(k.pkg), top.test, n)
 			case n == 1:
-				fmt.Fprintf(r.out, "        %s %s\n", short(k.pkg), k.test)
+				printf(r.out, "        %s %s\n", short(k.pkg), k.test)
 			}
 		}
 	}
@@ -246,3 +246,6 @@ func (r *report) printSkips() {
 
 // short returns the path of a package below this module.
 func short(pkg string) string { return strings.TrimPrefix(pkg, "github.com/kvcast/kvcast/") }
+
+// printf prints to the terminal, whose errors do not matter.
+func printf(out io.Writer, format string, args ...any) { _, _ = fmt.Fprintf(out, format, args...) }
