@@ -20,9 +20,9 @@ type Class string
 
 // The classes.
 const (
-	ClassQuick      Class = "quick"      // needs no other program than go, and some seconds at most
+	ClassQuick      Class = "quick"      // needs no program of others, and some seconds at most
 	ClassExhaustive Class = "exhaustive" // computes for long: whole spaces of states, many random inputs
-	ClassProcess    Class = "process"    // starts kvcast as a program, and breaks it
+	ClassProcess    Class = "process"    // starts kvcast as a program many times, breaks it, or needs a browser or Prometheus
 	ClassCluster    Class = "cluster"    // starts several servers and NATS servers
 	ClassSoak       Class = "soak"       // measures over minutes
 	ClassPackaging  Class = "packaging"  // builds or deploys what users install

@@ -12,11 +12,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -67,7 +69,7 @@ func parse(args []string) (options, error) {
 	flags.StringVar(&o.classes, "class", o.classes, "classes of tests to run, separated by commas, or all; want "+classNames())
 	flags.StringVar(&o.run, "run", "", "run only the tests whose names match this regular expression")
 	flags.BoolVar(&o.race, "race", os.Getenv("CGO_ENABLED") != "0", "use the race detector")
-	flags.IntVar(&o.perGo, "p", 3, "number of packages that are tested at a time: many wait for timers")
+	flags.IntVar(&o.perGo, "p", 4, "number of packages that are tested at a time: many wait for timers")
 	flags.IntVar(&o.parallel, "parallel", 6, "number of tests of a package that run at a time, of those that allow it")
 	flags.DurationVar(&o.timeout, "timeout", 30*time.Minute, "time after which the tests of a package are ended, because one hangs")
 	flags.IntVar(&o.slowest, "slowest", 10, "number of slowest tests to list")
@@ -163,8 +165,7 @@ func passes(declared []test, o options) (all []pass) {
 	}
 	for _, p := range []*pass{&withRace, &without} {
 		slices.Sort(p.names)
-		slices.Sort(p.packages)
-		p.names, p.packages = slices.Compact(p.names), slices.Compact(p.packages)
+		p.names, p.packages = slices.Compact(p.names), mostTestsFirst(p.packages)
 		if len(p.packages) == 0 {
 			continue
 		}
@@ -175,6 +176,18 @@ func passes(declared []test, o options) (all []pass) {
 		all = append(all, *p)
 	}
 	return all
+}
+
+// mostTestsFirst returns the packages, of which there is one for each test, once each: those with the most tests, which take
+// longest, first, so that none is left to run alone at the end.
+func mostTestsFirst(ofTests []string) []string {
+	tests := make(map[string]int)
+	for _, pkg := range ofTests {
+		tests[pkg]++
+	}
+	return slices.SortedFunc(maps.Keys(tests), func(a, b string) int {
+		return cmp.Or(cmp.Compare(tests[b], tests[a]), strings.Compare(a, b))
+	})
 }
 
 // raceChecks is the number of random inputs of a property with the race detector, which makes them ten times slower. Without
