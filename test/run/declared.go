@@ -29,10 +29,9 @@ type test struct {
 	withoutRace bool
 }
 
-// matches reports whether a regular expression matches the name.
-func (t *test) matches(pattern string) bool {
-	ok, err := regexp.MatchString(pattern, t.name)
-	return ok && err == nil
+// matches reports whether the name matches a pattern; nil matches all.
+func (t *test) matches(pattern *regexp.Regexp) bool {
+	return pattern == nil || pattern.MatchString(t.name)
 }
 
 // declaredTests returns the tests of packages, from their source.
@@ -114,7 +113,7 @@ func isTest(name string) bool {
 	return false
 }
 
-// declaration returns X if a statement is testclass.X(...), and else "".
+// declaration returns the name of the function if a statement is a call of one of package testclass, and else "".
 func declaration(s ast.Stmt) string {
 	statement, ok := s.(*ast.ExprStmt)
 	if !ok {

@@ -27,7 +27,9 @@ func fuzz(ctx context.Context, declared []test, fuzztime string, out io.Writer) 
 		targets++
 		if t.pkg != built {
 			// One build of the package, with the coverage that guides the fuzzer, serves all of its targets.
-			if err := goCommand(ctx, out, "go", "test", "-vet=off", "-c", "-fuzz=.", "-o", binary, t.pkg); err != nil {
+			build := exec.CommandContext(ctx, "go", "test", "-vet=off", "-c", "-fuzz=.", "-o", binary, t.pkg)
+			build.Stdout, build.Stderr = out, out
+			if err := build.Run(); err != nil {
 				return fmt.Errorf("fuzz: build %s: %w", t.pkg, err)
 			}
 			built = t.pkg
@@ -45,11 +47,4 @@ func fuzz(ctx context.Context, declared []test, fuzztime string, out io.Writer) 
 	}
 	printf(out, "%d targets, no failure\n", targets)
 	return nil
-}
-
-// goCommand runs a command with its output in out.
-func goCommand(ctx context.Context, out io.Writer, name string, args ...string) error {
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Stdout, cmd.Stderr = out, out
-	return cmd.Run()
 }

@@ -1,6 +1,6 @@
 // Command run runs tests by their class (package testclass): first those that run with the race detector, where there is cgo, then
 // those that declare that they run without it. Each test runs once. It lists failures, and at the end what was skipped
-// and why, the slowest tests, and the numbers.
+// and why, the slowest tests, and how many passed, failed and were skipped.
 //
 //	go run ./test/run                                   # tests of class quick of all packages
 //	go run ./test/run -class cluster ./test/cluster -- -minutes 10
@@ -22,6 +22,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -49,8 +50,8 @@ type usageError struct{ error }
 
 // options are the flags of the command.
 type options struct {
-	classes  string // as in testclass.Variable
-	run      string // a regular expression of names, empty: all
+	classes  string         // as in testclass.Variable
+	run      *regexp.Regexp // of names, nil: all
 	race     bool
 	packages []string // patterns
 	args     []string // of test binaries
@@ -67,7 +68,10 @@ func parse(args []string) (options, error) {
 	o := options{classes: string(testclass.ClassQuick)}
 	flags := flag.NewFlagSet("run", flag.ContinueOnError)
 	flags.StringVar(&o.classes, "class", o.classes, "classes of tests to run, separated by commas, or all; want "+classNames())
-	flags.StringVar(&o.run, "run", "", "run only the tests whose names match this regular expression")
+	flags.Func("run", "run only the tests whose names match this regular expression", func(text string) (err error) {
+		o.run, err = regexp.Compile(text)
+		return err
+	})
 	flags.BoolVar(&o.race, "race", os.Getenv("CGO_ENABLED") != "0", "use the race detector")
 	flags.IntVar(&o.perGo, "p", 4, "number of packages that are tested at a time: many wait for timers")
 	flags.IntVar(&o.parallel, "parallel", 6, "number of tests of a package that run at a time, of those that allow it")
@@ -151,7 +155,7 @@ type pass struct {
 // passes returns the calls that run the selected tests.
 func passes(declared []test, o options) (all []pass) {
 	withRace, without := pass{race: o.race}, pass{}
-	everything := o.run == "" && testclass.Selected(testclass.ClassQuick, o.classes)
+	everything := o.run == nil && testclass.Selected(testclass.ClassQuick, o.classes)
 	for i := range declared {
 		t := &declared[i]
 		if !testclass.Selected(t.class, o.classes) || !t.matches(o.run) {

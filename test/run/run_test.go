@@ -1,6 +1,7 @@
 package main
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -59,7 +60,7 @@ func TestEachSelectedTestIsInOnePass(t *testing.T) {
 		{"quick without cgo", options{classes: "quick"}, []pass{{false, nil, []string{"p"}}}},
 		{"one class", options{classes: "cluster", race: true}, []pass{{true, []string{"TestC"}, []string{"q"}}, {false, []string{"TestE"}, []string{"r"}}}},
 		{"all", options{classes: "all", race: true}, []pass{{true, nil, []string{"p", "q"}}, {false, []string{"TestB", "TestE"}, []string{"p", "r"}}}},
-		{"by name", options{classes: "quick", run: "A$", race: true}, []pass{{true, []string{"TestA"}, []string{"p"}}}},
+		{"by name", options{classes: "quick", run: regexp.MustCompile("A$"), race: true}, []pass{{true, []string{"TestA"}, []string{"p"}}}},
 		{"none", options{classes: "live"}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -157,5 +158,8 @@ func TestUnknownClassIsRefused(t *testing.T) {
 	_, err := parse([]string{"-class", "quick,slow"})
 	if err == nil || !strings.Contains(err.Error(), `class "slow" unknown; want quick, exhaustive`) {
 		t.Errorf("got error %v", err)
+	}
+	if _, err := parse([]string{"-run", "("}); err == nil || !strings.Contains(err.Error(), "missing closing )") {
+		t.Errorf("invalid pattern: got error %v", err)
 	}
 }
