@@ -52,7 +52,7 @@ demo-llmd: ## Run simulated engines, a server and pools of llm-d that read it, w
 test: ## Run the tests of class quick, with the race detector if there is cgo: a few minutes. CLASSES (quick) and PACKAGES (./...) select others.
 	$(suite) -class $(CLASSES) $(PACKAGES)
 
-test-all: prepare kube-apiserver $(TOOLS)/helm $(TOOLS)/kubeconform ## Run each test there is at full size, and check that none was left out; needs root, and takes hours.
+test-all: libzmq prepare kube-apiserver $(TOOLS)/helm $(TOOLS)/kubeconform ## Run each test there is at full size, and check that none was left out; needs root and etcd, and takes hours.
 	$(suite) -forget
 	$(suite) -class all -timeout 3h
 	$(suite) -check -class all

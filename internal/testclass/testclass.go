@@ -1,5 +1,5 @@
-// Package testclass declares which runs a test takes part in. A test without a declaration is of class Quick, and takes
-// part in each run. Any other test declares its class with a call in its own body, before it does anything else:
+// Package testclass declares the classes of tests, by which runs select them. A test without a declaration is of class quick. Any
+// other test declares its class with a call in its own body, before it does anything else:
 //
 //	func TestExhaustiveWorlds(t *testing.T) {
 //		testclass.Exhaustive(t)
@@ -59,8 +59,8 @@ func Peers(t testing.TB) { t.Helper(); declare(t, ClassPeers) }
 // Live declares a test of ClassLive.
 func Live(t testing.TB) { t.Helper(); declare(t, ClassLive) }
 
-// WithoutRace declares a test that runs without the race detector alone: it measures memory, or one goroutine computes
-// for long, which takes ten times as long with it.
+// WithoutRace declares a test that runs only without the race detector, because it measures memory, or because one goroutine
+// computes for long, which takes ten times as long with the race detector.
 func WithoutRace(t testing.TB) {
 	t.Helper()
 	if RaceEnabled {

@@ -170,7 +170,7 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	return j, acks.SetPendingLimits(-1, -1)
 }
 
-// untilPermitted is untilAnswered for Open, which fails at once if the servers deny something: they do not answer what they deny.
+// untilPermitted is untilAnswered for Open. It does not ask again once the servers have denied something, which they do not answer.
 func (j *Journal) untilPermitted(ctx context.Context, ask func() error) error {
 	return j.untilAnswered(ctx, func() error {
 		err := ask()

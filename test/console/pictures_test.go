@@ -12,7 +12,9 @@ import (
 var picturesOf = flag.String("pictures-of", "", "URL of a console, such as that of make demo-console, whose views are written to the folder of -screenshots")
 
 // TestPictures takes the pictures of the documentation, with the flags -pictures-of and -screenshots. Without them it visits the
-// views of an idle server.
+// views of an idle server. With make demo-console running:
+//
+//	go run ./test/run -class exhaustive -run Pictures ./test/console -- -pictures-of URL -screenshots DIR
 func TestPictures(t *testing.T) {
 	testclass.Exhaustive(t)
 	url := *picturesOf

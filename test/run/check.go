@@ -14,7 +14,8 @@ import (
 	"github.com/kvcast/kvcast/internal/testclass"
 )
 
-// ranFile has a line for each test that has run: package and name, and "skipped" if it was skipped for a reason of its own. The path is below the module, which is the working directory.
+// ranFile is the record, below the module, which is the working directory. It has a line for each test that has run: package and
+// name, and "skipped" if it was skipped for a reason of its own.
 var ranFile = filepath.Join("bin", "test", "ran")
 
 // forget deletes the record of the tests that have run.
