@@ -317,8 +317,8 @@ func TestDemoOfARestart(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
 	got := kvcast(t, nil, "demo", "--restart")
-	if got.status != 0 || strings.Count(got.out, "\nok      ") < 3 || strings.Contains(got.out, "FAILED") {
-		t.Errorf("status %d, want 0 and successful checks:\n%s%s", got.status, got.out, got.err)
+	if got.status != 0 || strings.Count(got.out, "\nok      ") != 3 || strings.Contains(got.out, "FAILED") {
+		t.Errorf("status %d, want 0 and three successful checks:\n%s%s", got.status, got.out, got.err)
 	}
 }
 
