@@ -9,8 +9,8 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 )
 
-// FuzzSource validates sources. Each dp rank of a valid one has endpoints of its own, on one host, which are the same as text. An
-// invalid one has errors that name a field, its value and what is allowed.
+// FuzzSource validates sources. The endpoints of a valid source's dp ranks are distinct and on one host, and parse to the same
+// endpoints as text. Each error of an invalid source names a field, its value and what is allowed.
 func FuzzSource(f *testing.F) {
 	for _, s := range []struct{ engine, connect, replay, snapshot, topic string }{
 		{"vllm", "tcp://10.0.0.5:5557", "tcp://10.0.0.5:5558", "tcp://10.0.0.5:5559", "kv@"}, {"trtllm", "ipc:///tmp/x", "", "", ""},
@@ -64,8 +64,8 @@ func FuzzSource(f *testing.F) {
 	})
 }
 
-// FuzzHosts parses lists of hosts, separated by commas, and asks for a peer's replay socket at the host that its topic names. It
-// is at a host of the list or the peer's own address, so that a peer cannot make kvcast connect elsewhere.
+// FuzzHosts parses lists of allowed hosts, and asks for the host of a peer's replay socket, which the peer's topic names. The
+// result must be in the list, or be the peer's own address: otherwise a peer could make kvcast connect elsewhere.
 func FuzzHosts(f *testing.F) {
 	for _, list := range []string{
 		"", "10.1.0.0/16,192.0.2.7,2001:db8::/32", "Engine-0.,*.vllm.svc", "*", "*.", "a b", "10.0.0.0/33", "::/0", "0.0.0.0/0",

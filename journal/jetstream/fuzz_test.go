@@ -188,8 +188,8 @@ type value struct {
 func (v value) Value() []byte  { return []byte(v.key) }
 func (value) Revision() uint64 { return 1 }
 
-// FuzzCheckpoint reads an object of the store: its name, its description, and its data in chunks. It has exactly the bytes
-// that the description has the checksum of, or cannot be read.
+// FuzzCheckpoint reads an object of the store, which is stored as a name, a description and chunks of data. Reading it returns
+// exactly the bytes whose checksum the description has, or an error.
 func FuzzCheckpoint(f *testing.F) {
 	c := &Checkpoints{j: newDecoder("i"), prefix: "$O.s-checkpoints."}
 	token := func(name string) string { return strings.TrimPrefix(c.metaSubject(name), c.prefix+"M.") }
