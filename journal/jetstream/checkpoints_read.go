@@ -99,7 +99,8 @@ func (c *Checkpoints) info(ctx context.Context, subject string) (*jetstream.Obje
 	}
 	var info jetstream.ObjectInfo
 	if err := json.Unmarshal(m.Data, &info); err != nil {
-		return nil, m.Sequence, err
+		// The error can repeat the text, which anything can have stored.
+		return nil, m.Sequence, fmt.Errorf("invalid description: %.200q", err)
 	}
 	return &info, m.Sequence, nil
 }

@@ -218,6 +218,7 @@ func FuzzCheckpoint(f *testing.F) {
 	f.Add(token("w"), describe("w", data, func(i *jetstream.ObjectInfo) { i.Digest, i.NUID = "MD5=\n", ">" }), data)
 	f.Add(token("w"), []byte("null"), data)
 	f.Add(token("w"), []byte(`{"chunks": -1}`), data)
+	f.Add(token("w"), []byte("{\"mtime\": \"0001-01-01T00:00:\x7f0Z\"}"), data)
 	f.Add("no-base64!", describe("w", data, nil), data)
 	f.Add(base64.URLEncoding.EncodeToString([]byte("%zz\n")), describe("w", data, nil), data)
 	f.Fuzz(func(t *testing.T, token string, description, data []byte) {
