@@ -52,8 +52,10 @@ type Match struct {
 	// Tokens is the number of tokens in Blocks; 0 if the worker's block size is unknown.
 	Tokens int
 	// Trust is how far the match can be trusted. If it is TRUST_DEGRADED, Reasons are why, ascending.
-	Trust   kvcastv1.Trust
-	Reasons []kvcastv1.DegradedReason
+	// It is that of the tier that can be trusted least: TierTrust has the trust of the prefix in each tier, by kvcastv1.Tier.
+	Trust     kvcastv1.Trust
+	Reasons   []kvcastv1.DegradedReason
+	TierTrust [numTiers + 1]kvcastv1.Trust
 	// Down is how long a source of the rank has had no connection; 0: each has one. Only the server knows it.
 	Down time.Duration
 }
@@ -97,5 +99,8 @@ func exportMatch(m *index.Match) Match {
 		Trust: m.Trust(), Reasons: m.Reasons.List(),
 	}
 	copy(out.TierBlocks[1:], m.TierBlocks[:])
+	for tier := range m.TierBlocks {
+		out.TierTrust[tier+1] = m.TierTrust(tier)
+	}
 	return out
 }

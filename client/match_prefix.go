@@ -110,9 +110,15 @@ func newMatch(model string, p *kvcastv1.PrefixMatch) Match {
 	if model == "" {
 		m.Model = p.GetModel()
 	}
+	for tier := range numTiers {
+		m.TierTrust[tier+1] = m.Trust
+	}
 	for _, t := range p.GetTiers() {
 		if t.GetTier() < numTiers+1 {
 			m.TierBlocks[t.GetTier()] = int(t.GetBlocks())
+			if t.GetTrust() != kvcastv1.Trust_TRUST_UNSPECIFIED {
+				m.TierTrust[t.GetTier()] = t.GetTrust()
+			}
 		}
 	}
 	return m

@@ -210,6 +210,7 @@ func (w *world) match(p client.Prompt, workers []string, limit int) (out []clien
 			if e.gap {
 				m.Trust, m.Reasons = kvcastv1.Trust_TRUST_DEGRADED, []kvcastv1.DegradedReason{kvcastv1.DegradedReason_DEGRADED_REASON_GAP}
 			}
+			m.TierTrust = inAllTiers(m.Trust)
 			if m.Blocks > 0 {
 				out = append(out, m)
 			}

@@ -124,6 +124,12 @@ func (m *model) match(hashes []uint64) []client.Match {
 		if m.view.Incomplete(p.worker, p.rank) {
 			found.Trust = kvcastv1.Trust_TRUST_DEGRADED
 		}
+		for tier := kvcastv1.Tier_TIER_DEVICE; tier <= kvcastv1.Tier_TIER_EXTERNAL; tier++ {
+			found.TierTrust[tier] = kvcastv1.Trust_TRUST_EXACT
+			if m.view.IncompleteIn(p.worker, p.rank, tier) {
+				found.TierTrust[tier] = kvcastv1.Trust_TRUST_DEGRADED
+			}
+		}
 		found.Blocks = prefix(tiers[0], hashes)
 		for tier := kvcastv1.Tier_TIER_DEVICE; tier <= kvcastv1.Tier_TIER_EXTERNAL; tier++ {
 			found.TierBlocks[tier] = prefix(tiers[tier], hashes)
@@ -136,6 +142,11 @@ func (m *model) match(hashes []uint64) []client.Match {
 		return cmp.Or(b.Blocks-a.Blocks, b.TierBlocks[1]-a.TierBlocks[1], cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank))
 	})
 	return out
+}
+
+// inAllTiers returns the trust of each tier if it is the same.
+func inAllTiers(t kvcastv1.Trust) [kvcastv1.Tier_TIER_EXTERNAL + 1]kvcastv1.Trust {
+	return [...]kvcastv1.Trust{0, t, t, t, t}
 }
 
 func prefix(held map[uint64]bool, hashes []uint64) int {

@@ -105,7 +105,7 @@ func TestMatchIsFilteredAndSorted(t *testing.T) {
 		of("x", added("another", "x:80"), chainOf(0, device, nil, 1, 2, 3, 4)),
 	))
 	match := func(worker string, rank uint32, tier kvcastv1.Tier, blocks int) client.Match {
-		m := client.Match{Worker: worker, Model: "m", Endpoint: worker + ":80", Rank: rank, Blocks: blocks, Tokens: 16 * blocks, Trust: kvcastv1.Trust_TRUST_EXACT}
+		m := client.Match{Worker: worker, Model: "m", Endpoint: worker + ":80", Rank: rank, Blocks: blocks, Tokens: 16 * blocks, Trust: kvcastv1.Trust_TRUST_EXACT, TierTrust: inAllTiers(kvcastv1.Trust_TRUST_EXACT)}
 		m.TierBlocks[tier] = blocks
 		return m
 	}

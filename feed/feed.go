@@ -75,7 +75,18 @@ type Batch struct {
 	// GroupsOmitted reports whether the engine's batch has events of other attention groups than the main group.
 	// They are not in Events.
 	GroupsOmitted bool
-	Progress      Progress
+	// Doubts are why blocks of the rank may differ from the engine's after the batch, because of events that are not
+	// applied or not understood.
+	Doubts   []Doubt
+	Progress Progress
+}
+
+// Doubt is why blocks in some tiers of a rank may differ from the engine's, though no batch was lost.
+type Doubt struct {
+	Reason GapReason
+	Tiers  wire.Tiers
+	// Detail says for people what was left out.
+	Detail string
 }
 
 // Gap is a run of missing batches that were not repaired.
@@ -115,6 +126,12 @@ const (
 	// GapJoinedLate: the first batch that ingest has read of the rank is not the engine's first batch. The gap
 	// precedes all batches of the rank.
 	GapJoinedLate GapReason = 7
+	// GapEventsSkipped, GapBlockSizeMismatch and GapUnknownContent are the reasons of a Doubt; see wire.Effect.
+	GapEventsSkipped     GapReason = 10
+	GapBlockSizeMismatch GapReason = 11
+	GapUnknownContent    GapReason = 12
+	// GapTierNotCleared: the engine cleared device memory, and perhaps other tiers.
+	GapTierNotCleared GapReason = 13
 )
 
 var gapReasonNames = [...]string{
@@ -124,6 +141,10 @@ var gapReasonNames = [...]string{
 	GapPossibleRestart:    "possible_restart",
 	GapAmbiguousPublisher: "ambiguous_publisher",
 	GapJoinedLate:         "joined_late",
+	GapEventsSkipped:      "events_skipped",
+	GapBlockSizeMismatch:  "block_size_mismatch",
+	GapUnknownContent:     "unknown_content",
+	GapTierNotCleared:     "tier_not_cleared",
 }
 
 // String returns the reason's name, which is also its metric label.

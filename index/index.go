@@ -90,11 +90,18 @@ func (x *Index) ApplySnapshotWorker(s *kvcastv1.SnapshotWorker) {
 	w = x.addWorker(w, s.GetAdded())
 	w.lastEventID = s.GetLastEventId()
 	for _, n := range s.GetIncompleteRanks() {
-		x.rank(w, n).reasons = reasonsOf(kvcastv1.DegradedReason_DEGRADED_REASON_GAP) // of servers that send no reasons
+		x.rank(w, n).doubt(reasonsOf(kvcastv1.DegradedReason_DEGRADED_REASON_GAP), nil) // of servers that send no reasons
 	}
 	for _, report := range s.GetRanks() {
 		r := x.rank(w, report.GetDpRank())
-		r.reasons = reasonsOf(report.GetReasons()...)
+		r.resolve(nil)
+		for _, tier := range report.GetTierReasons() {
+			r.doubt(reasonsOf(tier.GetReasons()...), []kvcastv1.Tier{tier.GetTier()})
+		}
+		if len(report.GetTierReasons()) == 0 {
+			r.doubt(reasonsOf(report.GetReasons()...), nil)
+		}
+		r.detail = report.GetDetail()
 		r.gaps, r.missedBatches, r.groupsOmitted = report.GetGaps(), report.GetMissedBatches(), report.GetGroupsOmitted()
 	}
 }
@@ -172,11 +179,11 @@ func (x *Index) clear(r *rank, c *kvcastv1.Cleared) {
 	}
 	if len(c.GetTiers()) == 0 {
 		x.blocks.Clear(r.blocks)
-		r.reasons = 0
 		r.groupsOmitted = r.groupsOmitted && c.GetReason() != kvcastv1.Cleared_REASON_ENGINE_RESTARTED
 	}
+	r.resolve(c.GetTiers())
 	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP { // the engine may still hold blocks
-		r.reasons |= reasonsOf(kvcastv1.DegradedReason_DEGRADED_REASON_GAP)
+		r.doubt(reasonsOf(kvcastv1.DegradedReason_DEGRADED_REASON_GAP), c.GetTiers())
 		r.gaps++
 	}
 }

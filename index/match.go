@@ -61,13 +61,22 @@ type Match struct {
 	Walk [NumTiers]int
 	// BlockSize is the number of tokens in a block; 0: unknown.
 	BlockSize uint32
-	// Reasons and GroupsOmitted are as in Rank.
+	// Reasons, TierReasons and GroupsOmitted are as in Rank.
 	Reasons       Reasons
+	TierReasons   [NumTiers]Reasons
 	GroupsOmitted bool
 }
 
 // Trust returns how far the match can be trusted, as far as it follows from entries.
 func (m *Match) Trust() kvcastv1.Trust { return trust(m.Reasons, m.GroupsOmitted) }
+
+// TierTrust returns how far the prefix in one tier can be trusted, as far as it follows from entries.
+func (m *Match) TierTrust(tier int) kvcastv1.Trust {
+	return trust(m.TierReasons[tier], m.GroupsOmitted)
+}
+
+// TiersDiffer reports whether the tiers have different reasons.
+func (m *Match) TiersDiffer() bool { return reasonsDiffer(&m.TierReasons) }
 
 // Matches is the result of a Match, and its memory for reuse. The zero value is ready for use.
 type Matches struct {
@@ -257,7 +266,7 @@ func (m *Matches) match(c candidate) Match {
 	match := Match{
 		Worker: w.name, Model: w.model, Endpoint: w.added.GetEndpoint(), Labels: w.added.GetLabels(), Rank: c.rank.number,
 		Blocks: found.Blocks, TierBlocks: found.TierBlocks, BlockSize: w.blockSize,
-		Reasons: c.rank.reasons, GroupsOmitted: c.rank.groupsOmitted,
+		Reasons: c.rank.all, TierReasons: c.rank.reasons, GroupsOmitted: c.rank.groupsOmitted,
 	}
 	if len(m.matcher.Walks) > 0 {
 		match.Walk = m.matcher.Walks[c.found].Ends

@@ -243,7 +243,7 @@ func (w *world) want(q *index.Query, p prompt) []index.Match {
 		m := index.Match{
 			Worker: r.worker, Model: r.model, Endpoint: r.worker + ":8000", Rank: r.rank, BlockSize: r.size,
 			Blocks:  r.prefix(tokens, p.BlockHashes, 0xff),
-			Reasons: state.Ranks[i].Reasons, GroupsOmitted: state.Ranks[i].GroupsOmitted,
+			Reasons: state.Ranks[i].Reasons, TierReasons: state.Ranks[i].TierReasons, GroupsOmitted: state.Ranks[i].GroupsOmitted,
 		}
 		for tier := range index.NumTiers {
 			m.TierBlocks[tier] = r.prefix(tokens, p.BlockHashes, 1<<tier)

@@ -47,12 +47,12 @@ func (w *worker) record() *kvcastv1.SnapshotWorker {
 	s := &kvcastv1.SnapshotWorker{Worker: w.name, Added: added, LastEventId: w.lastEventID}
 	for _, r := range w.ranks {
 		added.Ranks = append(added.Ranks, r.number)
-		if r.reasons != 0 {
+		if r.all != 0 {
 			s.IncompleteRanks = append(s.IncompleteRanks, r.number)
 		}
-		if r.gaps != 0 || r.reasons != 0 || r.groupsOmitted {
+		if r.gaps != 0 || r.all != 0 || r.groupsOmitted {
 			s.Ranks = append(s.Ranks, &kvcastv1.SnapshotRank{
-				DpRank: r.number, Reasons: r.reasons.List(), Gaps: r.gaps, MissedBatches: r.missedBatches, GroupsOmitted: r.groupsOmitted,
+				DpRank: r.number, Reasons: r.all.List(), TierReasons: TierReasons(&r.reasons), Detail: r.detail, Gaps: r.gaps, MissedBatches: r.missedBatches, GroupsOmitted: r.groupsOmitted,
 			})
 		}
 	}

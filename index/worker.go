@@ -27,8 +27,11 @@ type rank struct {
 	number    uint32
 	blocks    *radix.Rank
 	usedTiers uint8 // tiers that have held blocks since the worker was added; bit n is tier index n
-	// reasons are why the blocks may differ from the engine's; none if the rank is complete.
-	reasons             Reasons
+	// reasons are why the blocks of each tier may differ from the engine's, and all those of any tier; none if the rank is
+	// complete. detail is what the last Gap with one has said.
+	reasons             [NumTiers]Reasons
+	all                 Reasons
+	detail              string
 	gaps, missedBatches uint64
 	lastGap             *kvcastv1.Gap
 	groupsOmitted       bool
@@ -72,6 +75,65 @@ func (r Reasons) All() iter.Seq[kvcastv1.DegradedReason] {
 // List returns the reasons, ascending.
 func (r Reasons) List() []kvcastv1.DegradedReason { return slices.Collect(r.All()) }
 
+// doubt adds reasons to the tiers named; to all if none is.
+func (r *rank) doubt(reasons Reasons, tiers []kvcastv1.Tier) {
+	for _, t := range tiers {
+		if tier, ok := tierIndex(uint64(t)); ok {
+			r.reasons[tier] |= reasons
+			r.all |= reasons
+		}
+	}
+	if len(tiers) > 0 {
+		return
+	}
+	for tier := range r.reasons {
+		r.reasons[tier] |= reasons
+	}
+	r.all |= reasons
+}
+
+// resolve removes the reasons of the tiers named; of all if none is.
+func (r *rank) resolve(tiers []kvcastv1.Tier) {
+	for _, t := range tiers {
+		if tier, ok := tierIndex(uint64(t)); ok {
+			r.reasons[tier] = 0
+		}
+	}
+	if len(tiers) == 0 {
+		r.reasons = [NumTiers]Reasons{}
+	}
+	r.all = 0
+	for _, reasons := range r.reasons {
+		r.all |= reasons
+	}
+	if r.all == 0 {
+		r.detail = ""
+	}
+}
+
+// reasonsDiffer reports whether the tiers have different reasons.
+func reasonsDiffer(tiers *[NumTiers]Reasons) bool {
+	for _, reasons := range tiers[1:] {
+		if reasons != tiers[0] {
+			return true
+		}
+	}
+	return false
+}
+
+// TierReasons returns the reasons of each tier that has some, if the tiers differ.
+func TierReasons(tiers *[NumTiers]Reasons) (all []*kvcastv1.TierReasons) {
+	if !reasonsDiffer(tiers) {
+		return nil
+	}
+	for tier, reasons := range tiers {
+		if reasons != 0 {
+			all = append(all, &kvcastv1.TierReasons{Tier: kvcastv1.Tier(tier + 1), Reasons: reasons.List()})
+		}
+	}
+	return all
+}
+
 // gapReason returns the reason that a Gap causes.
 func gapReason(g kvcastv1.Gap_Reason) kvcastv1.DegradedReason {
 	switch g {
@@ -85,6 +147,14 @@ func gapReason(g kvcastv1.Gap_Reason) kvcastv1.DegradedReason {
 		return kvcastv1.DegradedReason_DEGRADED_REASON_BLOCKS_OMITTED
 	case kvcastv1.Gap_REASON_SHARED_TIER:
 		return kvcastv1.DegradedReason_DEGRADED_REASON_SHARED_TIER
+	case kvcastv1.Gap_REASON_EVENTS_SKIPPED:
+		return kvcastv1.DegradedReason_DEGRADED_REASON_EVENTS_SKIPPED
+	case kvcastv1.Gap_REASON_BLOCK_SIZE_MISMATCH:
+		return kvcastv1.DegradedReason_DEGRADED_REASON_BLOCK_SIZE_MISMATCH
+	case kvcastv1.Gap_REASON_UNKNOWN_CONTENT:
+		return kvcastv1.DegradedReason_DEGRADED_REASON_UNKNOWN_CONTENT
+	case kvcastv1.Gap_REASON_TIER_NOT_CLEARED:
+		return kvcastv1.DegradedReason_DEGRADED_REASON_TIER_NOT_CLEARED
 	default: // also a reason of a later version
 		return kvcastv1.DegradedReason_DEGRADED_REASON_GAP
 	}
@@ -92,7 +162,10 @@ func gapReason(g kvcastv1.Gap_Reason) kvcastv1.DegradedReason {
 
 // gap applies a Gap event.
 func (r *rank) gap(g *kvcastv1.Gap) {
-	r.reasons |= reasonsOf(gapReason(g.GetReason()))
+	r.doubt(reasonsOf(gapReason(g.GetReason())), g.GetTiers())
+	if detail := g.GetDetail(); detail != "" {
+		r.detail = detail
+	}
 	r.gaps++
 	if missed := g.GetMissedBatches(); missed <= math.MaxUint64-r.missedBatches { // an engine chooses its seqs
 		r.missedBatches += missed
@@ -219,8 +292,11 @@ type Rank struct {
 	// the worker was added.
 	Blocks    [NumTiers]Digest
 	UsedTiers uint8
-	// Reasons are why the blocks may differ from the engine's; 0: the rank is complete.
-	Reasons Reasons
+	// Reasons are why the blocks may differ from the engine's, in any tier; 0: the rank is complete. TierReasons are
+	// those of each tier. Detail is what the last Gap with one has said.
+	Reasons     Reasons
+	TierReasons [NumTiers]Reasons
+	Detail      string
 	// GroupsOmitted reports whether the engine caches attention groups whose events are omitted.
 	GroupsOmitted bool
 	// Gaps is the number of gaps since the worker was added, and MissedBatches the number of batches lost, as far as it
@@ -314,7 +390,7 @@ func (w *worker) state() Worker {
 	}
 	for i, r := range w.ranks {
 		s.Ranks[i] = Rank{
-			Rank: r.number, UsedTiers: r.usedTiers, Reasons: r.reasons, GroupsOmitted: r.groupsOmitted,
+			Rank: r.number, UsedTiers: r.usedTiers, Reasons: r.all, TierReasons: r.reasons, Detail: r.detail, GroupsOmitted: r.groupsOmitted,
 			Gaps: r.gaps, MissedBatches: r.missedBatches, LastGap: r.lastGap,
 		}
 		for tier := range NumTiers {

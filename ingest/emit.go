@@ -135,10 +135,6 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 	}
 	p.rules.Admit(in.batch, rank, &in.counts)
 	p.worker.metrics.batch(in.batch.Events, &in.counts)
-	if size := p.rules.ForeignHostBlockSize; size != 0 {
-		p.worker.warn(logForeignHost, now, "stores in host memory skipped: not the worker's block size", "source", p.source, "rank", rank,
-			"block_size", size, "want", p.worker.blockSize.Tokens, "hint", "LMCache stores chunks: set its chunk_size to the worker's block size")
-	}
 	in.out = feed.Batch{
 		Source:        p.source,
 		Rank:          rank,
@@ -147,6 +143,7 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 		IngestTime:    now.UnixNano(),
 		Events:        in.batch.Events,
 		GroupsOmitted: in.batch.GroupsOmitted,
+		Doubts:        p.doubts(in, now, rank, b.Seq),
 		Progress:      p.progress(true),
 	}
 	if b.Restored {

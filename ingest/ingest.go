@@ -229,6 +229,7 @@ func (in *Ingest) worker(c config.Worker) *connectedWorker {
 			l := &link{worker: w.worker, endpoint: status.Endpoint, replay: status.Replay, snapshot: status.Snapshot, topic: src.Topic, ranks: ranks}
 			l.p = newPublisher(w.worker, i, status, l.reconnect)
 			l.p.copyRule = src.Copies.Rule(src.Engine)
+			l.p.rules.ClearsDevice = src.Clears.Device(src.Engine)
 			// A source with a single rank may be any rank of the worker.
 			l.p.rankMismatchLogged = src.DPSize == 1
 			w.links = append(w.links, l)

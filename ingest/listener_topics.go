@@ -51,6 +51,7 @@ func (l *listener) addPublisher(t *boundTopic, rank uint32, from netip.Addr) (p 
 	p.address, p.topic = from, t.name
 	p.replayOf = func(c *peer) string { return l.replayEndpoint(t, rank, c.address) }
 	p.copyRule = l.config.Copies.Rule(l.config.Engine)
+	p.rules.ClearsDevice = l.config.Clears.Device(l.config.Engine)
 	t.ranks[rank] = p
 	return p, 0, true
 }

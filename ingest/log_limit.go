@@ -1,6 +1,10 @@
 package ingest
 
-import "time"
+import (
+	"time"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
 
 // logInterval is the minimum time between two log lines of one kind, of one worker or listener.
 const logInterval = 10 * time.Second
@@ -23,12 +27,12 @@ const (
 	logNoSnapshot
 	logSilent
 	logConflict
-	logForeignHost
 	logClaim
 	logRefused
 
-	// Each refusal is a kind, from logRefused on.
-	numLogKinds = logRefused + logKind(numRefusals)
+	// Each refusal is a kind, from logRefused on, and each reason to skip an event, from logDoubt on.
+	logDoubt    = logRefused + logKind(numRefusals)
+	numLogKinds = logDoubt + logKind(wire.NumReasons)
 )
 
 func logKindOf(r refusal) logKind { return logRefused + logKind(r) }

@@ -225,6 +225,10 @@ func (w *worker) rulesOf(source int) *wire.Rules {
 		if w.shared.config.Durable {
 			rules.TrackChanges()
 		}
+		for _, peer := range w.rules {
+			peer.AddPeer(rules)
+			rules.AddPeer(peer)
+		}
 		w.rules = append(w.rules, rules)
 	}
 	return w.rules[source]

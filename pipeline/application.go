@@ -86,8 +86,10 @@ func (a *application) apply(e *event) error {
 			return err
 		}
 		l := a.worker.lane
-		t := l.newTable(l.rank(e.rank), tier)
+		r := l.rank(e.rank)
+		t := l.newTable(r, tier)
 		if e.kind == kvcastv1.RouterEventStoredField {
+			r.used |= 1 << tier
 			return a.stored(t, e.value)
 		}
 		return a.eventRemoved(t, e.value)
@@ -187,10 +189,16 @@ func (a *application) eventRemoved(t *table, b []byte) error {
 	return nil
 }
 
-// engineGap reports whether a Gap with the reason makes the blocks of the rank stale: whether ingest reported it.
+// engineGap reports whether a Gap with the reason makes the blocks of the rank stale: whether batches were lost.
 func engineGap(reason kvcastv1.Gap_Reason) bool {
-	return reason != kvcastv1.Gap_REASON_TOO_MANY_BLOCKS && reason != kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES &&
-		reason != kvcastv1.Gap_REASON_SHARED_TIER
+	switch reason {
+	case kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES, kvcastv1.Gap_REASON_SHARED_TIER,
+		kvcastv1.Gap_REASON_EVENTS_SKIPPED, kvcastv1.Gap_REASON_BLOCK_SIZE_MISMATCH, kvcastv1.Gap_REASON_UNKNOWN_CONTENT,
+		kvcastv1.Gap_REASON_TIER_NOT_CLEARED:
+		return false
+	default:
+		return true
+	}
 }
 
 // applyState applies the fields of an entry's state that replace the earlier state.

@@ -60,7 +60,7 @@ func (l *Lane) storeWithin(rank *rankState, t *table, r *run, slot uint32) {
 	l.emitSlice(r, first, len(r.hashes))
 	l.expire(rank, r, min(replaced, stale))
 	for why, n := range refused {
-		l.reportRefused(rank, r.key.rank, consolidate.Refusal(why), n)
+		l.reportRefused(rank, r.key.rank, l.tiersOfRun(r), consolidate.Refusal(why), n)
 	}
 }
 
@@ -94,27 +94,31 @@ var refusalNames = [consolidate.NumRefusals]string{
 	consolidate.RefusedAttributes: "attributes",
 }
 
-// gapReported reports whether a Gap has reported such a refusal since the rank was last cleared.
-func (r *rankState) gapReported(why consolidate.Refusal) bool {
+// gapReason returns the reason of the Gap that reports a refusal.
+func gapReason(why consolidate.Refusal) kvcastv1.Gap_Reason {
 	if why == consolidate.RefusedAttributes {
-		return r.attributesLacking
+		return kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES
 	}
-	return r.overfull
+	return kvcastv1.Gap_REASON_TOO_MANY_BLOCKS
 }
 
-// reportRefused counts refused blocks. It emits a Gap for the first of them since the rank was last
+// tiersOfRun returns the tiers that lack a run's blocks if they are refused: all if the sources are deduplicated.
+func (l *Lane) tiersOfRun(r *run) wire.Tiers {
+	if l.consolidation == dedup {
+		return wire.AllTiers
+	}
+	return 1 << r.key.tier
+}
+
+// reportRefused counts refused blocks. It emits a Gap for the first of them since the tiers were last
 // cleared, since the rank lacks blocks of the engine from then on.
-func (l *Lane) reportRefused(rank *rankState, name uint32, why consolidate.Refusal, blocks int) {
+func (l *Lane) reportRefused(rank *rankState, name uint32, tiers wire.Tiers, why consolidate.Refusal, blocks int) {
 	l.counts.blocksRefused[why] += uint64(blocks)
-	if blocks == 0 || rank.gapReported(why) {
+	if blocks == 0 || rank.hasReported(gapReason(why), tiers) {
 		return
 	}
-	reason := kvcastv1.Gap_REASON_TOO_MANY_BLOCKS
-	if why == consolidate.RefusedAttributes {
-		reason = kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES
-	}
 	l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(name), Event: &kvcastv1.RouterEvent_Gap{
-		Gap: &kvcastv1.Gap{Reason: reason},
+		Gap: &kvcastv1.Gap{Reason: gapReason(why), Tiers: tiersOf(tiers)},
 	}})
 }
 

@@ -175,7 +175,8 @@ func TestBlocksPerRankAreBounded(t *testing.T) {
 func TestRefusedBlocksAreCountedAndReported(t *testing.T) {
 	withWorker(t, pipeline.Config{MaxBlocksPerRank: 3}, func(t *testing.T, s *subject) {
 		s.play(t, batch(store(1, 2, 3, 4)), batch(store(5, 6)))
-		want := []index.Rank{{Blocks: inDevice(3), Reasons: 1 << kvcastv1.DegradedReason_DEGRADED_REASON_BLOCKS_OMITTED, Gaps: 1}}
+		const omitted = index.Reasons(1 << kvcastv1.DegradedReason_DEGRADED_REASON_BLOCKS_OMITTED)
+		want := []index.Rank{{Blocks: inDevice(3), Reasons: omitted, TierReasons: [index.NumTiers]index.Reasons{omitted}, Gaps: 1}}
 		if diff := cmp.Diff(want, s.ranks(), rankCounts); diff != "" {
 			t.Errorf("ranks (-want +got):\n%s", diff)
 		}
@@ -276,9 +277,10 @@ func TestOnGapClear(t *testing.T) {
 			}
 		}
 		s.play(t, gap(1))
+		const lost = index.Reasons(1 << kvcastv1.DegradedReason_DEGRADED_REASON_GAP)
 		want := []index.Rank{
 			{Rank: 0, Blocks: inDevice(1)},
-			{Rank: 1, Reasons: 1 << kvcastv1.DegradedReason_DEGRADED_REASON_GAP, Gaps: 6},
+			{Rank: 1, Reasons: lost, TierReasons: [index.NumTiers]index.Reasons{lost, lost, lost, lost}, Gaps: 6},
 		}
 		if diff := cmp.Diff(want, s.ranks(), rankCounts); diff != "" {
 			t.Errorf("ranks (-want +got):\n%s", diff)

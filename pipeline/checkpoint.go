@@ -256,9 +256,8 @@ func (l *Lane) checkpoint(ingest []byte) []byte {
 	size := len(ingest) + 4096
 	for _, rank := range slices.Sorted(maps.Keys(l.ranks)) {
 		r := l.ranks[rank]
-		state := &statev1.Rank{
-			DpRank: rank, Overfull: r.overfull, AttributesLacking: r.attributesLacking, GroupsOmitted: r.groupsOmitted,
-		}
+		state := &statev1.Rank{DpRank: rank, GroupsOmitted: r.groupsOmitted}
+		r.stateReported(state)
 		if r.sources != nil {
 			state.Sources = l.rankSourcesState(rank)
 		}

@@ -61,7 +61,7 @@ type rankSources struct {
 	// incomplete reports whether events of the source were lost or its blocks refused since the
 	// source last cleared its cache or restarted.
 	incomplete []bool
-	// tiers are the tiers that the source has stored into since then, for passthrough.
+	// tiers are the tiers that the source has stored into since then.
 	tiers []journal.Tiers
 }
 
@@ -85,14 +85,12 @@ func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 	switch {
 	case e.Kind == wire.KindCleared:
 		l.flush(flushUnmergeable)
-		l.clearSource(b, r, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
+		l.clearEvent(b, e)
 	case e.Kind == wire.KindStored && l.consolidation == passthrough:
-		if bit := journal.TierBit(uint8(e.Tier)); len(e.BlockHashes) > 0 && s.tiers[b.Source]&bit == 0 {
-			s.tiers[b.Source] |= bit
-			l.log.sourcesChanged(b.Rank)
-		}
+		l.useTier(b, s, e)
 		l.store(b, e)
 	case e.Kind == wire.KindStored:
+		l.useTier(b, s, e)
 		l.consolidateStore(b, e, r)
 	case e.Kind == wire.KindRemoved && l.consolidation == passthrough:
 		l.remove(b, e)
@@ -102,6 +100,14 @@ func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 			s.tracker.Remove(b.Source, hash, copies.RemoveOp(b.CopyRule, e, i, announces))
 		}
 		l.emitChanges(b, s.tracker, nil)
+	}
+}
+
+// useTier records the tier that a source stores into.
+func (l *Lane) useTier(b *feed.Batch, s *rankSources, e *wire.Event) {
+	if bit := journal.TierBit(uint8(e.Tier)); len(e.BlockHashes) > 0 && s.tiers[b.Source]&bit == 0 {
+		s.tiers[b.Source] |= bit
+		l.log.sourcesChanged(b.Rank)
 	}
 }
 
@@ -116,10 +122,10 @@ func (l *Lane) consolidateStore(b *feed.Batch, e *wire.Event, r *rankState) {
 			continue
 		}
 		l.markIncomplete(b.Rank, r, b.Source)
-		if !r.gapReported(consolidate.Refusal(why)) {
+		if !r.hasReported(gapReason(consolidate.Refusal(why)), wire.AllTiers) {
 			l.flush(flushUnmergeable) // a Gap follows
 		}
-		l.reportRefused(r, b.Rank, consolidate.Refusal(why), int(n-before[why]))
+		l.reportRefused(r, b.Rank, wire.AllTiers, consolidate.Refusal(why), int(n-before[why]))
 	}
 }
 
@@ -150,20 +156,42 @@ func (l *Lane) emitChanges(b *feed.Batch, t *consolidate.Tracker, stored *wire.E
 	l.event = wire.Event{} // drops references to the batch's memory
 }
 
-// clearSource removes all blocks of a source whose engine restarted or cleared its cache. No run
-// may be pending.
-func (l *Lane) clearSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
+// clearSource removes the blocks of a source whose engine restarted or cleared its cache: all, or with passthrough those of
+// one tier, unless it is 0. No run may be pending.
+func (l *Lane) clearSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason, tier wire.Tier) {
 	s := l.sources(b.Rank, r)
-	s.incomplete[b.Source] = false
+	used := s.tiers[b.Source]
+	if tier != 0 && l.consolidation == passthrough {
+		used &= journal.TierBit(uint8(tier))
+	}
+	s.tiers[b.Source] &^= used
+	if s.tiers[b.Source] == 0 {
+		s.incomplete[b.Source] = false
+	}
 	l.log.sourcesChanged(b.Rank)
 	l.announcements.Reset(b.Rank, b.Source)
 	switch {
 	case l.consolidation == passthrough:
-		l.clearTiers(b, r, reason)
+		l.clearTiers(b, r, reason, used)
 	case s.tracker.ClearSource(b.Source):
 		l.emitEmpty(b.Rank, r, kvcastv1.Cleared_REASON_SOURCE_CLEARED)
 	default:
 		l.emitChanges(b, s.tracker, nil)
+	}
+}
+
+// clearSourceEvent applies an engine's clear of one of several sources.
+func (l *Lane) clearSourceEvent(b *feed.Batch, e *wire.Event) {
+	r := l.rank(b.Rank)
+	others := wire.Tiers(l.sources(b.Rank, r).tiers[b.Source]) & wire.AllTiers &^ (1 << e.Tier)
+	if l.consolidation == dedup && e.Tier > wire.TierDevice {
+		// It is not recorded which blocks of the source are in which tier.
+		l.doubtNotCleared(b, wire.AllTiers)
+		return
+	}
+	l.clearSource(b, r, kvcastv1.Cleared_REASON_ENGINE_CLEARED, e.Tier)
+	if e.Tier != 0 && e.Medium == "" {
+		l.doubtNotCleared(b, others)
 	}
 }
 
@@ -177,16 +205,14 @@ func (l *Lane) emitEmpty(rank uint32, r *rankState, reason kvcastv1.Cleared_Reas
 	l.emitCleared(rank, reason)
 }
 
-// clearTiers clears the tiers that only this source has stored into, for passthrough. In a tier
+// clearTiers clears those of some tiers that only this source has stored into, for passthrough. In a tier
 // that other sources have stored into as well, it is unknown which source has which blocks:
 //
 //   - With OnGapReport the blocks stay, and a Gap is emitted. Blocks that the source no longer
 //     has mislead a router until they are stored or removed again. If the tier were cleared, the
 //     router would lack the other sources' blocks, which they do not store again.
 //   - With OnGapClear the tier is cleared.
-func (l *Lane) clearTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
-	used := r.sources.tiers[b.Source]
-	r.sources.tiers[b.Source] = 0
+func (l *Lane) clearTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason, used journal.Tiers) {
 	others := journal.Tiers(0)
 	for _, tiers := range r.sources.tiers {
 		others |= tiers
@@ -194,6 +220,9 @@ func (l *Lane) clearTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_R
 	if others == 0 {
 		l.emitEmpty(b.Rank, r, reason)
 		return
+	}
+	if slices.Contains(r.sources.incomplete, true) {
+		reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
 	}
 	var cleared []kvcastv1.Tier
 	stale := uint32(0) // bit n is tier n
@@ -223,7 +252,7 @@ func (l *Lane) clearTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_R
 	}
 	if stale != 0 {
 		l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(b.Rank), Event: &kvcastv1.RouterEvent_Gap{
-			Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_SHARED_TIER},
+			Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_SHARED_TIER, Tiers: tiersOf(wire.Tiers(stale))},
 		}})
 	}
 }

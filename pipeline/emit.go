@@ -33,7 +33,7 @@ func (l *Lane) flushStores(r *run) {
 	t := l.newTable(rank, r.key.tier)
 	slot, ok := t.acquireAttributes(r)
 	if !ok {
-		l.reportRefused(rank, r.key.rank, consolidate.RefusedAttributes, len(r.hashes))
+		l.reportRefused(rank, r.key.rank, l.tiersOfRun(r), consolidate.RefusedAttributes, len(r.hashes))
 		return
 	}
 	l.prefetchRun(t, r)
@@ -48,13 +48,21 @@ func (l *Lane) flushStores(r *run) {
 	t.attrs.Release(slot)
 }
 
+// flushRemoves applies removes. The block that is unknown may be one that was skipped for its size: such a remove is not
+// emitted.
 func (l *Lane) flushRemoves(r *run) {
-	t := l.newTable(l.rank(r.key.rank), r.key.tier)
+	rank := l.rank(r.key.rank)
+	t := l.newTable(rank, r.key.tier)
+	skipped := rank.reported[r.key.tier].has(kvcastv1.Gap_REASON_BLOCK_SIZE_MISMATCH)
 	l.prefetchRun(t, r)
 	before := t.blocks.len()
 	gone := r.hashes[:0]
 	for i, hash := range r.hashes {
-		if op := r.op(i); t.remove(hash, op) {
+		op := r.op(i)
+		if skipped && !t.has(hash) {
+			continue
+		}
+		if t.remove(hash, op) {
 			gone = append(gone, hash)
 		} else {
 			l.log.suppress(&r.key, l.entry.events, op, hash)
@@ -78,6 +86,7 @@ func (l *Lane) emitStored(r *run) {
 	if r.empty() {
 		return
 	}
+	l.rank(r.key.rank).used |= 1 << r.key.tier
 	l.entry.stored(l.head(r.key.rank, r.key.tier), r)
 	l.log.storeOps(l.entry.events-1, r.ops)
 	l.counts.events[eventsStored]++
@@ -135,10 +144,15 @@ func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 
 // cleared applies an emitted Cleared to what events have reported of the rank.
 func (r *rankState) cleared(c *kvcastv1.Cleared) {
+	for _, tier := range c.GetTiers() {
+		if 0 < tier && tier < wire.NumTiers {
+			r.reported[tier] = 0
+		}
+	}
 	if len(c.GetTiers()) > 0 {
 		return
 	}
-	r.overfull, r.attributesLacking = false, false
+	r.reported, r.used = [wire.NumTiers]gapReasons{}, 0
 	if c.GetReason() == kvcastv1.Cleared_REASON_ENGINE_RESTARTED {
 		r.groupsOmitted = false
 	}
@@ -146,12 +160,18 @@ func (r *rankState) cleared(c *kvcastv1.Cleared) {
 
 // gapped applies an emitted Gap to what Gaps have reported of the rank.
 func (r *rankState) gapped(g *kvcastv1.Gap) {
-	switch g.GetReason() {
-	case kvcastv1.Gap_REASON_TOO_MANY_BLOCKS:
-		r.overfull = true
-	case kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES:
-		r.attributesLacking = true
-	default: // no block was refused
+	tiers := wire.AllTiers
+	if len(g.GetTiers()) > 0 {
+		tiers = 0
+		for _, tier := range g.GetTiers() {
+			tiers |= wire.AllTiers & (1 << (tier & 7))
+		}
+		r.used |= tiers
+	}
+	for tier := range r.reported {
+		if tiers.Has(wire.Tier(tier)) {
+			r.reported[tier] |= 1 << uint(g.GetReason())
+		}
 	}
 }
 

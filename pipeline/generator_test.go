@@ -146,6 +146,12 @@ func (g *generator) batch(w *generatorWorker) *feed.Batch {
 		b.EngineTime = 0
 	}
 	b.GroupsOmitted = g.chance(5, "groups omitted")
+	if g.chance(10, "doubt") {
+		b.Doubts = []feed.Doubt{{
+			Reason: rapid.SampledFrom([]feed.GapReason{feed.GapEventsSkipped, feed.GapBlockSizeMismatch, feed.GapUnknownContent}).Draw(g.t, "reason"),
+			Tiers:  rapid.SampledFrom([]wire.Tiers{wire.AllTiers, wire.LowerTiers, 1 << w.like.Tier}).Draw(g.t, "tiers"),
+		}}
+	}
 	var events []wire.Event
 	for range rapid.IntRange(0, 6).Draw(g.t, "events") {
 		if g.copies && g.chance(3, "announces") {
@@ -230,7 +236,14 @@ func (g *generator) event(w *generatorWorker) wire.Event {
 	g.vary(&w.like)
 	switch rapid.IntRange(0, 24).Draw(g.t, "kind") {
 	case 24:
-		return wire.Event{Kind: wire.KindCleared}
+		e := wire.Event{Kind: wire.KindCleared}
+		if g.chance(2, "of a tier") {
+			e.Tier = wire.TierDevice
+			if g.chance(2, "named") {
+				e.Tier, e.Medium = w.like.Tier, "named"
+			}
+		}
+		return e
 	case 23, 22, 21, 20, 19, 18, 17, 16:
 		e := wire.Event{Kind: wire.KindRemoved, Tier: w.like.Tier}
 		for range rapid.IntRange(0, 4).Draw(g.t, "blocks removed") {

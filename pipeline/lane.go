@@ -58,9 +58,10 @@ type Lane struct {
 // rankState is the state of one dp rank: an engine with its own cache.
 type rankState struct {
 	tables [wire.NumTiers]*table
-	// overfull reports whether a Gap reported TOO_MANY_BLOCKS, attributesLacking whether a Gap
-	// reported TOO_MANY_ATTRIBUTES. Both follow from the emitted events, and only emit sets them.
-	overfull, attributesLacking bool
+	// reported are the reasons of the Gaps that were emitted since the tier was cleared: bit n is reason n. used are the
+	// tiers that blocks were stored in since all were cleared. They follow from the emitted events.
+	reported [wire.NumTiers]gapReasons
+	used     wire.Tiers
 	// groupsOmitted reports whether GroupsOmitted was emitted and still holds. Only emit sets it.
 	groupsOmitted bool
 	// sources is nil for a worker with one source.
@@ -91,20 +92,48 @@ func (l *Lane) Batch(b *feed.Batch) {
 			l.replaceBlockSize(e.BlockSize)
 		}
 		switch {
+		case e.Kind == wire.KindStored && 0 < len(e.TokensHashes) && len(e.TokensHashes) < len(e.BlockHashes):
+			known, rest := splitByContent(e)
+			l.applyStore(b, &known)
+			l.applyStore(b, &rest)
+		case e.Kind == wire.KindStored:
+			l.applyStore(b, e)
 		case l.consolidation != oneSource:
 			l.consolidate(b, e)
-		case e.Kind == wire.KindStored:
-			l.store(b, e)
 		case e.Kind == wire.KindRemoved:
 			l.remove(b, e)
 		case e.Kind == wire.KindCleared:
 			l.flush(flushUnmergeable)
-			l.clear(b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
+			l.clearEvent(b, e)
 		}
 	}
 	l.deferFlush()
+	l.reportDoubts(b)
 	l.prefetched = false
 	l.commit()
+}
+
+// applyStore applies a store whose blocks all have tokens hashes, or none.
+func (l *Lane) applyStore(b *feed.Batch, e *wire.Event) {
+	if e.HashesOnly {
+		l.doubtUnknown(b, e)
+	}
+	if l.consolidation != oneSource {
+		l.consolidate(b, e)
+	} else {
+		l.store(b, e)
+	}
+}
+
+// splitByContent splits a store into the blocks with known content and the others.
+func splitByContent(e *wire.Event) (known, rest wire.Event) {
+	n, size := len(e.TokensHashes), int(e.BlockSize)
+	known, rest = *e, *e
+	known.BlockHashes, rest.BlockHashes = e.BlockHashes[:n], e.BlockHashes[n:]
+	known.Tokens, rest.Tokens = e.Tokens[:min(len(e.Tokens), n*size)], nil
+	rest.TokensHashes = nil
+	rest.Parent, rest.HasParent = e.BlockHashes[n-1], true
+	return known, rest
 }
 
 // maxPrefetch is the number of blocks up to which a batch is prefetched as a whole. So many entries
@@ -176,7 +205,7 @@ func (l *Lane) Restarted(r feed.Restart) {
 		l.clear(r.Rank, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
 	} else {
 		b := feed.Batch{Source: r.Source, Rank: r.Rank, IngestTime: r.At}
-		l.clearSource(&b, l.rank(r.Rank), kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
+		l.clearSource(&b, l.rank(r.Rank), kvcastv1.Cleared_REASON_ENGINE_RESTARTED, 0)
 		l.flush(flushUnmergeable)
 	}
 	l.commit()

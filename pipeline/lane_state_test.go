@@ -1,12 +1,14 @@
 package pipeline
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/attribute"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
@@ -37,9 +39,11 @@ type BlockState struct {
 
 // RankState is the state of a rank apart from its blocks.
 type RankState struct {
-	Overfull, AttributesLacking, GroupsOmitted bool
-	Incomplete                                 string // a character for each source
-	Tiers                                      string
+	Reported      string // by tier
+	Used          wire.Tiers
+	GroupsOmitted bool
+	Incomplete    string // a character for each source
+	Tiers         string
 }
 
 // StateOf returns the state of a lane.
@@ -66,7 +70,7 @@ func StateOfLocked(lane feed.Lane) LaneState {
 				state.Blocks[Place{Rank: number, Tier: kvcastv1.Tier(tier)}] = t.state()
 			}
 		}
-		rank := RankState{Overfull: r.overfull, AttributesLacking: r.attributesLacking, GroupsOmitted: r.groupsOmitted}
+		rank := RankState{Reported: fmt.Sprint(r.reported), Used: r.used, GroupsOmitted: r.groupsOmitted}
 		if r.sources != nil && slices.Contains(r.sources.incomplete, true) {
 			for _, incomplete := range r.sources.incomplete {
 				rank.Incomplete += map[bool]string{true: "x", false: "."}[incomplete]

@@ -53,7 +53,7 @@ func (m *model) flushStored(mw *modelWorker, p *modelRun) {
 	}
 	m.expire(mw, p.key.rank, replaced)
 	if slices.Contains(passes, false) {
-		m.emitOverfull(mw, p.key.rank)
+		m.emitOverfull(mw, p.key.rank, p.key.tier)
 	}
 }
 
@@ -65,17 +65,37 @@ func (p *modelRun) parentOf(i int) *uint64 {
 	return p.parent
 }
 
-// emitOverfull reports, once, that a rank exceeds its block limit.
-func (m *model) emitOverfull(mw *modelWorker, rank uint32) {
-	if !mw.overfull[rank] {
-		m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(rank), Event: &kvcastv1.RouterEvent_Gap{
-			Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_TOO_MANY_BLOCKS},
-		}})
+// emitOverfull reports, once, that a tier of a rank exceeds the rank's block limit.
+func (m *model) emitOverfull(mw *modelWorker, rank uint32, tier wire.Tier) {
+	tiers := []wire.Tier{tier}
+	if mw.mode == feed.ConsolidateDedup {
+		tiers = namedTiers(nil)
 	}
+	if mw.overfull(rank, tiers) {
+		return
+	}
+	var named []kvcastv1.Tier
+	for _, t := range tiers {
+		named = append(named, kvcastv1.Tier(t))
+	}
+	m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(rank), Event: &kvcastv1.RouterEvent_Gap{
+		Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, Tiers: allAsNone(named)},
+	}})
+}
+
+// overfull reports whether that was reported of the tiers.
+func (mw *modelWorker) overfull(rank uint32, tiers []wire.Tier) bool {
+	for _, tier := range tiers {
+		if !mw.reported[modelReport{modelTier{rank, tier}, kvcastv1.Gap_REASON_TOO_MANY_BLOCKS}] {
+			return false
+		}
+	}
+	return true
 }
 
 // emitStored emits the blocks of a run from i up to j.
 func (m *model) emitStored(mw *modelWorker, p *modelRun, i, j int) {
+	mw.usedTiers[modelTier{p.key.rank, p.key.tier}] = true
 	s := &kvcastv1.Stored{ParentHash: p.parent, BlockHashes: p.hashes[i:j], BlockSize: p.key.blockSize}
 	if i > 0 {
 		s.ParentHash = &p.hashes[i-1]

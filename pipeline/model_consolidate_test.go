@@ -155,17 +155,19 @@ func (m *model) consolidated(mw *modelWorker, b feed.Batch, e wire.Event) {
 	switch {
 	case e.Kind == wire.KindCleared:
 		m.flush(mw)
-		m.releaseSource(mw, b, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
-	case e.Kind == wire.KindStored && mw.mode == feed.ConsolidatePassthrough:
+		m.clearedSource(mw, b, e)
+	case e.Kind == wire.KindStored:
 		if r.used[b.Source] == nil {
 			r.used[b.Source] = make(map[wire.Tier]bool)
 		}
 		if len(e.BlockHashes) > 0 {
 			r.used[b.Source][e.Tier] = true
 		}
-		m.store(mw, b, e)
-	case e.Kind == wire.KindStored:
-		m.track(mw, b, e)
+		if mw.mode == feed.ConsolidatePassthrough {
+			m.store(mw, b, e)
+		} else {
+			m.track(mw, b, e)
+		}
 	case mw.mode == feed.ConsolidatePassthrough:
 		m.removed(mw, b, e.Tier, mw.removeOps(b, e), e.BlockHashes...)
 	default:
@@ -235,10 +237,10 @@ func (m *model) track(mw *modelWorker, b feed.Batch, e wire.Event) {
 	if refused > 0 {
 		mw.refused += refused
 		r.incomplete[b.Source] = true
-		if !mw.overfull[b.Rank] {
+		if !mw.overfull(b.Rank, namedTiers(nil)) {
 			m.flush(mw)
 		}
-		m.emitOverfull(mw, b.Rank)
+		m.emitOverfull(mw, b.Rank, wire.TierDevice)
 	}
 }
 
@@ -378,12 +380,46 @@ func (m *model) untrack(mw *modelWorker, b feed.Batch, hash uint64, op modelRemo
 	}
 }
 
-// releaseSource deletes all names of a source.
-func (m *model) releaseSource(mw *modelWorker, b feed.Batch, reason kvcastv1.Cleared_Reason) {
-	delete(mw.rankOf(b.Rank).incomplete, b.Source)
+// clearedSource applies a clear of one of several sources.
+func (m *model) clearedSource(mw *modelWorker, b feed.Batch, e wire.Event) {
+	var others []wire.Tier
+	for _, tier := range slices.Sorted(maps.Keys(mw.rankOf(b.Rank).used[b.Source])) {
+		if tier != e.Tier {
+			others = append(others, tier)
+		}
+	}
+	if mw.mode == feed.ConsolidateDedup && e.Tier > wire.TierDevice {
+		m.doubt(mw, b, kvcastv1.Gap_REASON_TIER_NOT_CLEARED)
+		return
+	}
+	m.releaseSource(mw, b, kvcastv1.Cleared_REASON_ENGINE_CLEARED, e.Tier)
+	if e.Tier != 0 && e.Medium == "" && len(others) > 0 {
+		m.doubt(mw, b, kvcastv1.Gap_REASON_TIER_NOT_CLEARED, others...)
+	}
+}
+
+// releaseSource deletes all names of a source; with passthrough those of one tier, unless it is 0.
+func (m *model) releaseSource(mw *modelWorker, b feed.Batch, reason kvcastv1.Cleared_Reason, tier wire.Tier) {
+	r := mw.rankOf(b.Rank)
+	used := r.used[b.Source]
+	if tier != 0 && mw.mode == feed.ConsolidatePassthrough {
+		left := maps.Clone(used)
+		delete(left, tier)
+		used = map[wire.Tier]bool{tier: used[tier]}
+		if !used[tier] {
+			used = nil
+		}
+		r.used[b.Source] = left
+	} else {
+		delete(r.used, b.Source)
+	}
+	if len(r.used[b.Source]) == 0 {
+		delete(r.used, b.Source)
+		delete(r.incomplete, b.Source)
+	}
 	mw.closeGates(b.Rank, b.Source)
 	if mw.mode == feed.ConsolidatePassthrough {
-		m.clearTiersOf(mw, b, reason)
+		m.clearTiersOf(mw, b, reason, used)
 	} else {
 		m.removeBlocksOf(mw, b)
 	}
@@ -407,10 +443,8 @@ func (m *model) emitCleared(mw *modelWorker, rank uint32, reason kvcastv1.Cleare
 
 // clearTiersOf emits Cleared for the tiers that only this source has used. In shared tiers,
 // the owner of a block is unknown.
-func (m *model) clearTiersOf(mw *modelWorker, b feed.Batch, reason kvcastv1.Cleared_Reason) {
+func (m *model) clearTiersOf(mw *modelWorker, b feed.Batch, reason kvcastv1.Cleared_Reason, used map[wire.Tier]bool) {
 	r := mw.rankOf(b.Rank)
-	used := r.used[b.Source]
-	delete(r.used, b.Source)
 	others := make(map[wire.Tier]bool)
 	for _, tiers := range r.used {
 		maps.Copy(others, tiers)
@@ -419,7 +453,10 @@ func (m *model) clearTiersOf(mw *modelWorker, b feed.Batch, reason kvcastv1.Clea
 		m.emitEmpty(mw, b.Rank, reason)
 		return
 	}
-	var cleared []kvcastv1.Tier
+	if len(r.incomplete) > 0 {
+		reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
+	}
+	var cleared, shares []kvcastv1.Tier
 	var shared []modelBlock
 	for _, tier := range slices.Sorted(maps.Keys(used)) {
 		var blocks []modelBlock
@@ -430,6 +467,9 @@ func (m *model) clearTiersOf(mw *modelWorker, b feed.Batch, reason kvcastv1.Clea
 		}
 		if others[tier] {
 			shared = append(shared, blocks...)
+			if len(blocks) > 0 {
+				shares = append(shares, kvcastv1.Tier(tier))
+			}
 			if m.cfg.OnGap != pipeline.OnGapClear || len(blocks) == 0 {
 				continue
 			}
@@ -453,8 +493,16 @@ func (m *model) clearTiersOf(mw *modelWorker, b feed.Batch, reason kvcastv1.Clea
 		mw.blocks[k].copies, mw.blocks[k].unsure, mw.stale[k] = 1, 0, true
 	}
 	m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(b.Rank), Event: &kvcastv1.RouterEvent_Gap{
-		Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_SHARED_TIER},
+		Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_SHARED_TIER, Tiers: allAsNone(shares)},
 	}})
+}
+
+// allAsNone returns tiers as events name them: none if they are all.
+func allAsNone(tiers []kvcastv1.Tier) []kvcastv1.Tier {
+	if len(tiers) == wire.NumTiers-1 {
+		return nil
+	}
+	return tiers
 }
 
 // removeBlocksOf removes the blocks that only this source has.

@@ -42,9 +42,11 @@ type modelWorker struct {
 	blocks map[modelBlock]*modelCopies
 	// stale are the blocks that were not stored since the last gap.
 	stale map[modelBlock]bool
-	// incomplete are the incomplete ranks, overfull those reported for exceeding the block
-	// limit.
-	incomplete, overfull map[uint32]bool
+	// incomplete are the incomplete tiers, reported what Gaps have reported of tiers since they were cleared, and usedTiers
+	// the tiers that were stored into since all were cleared.
+	incomplete map[modelTier]bool
+	reported   map[modelReport]bool
+	usedTiers  map[modelTier]bool
 	// groupsOmitted are the ranks with other attention groups.
 	groupsOmitted map[uint32]bool
 	// expired and refused are numbers of blocks.
@@ -119,7 +121,7 @@ func (m *model) add(w feed.Worker) {
 		name: w.Name, modelName: w.Model,
 		blocks: make(map[modelBlock]*modelCopies), stale: make(map[modelBlock]bool),
 		announcements: make(map[modelEngine]int), candidates: make(map[int64]modelCandidate),
-		incomplete: make(map[uint32]bool), overfull: make(map[uint32]bool), groupsOmitted: make(map[uint32]bool),
+		incomplete: make(map[modelTier]bool), reported: make(map[modelReport]bool), usedTiers: make(map[modelTier]bool), groupsOmitted: make(map[uint32]bool),
 		rawIDs: make(map[int][]uint64),
 		mode:   modelMode(w), sources: len(w.Sources), ranks: make(map[uint32]*modelRank), ignored: make(map[string]int),
 	}
@@ -191,7 +193,7 @@ func (m *model) restarted(name string, r feed.Restart) {
 	if mw.mode == "" {
 		m.clear(mw, r.Rank, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
 	} else {
-		m.releaseSource(mw, feed.Batch{Source: r.Source, Rank: r.Rank, IngestTime: r.At}, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
+		m.releaseSource(mw, feed.Batch{Source: r.Source, Rank: r.Rank, IngestTime: r.At}, kvcastv1.Cleared_REASON_ENGINE_RESTARTED, 0)
 		m.flush(mw)
 	}
 	m.commit(mw, 0, r.At)
@@ -220,11 +222,20 @@ func (m *model) batch(name string, b feed.Batch) {
 			m.removed(mw, b, e.Tier, mw.removeOps(b, e), e.BlockHashes...)
 		case e.Kind == wire.KindCleared:
 			m.flush(mw)
-			m.clear(mw, b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
+			m.cleared(mw, b, e)
 		}
 	}
 	if m.cfg.Timeout == 0 {
 		m.flush(mw)
+	}
+	for _, d := range b.Doubts {
+		var tiers []wire.Tier
+		for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
+			if d.Tiers.Has(tier) {
+				tiers = append(tiers, tier)
+			}
+		}
+		m.doubt(mw, b, kvcastv1.Gap_Reason(d.Reason), tiers...)
 	}
 	m.commit(mw, b.EngineTime, b.IngestTime)
 }
@@ -397,6 +408,9 @@ func (m *model) flush(mw *modelWorker) {
 	var gone []uint64
 	for i, h := range p.hashes {
 		b, op := modelBlock{p.key.rank, p.key.tier, h}, p.removeOps[i]
+		if mw.blocks[b] == nil && mw.reported[modelReport{modelTier{p.key.rank, p.key.tier}, kvcastv1.Gap_REASON_BLOCK_SIZE_MISMATCH}] {
+			continue // it was skipped when it was stored
+		}
 		if c := mw.blocks[b]; c != nil && !c.remove(op, mw.hasChild(b)) || c == nil && op.remaining != nil && *op.remaining > 0 {
 			if op.remaining != nil {
 				delete(mw.stale, b) // the engine reports remaining copies
@@ -432,23 +446,114 @@ func (m *model) emit(mw *modelWorker, e *kvcastv1.RouterEvent) {
 	mw.out = append(mw.out, e)
 	switch rank := e.GetDpRank(); {
 	case e.GetGap() != nil:
-		mw.incomplete[rank] = true
-		if e.GetGap().GetReason() == kvcastv1.Gap_REASON_TOO_MANY_BLOCKS {
-			mw.overfull[rank] = true
+		for _, tier := range namedTiers(e.GetGap().GetTiers()) {
+			mw.incomplete[modelTier{rank, tier}] = true
+			mw.reported[modelReport{modelTier{rank, tier}, e.GetGap().GetReason()}] = true
+			if len(e.GetGap().GetTiers()) > 0 {
+				mw.usedTiers[modelTier{rank, tier}] = true
+			}
 		}
 	case e.GetGroupsOmitted() != nil:
 		mw.groupsOmitted[rank] = true
 	case e.GetCleared() != nil:
+		for _, tier := range namedTiers(e.GetCleared().GetTiers()) {
+			delete(mw.incomplete, modelTier{rank, tier})
+			maps.DeleteFunc(mw.reported, func(r modelReport, _ bool) bool { return r.modelTier == modelTier{rank, tier} })
+			if e.GetCleared().GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
+				mw.incomplete[modelTier{rank, tier}] = true
+			}
+		}
 		if len(e.GetCleared().GetTiers()) == 0 {
-			delete(mw.incomplete, rank)
-			delete(mw.overfull, rank)
+			maps.DeleteFunc(mw.usedTiers, func(t modelTier, _ bool) bool { return t.rank == rank })
 			if e.GetCleared().GetReason() == kvcastv1.Cleared_REASON_ENGINE_RESTARTED {
 				delete(mw.groupsOmitted, rank)
 			}
 		}
-		if e.GetCleared().GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
-			mw.incomplete[rank] = true
+	}
+}
+
+// modelTier is a tier of a rank, modelReport what a Gap reports of it.
+type modelTier struct {
+	rank uint32
+	tier wire.Tier
+}
+
+type modelReport struct {
+	modelTier
+	reason kvcastv1.Gap_Reason
+}
+
+// namedTiers returns the tiers that an event names: all if it names none.
+func namedTiers(named []kvcastv1.Tier) (tiers []wire.Tier) {
+	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
+		if len(named) == 0 || slices.Contains(named, kvcastv1.Tier(tier)) {
+			tiers = append(tiers, tier)
 		}
+	}
+	return tiers
+}
+
+// incompleteRanks returns the ranks with an incomplete tier, in order.
+func (mw *modelWorker) incompleteRanks() (ranks []uint32) {
+	for t := range mw.incomplete {
+		if !slices.Contains(ranks, t.rank) {
+			ranks = append(ranks, t.rank)
+		}
+	}
+	slices.Sort(ranks)
+	return ranks
+}
+
+// doubt reports why tiers may differ, unless Gaps have reported it of all of them.
+func (m *model) doubt(mw *modelWorker, b feed.Batch, reason kvcastv1.Gap_Reason, tiers ...wire.Tier) {
+	if mw.mode == feed.ConsolidateDedup {
+		tiers = namedTiers(nil)
+	}
+	told := true
+	var named []kvcastv1.Tier
+	for _, tier := range tiers {
+		told = told && mw.reported[modelReport{modelTier{b.Rank, tier}, reason}]
+		named = append(named, kvcastv1.Tier(tier))
+	}
+	if told {
+		return
+	}
+	if len(named) == wire.NumTiers-1 {
+		named = nil
+	}
+	m.flush(mw)
+	mw.gapOf(b.Rank, b.Source)
+	m.emit(mw, &kvcastv1.RouterEvent{DpRank: &b.Rank, Event: &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{Reason: reason, Tiers: named}}})
+}
+
+// cleared applies a clear of an engine that is the worker's only source.
+func (m *model) cleared(mw *modelWorker, b feed.Batch, e wire.Event) {
+	var others []wire.Tier
+	for tier := wire.TierDevice; tier < wire.NumTiers && e.Tier != 0; tier++ {
+		at := modelTier{b.Rank, tier}
+		matters := false
+		for k := range mw.blocks {
+			matters = matters || k.rank == b.Rank && k.tier == tier
+		}
+		for r := range mw.reported {
+			matters = matters || r.modelTier == at
+		}
+		if tier != e.Tier && mw.usedTiers[at] && matters {
+			others = append(others, tier)
+		}
+	}
+	if len(others) == 0 {
+		m.clear(mw, b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
+		return
+	}
+	if e.Tier == wire.TierDevice {
+		mw.closeGates(b.Rank, everySource)
+	}
+	maps.DeleteFunc(mw.blocks, func(k modelBlock, _ *modelCopies) bool { return k.rank == b.Rank && k.tier == e.Tier })
+	maps.DeleteFunc(mw.stale, func(k modelBlock, _ bool) bool { return k.rank == b.Rank && k.tier == e.Tier })
+	m.emitCleared(mw, b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED, kvcastv1.Tier(e.Tier))
+	if e.Medium == "" {
+		m.doubt(mw, b, kvcastv1.Gap_REASON_TIER_NOT_CLEARED, others...)
 	}
 }
 

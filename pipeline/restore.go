@@ -12,6 +12,7 @@ import (
 	"github.com/kvcast/kvcast/pipeline/consolidate"
 	"github.com/kvcast/kvcast/pipeline/copies"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // maxSourceIndex bounds the indexes of sources in stored state.
@@ -50,7 +51,8 @@ func restoreLane(cfg *Config, state *statev1.Checkpoint) (w *recoveredWorker, er
 	}
 	for _, rank := range s.GetRanks() {
 		r := l.rank(rank.GetDpRank())
-		r.overfull, r.attributesLacking, r.groupsOmitted = rank.GetOverfull(), rank.GetAttributesLacking(), rank.GetGroupsOmitted()
+		r.groupsOmitted = rank.GetGroupsOmitted()
+		r.restoreReported(rank)
 		if rank.Sources != nil {
 			if err := l.restoreSources(rank.Sources); err != nil {
 				return nil, err
@@ -72,6 +74,7 @@ func restoreLane(cfg *Config, state *statev1.Checkpoint) (w *recoveredWorker, er
 		if err := l.newTable(r, tier).restore(table); err != nil {
 			return nil, fmt.Errorf("blocks of rank %d in tier %d: %w", table.GetDpRank(), tier, err)
 		}
+		r.used |= 1 << tier // also of a version that did not record it
 	}
 	return w, l.restoreState(s.GetRawEventIds(), s.GetAnnouncements(), s.GetPending())
 }
@@ -278,4 +281,31 @@ func (t *table) restoreCopies(state *statev1.Table) error {
 		t.copies[hash] = copies.Count{Further: further[i], Unsure: unsure[i]}
 	}
 	return nil
+}
+
+// restoreReported restores what Gaps have reported.
+func (r *rankState) restoreReported(from *statev1.Rank) {
+	r.used = wire.Tiers(from.GetUsedTiers()) & wire.AllTiers
+	for i, reasons := range from.GetGapReasons() {
+		if tier := int(wire.TierDevice) + i; tier < wire.NumTiers {
+			r.reported[tier] = gapReasons(reasons)
+		}
+	}
+	if from.GetOverfull() {
+		r.gapped(&kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_TOO_MANY_BLOCKS})
+	}
+	if from.GetAttributesLacking() {
+		r.gapped(&kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES})
+	}
+}
+
+// stateReported sets what Gaps have reported.
+func (r *rankState) stateReported(to *statev1.Rank) {
+	to.UsedTiers = uint32(r.used)
+	if r.reported == ([wire.NumTiers]gapReasons{}) {
+		return
+	}
+	for _, reasons := range r.reported[wire.TierDevice:] {
+		to.GapReasons = append(to.GapReasons, uint32(reasons))
+	}
 }

@@ -31,28 +31,30 @@ type blockSets map[place]map[uint64]bool
 // router applies entries as the contract says.
 type router struct {
 	blocks blockSets
-	// incomplete are the incomplete ranks by worker.
-	incomplete map[string]map[uint32]bool
+	// incomplete are the incomplete tiers by worker.
+	incomplete map[string]map[modelTier]bool
 	applied    map[string]int // entries, by worker
 }
 
 func newRouter() *router {
-	return &router{blocks: make(blockSets), incomplete: make(map[string]map[uint32]bool), applied: make(map[string]int)}
+	return &router{blocks: make(blockSets), incomplete: make(map[string]map[modelTier]bool), applied: make(map[string]int)}
 }
 
-// mark records whether a rank is incomplete.
-func (r *router) mark(worker string, rank uint32, incomplete bool) {
+// mark records whether tiers of a rank are incomplete: all if none is named.
+func (r *router) mark(worker string, rank uint32, incomplete bool, tiers []kvcastv1.Tier) {
 	if r.incomplete[worker] == nil {
-		r.incomplete[worker] = make(map[uint32]bool)
+		r.incomplete[worker] = make(map[modelTier]bool)
 	}
-	r.incomplete[worker][rank] = incomplete
+	for _, tier := range namedTiers(tiers) {
+		r.incomplete[worker][modelTier{rank, tier}] = incomplete
+	}
 }
 
-// incompleteRanks returns a worker's incomplete ranks in order.
+// incompleteRanks returns a worker's ranks with an incomplete tier, in order.
 func (r *router) incompleteRanks(worker string) (ranks []uint32) {
-	for rank, incomplete := range r.incomplete[worker] {
-		if incomplete {
-			ranks = append(ranks, rank)
+	for t, incomplete := range r.incomplete[worker] {
+		if incomplete && !slices.Contains(ranks, t.rank) {
+			ranks = append(ranks, t.rank)
 		}
 	}
 	slices.Sort(ranks)
@@ -94,14 +96,9 @@ func (r *router) applyEvent(worker string, e *kvcastv1.RouterEvent) {
 				delete(r.blocks, p)
 			}
 		}
-		if len(tiers) == 0 {
-			r.mark(worker, e.GetDpRank(), false)
-		}
-		if v.Cleared.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
-			r.mark(worker, e.GetDpRank(), true)
-		}
+		r.mark(worker, e.GetDpRank(), v.Cleared.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP, tiers)
 	case *kvcastv1.RouterEvent_Gap:
-		r.mark(worker, e.GetDpRank(), true)
+		r.mark(worker, e.GetDpRank(), true, v.Gap.GetTiers())
 	case *kvcastv1.RouterEvent_WorkerRemoved:
 		delete(r.incomplete, worker)
 		for p := range r.blocks {
@@ -140,7 +137,11 @@ func (s engines) batch(worker string, b feed.Batch) {
 				s[at][h] = max(0, s[at][h]-1)
 			}
 		case wire.KindCleared:
-			s.clear(worker, b.Rank)
+			if e.Tier == 0 {
+				s.clear(worker, b.Rank)
+			} else {
+				delete(s, at)
+			}
 		}
 	}
 }

@@ -131,7 +131,7 @@ func workerConfig(spec *kvcastv1.WorkerSpec) config.Worker {
 		}
 		c.Sources = append(c.Sources, config.Source{
 			Engine: engine, Connect: src.GetConnect(), Replay: src.GetReplay(),
-			DPSize: int(src.GetDpSize()), Topic: src.GetTopic(), Copies: copiesModes[src.GetCopies()],
+			DPSize: int(src.GetDpSize()), Topic: src.GetTopic(), Copies: copiesModes[src.GetCopies()], Clears: clearsModes[src.GetClears()],
 		})
 	}
 	return c
@@ -141,6 +141,12 @@ func workerConfig(spec *kvcastv1.WorkerSpec) config.Worker {
 var copiesModes = map[kvcastv1.Copies]config.Copies{
 	kvcastv1.Copies_COPIES_COUNTED:        config.CopiesCounted,
 	kvcastv1.Copies_COPIES_ANNOUNCED_LAST: config.CopiesAnnouncedLast,
+}
+
+// clearsModes has the modes other than CLEARS_AUTO.
+var clearsModes = map[kvcastv1.Clears]config.Clears{
+	kvcastv1.Clears_CLEARS_DEVICE: config.ClearsDevice,
+	kvcastv1.Clears_CLEARS_ALL:    config.ClearsAll,
 }
 
 // notAllowed returns a violation with the first 64 bytes of a string value, since the size of errors is bounded.
@@ -170,6 +176,8 @@ func (s workers) validate(spec *kvcastv1.WorkerSpec) []*violation {
 		}
 		_, known := kvcastv1.Copies_name[int32(src.GetCopies())]
 		check(known, source+"copies", src.GetCopies(), "COPIES_AUTO, COPIES_COUNTED or COPIES_ANNOUNCED_LAST")
+		_, known = kvcastv1.Clears_name[int32(src.GetClears())]
+		check(known, source+"clears", src.GetClears(), "CLEARS_AUTO, CLEARS_DEVICE or CLEARS_ALL")
 	}
 	_, known := kvcastv1.Consolidate_name[int32(spec.GetConsolidate())]
 	check(known, "worker.consolidate", spec.GetConsolidate(), "CONSOLIDATE_DEDUP or CONSOLIDATE_PASSTHROUGH")

@@ -79,6 +79,9 @@ func start(t *testing.T, cfg smg.Config) *service {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	if cfg.StallTimeout == 0 {
+		cfg.StallTimeout = time.Hour // a slow machine must not end streams
+	}
 	cfg.Registerer = s.registry
 	s.smg = smg.New(cfg, follower, x)
 	server := grpc.NewServer()

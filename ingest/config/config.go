@@ -182,6 +182,8 @@ type Source struct {
 	Topic string
 	// Copies is how copies are counted. The default is CopiesAuto.
 	Copies Copies
+	// Clears is what the engine's clears are of. The default is ClearsAuto.
+	Clears Clears
 }
 
 // RankEndpoints are the endpoints of a dp rank, in the form of Source.Connect and Source.Replay.
@@ -204,6 +206,8 @@ type Listener struct {
 	// Copies is how copies are counted. The default is CopiesAuto, which together with the default
 	// engine also suits publishers of feed.EngineSGLang.
 	Copies Copies
+	// Clears is what the engines' clears are of. The default is ClearsAuto.
+	Clears Clears
 	// Topics are patterns of the topics to accept, in the syntax of path.Match, except that a slash
 	// is an ordinary character. The default is DefaultTopics, or every topic if Worker is set.
 	Topics []string
@@ -281,6 +285,7 @@ func (w Worker) withDefaults() Worker {
 		s.Engine = cmp.Or(s.Engine, feed.EngineVLLM)
 		s.DPSize = cmp.Or(s.DPSize, 1)
 		s.Copies = cmp.Or(s.Copies, CopiesAuto)
+		s.Clears = cmp.Or(s.Clears, ClearsAuto)
 	}
 	return w
 }
@@ -288,6 +293,7 @@ func (w Worker) withDefaults() Worker {
 func (l Listener) withDefaults() Listener {
 	l.Engine = cmp.Or(l.Engine, feed.EngineVLLM)
 	l.Copies = cmp.Or(l.Copies, CopiesAuto)
+	l.Clears = cmp.Or(l.Clears, ClearsAuto)
 	l.ReplayPort = cmp.Or(l.ReplayPort, DefaultReplayPort)
 	if len(l.Topics) == 0 {
 		l.Topics = []string{DefaultTopics}

@@ -217,6 +217,7 @@ func (v *Validation) worker(field string, w Worker) {
 func (v *Validation) source(field string, s Source) {
 	v.Check(s.Engine.Known(), field+".Engine", string(s.Engine), AllowedEngines)
 	v.Check(s.Copies.known(), field+".Copies", string(s.Copies), allowedCopies)
+	v.Check(s.Clears.known(), field+".Clears", string(s.Clears), allowedClears)
 	v.Check(s.DPSize >= 1 && s.DPSize <= feed.MaxRanks, field+".DPSize", s.DPSize, fmt.Sprintf("1 to %d", feed.MaxRanks))
 	v.Check(ValidModel(s.Topic), field+".Topic", s.Topic, AllowedModel)
 	if len(s.Ranks) > 0 {
@@ -299,6 +300,7 @@ func (v *Validation) listener(field string, l Listener) {
 	v.Check(ok, field+".Bind", l.Bind, AllowedBind)
 	v.Check(l.Engine.Known(), field+".Engine", string(l.Engine), AllowedEngines)
 	v.Check(l.Copies.known(), field+".Copies", string(l.Copies), allowedCopies)
+	v.Check(l.Clears.known(), field+".Clears", string(l.Clears), allowedClears)
 	for i, p := range l.Topics {
 		_, err := path.Match(p, "")
 		v.Check(err == nil && p != "" && Printable(p), fmt.Sprintf("%s.Topics[%d]", field, i), p, "a pattern as of path.Match")

@@ -23,9 +23,10 @@ type Engines struct {
 	Port int
 	// ReplayPort is the port of each engine's replay socket; 0 means that there is none.
 	ReplayPort int
-	// Engine, Copies, Model and BlockSize are set in each config.Worker and its config.Source.
+	// Engine, Copies, Clears, Model and BlockSize are set in each config.Worker and its config.Source.
 	Engine    feed.Engine
 	Copies    config.Copies
+	Clears    config.Clears
 	Model     string
 	BlockSize uint32
 }
@@ -72,7 +73,7 @@ func (d DNS) Find(ctx context.Context) ([]config.Worker, error) {
 
 // Worker returns the worker of the engine at a host.
 func (e Engines) Worker(name, host string) config.Worker {
-	source := config.Source{Engine: e.Engine, Copies: e.Copies, Connect: endpoint(host, e.Port)}
+	source := config.Source{Engine: e.Engine, Copies: e.Copies, Clears: e.Clears, Connect: endpoint(host, e.Port)}
 	if e.ReplayPort != 0 {
 		source.Replay = endpoint(host, e.ReplayPort)
 	}

@@ -170,21 +170,22 @@ func TestRestoredBlockSizeIsBounded(t *testing.T) {
 	}
 }
 
-// TestForeignHostBlockSize checks which dropped stores set the field.
-func TestForeignHostBlockSize(t *testing.T) {
+// TestForeignBlockSize checks which dropped stores set the fields.
+func TestForeignBlockSize(t *testing.T) {
 	size := wire.BlockSize{Tokens: 4}
 	r := wire.NewRules(&size)
 	for name, c := range map[string]struct {
 		event any
 		want  uint32
+		tier  wire.Tier
 	}{
-		"on the device":  {sized(6, nil, 1), 0},
-		"in host memory": {sized(6, obj{"medium": "CPU"}, 1), 6},
-		"of the size":    {sized(4, obj{"medium": "CPU"}, 1), 0},
+		"on the device":  {sized(7, nil, 1), 7, wire.TierDevice},
+		"in host memory": {sized(6, obj{"medium": "CPU"}, 1), 6, wire.TierHostPinned},
+		"of the size":    {sized(4, obj{"medium": "CPU"}, 1), 0, 0},
 	} {
 		r.Admit(decodeOf(t, c.event), 0, new(wire.Counts))
-		if got := r.ForeignHostBlockSize; got != c.want {
-			t.Errorf("%s: got %d, want %d", name, got, c.want)
+		if r.ForeignBlockSize != c.want || r.ForeignTier != c.tier {
+			t.Errorf("%s: got %d in tier %d, want %d in tier %d", name, r.ForeignBlockSize, r.ForeignTier, c.want, c.tier)
 		}
 	}
 }

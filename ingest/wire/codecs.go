@@ -214,6 +214,25 @@ func (n loraName) read(d *Decoder, ev *Event, k key, i int) (int, fault) {
 	return i, f
 }
 
+// unused is a field that decides nothing: a value of another type, such as MessagePack's extension for times, or text that
+// is not UTF-8, is skipped.
+type unused struct{ codec }
+
+func (u unused) read(d *Decoder, ev *Event, k key, i int) (int, fault) {
+	end, f := u.codec.read(d, ev, k, i)
+	if f >= reasonFault {
+		return skip(d.p, i, fieldDepth)
+	}
+	return end, f
+}
+
+func (u unused) check(ev *Event) string {
+	if c, ok := u.codec.(checker); ok {
+		return c.check(ev)
+	}
+	return ""
+}
+
 // rawList is a list that is kept encoded.
 type rawList struct{ get func(r *Raw) *[]byte }
 

@@ -1,7 +1,6 @@
 package wire
 
 import (
-	"bytes"
 	"encoding/binary"
 	"encoding/hex"
 	"iter"
@@ -183,38 +182,19 @@ func (r *mmReader) addKeys(p []byte, i int) {
 
 // addTagged reads a map of type "mm" or "mm_key".
 func (r *mmReader) addTagged(p []byte, i int) {
-	multimodal := false
-	hash := len(p)
-	for name, i := range members(p, i) {
-		switch string(name) {
-		case "type":
-			tag, _, f := readText(p, i)
-			multimodal = f == 0 && (string(tag) == "mm" || string(tag) == "mm_key")
-		case "hash", "identifier":
-			hash = i
-		}
-	}
-	if multimodal {
-		r.addIdentifier(p, hash)
+	if identifier, multimodal := taggedInput(p, i); multimodal {
+		r.addIdentifier(p, identifier)
 	}
 }
 
-// addExtraKeys reads a block's list of extra keys. Pairs of an identifier and an offset, and
-// maps of type "mm" or "mm_key", are multimodal inputs.
+// addExtraKeys reads the multimodal inputs in a block's list of extra keys.
 func (r *mmReader) addExtraKeys(p []byte, i int) {
 	for i := range elements(p, i) {
-		v, _ := readValue(p, i)
-		switch {
+		switch v, _ := readValue(p, i); {
 		case v.class == classMap:
 			r.addTagged(p, i)
-		case v.class == classArray && v.n == 2:
-			_, end, f := readText(p, v.end)
-			if f != 0 {
-				continue
-			}
-			if offset, _ := readValue(p, end); offset.class == classUint || offset.class == classInt {
-				r.addIdentifier(p, v.end)
-			}
+		case isPair(p, v):
+			r.addIdentifier(p, v.end)
 		}
 	}
 }
@@ -224,71 +204,6 @@ func (r *mmReader) addIdentifier(p []byte, i int) {
 	if id, _, f := readText(p, i); f == 0 && len(id) > 0 {
 		r.hashes = append(r.hashes, MMHash(id))
 	}
-}
-
-// saltPrefix marks a cache salt among extra keys.
-const saltPrefix = "dynamo-cache-salt:"
-
-// saltOf returns the first cache salt among the extra keys p, as a view of p, or nil if there
-// is none. A salt is a string with saltPrefix, or a map of type "cache_salt". Engines send it
-// with the first block of a request. In each block, the first string that equals lora is the
-// adapter's name, even if it has the prefix.
-func saltOf(p []byte, lora string) []byte {
-	if allNil(p) {
-		return nil
-	}
-	for i := range elements(p, 0) {
-		hasName := lora == ""
-		for i := range elements(p, i) {
-			var salt []byte
-			switch v, _ := readValue(p, i); {
-			case v.class == classMap:
-				salt, _ = bytes.CutPrefix(taggedSalt(p, i), []byte(saltPrefix))
-			case v.class != classStr:
-			case !hasName && string(v.bytes) == lora:
-				hasName = true
-			case bytes.HasPrefix(v.bytes, []byte(saltPrefix)):
-				salt = v.bytes[len(saltPrefix):]
-			}
-			if len(salt) > 0 {
-				return salt
-			}
-		}
-	}
-	return nil
-}
-
-// taggedSalt reads {"type": "cache_salt", "salt": string}.
-func taggedSalt(p []byte, i int) (salt []byte) {
-	tagged := false
-	for name, i := range members(p, i) {
-		s, _, f := readText(p, i)
-		switch {
-		case f != 0:
-		case string(name) == "type":
-			tagged = string(s) == "cache_salt"
-		case string(name) == "salt":
-			salt = s
-		}
-	}
-	if !tagged {
-		return nil
-	}
-	return salt
-}
-
-// allNil reports whether p is a list of nils only, which vLLM sends for plain text.
-func allNil(p []byte) bool {
-	_, _, i, f := readHeader(p, 0)
-	if f != 0 {
-		return false
-	}
-	for _, c := range p[i:] {
-		if c != nilCode {
-			return false
-		}
-	}
-	return true
 }
 
 // elements yields where each element of the list at i begins. It yields nothing for other

@@ -137,12 +137,8 @@ func TestMultimodalStores(t *testing.T) {
 	}{
 		{"none", nil, plain},
 		{"nils", obj{"extra_keys": []any{nil, nil}}, plain},
-		{"plain strings", obj{"extra_keys": []any{[]any{id}, []any{"x"}}}, plain},
-		{"bytes", obj{"extra_keys": []any{nil, []any{[]byte{1}}}}, plain},
 		{"pair", obj{"extra_keys": []any{nil, []any{[]any{id, -3}}}}, mixed},
-		{"pair without offset", obj{"extra_keys": []any{nil, []any{[]any{id, "x"}}}}, plain},
 		{"tagged", obj{"extra_keys": []any{nil, []any{obj{"type": "mm", "hash": id, "block_offset": 0}}}}, mixed},
-		{"other tag", obj{"extra_keys": []any{nil, []any{obj{"type": "lora", "hash": id}}}}, plain},
 		{"mm_keys", obj{"mm_keys": []any{[]any{}, []any{obj{"type": "mm_key", "hash": id, "start_offset": 0}}}}, mixed},
 		{"block_mm_infos", obj{"block_mm_infos": []any{nil, obj{"mm_objects": []any{obj{"mm_hash": 0xff, "offsets": []any{}}}}}}, mixed},
 		{"identifier in block_mm_infos", obj{"block_mm_infos": []any{nil, obj{"mm_objects": []any{obj{"mm_hash": id}}}}}, mixed},

@@ -69,7 +69,7 @@ func appendMapEvent(dst []byte, ev *Event, keys []key) []byte {
 	var room [numKeys]key
 	written := room[:0]
 	for _, k := range keys {
-		if f := &fields[k]; f.presence != optional || f.codec.isSet(ev) {
+		if f := &fields[k]; f.presence != optional && ev.Kind != KindCleared || f.codec.isSet(ev) {
 			written = append(written, k)
 		}
 	}

@@ -22,12 +22,15 @@ func (d *Decoder) readArrayEvent(ev *Event, n, i int) (int, fault) {
 	n--
 	kind, producer := kindOfTag(tag)
 	if kind == 0 {
-		return i, unknownTagFault(tag)
+		return i, d.unknownTagFault(tag)
 	}
 	ev.Kind = kind
 	d.nesting = nesting{}
 	var seen keySet
 	keys := arrayFields[kind]
+	if kind == KindCleared && (n == 0 || !isMedium(d.p, i)) {
+		keys = nil // vLLM has another field there
+	}
 	read, i, f := d.readFields(ev, keys[:min(n, len(keys))], i, &seen)
 	if f != 0 {
 		return i, f
@@ -54,6 +57,13 @@ func (d *Decoder) readArrayEvent(ev *Event, n, i int) (int, fault) {
 		}
 	}
 	return i, d.finishEvent(ev, producer, seen)
+}
+
+// isMedium reports whether the value at i is the name of a medium.
+func isMedium(p []byte, i int) bool {
+	name, _, f := readText(p, i)
+	_, known := tierOf(string(name))
+	return f == 0 && len(name) > 0 && known
 }
 
 // readFields reads the values from i on as the fields keys, and returns how many it read.
@@ -131,7 +141,7 @@ func (d *Decoder) readMapEvent(ev *Event, n, i int, known keySet) (int, fault) {
 			return i, f
 		}
 	}
-	kind, producer, f := m.kind()
+	kind, producer, f := m.kind(d)
 	if f != 0 {
 		return i, f
 	}
@@ -191,7 +201,7 @@ func (m *mapEvent) addFault(k key, f fault) {
 }
 
 // kind returns the kind and producer that the event's tag names.
-func (m *mapEvent) kind() (kind Kind, producer producer, f fault) {
+func (m *mapEvent) kind(d *Decoder) (kind Kind, producer producer, f fault) {
 	name := m.tag
 	if m.hasTag {
 		kind, producer = kindOfTag(name)
@@ -203,7 +213,7 @@ func (m *mapEvent) kind() (kind Kind, producer producer, f fault) {
 	case name == nil:
 		return 0, 0, badTag
 	case kind == 0:
-		return 0, 0, unknownTagFault(name)
+		return 0, 0, d.unknownTagFault(name)
 	case producer == producerVLLM && m.eventType != nil && mooncakeTags.kindOf(m.eventType) == kind:
 		producer = producerMooncake // Mooncake may send vLLM's tag beside its own.
 	}
@@ -262,9 +272,12 @@ func readKey(p []byte, i, depth int) (key, int, fault) {
 	return keysByName[string(name)], i, f
 }
 
-func unknownTagFault(tag []byte) fault {
+func (d *Decoder) unknownTagFault(tag []byte) fault {
 	if !utf8.Valid(tag) {
 		return badUTF8
+	}
+	if d.batch.UnknownTag == "" {
+		d.batch.UnknownTag = string(tag[:min(len(tag), maxTagBytes)])
 	}
 	return unknownTag
 }

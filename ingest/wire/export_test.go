@@ -3,16 +3,16 @@ package wire
 // HashCopied is the implementation for big-endian machines and multimodal blocks.
 var HashCopied = hashCopied
 
-// MaxSaltedBlocks bounds the salted blocks of a source.
-const MaxSaltedBlocks = maxSaltedBlocks
+// MaxSaltedBlocks bounds the scoped blocks of a source.
+const MaxSaltedBlocks = maxScopedBlocks
 
 // LimitSaltedBlocks sets the bound of salted blocks.
-func (r *Rules) LimitSaltedBlocks(most int) { r.salts.maxBlocks = most }
+func (r *Rules) LimitSaltedBlocks(most int) { r.scopes.maxBlocks = most }
 
 // Salted returns the numbers of salted ranks, salted blocks and salts, and the accounted bytes
 // of the salts.
 func (r *Rules) Salted() (ranks, blocks, salts, bytes int) {
-	return len(r.salts.ranks), r.salts.blocks, len(r.salts.ids), r.salts.bytes
+	return len(r.scopes.ranks), r.scopes.blocks, len(r.scopes.ids), r.scopes.bytes
 }
 
 // ScanTokens is scanTokens.

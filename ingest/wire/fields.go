@@ -125,7 +125,7 @@ var fields = [numKeys]field{
 			return ""
 		},
 	}},
-	keyMedium: {"medium", "medium", "Medium", stores | removes, nullable,
+	keyMedium: {"medium", "medium", "Medium", anyKind, nullable,
 		text{get: func(ev *Event) *string { return &ev.Medium }}},
 	keyLoRAName: {"lora_name", "lora_name", "LoRAName", stores, nullable,
 		loraName{text{get: func(ev *Event) *string { return &ev.LoRAName }}}},
@@ -144,12 +144,12 @@ var fields = [numKeys]field{
 	keyCacheSalt: {"cache_salt", "cache_salt", "CacheSalt", anyKind, optional,
 		text{get: func(ev *Event) *string { return &ev.CacheSalt }, perRequest: true}},
 	keySessionID: {"session_id", "session_id", "Rare.SessionID", anyKind, optional,
-		text{get: func(ev *Event) *string { return &ev.rare().SessionID }, rare: true, perRequest: true}},
+		unused{text{get: func(ev *Event) *string { return &ev.rare().SessionID }, rare: true, perRequest: true}}},
 	keyMMInfos: {"block_mm_infos", "block_mm_infos", "Raw.BlockMMInfos", stores, optional,
 		rawList{get: func(r *Raw) *[]byte { return &r.BlockMMInfos }}},
 	keyMMKeys: {"mm_keys", "mm_keys", "Raw.MMKeys", stores, optional,
 		rawList{get: func(r *Raw) *[]byte { return &r.MMKeys }}},
-	keyTime: {"timestamp", "ts", "Rare.Time", anyKind, optional, scalar{
+	keyTime: {"timestamp", "ts", "Rare.Time", anyKind, optional, unused{scalar{
 		setFunc: func(d *Decoder, ev *Event, v value) bool {
 			t, ok := v.float()
 			if ok {
@@ -164,9 +164,9 @@ var fields = [numKeys]field{
 		isSetFunc:  func(ev *Event) bool { return ev.rare().HasTime },
 		appendFunc: func(dst []byte, ev *Event) []byte { return msgp.AppendFloat64(dst, ev.rare().Time) },
 		checkFunc:  func(ev *Event) string { return checkTime(ev.rare().Time) },
-	}},
+	}}},
 	keyModelName: {"model_name", "model_name", "Rare.ModelName", anyKind, optional,
-		text{get: func(ev *Event) *string { return &ev.rare().ModelName }, rare: true}},
+		unused{text{get: func(ev *Event) *string { return &ev.rare().ModelName }, rare: true}}},
 	keyType:      {mapKey: "type"},
 	keyEventType: {mapKey: "event_type"},
 	keySeqHashes: {mapKey: "seq_hashes"},

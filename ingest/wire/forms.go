@@ -71,7 +71,7 @@ var (
 	arrayFields = [...][]key{
 		KindStored:  {keyHashes, keyParent, keyTokens, keyBlockSize, keyLoRAID, keyMedium, keyLoRAName, keyExtraKeys},
 		KindRemoved: {keyHashes, keyMedium, keyGroupIdx},
-		KindCleared: {},
+		KindCleared: {keyMedium},
 	}
 	// groupFields follow in stores. Producers of Dynamo's lineage send mmGroupFields
 	// instead.
@@ -82,7 +82,7 @@ var (
 	vllmArrays = [...][]key{
 		KindStored:  slices.Concat(arrayFields[KindStored], groupFields),
 		KindRemoved: arrayFields[KindRemoved],
-		KindCleared: arrayFields[KindCleared],
+		KindCleared: {},
 	}
 )
 

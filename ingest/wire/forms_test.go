@@ -171,7 +171,8 @@ func TestTimes(t *testing.T) {
 			}
 		}
 		ev := oneEvent(t, obj{"type": "ALL_BLOCKS_CLEARED", "timestamp": c.ts})
-		if c.err != "" && ev != nil || c.err == "" && (ev == nil || ev.Rare == nil || ev.Rare.Time != c.want || !ev.Rare.HasTime) {
+		// Nothing depends on the time of an event: a value of another type is skipped.
+		if ev == nil || c.err != "" && ev.Rare != nil || c.err == "" && (ev.Rare == nil || ev.Rare.Time != c.want || !ev.Rare.HasTime) {
 			t.Errorf("event at %v: %+v, want %v %s", c.ts, ev, c.want, c.err)
 		}
 	}

@@ -91,7 +91,7 @@ func heap() int {
 // each. The payload and its long strings are not kept.
 func TestMemoryOfALargeBatchIsFreed(t *testing.T) {
 	testclass.WithoutRace(t)
-	small := pack(t, batchOf(stored(obj{"medium": "GPU", "extra_keys": []any{[]any{"x"}}}, 1)))
+	small := pack(t, batchOf(stored(obj{"medium": "GPU", "extra_keys": []any{[]any{[]any{"x", 0}}}}, 1)))
 	for name, payload := range oversized {
 		t.Run(name, func(t *testing.T) {
 			var (
@@ -219,7 +219,7 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 	for _, blocks := range []int{1, 16, 128} {
 		for name, keys := range map[string]any{
 			"no extra keys": nil,
-			"a salt":        []any{"x", "dynamo-cache-salt:" + strings.Repeat("s", 100)},
+			"a salt":        []any{[]any{"image", 3}, "dynamo-cache-salt:" + strings.Repeat("s", 100)},
 			"an image":      []any{[]any{"image", 3}},
 		} {
 			b := store(blocks)

@@ -56,13 +56,19 @@ type group struct {
 // the derived fields of the others. They are not safe for concurrent use.
 //
 // Rules reuse their memory, and keep at most 5 MiB of it after a batch. Attention groups and
-// salted blocks take at most 44 MiB, and almost nothing for a source without cache salts.
+// scoped blocks take at most 68 MiB, and almost nothing for a source without cache salts.
 type Rules struct {
 	blockSize *BlockSize
 	rawID     uint64
-	// ForeignHostBlockSize is the block size of a store in host memory that the last Admit
-	// dropped because the size differs from the worker's; 0 if there was none.
-	ForeignHostBlockSize uint32
+	// ForeignBlockSize is the block size of a store that the last Admit dropped because the size differs from the
+	// worker's, and ForeignTier its tier; both 0 if there was none.
+	ForeignBlockSize uint32
+	ForeignTier      Tier
+	// ClearsDevice reports whether a clear that names no medium is of device memory, and not of all tiers.
+	ClearsDevice bool
+	// doubts are those of the current Admit.
+	doubts    Doubts
+	hasDoubts bool
 	// groups are the attention groups of earlier stores, and whether each has main attention.
 	groups map[group]bool
 	// lastGroup caches the most recent lookup in groups: most models have one group.
@@ -73,7 +79,7 @@ type Rules struct {
 	repeatFinder repeatFinder
 	multimodal   mmReader
 	hashes       slab[uint64]
-	salts        salts
+	scopes       scopes
 	// names caches the salts in extra keys.
 	names  interner
 	budget Budget
@@ -89,36 +95,40 @@ func NewRules(blockSize *BlockSize) *Rules {
 		blockSize:    blockSize,
 		groups:       make(map[group]bool),
 		repeatFinder: newRepeatFinder(),
-		salts:        salts{budget: unlimited{}, maxBlocks: maxSaltedBlocks},
+		scopes:       scopes{budget: unlimited{}, maxBlocks: maxScopedBlocks},
 		budget:       unlimited{},
 	}
 }
 
 // SetBudget sets a budget for the memory of groups and salts, which several Rules may share.
-// If the budget is used up, a salt or a salted block counts as unknown, and an attention group
+// If the budget is used up, a scope or a scoped block counts as unknown, and an attention group
 // as never seen. Call SetBudget before the first Admit. Close releases the reserved bytes.
-func (r *Rules) SetBudget(b Budget) { r.budget, r.salts.budget = b, b }
+func (r *Rules) SetBudget(b Budget) { r.budget, r.scopes.budget = b, b }
 
-// Close forgets all groups and salts. Admit must not be called afterwards.
+// Close forgets all groups and scopes. Admit must not be called afterwards.
 func (r *Rules) Close() {
 	r.budget.Release(int64(groupCost * len(r.groups)))
 	clear(r.groups)
-	for rank := range r.salts.ranks {
-		r.salts.clear(rank)
+	for rank := range r.scopes.ranks {
+		r.scopes.clear(rank)
 	}
 }
 
-// Reset forgets the groups and salts of a dp rank whose engine restarted. Raw event ids
+// AddPeer makes the rules of another source of the worker known, whose blocks this source may name without their adapter
+// and salt. It must be called before the first Admit.
+func (r *Rules) AddPeer(peer *Rules) { r.scopes.peers = append(r.scopes.peers, &peer.scopes) }
+
+// Reset forgets the groups and scopes of a dp rank whose engine restarted. Raw event ids
 // continue.
 func (r *Rules) Reset(rank uint32) {
 	before := len(r.groups)
 	maps.DeleteFunc(r.groups, func(g group, _ bool) bool { return g.rank == rank })
 	r.budget.Release(int64(groupCost * (before - len(r.groups))))
-	if before != len(r.groups) || r.salts.ranks[rank] != nil {
+	if before != len(r.groups) || r.scopes.ranks[rank] != nil {
 		r.changes.reset(rank)
 	}
 	r.hasLast = false
-	r.salts.clear(rank)
+	r.scopes.clear(rank)
 }
 
 // SkipRaw skips n raw event ids, one for each lost event. If fewer are left, all later events
@@ -136,7 +146,8 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 	omitted := counts[ReasonNonMainAttentionGroup]
 	skipped := b.Skipped
 	kept := 0
-	r.ForeignHostBlockSize = 0
+	r.ForeignBlockSize, r.ForeignTier = 0, 0
+	r.doubts, r.hasDoubts = Doubts{}, false
 	for k := range b.Events {
 		ev := &b.Events[k]
 		for len(skipped) > 0 && skipped[0].Index < ev.Index {
@@ -144,7 +155,7 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 			skipped = skipped[1:]
 		}
 		if reason := r.ignore(ev, rank); reason != ReasonNone {
-			counts[reason]++
+			r.doubt(reason, ev.Tier, counts)
 			continue
 		}
 		r.SkipRaw(1)
@@ -154,11 +165,14 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 			if !r.admitStore(ev, rank, counts) {
 				continue
 			}
-		case !r.salts.used():
 		case ev.Kind == KindRemoved:
-			r.salts.remove(ev, rank)
+			r.scopes.remove(ev, rank)
+		case ev.Tier != 0:
+			r.scopes.clearTier(rank, ev.Tier)
+			r.resolve(1 << ev.Tier)
 		default:
-			r.salts.clear(rank)
+			r.scopes.clear(rank)
+			r.resolve(AllTiers)
 		}
 		if kept != k {
 			b.Events[kept] = *ev
@@ -170,6 +184,7 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 	}
 	b.Events = b.Events[:kept]
 	b.GroupsOmitted = counts[ReasonNonMainAttentionGroup] != omitted
+	b.Doubts, b.HasDoubts = r.doubts, r.hasDoubts && r.doubts != Doubts{}
 	// The memory is released now because the next batch may come late, and there may be many
 	// sources.
 	r.hashes.release(maxRulesKept / 8)
@@ -177,7 +192,7 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 }
 
 func (r *Rules) countSkipped(reason Reason, counts *Counts) {
-	counts[reason]++
+	r.doubt(reason, 0, counts)
 	if !reason.Ignored() {
 		r.SkipRaw(1)
 	}
@@ -188,7 +203,11 @@ func (r *Rules) ignore(ev *Event, rank uint32) Reason {
 	if ev.Kind == KindStored && ev.SpecKind != "" && ev.HasGroupIdx {
 		r.learnGroup(group{rank, ev.GroupIdx}, isMainAttention(ev.SpecKind))
 	}
-	if ev.Kind != KindCleared {
+	if ev.Kind == KindCleared && ev.Medium == "" {
+		if r.ClearsDevice {
+			ev.Tier = TierDevice
+		}
+	} else {
 		var ok bool
 		if ev.Tier, ok = tierOf(ev.Medium); !ok {
 			return ReasonUnknownMedium
@@ -200,7 +219,7 @@ func (r *Rules) ignore(ev *Event, rank uint32) Reason {
 		return ReasonNonLocalLocality
 	case rare.Ownership != "" && rare.Ownership != "kvcr":
 		return ReasonUnsupportedOwnership
-	case ev.Tier != TierDisk && ev.Tier != TierExternal && !r.inMainGroup(ev, rank):
+	case ev.Kind != KindCleared && ev.Tier != TierDisk && ev.Tier != TierExternal && !r.inMainGroup(ev, rank):
 		return ReasonNonMainAttentionGroup
 	default:
 		return ReasonNone
@@ -249,39 +268,40 @@ func isMainAttention(kind string) bool {
 // admitStore validates a store, cuts it to whole blocks and hashes them. It reports
 // whether any block is left.
 func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
-	// The salt is applied first: the engine also has the blocks of a store that is dropped or
+	// The scope is applied first: the engine also has the blocks of a store that is dropped or
 	// cut, and other stores may continue them.
-	salt, ok := r.applySalt(ev, rank)
+	known, told, ok := r.applyScope(ev, rank)
 	if !ok || len(ev.LoRAName) > maxNameBytes {
-		counts[ReasonNameTooLong]++
+		r.doubt(ReasonNameTooLong, ev.Tier, counts)
 		return false
 	}
 	hashOnly := ev.hashOnly()
 	if !hashOnly && !r.fitsBlockSize(ev, rank) {
-		counts[ReasonBlockSizeMismatch]++
-		if ev.Tier == TierHostPinned {
-			r.ForeignHostBlockSize = ev.BlockSize
-		}
+		r.doubt(ReasonBlockSizeMismatch, ev.Tier, counts)
+		r.ForeignBlockSize, r.ForeignTier = ev.BlockSize, ev.Tier
 		return false
 	}
 	if ev.HasParent && slices.Contains(ev.BlockHashes, ev.Parent) || r.repeatFinder.repeats(ev.BlockHashes) {
-		counts[ReasonRepeatedHash]++
+		r.doubt(ReasonRepeatedHash, ev.Tier, counts)
 		return false
 	}
 	if hashOnly {
+		ev.HashesOnly, ev.BlockSize = true, 0 // the size says nothing about blocks with tokens
 		return true
 	}
 	r.learnBlockSize(ev)
+	if ev.HasLoRAID && ev.LoRAName == "" || ev.OpaqueTokens || ev.sparse() {
+		known, told = 0, false
+	}
+	if !told {
+		r.doubt(ReasonUnknownContent, ev.Tier, counts)
+	}
 	if ev.OpaqueTokens {
 		return true
 	}
-	size := int(ev.BlockSize)
-	overlap := 0
-	if ev.Eagle {
-		overlap = 1
-	}
+	size, overlap := int(ev.BlockSize), eagleOverlap(ev)
 	if whole := max(0, len(ev.Tokens)-overlap) / size; whole < len(ev.BlockHashes) {
-		counts[ReasonTokensShort]++
+		r.doubt(ReasonTokensShort, ev.Tier, counts)
 		if whole == 0 {
 			return false
 		}
@@ -292,49 +312,70 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 		overlap = 0
 	}
 	ev.Tokens = ev.Tokens[:blocks*size+overlap]
-	// Blocks with an unnamed adapter or an unknown salt have no tokens hashes: the hashes would
-	// equal the hashes of blocks without adapter and salt.
-	if ev.HasLoRAID && ev.LoRAName == "" || ev.CacheSalt == "" && salt == unknownSalt {
-		return true
-	}
-	seed := BlockSeed(ev.LoRAName, ev.CacheSalt)
-	hashes := AppendTokensHashes(r.hashes.reserve(blocks)[:0], ev.Tokens, size, seed, ev.Eagle, r.multimodal.read(ev))
-	ev.TokensHashes = r.hashes.allocate(len(hashes))
+	r.hashTokens(ev, rank, min(known, blocks))
 	return true
 }
 
-// applySalt finds a store's cache salt, sets CacheSalt, and records the salt of the blocks. ok
-// is false if the salt is longer than maxNameBytes. It is then recorded as unknown.
-func (r *Rules) applySalt(ev *Event, rank uint32) (id saltID, ok bool) {
-	if ev.CacheSalt == "" && ev.Raw == nil && !r.salts.used() {
-		return noSalt, true
+// hashTokens sets the tokens hashes of a store's first known blocks. The others have none: the hashes would equal those of
+// blocks without adapter and salt.
+func (r *Rules) hashTokens(ev *Event, rank uint32, known int) {
+	if known == 0 {
+		return
 	}
-	var extra []byte
-	if ev.CacheSalt == "" && ev.raw().ExtraKeys != nil {
-		extra = saltOf(ev.raw().ExtraKeys, ev.LoRAName)
+	size, tokens := int(ev.BlockSize), ev.Tokens
+	if known < len(ev.BlockHashes) {
+		tokens = tokens[:min(len(tokens), known*size+eagleOverlap(ev))]
 	}
-	switch {
-	case len(ev.CacheSalt) > maxNameBytes || len(extra) > maxNameBytes:
-		r.salts.record(ev, rank, unknownSalt)
-		return unknownSalt, false
-	case len(extra) > 0:
-		salt, ok := r.names.string(extra)
+	seed := BlockSeed(ev.LoRAName, ev.CacheSalt)
+	hashes := AppendTokensHashes(r.hashes.reserve(known)[:0], tokens, size, seed, ev.Eagle, r.multimodal.read(ev))
+	ev.TokensHashes = r.hashes.allocate(len(hashes))
+	r.scopes.setTokens(ev, rank)
+}
+
+// eagleOverlap returns how many tokens the last block has beside its own.
+func eagleOverlap(ev *Event) int {
+	if ev.Eagle {
+		return 1
+	}
+	return 0
+}
+
+// applyScope finds a store's adapter and cache salt, sets LoRAName and CacheSalt, and records the scope of the blocks. known
+// is the number of the first blocks whose content is known, apart from their tokens; told is false if that of the others
+// cannot be told. ok is false if a name is longer than maxNameBytes. The scope is then recorded as unknown.
+func (r *Rules) applyScope(ev *Event, rank uint32) (known int, told, ok bool) {
+	scopes := &r.scopes
+	named := ev.LoRAName != "" && len(scopes.peers) > 0
+	if ev.CacheSalt == "" && ev.Raw == nil && !named && !scopes.used() && !scopes.peersUsed() {
+		return len(ev.BlockHashes), true, true
+	}
+	keys := readExtraKeys(ev)
+	if len(ev.CacheSalt) > maxNameBytes || ev.CacheSalt == "" && len(keys.salt) > maxNameBytes || len(ev.LoRAName) > maxNameBytes {
+		scopes.record(ev, rank, unknownScope)
+		return 0, false, false
+	}
+	if ev.CacheSalt == "" && len(keys.salt) > 0 {
+		salt, ok := r.names.string(keys.salt)
 		if !ok {
 			// The salt is not UTF-8, but the engine isolates requests by it.
-			salt = string(extra)
+			salt = string(keys.salt)
 		}
 		ev.CacheSalt = salt
-		id = r.salts.id(salt)
-	case ev.CacheSalt != "":
-		id = r.salts.id(ev.CacheSalt)
-	case r.salts.used():
-		id = r.salts.inherited(ev, rank)
-		ev.CacheSalt = r.salts.name(id)
-	default:
-		return noSalt, true
 	}
-	r.salts.record(ev, rank, id)
-	return id, true
+	id, told := unknownScope, ev.CacheSalt != ""
+	if in, inherited := scopes.inherited(ev, rank); inherited || told {
+		if !told {
+			ev.CacheSalt, told = in.salt, true
+		}
+		if ev.LoRAName == "" && !ev.HasLoRAID && len(scopes.peers) > 0 {
+			ev.LoRAName = in.lora
+		}
+		id = scopes.idOf(ev)
+	}
+	if conflict := scopes.record(ev, rank, id); conflict || !told {
+		return 0, false, true
+	}
+	return keys.known, keys.known == len(ev.BlockHashes) || keys.embeds, true
 }
 
 // fitsBlockSize reports whether a store's block size is or becomes the worker's block size.

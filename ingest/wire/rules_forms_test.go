@@ -98,8 +98,11 @@ func TestStoresAreCutToWholeBlocks(t *testing.T) {
 					tokens[k] = []any{k, k + 1}
 				}
 			}
+			if n == 0 {
+				continue // hash-only
+			}
 			blocks := min(n/3, 3)
-			if eagle && n > 0 {
+			if eagle {
 				flat = append(flat, uint32(n)) // n pairs are n+1 tokens
 			}
 			events, counts := admit(t, stored(obj{"block_size": 3, "token_ids": tokens}, 1, 2, 3))
@@ -120,55 +123,97 @@ func TestStoresAreCutToWholeBlocks(t *testing.T) {
 	}
 }
 
-// TestSaltsAmongExtraKeys checks which extra keys are cache salts.
-func TestSaltsAmongExtraKeys(t *testing.T) {
+// TestExtraKeys checks which extra keys are cache salts, and of which blocks the content is known. vLLM sends a salt as a
+// bare string in the first block of a prompt, after the adapter's name and multimodal inputs.
+func TestExtraKeys(t *testing.T) {
+	const (
+		all       = 3
+		ambiguous = true
+	)
+	id := [][]uint64{{wire.MMHash([]byte("id"))}}
 	for _, c := range []struct {
-		name string
-		keys []any
-		lora any
-		want string
+		name      string
+		keys      any
+		fields    obj
+		salt      string
+		mm        [][]uint64
+		known     int
+		ambiguous bool
 	}{
-		{"string", []any{[]any{"dynamo-cache-salt:s"}}, nil, "s"},
-		{"string after others", []any{[]any{"x", []any{"id", 3}, []byte{1}, "dynamo-cache-salt:s"}}, nil, "s"},
-		{"with a later block", []any{nil, []any{"dynamo-cache-salt:s"}}, nil, "s"},
-		{"the first counts", []any{[]any{"dynamo-cache-salt:s", "dynamo-cache-salt:t"}, []any{"dynamo-cache-salt:u"}}, nil, "s"},
-		{"an empty one does not", []any{[]any{"dynamo-cache-salt:", "dynamo-cache-salt:t"}}, nil, "t"},
-		{"nested prefix", []any{[]any{"dynamo-cache-salt:dynamo-cache-salt:s"}}, nil, "dynamo-cache-salt:s"},
-		{"no UTF-8", []any{[]any{raw("\xb4dynamo-cache-salt:\xff\xfe")}}, nil, "\xff\xfe"},
-		{"without the prefix", []any{[]any{"s"}}, nil, ""},
-		{"bytes", []any{[]any{[]byte("dynamo-cache-salt:s")}}, nil, ""},
-		{"a pair's identifier", []any{[]any{[]any{"dynamo-cache-salt:s", 0}}}, nil, ""},
-		{"equal to the adapter", []any{[]any{"a", "dynamo-cache-salt:a"}}, "a", "a"},
-		{"an adapter whose name has the prefix", []any{[]any{"dynamo-cache-salt:a"}}, "dynamo-cache-salt:a", ""},
-		{"an adapter whose name has the prefix, and a salt", []any{[]any{"dynamo-cache-salt:a", "dynamo-cache-salt:a"}}, "dynamo-cache-salt:a", "a"},
-		{"typed", typedSalt("s"), nil, "s"},
-		{"typed, marked", typedSalt("dynamo-cache-salt:s"), nil, "s"},
-		{"typed, empty", typedSalt(""), nil, ""},
-		{"typed, no string", typedSalt(5), nil, ""},
-		{"typed, no salt", []any{[]any{obj{"type": "cache_salt"}}}, nil, ""},
-		{"another type's salt", []any{[]any{obj{"type": "lora", "salt": "s", "name": "a"}}}, nil, ""},
-		{"typed among others", []any{[]any{obj{"type": "lora", "name": "a"}, obj{"type": "mm", "hash": "h", "modality": "image", "block_offset": 0},
-			obj{"type": "prompt_embeds", "hash": []byte{1}}, obj{"type": "legacy", "value": 3}, obj{"type": "cache_salt", "salt": "s"}}}, nil, "s"},
+		{"none", nil, nil, "", nil, all, false},
+		{"nils", []any{nil, nil, nil}, nil, "", nil, all, false},
+		{"empty lists", []any{[]any{}, []any{nil}}, nil, "", nil, all, false},
+
+		{"bare", []any{[]any{"s"}, nil, nil}, nil, "s", nil, all, false},
+		{"bare, empty", []any{[]any{""}}, nil, "", nil, all, false},
+		{"bare after the adapter", []any{[]any{"a", "s"}, []any{"a"}, []any{"a"}}, obj{"lora_name": "a"}, "s", nil, all, false},
+		{"bare, equal to the adapter", []any{[]any{"a", "a"}, []any{"a"}}, obj{"lora_name": "a"}, "a", nil, all, false},
+		{"the adapter alone", []any{[]any{"a"}, []any{"a"}, []any{"a"}}, obj{"lora_name": "a"}, "", nil, all, false},
+		{"bare after an image", []any{[]any{[]any{"id", 3}, "s"}}, nil, "s", id, all, false},
+		{"bare before an image", []any{[]any{"s", []any{"id", 3}}}, nil, "s", id, all, false},
+		{"bare with the field", []any{[]any{"s"}}, obj{"cache_salt": "s"}, "s", nil, all, false},
+		{"bare that differs from the field", []any{[]any{"t"}}, obj{"cache_salt": "s"}, "s", nil, 0, ambiguous},
+		{"bare of parent 0", []any{[]any{"s"}}, obj{"parent_block_hash": 0}, "s", nil, all, false},
+		{"two bare", []any{[]any{"s", "t"}}, nil, "", nil, 0, ambiguous},
+		{"bare beside a marked one", []any{[]any{"x", "dynamo-cache-salt:s"}}, nil, "s", nil, 0, ambiguous},
+		{"bare of a second block", []any{nil, []any{"s"}}, nil, "", nil, 1, ambiguous},
+		{"bare of a third block", []any{[]any{"s"}, nil, []any{"t"}}, nil, "s", nil, 2, ambiguous},
+		{"bare of a child", []any{[]any{"s"}}, obj{"parent_block_hash": 9}, "", nil, 0, ambiguous},
+		{"another adapter", []any{[]any{"b"}, []any{"b"}}, obj{"lora_name": "a"}, "b", nil, 1, ambiguous},
+		{"bare of no UTF-8", []any{[]any{raw("\xa2\xff\xfe")}}, nil, "\xff\xfe", nil, all, false},
+
+		{"the adapter's id", []any{[]any{7}, []any{7}, []any{7}}, obj{"lora_id": 7, "lora_name": "a"}, "", nil, all, false},
+		{"another number", []any{nil, []any{8}}, obj{"lora_id": 7, "lora_name": "a"}, "", nil, 1, ambiguous},
+		{"a number", []any{nil, []any{8}}, nil, "", nil, 1, ambiguous},
+		{"a boolean", []any{nil, []any{true}}, nil, "", nil, 1, ambiguous},
+		{"a pair without offset", []any{nil, nil, []any{[]any{"id", "x"}}}, nil, "", nil, 2, ambiguous},
+		{"a block that is no list", []any{nil, "s"}, nil, "", nil, 1, ambiguous},
+
+		{"embeddings", []any{nil, []any{[]byte{1}}}, nil, "", nil, 1, false},
+		{"embeddings after a salt", []any{[]any{"s", []byte{1}}}, nil, "s", nil, 0, false},
+		{"embeddings before a salt", []any{[]any{[]byte{1}, "dynamo-cache-salt:s"}}, nil, "s", nil, 0, false},
+		{"embeddings and an unknown key", []any{[]any{[]byte{1}, true}}, nil, "", nil, 0, ambiguous},
+
+		{"marked", []any{[]any{"dynamo-cache-salt:s"}}, nil, "s", nil, all, false},
+		{"marked after an image", []any{[]any{[]any{"id", 3}, "dynamo-cache-salt:s"}}, nil, "s", id, all, false},
+		{"marked in a later block", []any{nil, []any{"dynamo-cache-salt:s"}}, nil, "s", nil, all, false},
+		{"marked in a child", []any{[]any{"dynamo-cache-salt:s"}}, obj{"parent_block_hash": 9}, "s", nil, all, false},
+		{"marked twice: the first counts", []any{[]any{"dynamo-cache-salt:s", "dynamo-cache-salt:t"}, []any{"dynamo-cache-salt:u"}}, nil, "s", nil, all, false},
+		{"marked, empty", []any{[]any{"dynamo-cache-salt:", "dynamo-cache-salt:t"}}, nil, "t", nil, all, false},
+		{"marked twice in one", []any{[]any{"dynamo-cache-salt:dynamo-cache-salt:s"}}, nil, "dynamo-cache-salt:s", nil, all, false},
+		{"marked, no UTF-8", []any{[]any{raw("\xb4dynamo-cache-salt:\xff\xfe")}}, nil, "\xff\xfe", nil, all, false},
+		{"a marked identifier", []any{[]any{[]any{"dynamo-cache-salt:s", 0}}}, nil, "", [][]uint64{{wire.MMHash([]byte("dynamo-cache-salt:s"))}}, all, false},
+		{"marked, equal to the adapter", []any{[]any{"a", "dynamo-cache-salt:a"}}, obj{"lora_name": "a"}, "a", nil, all, false},
+		{"an adapter whose name is marked", []any{[]any{"dynamo-cache-salt:a"}}, obj{"lora_name": "dynamo-cache-salt:a"}, "", nil, all, false},
+		{"an adapter whose name is marked, and a salt", []any{[]any{"dynamo-cache-salt:a", "dynamo-cache-salt:a"}}, obj{"lora_name": "dynamo-cache-salt:a"}, "a", nil, all, false},
+
+		{"typed", typedSalt("s"), nil, "s", nil, all, false},
+		{"typed, marked", typedSalt("dynamo-cache-salt:s"), nil, "s", nil, all, false},
+		{"typed, empty", typedSalt(""), nil, "", nil, all, false},
+		{"typed, no string", typedSalt(5), nil, "", nil, 0, ambiguous},
+		{"typed, no salt", []any{[]any{obj{"type": "cache_salt"}}}, nil, "", nil, 0, ambiguous},
+		{"of another type", []any{[]any{obj{"type": "legacy", "salt": "s"}}}, nil, "", nil, 0, ambiguous},
+		{"all types", []any{[]any{obj{"type": "lora", "name": "a"}, obj{"type": "mm", "hash": "id", "modality": "image", "block_offset": 0},
+			obj{"type": "cache_salt", "salt": "s"}}}, obj{"lora_name": "a"}, "s", id, all, false},
+		{"typed, another adapter", []any{nil, []any{obj{"type": "lora", "name": "b"}}}, obj{"lora_name": "a"}, "", nil, 1, ambiguous},
+		{"typed embeddings", []any{[]any{obj{"type": "cache_salt", "salt": "s"}}, []any{obj{"type": "prompt_embeds", "hash": []byte{1}}}}, nil, "s", nil, 1, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			events, _ := admit(t, stored(obj{"extra_keys": c.keys, "lora_name": c.lora}, 1, 2))
-			if len(events) != 1 || events[0].CacheSalt != c.want {
-				t.Fatalf("got %+v, want salt %q", events, c.want)
+			fields := obj{"extra_keys": c.keys}
+			for k, v := range c.fields {
+				fields[k] = v
 			}
-			lora, _ := c.lora.(string)
-			mm := [][]uint64(nil)
-			if c.name == "string after others" {
-				mm = [][]uint64{{wire.MMHash([]byte("id"))}}
+			events, counts := admit(t, stored(fields, 1, 2, 3))
+			if len(events) != 1 || events[0].CacheSalt != c.salt || len(events[0].BlockHashes) != all {
+				t.Fatalf("got %+v, want salt %q", events, c.salt)
 			}
-			switch c.name {
-			case "typed among others":
-				mm = [][]uint64{{wire.MMHash([]byte("h"))}}
-			case "a pair's identifier":
-				mm = [][]uint64{{wire.MMHash([]byte("dynamo-cache-salt:s"))}}
-			}
-			want := wire.AppendTokensHashes(nil, events[0].Tokens, 1, wire.BlockSeed(lora, c.want), false, mm)
-			if diff := cmp.Diff(want, events[0].TokensHashes); diff != "" {
+			lora, _ := c.fields["lora_name"].(string)
+			want := wire.AppendTokensHashes(nil, events[0].Tokens[:c.known], 1, wire.BlockSeed(lora, c.salt), false, c.mm)
+			if diff := cmp.Diff(want, events[0].TokensHashes, cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("tokens hashes differ (-want +got):\n%s", diff)
+			}
+			if got := counts[wire.ReasonUnknownContent] > 0; got != c.ambiguous {
+				t.Errorf("counted as unknown content: %v, want %v", got, c.ambiguous)
 			}
 		})
 	}

@@ -11,7 +11,7 @@ import (
 // TrackChanges makes Changes return what changes from now on.
 func (r *Rules) TrackChanges() {
 	r.changes = new(changes)
-	r.salts.changes = r.changes
+	r.scopes.changes = r.changes
 }
 
 // RawID returns the last raw event id.
@@ -20,7 +20,7 @@ func (r *Rules) RawID() uint64 { return r.rawID }
 // Changed reports whether Changes would return changes.
 func (r *Rules) Changed() bool { return len(r.changes.ranks) > 0 }
 
-// Changes returns the changes of groups and salted blocks since the last call. There must be some: see Changed.
+// Changes returns the changes of groups and scoped blocks since the last call. There must be some: see Changed.
 func (r *Rules) Changes() *statev1.IngestSource {
 	e := stateEncoder{rules: r, source: new(statev1.IngestSource)}
 	for i := range r.changes.ranks {
@@ -38,14 +38,14 @@ func (r *Rules) Changes() *statev1.IngestSource {
 	return e.source
 }
 
-// State returns the groups and salted blocks.
+// State returns the groups and scoped blocks.
 func (r *Rules) State() *statev1.IngestSource {
 	e := stateEncoder{rules: r, source: new(statev1.IngestSource)}
 	ranks := make(map[uint32]*statev1.IngestRank)
 	rankOf := func(rank uint32) *statev1.IngestRank {
 		if ranks[rank] == nil {
 			n := 0
-			if salted := r.salts.ranks[rank]; salted != nil {
+			if salted := r.scopes.ranks[rank]; salted != nil {
 				n = len(salted.blocks)
 			}
 			ranks[rank] = e.rank(rank, n)
@@ -55,7 +55,7 @@ func (r *Rules) State() *statev1.IngestSource {
 	for g := range r.groups {
 		e.group(rankOf(g.rank), g.idx)
 	}
-	for rank, salted := range r.salts.ranks {
+	for rank, salted := range r.scopes.ranks {
 		s := rankOf(rank)
 		for hash := range salted.blocks {
 			e.block(s, hash)
@@ -68,7 +68,7 @@ func (r *Rules) State() *statev1.IngestSource {
 type stateEncoder struct {
 	rules  *Rules
 	source *statev1.IngestSource
-	salts  map[saltID]uint32 // 1 plus the index in the message
+	salts  map[scopeID]uint32 // 1 plus the index in the message
 }
 
 // rank adds a dp rank, with room for a number of salted blocks.
@@ -77,7 +77,7 @@ func (e *stateEncoder) rank(rank uint32, blocks int) *statev1.IngestRank {
 	if blocks > 0 {
 		s.SaltedBlocks, s.BlockSalts, s.BlockCopies = make([]uint64, 0, blocks), make([]uint32, 0, blocks), make([]uint32, 0, blocks)
 	}
-	if salted := e.rules.salts.ranks[rank]; salted != nil {
+	if salted := e.rules.scopes.ranks[rank]; salted != nil {
 		s.Incomplete = salted.incomplete
 	}
 	e.source.Ranks = append(e.source.Ranks, s)
@@ -93,8 +93,8 @@ func (e *stateEncoder) group(to *statev1.IngestRank, idx int64) {
 }
 
 func (e *stateEncoder) block(to *statev1.IngestRank, hash uint64) {
-	var b saltedBlock
-	if salted := e.rules.salts.ranks[to.Rank]; salted != nil {
+	var b scopedBlock
+	if salted := e.rules.scopes.ranks[to.Rank]; salted != nil {
 		b = salted.blocks[hash]
 	}
 	copies := uint32(0)
@@ -102,21 +102,23 @@ func (e *stateEncoder) block(to *statev1.IngestRank, hash uint64) {
 		copies |= uint32(n) << (8 * i)
 	}
 	to.SaltedBlocks = append(to.SaltedBlocks, hash)
-	to.BlockSalts = append(to.BlockSalts, e.salt(b.salt))
+	to.BlockSalts = append(to.BlockSalts, e.salt(b.scope))
 	to.BlockCopies = append(to.BlockCopies, copies)
 }
 
 // salt returns the number of a salt in the message.
-func (e *stateEncoder) salt(id saltID) uint32 {
-	if id < firstSalt {
+func (e *stateEncoder) salt(id scopeID) uint32 {
+	if id < firstScope {
 		return 0
 	}
 	n, ok := e.salts[id]
 	if !ok {
-		e.source.Salts = append(e.source.Salts, []byte(e.rules.salts.name(id)))
+		name := e.rules.scopes.name(id)
+		e.source.Salts = append(e.source.Salts, []byte(name.salt))
+		e.source.Adapters = append(e.source.Adapters, []byte(name.lora))
 		n = uint32(len(e.source.Salts))
 		if e.salts == nil {
-			e.salts = make(map[saltID]uint32)
+			e.salts = make(map[scopeID]uint32)
 		}
 		e.salts[id] = n
 	}
@@ -125,9 +127,13 @@ func (e *stateEncoder) salt(id saltID) uint32 {
 
 // CheckState returns an error if a state or change cannot be restored.
 func CheckState(s *statev1.IngestSource) error {
-	for _, salt := range s.Salts {
-		if len(salt) == 0 || len(salt) > maxNameBytes {
-			return fmt.Errorf("salt has %d bytes; want 1 to %d", len(salt), maxNameBytes)
+	if n := len(s.Adapters); n != 0 && n != len(s.Salts) {
+		return fmt.Errorf("%d adapters of %d salts", n, len(s.Salts))
+	}
+	for i := range s.Salts {
+		name := scopeAt(s.Salts, s.Adapters, i)
+		if name == (scope{}) || len(name.salt) > maxNameBytes || len(name.lora) > maxNameBytes {
+			return fmt.Errorf("salt has %d bytes and adapter %d; want 1 to %d of either", len(name.salt), len(name.lora), maxNameBytes)
 		}
 	}
 	for _, rank := range s.Ranks {
@@ -143,18 +149,27 @@ func CheckState(s *statev1.IngestSource) error {
 	return nil
 }
 
+// scopeAt returns a scope of a state.
+func scopeAt(salts, adapters [][]byte, i int) scope {
+	name := scope{salt: string(salts[i])}
+	if i < len(adapters) {
+		name.lora = string(adapters[i])
+	}
+	return name
+}
+
 // Restore adds a state or change that CheckState accepts, and is not tracked as a change. Salts and blocks for which
 // there is no room become unknown, as in Admit.
 func (r *Rules) Restore(s *statev1.IngestSource) {
 	tracked := r.changes
-	r.changes, r.salts.changes = nil, nil
-	defer func() { r.changes, r.salts.changes = tracked, tracked }()
+	r.changes, r.scopes.changes = nil, nil
+	defer func() { r.changes, r.scopes.changes = tracked, tracked }()
 	for _, rank := range s.Ranks {
 		switch {
 		case rank.Cleared:
 			r.Reset(rank.Rank)
 		case rank.SaltsCleared:
-			r.salts.clear(rank.Rank)
+			r.scopes.clear(rank.Rank)
 		}
 		for _, idx := range rank.MainGroups {
 			r.learnGroup(group{rank.Rank, idx}, true)
@@ -162,7 +177,7 @@ func (r *Rules) Restore(s *statev1.IngestSource) {
 		for _, idx := range rank.OtherGroups {
 			r.learnGroup(group{rank.Rank, idx}, false)
 		}
-		r.salts.restore(rank, s.Salts)
+		r.scopes.restore(rank, s.Salts, s.Adapters)
 	}
 }
 
@@ -170,7 +185,7 @@ func (r *Rules) Restore(s *statev1.IngestSource) {
 func (r *Rules) RestoreRawID(id uint64) { r.rawID = min(max(r.rawID, id), MaxRawID) }
 
 // restore sets the salted blocks of a rank.
-func (s *salts) restore(state *statev1.IngestRank, names [][]byte) {
+func (s *scopes) restore(state *statev1.IngestRank, salts, adapters [][]byte) {
 	if len(state.SaltedBlocks) == 0 && !state.Incomplete {
 		return
 	}
@@ -179,10 +194,10 @@ func (s *salts) restore(state *statev1.IngestRank, names [][]byte) {
 		r = s.addRank(state.Rank)
 	}
 	r.incomplete = r.incomplete || state.Incomplete
-	ids := make([]saltID, 1+len(names))
-	ids[0] = unknownSalt
-	for i, name := range names {
-		ids[1+i] = s.id(string(name))
+	ids := make([]scopeID, 1+len(salts))
+	ids[0] = unknownScope
+	for i := range salts {
+		ids[1+i] = s.id(scopeAt(salts, adapters, i))
 		s.retain(ids[1+i]) // until all blocks are set
 	}
 	for i, hash := range state.SaltedBlocks {
@@ -195,11 +210,11 @@ func (s *salts) restore(state *statev1.IngestRank, names [][]byte) {
 }
 
 // set sets the salt and the copies of a block, which is forgotten if it has none.
-func (s *salts) set(r *saltedRank, hash uint64, id saltID, copies uint32) {
+func (s *scopes) set(r *scopedRank, hash uint64, id scopeID, copies uint32) {
 	b, ok := r.blocks[hash]
 	switch {
 	case ok && copies == 0:
-		s.forget(r, hash, b.salt)
+		s.forget(r, hash, b.scope)
 		return
 	case copies == 0:
 		return
@@ -210,8 +225,8 @@ func (s *salts) set(r *saltedRank, hash uint64, id saltID, copies uint32) {
 		s.blocks++
 	}
 	s.retain(id)
-	s.release(b.salt)
-	b.salt = id
+	s.release(b.scope)
+	b.scope = id
 	for i := range b.copies {
 		b.copies[i] = uint8(copies >> (8 * i))
 	}
@@ -231,7 +246,7 @@ func (s *BlockSize) Restore(state *statev1.IngestBlockSize) {
 	}
 }
 
-// changes records which groups and salted blocks of Rules have changed. Its methods do nothing if it is nil.
+// changes records which groups and scoped blocks of Rules have changed. Its methods do nothing if it is nil.
 type changes struct {
 	// ranks are the dp ranks with changes, usually one.
 	ranks []rankChanges
@@ -240,7 +255,7 @@ type changes struct {
 // rankChanges are the changes of a dp rank.
 type rankChanges struct {
 	rank uint32
-	// reset reports whether groups and salted blocks were forgotten before the other changes, and saltsCleared whether
+	// reset reports whether groups and scoped blocks were forgotten before the other changes, and saltsCleared whether
 	// salted blocks were.
 	reset, saltsCleared bool
 	groups              []int64  // indexes; may repeat
@@ -291,8 +306,8 @@ func (c *changes) addBlock(rank uint32, hash uint64) {
 	}
 }
 
-// clearSalts records that all salted blocks of a rank are forgotten.
-func (c *changes) clearSalts(rank uint32) {
+// clearScopes records that all salted blocks of a rank are forgotten.
+func (c *changes) clearScopes(rank uint32) {
 	if c != nil {
 		r := c.of(rank)
 		r.saltsCleared, r.blocks = true, r.blocks[:0]

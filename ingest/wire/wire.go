@@ -47,7 +47,16 @@ type Batch struct {
 	// GroupsOmitted reports whether Rules.Admit has removed events because of
 	// ReasonNonMainAttentionGroup: the engine also caches other groups than the main group.
 	GroupsOmitted bool
+	// Doubts are the tiers whose blocks may differ from the engine's because of events that Rules.Admit has left out or
+	// does not understand; HasDoubts reports whether there are any.
+	Doubts    Doubts
+	HasDoubts bool
+	// UnknownTag is the first unknown tag of the events; cut to maxTagBytes.
+	UnknownTag string
 }
+
+// maxTagBytes is the length of Batch.UnknownTag, in bytes.
+const maxTagBytes = 64
 
 // PublisherIDBytes is the length of a publisher id.
 const PublisherIDBytes = 16
@@ -61,8 +70,8 @@ type Skip struct {
 
 // Event is one event of a batch.
 //
-// The fields are as in the payload, except for Tier, TokensHashes, ReplacesBlockSize
-// and RawID, which Rules.Admit sets. Admit also cuts BlockHashes and Tokens to whole
+// The fields are as in the payload, except for Tier, TokensHashes, ReplacesBlockSize,
+// HashesOnly and RawID, which Rules.Admit sets. Admit also cuts BlockHashes and Tokens to whole
 // blocks, and sets CacheSalt where an extra key holds it or the store continues a
 // salted block.
 type Event struct {
@@ -73,7 +82,7 @@ type Event struct {
 	// small fields come first, and the fields that few events have are in Raw and Rare.
 
 	Kind Kind
-	// Tier is where the blocks are. It is 0 for KindCleared, which clears all tiers.
+	// Tier is where the blocks are. It is 0 for a KindCleared that clears all tiers.
 	Tier Tier
 	// HasParent, HasLoRAID and HasGroupIdx report whether the event has that field.
 	HasParent   bool
@@ -88,6 +97,9 @@ type Event struct {
 	// ReplacesBlockSize reports whether a store has another block size than the learned
 	// block size, and replaces it: earlier stores were of partial blocks.
 	ReplacesBlockSize bool
+	// HashesOnly reports whether a store names hashes without tokens. The content of its blocks is that of the blocks with
+	// these hashes in other tiers.
+	HashesOnly bool
 	// Origin is how the engine came by a store's blocks.
 	Origin Origin
 	// BlockSize is the number of tokens in each of a store's blocks.
@@ -171,9 +183,9 @@ func (ev *Event) rare() *Rare {
 	return ev.Rare
 }
 
-// hashOnly reports whether a store has block hashes without tokens.
+// hashOnly reports whether a store has block hashes without tokens. Some engines send the block size nevertheless.
 func (ev *Event) hashOnly() bool {
-	return ev.BlockSize == 0 && len(ev.Tokens) == 0 && !ev.OpaqueTokens
+	return len(ev.Tokens) == 0 && !ev.OpaqueTokens
 }
 
 // MaxRawID is the largest raw event id. It can still be incremented.
@@ -295,12 +307,11 @@ func (e Error) Name() string { return errorNames[e] }
 // Error describes the error.
 func (e Error) Error() string { return "decode batch: " + e.Name() }
 
-// Reason is why an event is left out of a batch.
+// Reason is why an event is left out of a batch, or what is unknown of it.
 type Reason uint8
 
-// The reasons. Events with a reason up to ReasonNonMainAttentionGroup are ignored: they do
-// not concern prefix reuse, and have no raw event id. Events with one of the other reasons
-// are defective, and have a raw event id.
+// The reasons. Events with a reason up to ReasonNonMainAttentionGroup are ignored: they
+// have no raw event id. Events with one of the other reasons have one.
 const (
 	ReasonNone Reason = iota
 	ReasonUnknownTag
@@ -321,23 +332,17 @@ const (
 	// ReasonNameTooLong is a store whose LoRA name or cache salt is longer than
 	// 1,024 bytes: every router event made from the store would have it.
 	ReasonNameTooLong
+	// ReasonUnknownContent is a store that is not left out, of blocks whose content cannot be told: its adapter has no
+	// name, its tokens are no token ids, or its extra keys or cache salt are ambiguous.
+	ReasonUnknownContent
 
 	NumReasons = iota
 )
-
-var reasonNames = [NumReasons]string{
-	"none", "unknown_tag", "unknown_medium", "non_local_locality", "unsupported_ownership", "non_main_attention_group",
-	"bad_event_shape", "bad_tag", "missing_field", "bad_type", "bad_utf8",
-	"block_size_mismatch", "tokens_short", "repeated_hash", "name_too_long",
-}
-
-// String returns the reason's metric label.
-func (r Reason) String() string { return reasonNames[r] }
 
 // Ignored reports whether an event with this reason has no raw event id.
 func (r Reason) Ignored() bool {
 	return r >= ReasonUnknownTag && r <= ReasonNonMainAttentionGroup
 }
 
-// Counts are numbers of events that were left out, by reason.
+// Counts are numbers of events, by reason.
 type Counts [NumReasons]uint64

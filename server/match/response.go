@@ -96,21 +96,43 @@ const MaxIDSize = 2 * (tagSize + 10)
 func matchSize(m *index.Match, down uint64) int {
 	size := optionalString(m.Worker) + optionalString(m.Endpoint) + optionalVarint(uint64(m.Rank)) +
 		optionalVarint(uint64(m.Blocks)) + optionalVarint(tokens(m, m.Blocks)) +
-		optionalVarint(uint64(trust(m, down))) + optionalVarint(down)
+		optionalVarint(uint64(trust(m.Trust(), down))) + optionalVarint(down)
 	for tier, blocks := range m.TierBlocks {
 		if blocks > 0 {
-			size += tagSize + protowire.SizeBytes(tierSize(m, tier))
+			size += tagSize + protowire.SizeBytes(tierSize(m, tier, down))
 		}
 	}
-	if n := bits.OnesCount32(reasons(m, down)); n > 0 {
-		size += tagSize + 1 + n // each reason takes a byte
+	return size + reasonsSize(reasons(m.Reasons, down))
+}
+
+func tierSize(m *index.Match, tier int, down uint64) int {
+	blocks := m.TierBlocks[tier]
+	size := optionalVarint(uint64(tier+1)) + optionalVarint(uint64(blocks)) + optionalVarint(tokens(m, blocks))
+	if m.TiersDiffer() {
+		size += tagSize + 1 + reasonsSize(reasons(m.TierReasons[tier], down)) // the trust takes a byte
 	}
 	return size
 }
 
-func tierSize(m *index.Match, tier int) int {
-	blocks := m.TierBlocks[tier]
-	return optionalVarint(uint64(tier+1)) + optionalVarint(uint64(blocks)) + optionalVarint(tokens(m, blocks))
+// reasonsSize returns the encoded size of a list of reasons, of which each takes a byte.
+func reasonsSize(all uint32) int {
+	if n := bits.OnesCount32(all); n > 0 {
+		return tagSize + 1 + n
+	}
+	return 0
+}
+
+// appendReasons appends a list of reasons, unless it is empty.
+func appendReasons(b []byte, field protowire.Number, all uint32) []byte {
+	if all == 0 {
+		return b
+	}
+	b = protowire.AppendTag(b, field, protowire.BytesType)
+	b = append(b, byte(bits.OnesCount32(all)))
+	for ; all != 0; all &= all - 1 {
+		b = append(b, byte(bits.TrailingZeros32(all)))
+	}
+	return b
 }
 
 // appendMatch appends the body of a PrefixMatch.
@@ -123,40 +145,37 @@ func appendMatch(b []byte, m *index.Match, down uint64) []byte {
 	for tier, blocks := range m.TierBlocks {
 		if blocks > 0 {
 			b = protowire.AppendTag(b, kvcastv1.PrefixMatchTiersField, protowire.BytesType)
-			b = protowire.AppendVarint(b, uint64(tierSize(m, tier)))
+			b = protowire.AppendVarint(b, uint64(tierSize(m, tier, down)))
 			b = appendVarint(b, kvcastv1.TierPrefixTierField, uint64(tier+1))
 			b = appendVarint(b, kvcastv1.TierPrefixBlocksField, uint64(blocks))
 			b = appendVarint(b, kvcastv1.TierPrefixTokensField, tokens(m, blocks))
+			if m.TiersDiffer() {
+				b = appendVarint(b, kvcastv1.TierPrefixTrustField, uint64(trust(m.TierTrust(tier), down)))
+				b = appendReasons(b, kvcastv1.TierPrefixReasonsField, reasons(m.TierReasons[tier], down))
+			}
 		}
 	}
-	b = appendVarint(b, kvcastv1.PrefixMatchTrustField, uint64(trust(m, down)))
-	if all := reasons(m, down); all != 0 {
-		b = protowire.AppendTag(b, kvcastv1.PrefixMatchReasonsField, protowire.BytesType)
-		b = append(b, byte(bits.OnesCount32(all)))
-		for ; all != 0; all &= all - 1 {
-			b = append(b, byte(bits.TrailingZeros32(all)))
-		}
-	}
+	b = appendVarint(b, kvcastv1.PrefixMatchTrustField, uint64(trust(m.Trust(), down)))
+	b = appendReasons(b, kvcastv1.PrefixMatchReasonsField, reasons(m.Reasons, down))
 	return appendVarint(b, kvcastv1.PrefixMatchDownNanoField, down)
 }
 
 // tokens returns the tokens in a prefix, modulo 2^32 as the field; 0 if the block size is unknown.
 func tokens(m *index.Match, blocks int) uint64 { return uint64(uint32(blocks) * m.BlockSize) }
 
-// reasons returns the reasons of a match as a set, as index.Reasons.
-func reasons(m *index.Match, down uint64) uint32 {
-	all := uint32(m.Reasons)
+// reasons returns reasons of a match as a set, as index.Reasons, with that of a source that is down.
+func reasons(all index.Reasons, down uint64) uint32 {
 	if down > 0 {
 		all |= 1 << kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN
 	}
-	return all
+	return uint32(all)
 }
 
-func trust(m *index.Match, down uint64) kvcastv1.Trust {
+func trust(t kvcastv1.Trust, down uint64) kvcastv1.Trust {
 	if down > 0 {
 		return kvcastv1.Trust_TRUST_DEGRADED
 	}
-	return m.Trust()
+	return t
 }
 
 // appendString appends a string field, unless the string is empty.

@@ -63,6 +63,8 @@ func eventFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
 // reasonsWithoutBatches are the reasons of gaps without missing batches.
 var reasonsWithoutBatches = []kvcastv1.Gap_Reason{
 	kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, kvcastv1.Gap_REASON_SHARED_TIER, kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES,
+	kvcastv1.Gap_REASON_EVENTS_SKIPPED, kvcastv1.Gap_REASON_BLOCK_SIZE_MISMATCH, kvcastv1.Gap_REASON_UNKNOWN_CONTENT,
+	kvcastv1.Gap_REASON_TIER_NOT_CLEARED,
 }
 
 func kindFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
@@ -87,6 +89,10 @@ func kindFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
 			return "a gap without a reason"
 		case kind.Gap.GetFirstSeq() > kind.Gap.GetLastSeq():
 			return "a gap that ends before it begins"
+		case slices.ContainsFunc(kind.Gap.GetTiers(), func(t kvcastv1.Tier) bool { return !realTier(t) }):
+			return "a gap in no tier"
+		case len(kind.Gap.GetDetail()) > 200:
+			return "a gap with a long detail"
 		case slices.Contains(reasonsWithoutBatches, kind.Gap.GetReason()) && (kind.Gap.GetMissedBatches() > 0 || kind.Gap.GetLastSeq() > 0):
 			return "a gap where no batch is missing, and batches that are"
 		}

@@ -24,8 +24,8 @@ type viewWorker struct {
 type viewRank struct {
 	tiers map[kvcastv1.Tier]map[uint64]Block
 	gaps  []*kvcastv1.Gap
-	// incomplete reports whether the sets may be wrong.
-	incomplete bool
+	// incomplete are the tiers whose sets may be wrong.
+	incomplete tierSet
 	// groupsOmitted reports whether the engine also caches other attention groups.
 	groupsOmitted bool
 }
@@ -42,10 +42,17 @@ func (v *View) Reset() { clear(v.workers) }
 func (v *View) ApplyWorker(sw *kvcastv1.SnapshotWorker) {
 	v.workers[sw.GetWorker()] = newViewWorker(sw.GetAdded())
 	for _, n := range sw.GetIncompleteRanks() {
-		v.rank(sw.GetWorker(), n).incomplete = true
+		v.rank(sw.GetWorker(), n).incomplete = tiersNamed(nil)
 	}
 	for _, r := range sw.GetRanks() {
-		v.rank(sw.GetWorker(), r.GetDpRank()).groupsOmitted = r.GetGroupsOmitted()
+		rank := v.rank(sw.GetWorker(), r.GetDpRank())
+		rank.groupsOmitted = r.GetGroupsOmitted()
+		if byTier := r.GetTierReasons(); len(byTier) > 0 {
+			rank.incomplete = 0
+			for _, t := range byTier {
+				rank.incomplete |= tiersNamed([]kvcastv1.Tier{t.GetTier()})
+			}
+		}
 	}
 }
 
@@ -78,7 +85,7 @@ func (v *View) ApplyEvent(worker string, ev *kvcastv1.RouterEvent) {
 	case *kvcastv1.RouterEvent_Gap:
 		r := v.rank(worker, ev.GetDpRank())
 		r.gaps = append(r.gaps, kind.Gap)
-		r.incomplete = true
+		r.incomplete |= tiersNamed(kind.Gap.GetTiers())
 	case *kvcastv1.RouterEvent_GroupsOmitted:
 		v.rank(worker, ev.GetDpRank()).groupsOmitted = true
 	case *kvcastv1.RouterEvent_WorkerAdded:
@@ -94,13 +101,27 @@ func (r *viewRank) clear(c *kvcastv1.Cleared) {
 	}
 	if len(c.GetTiers()) == 0 {
 		clear(r.tiers)
-		r.incomplete = false
 		r.groupsOmitted = r.groupsOmitted && c.GetReason() != kvcastv1.Cleared_REASON_ENGINE_RESTARTED
 	}
+	r.incomplete &^= tiersNamed(c.GetTiers())
 	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
 		// The view is now empty; the engine is not.
-		r.incomplete = true
+		r.incomplete |= tiersNamed(c.GetTiers())
 	}
+}
+
+// tierSet is a set of tiers: bit n is tier n.
+type tierSet uint32
+
+// tiersNamed returns the tiers that an event names: all if it names none.
+func tiersNamed(tiers []kvcastv1.Tier) (set tierSet) {
+	if len(tiers) == 0 {
+		return ^tierSet(0)
+	}
+	for _, t := range tiers {
+		set |= 1 << (uint(t) & 31)
+	}
+	return set
 }
 
 func (v *View) rank(worker string, dpRank uint32) *viewRank {
@@ -198,6 +219,12 @@ func (v *View) Incomplete(worker string, dpRank uint32) bool {
 	return v.known(worker, dpRank).isIncomplete()
 }
 
+// IncompleteIn reports whether the set of a dp rank in a tier may be wrong.
+func (v *View) IncompleteIn(worker string, dpRank uint32, tier kvcastv1.Tier) bool {
+	r := v.known(worker, dpRank)
+	return r != nil && r.incomplete&tiersNamed([]kvcastv1.Tier{tier}) != 0
+}
+
 // GroupsOmitted reports whether a dp rank also caches other attention groups than the main group,
 // so that the engine can reuse at most a prefix in the sets.
 func (v *View) GroupsOmitted(worker string, dpRank uint32) bool {
@@ -205,7 +232,7 @@ func (v *View) GroupsOmitted(worker string, dpRank uint32) bool {
 }
 
 // isIncomplete is false for an unknown rank.
-func (r *viewRank) isIncomplete() bool { return r != nil && r.incomplete }
+func (r *viewRank) isIncomplete() bool { return r != nil && r.incomplete != 0 }
 
 // hasGroupsOmitted is false for an unknown rank.
 func (r *viewRank) hasGroupsOmitted() bool { return r != nil && r.groupsOmitted }

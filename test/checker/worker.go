@@ -48,8 +48,8 @@ type rank struct {
 	size       int
 	// cleared reports whether the rank was empty once, so that all its blocks have been seen.
 	cleared bool
-	// omissions are the reasons of the Gaps since the rank was cleared that report omitted blocks.
-	omissions []kvcastv1.Gap_Reason
+	// omissions are the tiers in which Gaps have reported a reason of reasonsSentOnce since the tier was cleared.
+	omissions map[kvcastv1.Gap_Reason]tierSet
 	// groupsOmitted reports whether GroupsOmitted was received and still holds.
 	groupsOmitted bool
 }
@@ -112,27 +112,39 @@ func (c *Checker) follow(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEvent)
 	return nil
 }
 
+// reasonsSentOnce are the reasons of Gaps that are sent once for each tier until it is cleared.
+var reasonsSentOnce = []kvcastv1.Gap_Reason{
+	kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES, kvcastv1.Gap_REASON_EVENTS_SKIPPED,
+	kvcastv1.Gap_REASON_BLOCK_SIZE_MISMATCH, kvcastv1.Gap_REASON_UNKNOWN_CONTENT, kvcastv1.Gap_REASON_TIER_NOT_CLEARED,
+}
+
 // follow applies an event to its rank. It returns what the event repeats although it still holds;
 // empty if the event is correct.
 func (r *rank) follow(ev *kvcastv1.RouterEvent) (repeated string) {
 	switch kind := ev.GetEvent().(type) {
 	case *kvcastv1.RouterEvent_Cleared:
+		for reason := range r.omissions {
+			r.omissions[reason] &^= tiersNamed(kind.Cleared.GetTiers())
+		}
 		if len(kind.Cleared.GetTiers()) > 0 {
 			return ""
 		}
 		reason := kind.Cleared.GetReason()
 		r.cleared = r.cleared || reason != kvcastv1.Cleared_REASON_UNREPAIRED_GAP
 		r.groupsOmitted = r.groupsOmitted && reason != kvcastv1.Cleared_REASON_ENGINE_RESTARTED
-		r.omissions = nil
 	case *kvcastv1.RouterEvent_Gap:
 		reason := kind.Gap.GetReason()
-		if reason != kvcastv1.Gap_REASON_TOO_MANY_BLOCKS && reason != kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES {
+		if !slices.Contains(reasonsSentOnce, reason) {
 			return ""
 		}
-		if slices.Contains(r.omissions, reason) {
+		tiers := tiersNamed(kind.Gap.GetTiers())
+		if r.omissions[reason]&tiers == tiers {
 			return reason.String()
 		}
-		r.omissions = append(r.omissions, reason)
+		if r.omissions == nil {
+			r.omissions = make(map[kvcastv1.Gap_Reason]tierSet)
+		}
+		r.omissions[reason] |= tiers
 	case *kvcastv1.RouterEvent_GroupsOmitted:
 		if r.groupsOmitted {
 			return "GroupsOmitted"

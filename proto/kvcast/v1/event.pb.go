@@ -190,21 +190,40 @@ const (
 	// no wrong blocks. Sent at most once until the rank's next Cleared that names no
 	// tiers.
 	Gap_REASON_TOO_MANY_ATTRIBUTES Gap_Reason = 9
+	// No batch was lost, but the engine sent events that the server does not know, or
+	// that are malformed or contradictory, and skipped; detail names the first. The set
+	// may lack blocks, and have blocks that are gone. Sent once for each tier until it is
+	// cleared, as are the next three reasons.
+	Gap_REASON_EVENTS_SKIPPED Gap_Reason = 10
+	// No batch was lost, but the engine stores blocks of another size than the worker's,
+	// which the server skips; detail has both sizes. The set lacks these blocks.
+	Gap_REASON_BLOCK_SIZE_MISMATCH Gap_Reason = 11
+	// No batch was lost, but the engine stores blocks whose content the server cannot
+	// tell: a LoRA adapter without a name, placeholders in place of tokens, ambiguous
+	// extra keys or cache salts. The set has these blocks, but no prompt matches them.
+	Gap_REASON_UNKNOWN_CONTENT Gap_Reason = 12
+	// The engine cleared its device memory. Whether it kept the other tiers is unknown:
+	// blocks in these tiers may be gone.
+	Gap_REASON_TIER_NOT_CLEARED Gap_Reason = 13
 )
 
 // Enum value maps for Gap_Reason.
 var (
 	Gap_Reason_name = map[int32]string{
-		0: "REASON_UNSPECIFIED",
-		1: "REASON_REPLAY_UNAVAILABLE",
-		2: "REASON_REPLAY_INCOMPLETE",
-		3: "REASON_REPLAY_FORGOTTEN",
-		4: "REASON_POSSIBLE_RESTART",
-		5: "REASON_AMBIGUOUS_PUBLISHER",
-		6: "REASON_TOO_MANY_BLOCKS",
-		7: "REASON_JOINED_LATE",
-		8: "REASON_SHARED_TIER",
-		9: "REASON_TOO_MANY_ATTRIBUTES",
+		0:  "REASON_UNSPECIFIED",
+		1:  "REASON_REPLAY_UNAVAILABLE",
+		2:  "REASON_REPLAY_INCOMPLETE",
+		3:  "REASON_REPLAY_FORGOTTEN",
+		4:  "REASON_POSSIBLE_RESTART",
+		5:  "REASON_AMBIGUOUS_PUBLISHER",
+		6:  "REASON_TOO_MANY_BLOCKS",
+		7:  "REASON_JOINED_LATE",
+		8:  "REASON_SHARED_TIER",
+		9:  "REASON_TOO_MANY_ATTRIBUTES",
+		10: "REASON_EVENTS_SKIPPED",
+		11: "REASON_BLOCK_SIZE_MISMATCH",
+		12: "REASON_UNKNOWN_CONTENT",
+		13: "REASON_TIER_NOT_CLEARED",
 	}
 	Gap_Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":         0,
@@ -217,6 +236,10 @@ var (
 		"REASON_JOINED_LATE":         7,
 		"REASON_SHARED_TIER":         8,
 		"REASON_TOO_MANY_ATTRIBUTES": 9,
+		"REASON_EVENTS_SKIPPED":      10,
+		"REASON_BLOCK_SIZE_MISMATCH": 11,
+		"REASON_UNKNOWN_CONTENT":     12,
+		"REASON_TIER_NOT_CLEARED":    13,
 	}
 )
 
@@ -892,27 +915,31 @@ func (x *Cleared) GetTiers() []Tier {
 // Events were lost at this point and could not be repaired. The router's set may have
 // blocks that the engine has removed, and lack blocks that the engine has stored. The
 // set becomes correct with use: a request for a removed block makes the engine compute
-// and store the block. REASON_TOO_MANY_BLOCKS, REASON_JOINED_LATE, REASON_SHARED_TIER
-// and REASON_TOO_MANY_ATTRIBUTES have other meanings, described at each.
+// and store the block. REASON_JOINED_LATE and the reasons from REASON_TOO_MANY_BLOCKS on
+// have other meanings, described at each.
 //
-// After a Gap with any reason, the rank is incomplete until its next Cleared that names
-// no tiers and has a reason other than REASON_UNREPAIRED_GAP. A Cleared with
-// REASON_UNREPAIRED_GAP also makes a rank incomplete. Nothing else does, so a router
-// can derive the incomplete ranks that snapshots and ListWorkers report. If a worker has
-// several sources, a rank can stay incomplete although all of its sources are known.
+// After a Gap with any reason, the tiers that it names are incomplete until a Cleared of
+// the tier with a reason other than REASON_UNREPAIRED_GAP. A Cleared with
+// REASON_UNREPAIRED_GAP also makes its tiers incomplete. Nothing else does, so a router
+// can derive the incomplete ranks that snapshots and ListWorkers report: those with an
+// incomplete tier. If a worker has several sources, a rank can stay incomplete although
+// all of its sources are known.
 type Gap struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Why events are missing.
 	Reason Gap_Reason `protobuf:"varint,1,opt,name=reason,proto3,enum=kvcast.v1.Gap_Reason" json:"reason,omitempty"`
-	// Number of lost batches. 0 if the number is unknown, for REASON_JOINED_LATE, and for
-	// the reasons without a lost batch: REASON_TOO_MANY_BLOCKS, REASON_SHARED_TIER and
-	// REASON_TOO_MANY_ATTRIBUTES.
+	// Number of lost batches. 0 if the number is unknown, and for the reasons without a
+	// lost batch: REASON_JOINED_LATE, and those from REASON_TOO_MANY_BLOCKS on.
 	MissedBatches uint64 `protobuf:"varint,2,opt,name=missed_batches,json=missedBatches,proto3" json:"missed_batches,omitempty"`
 	// The engine's sequence number of the first missing batch; 0 if it is unknown or no
 	// batch was lost. It is unrelated to Entry.seq.
 	FirstSeq uint64 `protobuf:"varint,3,opt,name=first_seq,json=firstSeq,proto3" json:"first_seq,omitempty"`
 	// The engine's sequence number of the last missing batch; 0 as first_seq.
-	LastSeq       uint64 `protobuf:"varint,4,opt,name=last_seq,json=lastSeq,proto3" json:"last_seq,omitempty"`
+	LastSeq uint64 `protobuf:"varint,4,opt,name=last_seq,json=lastSeq,proto3" json:"last_seq,omitempty"`
+	// The tiers whose blocks may differ; empty means all.
+	Tiers []Tier `protobuf:"varint,5,rep,packed,name=tiers,proto3,enum=kvcast.v1.Tier" json:"tiers,omitempty"`
+	// What was skipped or refused, for people; at most 200 bytes. Empty for most reasons.
+	Detail        string `protobuf:"bytes,6,opt,name=detail,proto3" json:"detail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -973,6 +1000,20 @@ func (x *Gap) GetLastSeq() uint64 {
 		return x.LastSeq
 	}
 	return 0
+}
+
+func (x *Gap) GetTiers() []Tier {
+	if x != nil {
+		return x.Tiers
+	}
+	return nil
+}
+
+func (x *Gap) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
 }
 
 // The dp rank also caches other attention groups than the main group, such as sliding
@@ -1202,12 +1243,14 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x15REASON_ENGINE_CLEARED\x10\x01\x12\x1b\n" +
 	"\x17REASON_ENGINE_RESTARTED\x10\x02\x12\x19\n" +
 	"\x15REASON_UNREPAIRED_GAP\x10\x03\x12\x19\n" +
-	"\x15REASON_SOURCE_CLEARED\x10\x04\"\xb9\x03\n" +
+	"\x15REASON_SOURCE_CLEARED\x10\x04\"\xec\x04\n" +
 	"\x03Gap\x12-\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x15.kvcast.v1.Gap.ReasonR\x06reason\x12%\n" +
 	"\x0emissed_batches\x18\x02 \x01(\x04R\rmissedBatches\x12\x1b\n" +
 	"\tfirst_seq\x18\x03 \x01(\x04R\bfirstSeq\x12\x19\n" +
-	"\blast_seq\x18\x04 \x01(\x04R\alastSeq\"\xa3\x02\n" +
+	"\blast_seq\x18\x04 \x01(\x04R\alastSeq\x12%\n" +
+	"\x05tiers\x18\x05 \x03(\x0e2\x0f.kvcast.v1.TierR\x05tiers\x12\x16\n" +
+	"\x06detail\x18\x06 \x01(\tR\x06detail\"\x97\x03\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19REASON_REPLAY_UNAVAILABLE\x10\x01\x12\x1c\n" +
@@ -1218,7 +1261,12 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x16REASON_TOO_MANY_BLOCKS\x10\x06\x12\x16\n" +
 	"\x12REASON_JOINED_LATE\x10\a\x12\x16\n" +
 	"\x12REASON_SHARED_TIER\x10\b\x12\x1e\n" +
-	"\x1aREASON_TOO_MANY_ATTRIBUTES\x10\t\"\x0f\n" +
+	"\x1aREASON_TOO_MANY_ATTRIBUTES\x10\t\x12\x19\n" +
+	"\x15REASON_EVENTS_SKIPPED\x10\n" +
+	"\x12\x1e\n" +
+	"\x1aREASON_BLOCK_SIZE_MISMATCH\x10\v\x12\x1a\n" +
+	"\x16REASON_UNKNOWN_CONTENT\x10\f\x12\x1b\n" +
+	"\x17REASON_TIER_NOT_CLEARED\x10\r\"\x0f\n" +
 	"\rGroupsOmitted\"\xeb\x01\n" +
 	"\vWorkerAdded\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x1d\n" +
@@ -1288,13 +1336,14 @@ var file_kvcast_v1_event_proto_depIdxs = []int32{
 	1,  // 9: kvcast.v1.Cleared.reason:type_name -> kvcast.v1.Cleared.Reason
 	0,  // 10: kvcast.v1.Cleared.tiers:type_name -> kvcast.v1.Tier
 	2,  // 11: kvcast.v1.Gap.reason:type_name -> kvcast.v1.Gap.Reason
-	14, // 12: kvcast.v1.WorkerAdded.labels:type_name -> kvcast.v1.WorkerAdded.LabelsEntry
-	3,  // 13: kvcast.v1.WorkerRemoved.reason:type_name -> kvcast.v1.WorkerRemoved.Reason
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	0,  // 12: kvcast.v1.Gap.tiers:type_name -> kvcast.v1.Tier
+	14, // 13: kvcast.v1.WorkerAdded.labels:type_name -> kvcast.v1.WorkerAdded.LabelsEntry
+	3,  // 14: kvcast.v1.WorkerRemoved.reason:type_name -> kvcast.v1.WorkerRemoved.Reason
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_event_proto_init() }

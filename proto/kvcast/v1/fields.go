@@ -79,7 +79,9 @@ const (
 	PrefixMatchDownNanoField protowire.Number = 9
 	PrefixMatchModelField    protowire.Number = 10
 
-	TierPrefixTierField   protowire.Number = 1
-	TierPrefixBlocksField protowire.Number = 2
-	TierPrefixTokensField protowire.Number = 3
+	TierPrefixTierField    protowire.Number = 1
+	TierPrefixBlocksField  protowire.Number = 2
+	TierPrefixTokensField  protowire.Number = 3
+	TierPrefixTrustField   protowire.Number = 4
+	TierPrefixReasonsField protowire.Number = 5
 )

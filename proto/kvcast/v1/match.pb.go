@@ -459,9 +459,9 @@ type PrefixMatch struct {
 	// The longest prefix held in one tier, for each tier that holds the first block. An
 	// engine need not load the blocks of TIER_DEVICE.
 	Tiers []*TierPrefix `protobuf:"bytes,6,rep,name=tiers,proto3" json:"tiers,omitempty"`
-	// How far the prefix can be trusted.
+	// How far the prefix can be trusted, in the tier that can be trusted least.
 	Trust Trust `protobuf:"varint,7,opt,name=trust,proto3,enum=kvcast.v1.Trust" json:"trust,omitempty"`
-	// With TRUST_DEGRADED, why; ascending.
+	// With TRUST_DEGRADED, why; ascending, of all tiers.
 	Reasons []DegradedReason `protobuf:"varint,8,rep,packed,name=reasons,proto3,enum=kvcast.v1.DegradedReason" json:"reasons,omitempty"`
 	// With DEGRADED_REASON_SOURCE_DOWN, how long the source has been down, in nanoseconds.
 	DownNano uint64 `protobuf:"varint,9,opt,name=down_nano,json=downNano,proto3" json:"down_nano,omitempty"`
@@ -579,7 +579,11 @@ type TierPrefix struct {
 	// Blocks in the prefix.
 	Blocks uint32 `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// Tokens in these blocks; 0 if the block size is unknown.
-	Tokens        uint32 `protobuf:"varint,3,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	Tokens uint32 `protobuf:"varint,3,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	// How far the prefix can be trusted; unspecified if it is that of the match.
+	Trust Trust `protobuf:"varint,4,opt,name=trust,proto3,enum=kvcast.v1.Trust" json:"trust,omitempty"`
+	// With TRUST_DEGRADED, why; ascending.
+	Reasons       []DegradedReason `protobuf:"varint,5,rep,packed,name=reasons,proto3,enum=kvcast.v1.DegradedReason" json:"reasons,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -635,6 +639,20 @@ func (x *TierPrefix) GetTokens() uint32 {
 	return 0
 }
 
+func (x *TierPrefix) GetTrust() Trust {
+	if x != nil {
+		return x.Trust
+	}
+	return Trust_TRUST_UNSPECIFIED
+}
+
+func (x *TierPrefix) GetReasons() []DegradedReason {
+	if x != nil {
+		return x.Reasons
+	}
+	return nil
+}
+
 var File_kvcast_v1_match_proto protoreflect.FileDescriptor
 
 const file_kvcast_v1_match_proto_rawDesc = "" +
@@ -679,12 +697,14 @@ const file_kvcast_v1_match_proto_rawDesc = "" +
 	"\areasons\x18\b \x03(\x0e2\x19.kvcast.v1.DegradedReasonR\areasons\x12\x1b\n" +
 	"\tdown_nano\x18\t \x01(\x04R\bdownNano\x12\x14\n" +
 	"\x05model\x18\n" +
-	" \x01(\tR\x05model\"a\n" +
+	" \x01(\tR\x05model\"\xbe\x01\n" +
 	"\n" +
 	"TierPrefix\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvcast.v1.TierR\x04tier\x12\x16\n" +
 	"\x06blocks\x18\x02 \x01(\rR\x06blocks\x12\x16\n" +
-	"\x06tokens\x18\x03 \x01(\rR\x06tokensB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
+	"\x06tokens\x18\x03 \x01(\rR\x06tokens\x12&\n" +
+	"\x05trust\x18\x04 \x01(\x0e2\x10.kvcast.v1.TrustR\x05trust\x123\n" +
+	"\areasons\x18\x05 \x03(\x0e2\x19.kvcast.v1.DegradedReasonR\areasonsB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
 
 var (
 	file_kvcast_v1_match_proto_rawDescOnce sync.Once
@@ -725,11 +745,13 @@ var file_kvcast_v1_match_proto_depIdxs = []int32{
 	9,  // 8: kvcast.v1.PrefixMatch.trust:type_name -> kvcast.v1.Trust
 	10, // 9: kvcast.v1.PrefixMatch.reasons:type_name -> kvcast.v1.DegradedReason
 	11, // 10: kvcast.v1.TierPrefix.tier:type_name -> kvcast.v1.Tier
-	11, // [11:11] is the sub-list for method output_type
-	11, // [11:11] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	9,  // 11: kvcast.v1.TierPrefix.trust:type_name -> kvcast.v1.Trust
+	10, // 12: kvcast.v1.TierPrefix.reasons:type_name -> kvcast.v1.DegradedReason
+	13, // [13:13] is the sub-list for method output_type
+	13, // [13:13] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_match_proto_init() }

@@ -80,6 +80,63 @@ func (Consolidate) EnumDescriptor() ([]byte, []int) {
 	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{0}
 }
 
+// What an engine clears when its event names no tier.
+type Clears int32
+
+const (
+	// The same as CLEARS_AUTO.
+	Clears_CLEARS_UNSPECIFIED Clears = 0
+	// For vllm: device memory. For all other engines: all tiers.
+	Clears_CLEARS_AUTO Clears = 1
+	// Device memory. Whether blocks in other tiers stay is unknown.
+	Clears_CLEARS_DEVICE Clears = 2
+	// All tiers.
+	Clears_CLEARS_ALL Clears = 3
+)
+
+// Enum value maps for Clears.
+var (
+	Clears_name = map[int32]string{
+		0: "CLEARS_UNSPECIFIED",
+		1: "CLEARS_AUTO",
+		2: "CLEARS_DEVICE",
+		3: "CLEARS_ALL",
+	}
+	Clears_value = map[string]int32{
+		"CLEARS_UNSPECIFIED": 0,
+		"CLEARS_AUTO":        1,
+		"CLEARS_DEVICE":      2,
+		"CLEARS_ALL":         3,
+	}
+)
+
+func (x Clears) Enum() *Clears {
+	p := new(Clears)
+	*p = x
+	return p
+}
+
+func (x Clears) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Clears) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvcast_v1_worker_proto_enumTypes[1].Descriptor()
+}
+
+func (Clears) Type() protoreflect.EnumType {
+	return &file_kvcast_v1_worker_proto_enumTypes[1]
+}
+
+func (x Clears) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Clears.Descriptor instead.
+func (Clears) EnumDescriptor() ([]byte, []int) {
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{1}
+}
+
 // The meaning of a store of a block that the engine already holds. An event that states
 // its own number of copies takes precedence.
 type Copies int32
@@ -123,11 +180,11 @@ func (x Copies) String() string {
 }
 
 func (Copies) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvcast_v1_worker_proto_enumTypes[1].Descriptor()
+	return file_kvcast_v1_worker_proto_enumTypes[2].Descriptor()
 }
 
 func (Copies) Type() protoreflect.EnumType {
-	return &file_kvcast_v1_worker_proto_enumTypes[1]
+	return &file_kvcast_v1_worker_proto_enumTypes[2]
 }
 
 func (x Copies) Number() protoreflect.EnumNumber {
@@ -136,7 +193,7 @@ func (x Copies) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Copies.Descriptor instead.
 func (Copies) EnumDescriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{1}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{2}
 }
 
 // The state of a worker. If another server owns the worker, it is that of the owner's last
@@ -187,11 +244,11 @@ func (x WorkerState) String() string {
 }
 
 func (WorkerState) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvcast_v1_worker_proto_enumTypes[2].Descriptor()
+	return file_kvcast_v1_worker_proto_enumTypes[3].Descriptor()
 }
 
 func (WorkerState) Type() protoreflect.EnumType {
-	return &file_kvcast_v1_worker_proto_enumTypes[2]
+	return &file_kvcast_v1_worker_proto_enumTypes[3]
 }
 
 func (x WorkerState) Number() protoreflect.EnumNumber {
@@ -200,7 +257,7 @@ func (x WorkerState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkerState.Descriptor instead.
 func (WorkerState) EnumDescriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{2}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{3}
 }
 
 // The state of a source.
@@ -256,11 +313,11 @@ func (x SourceState) String() string {
 }
 
 func (SourceState) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvcast_v1_worker_proto_enumTypes[3].Descriptor()
+	return file_kvcast_v1_worker_proto_enumTypes[4].Descriptor()
 }
 
 func (SourceState) Type() protoreflect.EnumType {
-	return &file_kvcast_v1_worker_proto_enumTypes[3]
+	return &file_kvcast_v1_worker_proto_enumTypes[4]
 }
 
 func (x SourceState) Number() protoreflect.EnumNumber {
@@ -269,7 +326,7 @@ func (x SourceState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SourceState.Descriptor instead.
 func (SourceState) EnumDescriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{3}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{4}
 }
 
 // How far the known blocks of a dp rank can be trusted.
@@ -314,11 +371,11 @@ func (x Trust) String() string {
 }
 
 func (Trust) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvcast_v1_worker_proto_enumTypes[4].Descriptor()
+	return file_kvcast_v1_worker_proto_enumTypes[5].Descriptor()
 }
 
 func (Trust) Type() protoreflect.EnumType {
-	return &file_kvcast_v1_worker_proto_enumTypes[4]
+	return &file_kvcast_v1_worker_proto_enumTypes[5]
 }
 
 func (x Trust) Number() protoreflect.EnumNumber {
@@ -327,7 +384,7 @@ func (x Trust) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Trust.Descriptor instead.
 func (Trust) EnumDescriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{4}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{5}
 }
 
 // Why the known blocks of a dp rank may differ from the engine's blocks. All reasons but
@@ -352,29 +409,47 @@ const (
 	DegradedReason_DEGRADED_REASON_BLOCKS_OMITTED DegradedReason = 6
 	// One of several sources was cleared in a tier that it shares: known blocks may be gone.
 	DegradedReason_DEGRADED_REASON_SHARED_TIER DegradedReason = 7
+	// Events were skipped because they are unknown, malformed or contradictory: blocks may
+	// be missing, and known blocks may be gone.
+	DegradedReason_DEGRADED_REASON_EVENTS_SKIPPED DegradedReason = 8
+	// Blocks of another size than the worker's were skipped: blocks are missing.
+	DegradedReason_DEGRADED_REASON_BLOCK_SIZE_MISMATCH DegradedReason = 9
+	// The content of some blocks is unknown: the engine may reuse more than what matches.
+	DegradedReason_DEGRADED_REASON_UNKNOWN_CONTENT DegradedReason = 10
+	// The engine cleared its device memory, and possibly this tier: known blocks may be
+	// gone.
+	DegradedReason_DEGRADED_REASON_TIER_NOT_CLEARED DegradedReason = 11
 )
 
 // Enum value maps for DegradedReason.
 var (
 	DegradedReason_name = map[int32]string{
-		0: "DEGRADED_REASON_UNSPECIFIED",
-		1: "DEGRADED_REASON_JOINED_LATE",
-		2: "DEGRADED_REASON_GAP",
-		3: "DEGRADED_REASON_POSSIBLE_RESTART",
-		4: "DEGRADED_REASON_CONFLICT",
-		5: "DEGRADED_REASON_SOURCE_DOWN",
-		6: "DEGRADED_REASON_BLOCKS_OMITTED",
-		7: "DEGRADED_REASON_SHARED_TIER",
+		0:  "DEGRADED_REASON_UNSPECIFIED",
+		1:  "DEGRADED_REASON_JOINED_LATE",
+		2:  "DEGRADED_REASON_GAP",
+		3:  "DEGRADED_REASON_POSSIBLE_RESTART",
+		4:  "DEGRADED_REASON_CONFLICT",
+		5:  "DEGRADED_REASON_SOURCE_DOWN",
+		6:  "DEGRADED_REASON_BLOCKS_OMITTED",
+		7:  "DEGRADED_REASON_SHARED_TIER",
+		8:  "DEGRADED_REASON_EVENTS_SKIPPED",
+		9:  "DEGRADED_REASON_BLOCK_SIZE_MISMATCH",
+		10: "DEGRADED_REASON_UNKNOWN_CONTENT",
+		11: "DEGRADED_REASON_TIER_NOT_CLEARED",
 	}
 	DegradedReason_value = map[string]int32{
-		"DEGRADED_REASON_UNSPECIFIED":      0,
-		"DEGRADED_REASON_JOINED_LATE":      1,
-		"DEGRADED_REASON_GAP":              2,
-		"DEGRADED_REASON_POSSIBLE_RESTART": 3,
-		"DEGRADED_REASON_CONFLICT":         4,
-		"DEGRADED_REASON_SOURCE_DOWN":      5,
-		"DEGRADED_REASON_BLOCKS_OMITTED":   6,
-		"DEGRADED_REASON_SHARED_TIER":      7,
+		"DEGRADED_REASON_UNSPECIFIED":         0,
+		"DEGRADED_REASON_JOINED_LATE":         1,
+		"DEGRADED_REASON_GAP":                 2,
+		"DEGRADED_REASON_POSSIBLE_RESTART":    3,
+		"DEGRADED_REASON_CONFLICT":            4,
+		"DEGRADED_REASON_SOURCE_DOWN":         5,
+		"DEGRADED_REASON_BLOCKS_OMITTED":      6,
+		"DEGRADED_REASON_SHARED_TIER":         7,
+		"DEGRADED_REASON_EVENTS_SKIPPED":      8,
+		"DEGRADED_REASON_BLOCK_SIZE_MISMATCH": 9,
+		"DEGRADED_REASON_UNKNOWN_CONTENT":     10,
+		"DEGRADED_REASON_TIER_NOT_CLEARED":    11,
 	}
 )
 
@@ -389,11 +464,11 @@ func (x DegradedReason) String() string {
 }
 
 func (DegradedReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvcast_v1_worker_proto_enumTypes[5].Descriptor()
+	return file_kvcast_v1_worker_proto_enumTypes[6].Descriptor()
 }
 
 func (DegradedReason) Type() protoreflect.EnumType {
-	return &file_kvcast_v1_worker_proto_enumTypes[5]
+	return &file_kvcast_v1_worker_proto_enumTypes[6]
 }
 
 func (x DegradedReason) Number() protoreflect.EnumNumber {
@@ -402,7 +477,7 @@ func (x DegradedReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DegradedReason.Descriptor instead.
 func (DegradedReason) EnumDescriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{5}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{6}
 }
 
 // A worker: an engine deployment, and the sources from which kvcast reads its events.
@@ -523,7 +598,9 @@ type SourceSpec struct {
 	// Prefix of the topics to read; empty means all.
 	Topic string `protobuf:"bytes,5,opt,name=topic,proto3" json:"topic,omitempty"`
 	// The meaning of a store of a block that the engine already holds.
-	Copies        Copies `protobuf:"varint,6,opt,name=copies,proto3,enum=kvcast.v1.Copies" json:"copies,omitempty"`
+	Copies Copies `protobuf:"varint,6,opt,name=copies,proto3,enum=kvcast.v1.Copies" json:"copies,omitempty"`
+	// What the engine clears when its event names no tier.
+	Clears        Clears `protobuf:"varint,7,opt,name=clears,proto3,enum=kvcast.v1.Clears" json:"clears,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -598,6 +675,13 @@ func (x *SourceSpec) GetCopies() Copies {
 		return x.Copies
 	}
 	return Copies_COPIES_UNSPECIFIED
+}
+
+func (x *SourceSpec) GetClears() Clears {
+	if x != nil {
+		return x.Clears
+	}
+	return Clears_CLEARS_UNSPECIFIED
 }
 
 // The status of a worker. A configured worker without entries, for instance because its
@@ -801,7 +885,13 @@ type RankStatus struct {
 	// With TRUST_DEGRADED, why; ascending.
 	Reasons []DegradedReason `protobuf:"varint,7,rep,packed,name=reasons,proto3,enum=kvcast.v1.DegradedReason" json:"reasons,omitempty"`
 	// With DEGRADED_REASON_SOURCE_DOWN, how long the source has been down, in nanoseconds.
-	DownNano      uint64 `protobuf:"varint,8,opt,name=down_nano,json=downNano,proto3" json:"down_nano,omitempty"`
+	DownNano uint64 `protobuf:"varint,8,opt,name=down_nano,json=downNano,proto3" json:"down_nano,omitempty"`
+	// The reasons by tier, of tiers that have some, if the tiers differ; never
+	// SOURCE_DOWN, which concerns all.
+	TierReasons []*TierReasons `protobuf:"bytes,9,rep,name=tier_reasons,json=tierReasons,proto3" json:"tier_reasons,omitempty"`
+	// For people: what the last Gap with a detail has said; empty if there is none, and
+	// while the rank is complete.
+	Detail        string `protobuf:"bytes,10,opt,name=detail,proto3" json:"detail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -892,6 +982,75 @@ func (x *RankStatus) GetDownNano() uint64 {
 	return 0
 }
 
+func (x *RankStatus) GetTierReasons() []*TierReasons {
+	if x != nil {
+		return x.TierReasons
+	}
+	return nil
+}
+
+func (x *RankStatus) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+// Why the blocks in a tier of a dp rank may differ from the engine's.
+type TierReasons struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The tier.
+	Tier Tier `protobuf:"varint,1,opt,name=tier,proto3,enum=kvcast.v1.Tier" json:"tier,omitempty"`
+	// The reasons, ascending.
+	Reasons       []DegradedReason `protobuf:"varint,2,rep,packed,name=reasons,proto3,enum=kvcast.v1.DegradedReason" json:"reasons,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TierReasons) Reset() {
+	*x = TierReasons{}
+	mi := &file_kvcast_v1_worker_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TierReasons) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TierReasons) ProtoMessage() {}
+
+func (x *TierReasons) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_worker_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TierReasons.ProtoReflect.Descriptor instead.
+func (*TierReasons) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *TierReasons) GetTier() Tier {
+	if x != nil {
+		return x.Tier
+	}
+	return Tier_TIER_UNSPECIFIED
+}
+
+func (x *TierReasons) GetReasons() []DegradedReason {
+	if x != nil {
+		return x.Reasons
+	}
+	return nil
+}
+
 // Number of blocks in a tier.
 type TierBlocks struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -905,7 +1064,7 @@ type TierBlocks struct {
 
 func (x *TierBlocks) Reset() {
 	*x = TierBlocks{}
-	mi := &file_kvcast_v1_worker_proto_msgTypes[5]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -917,7 +1076,7 @@ func (x *TierBlocks) String() string {
 func (*TierBlocks) ProtoMessage() {}
 
 func (x *TierBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_worker_proto_msgTypes[5]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -930,7 +1089,7 @@ func (x *TierBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierBlocks.ProtoReflect.Descriptor instead.
 func (*TierBlocks) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{5}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *TierBlocks) GetTier() Tier {
@@ -981,7 +1140,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_kvcast_v1_worker_proto_msgTypes[6]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -993,7 +1152,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_worker_proto_msgTypes[6]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1006,7 +1165,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{6}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SourceStatus) GetEngine() string {
@@ -1103,7 +1262,7 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\vconsolidate\x18\a \x01(\x0e2\x16.kvcast.v1.ConsolidateR\vconsolidate\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb0\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xdb\x01\n" +
 	"\n" +
 	"SourceSpec\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x18\n" +
@@ -1111,7 +1270,8 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x06replay\x18\x03 \x01(\tR\x06replay\x12\x17\n" +
 	"\adp_size\x18\x04 \x01(\rR\x06dpSize\x12\x14\n" +
 	"\x05topic\x18\x05 \x01(\tR\x05topic\x12)\n" +
-	"\x06copies\x18\x06 \x01(\x0e2\x11.kvcast.v1.CopiesR\x06copies\"\xcb\x03\n" +
+	"\x06copies\x18\x06 \x01(\x0e2\x11.kvcast.v1.CopiesR\x06copies\x12)\n" +
+	"\x06clears\x18\a \x01(\x0e2\x11.kvcast.v1.ClearsR\x06clears\"\xcb\x03\n" +
 	"\fWorkerStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x1d\n" +
@@ -1132,7 +1292,7 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x1f\n" +
 	"\vhanded_over\x18\x02 \x01(\bR\n" +
-	"handedOver\"\xa9\x02\n" +
+	"handedOver\"\xfc\x02\n" +
 	"\n" +
 	"RankStatus\x12\x17\n" +
 	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x12\x1e\n" +
@@ -1144,7 +1304,13 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x06blocks\x18\x05 \x03(\v2\x15.kvcast.v1.TierBlocksR\x06blocks\x12&\n" +
 	"\x05trust\x18\x06 \x01(\x0e2\x10.kvcast.v1.TrustR\x05trust\x123\n" +
 	"\areasons\x18\a \x03(\x0e2\x19.kvcast.v1.DegradedReasonR\areasons\x12\x1b\n" +
-	"\tdown_nano\x18\b \x01(\x04R\bdownNano\"I\n" +
+	"\tdown_nano\x18\b \x01(\x04R\bdownNano\x129\n" +
+	"\ftier_reasons\x18\t \x03(\v2\x16.kvcast.v1.TierReasonsR\vtierReasons\x12\x16\n" +
+	"\x06detail\x18\n" +
+	" \x01(\tR\x06detail\"g\n" +
+	"\vTierReasons\x12#\n" +
+	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvcast.v1.TierR\x04tier\x123\n" +
+	"\areasons\x18\x02 \x03(\x0e2\x19.kvcast.v1.DegradedReasonR\areasons\"I\n" +
 	"\n" +
 	"TierBlocks\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvcast.v1.TierR\x04tier\x12\x16\n" +
@@ -1166,7 +1332,13 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\vConsolidate\x12\x1b\n" +
 	"\x17CONSOLIDATE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11CONSOLIDATE_DEDUP\x10\x01\x12\x1b\n" +
-	"\x17CONSOLIDATE_PASSTHROUGH\x10\x02*`\n" +
+	"\x17CONSOLIDATE_PASSTHROUGH\x10\x02*T\n" +
+	"\x06Clears\x12\x16\n" +
+	"\x12CLEARS_UNSPECIFIED\x10\x00\x12\x0f\n" +
+	"\vCLEARS_AUTO\x10\x01\x12\x11\n" +
+	"\rCLEARS_DEVICE\x10\x02\x12\x0e\n" +
+	"\n" +
+	"CLEARS_ALL\x10\x03*`\n" +
 	"\x06Copies\x12\x16\n" +
 	"\x12COPIES_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vCOPIES_AUTO\x10\x01\x12\x12\n" +
@@ -1190,7 +1362,7 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x11TRUST_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vTRUST_EXACT\x10\x01\x12\x15\n" +
 	"\x11TRUST_UPPER_BOUND\x10\x02\x12\x12\n" +
-	"\x0eTRUST_DEGRADED\x10\x03*\x95\x02\n" +
+	"\x0eTRUST_DEGRADED\x10\x03*\xad\x03\n" +
 	"\x0eDegradedReason\x12\x1f\n" +
 	"\x1bDEGRADED_REASON_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bDEGRADED_REASON_JOINED_LATE\x10\x01\x12\x17\n" +
@@ -1199,7 +1371,12 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x18DEGRADED_REASON_CONFLICT\x10\x04\x12\x1f\n" +
 	"\x1bDEGRADED_REASON_SOURCE_DOWN\x10\x05\x12\"\n" +
 	"\x1eDEGRADED_REASON_BLOCKS_OMITTED\x10\x06\x12\x1f\n" +
-	"\x1bDEGRADED_REASON_SHARED_TIER\x10\aB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
+	"\x1bDEGRADED_REASON_SHARED_TIER\x10\a\x12\"\n" +
+	"\x1eDEGRADED_REASON_EVENTS_SKIPPED\x10\b\x12'\n" +
+	"#DEGRADED_REASON_BLOCK_SIZE_MISMATCH\x10\t\x12#\n" +
+	"\x1fDEGRADED_REASON_UNKNOWN_CONTENT\x10\n" +
+	"\x12$\n" +
+	" DEGRADED_REASON_TIER_NOT_CLEARED\x10\vB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
 
 var (
 	file_kvcast_v1_worker_proto_rawDescOnce sync.Once
@@ -1213,46 +1390,52 @@ func file_kvcast_v1_worker_proto_rawDescGZIP() []byte {
 	return file_kvcast_v1_worker_proto_rawDescData
 }
 
-var file_kvcast_v1_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_kvcast_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_kvcast_v1_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_kvcast_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_kvcast_v1_worker_proto_goTypes = []any{
 	(Consolidate)(0),     // 0: kvcast.v1.Consolidate
-	(Copies)(0),          // 1: kvcast.v1.Copies
-	(WorkerState)(0),     // 2: kvcast.v1.WorkerState
-	(SourceState)(0),     // 3: kvcast.v1.SourceState
-	(Trust)(0),           // 4: kvcast.v1.Trust
-	(DegradedReason)(0),  // 5: kvcast.v1.DegradedReason
-	(*WorkerSpec)(nil),   // 6: kvcast.v1.WorkerSpec
-	(*SourceSpec)(nil),   // 7: kvcast.v1.SourceSpec
-	(*WorkerStatus)(nil), // 8: kvcast.v1.WorkerStatus
-	(*WorkerOwner)(nil),  // 9: kvcast.v1.WorkerOwner
-	(*RankStatus)(nil),   // 10: kvcast.v1.RankStatus
-	(*TierBlocks)(nil),   // 11: kvcast.v1.TierBlocks
-	(*SourceStatus)(nil), // 12: kvcast.v1.SourceStatus
-	nil,                  // 13: kvcast.v1.WorkerSpec.LabelsEntry
-	nil,                  // 14: kvcast.v1.WorkerStatus.LabelsEntry
-	(Tier)(0),            // 15: kvcast.v1.Tier
+	(Clears)(0),          // 1: kvcast.v1.Clears
+	(Copies)(0),          // 2: kvcast.v1.Copies
+	(WorkerState)(0),     // 3: kvcast.v1.WorkerState
+	(SourceState)(0),     // 4: kvcast.v1.SourceState
+	(Trust)(0),           // 5: kvcast.v1.Trust
+	(DegradedReason)(0),  // 6: kvcast.v1.DegradedReason
+	(*WorkerSpec)(nil),   // 7: kvcast.v1.WorkerSpec
+	(*SourceSpec)(nil),   // 8: kvcast.v1.SourceSpec
+	(*WorkerStatus)(nil), // 9: kvcast.v1.WorkerStatus
+	(*WorkerOwner)(nil),  // 10: kvcast.v1.WorkerOwner
+	(*RankStatus)(nil),   // 11: kvcast.v1.RankStatus
+	(*TierReasons)(nil),  // 12: kvcast.v1.TierReasons
+	(*TierBlocks)(nil),   // 13: kvcast.v1.TierBlocks
+	(*SourceStatus)(nil), // 14: kvcast.v1.SourceStatus
+	nil,                  // 15: kvcast.v1.WorkerSpec.LabelsEntry
+	nil,                  // 16: kvcast.v1.WorkerStatus.LabelsEntry
+	(Tier)(0),            // 17: kvcast.v1.Tier
 }
 var file_kvcast_v1_worker_proto_depIdxs = []int32{
-	13, // 0: kvcast.v1.WorkerSpec.labels:type_name -> kvcast.v1.WorkerSpec.LabelsEntry
-	7,  // 1: kvcast.v1.WorkerSpec.sources:type_name -> kvcast.v1.SourceSpec
+	15, // 0: kvcast.v1.WorkerSpec.labels:type_name -> kvcast.v1.WorkerSpec.LabelsEntry
+	8,  // 1: kvcast.v1.WorkerSpec.sources:type_name -> kvcast.v1.SourceSpec
 	0,  // 2: kvcast.v1.WorkerSpec.consolidate:type_name -> kvcast.v1.Consolidate
-	1,  // 3: kvcast.v1.SourceSpec.copies:type_name -> kvcast.v1.Copies
-	14, // 4: kvcast.v1.WorkerStatus.labels:type_name -> kvcast.v1.WorkerStatus.LabelsEntry
-	2,  // 5: kvcast.v1.WorkerStatus.state:type_name -> kvcast.v1.WorkerState
-	10, // 6: kvcast.v1.WorkerStatus.ranks:type_name -> kvcast.v1.RankStatus
-	12, // 7: kvcast.v1.WorkerStatus.sources:type_name -> kvcast.v1.SourceStatus
-	9,  // 8: kvcast.v1.WorkerStatus.owner:type_name -> kvcast.v1.WorkerOwner
-	11, // 9: kvcast.v1.RankStatus.blocks:type_name -> kvcast.v1.TierBlocks
-	4,  // 10: kvcast.v1.RankStatus.trust:type_name -> kvcast.v1.Trust
-	5,  // 11: kvcast.v1.RankStatus.reasons:type_name -> kvcast.v1.DegradedReason
-	15, // 12: kvcast.v1.TierBlocks.tier:type_name -> kvcast.v1.Tier
-	3,  // 13: kvcast.v1.SourceStatus.state:type_name -> kvcast.v1.SourceState
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	2,  // 3: kvcast.v1.SourceSpec.copies:type_name -> kvcast.v1.Copies
+	1,  // 4: kvcast.v1.SourceSpec.clears:type_name -> kvcast.v1.Clears
+	16, // 5: kvcast.v1.WorkerStatus.labels:type_name -> kvcast.v1.WorkerStatus.LabelsEntry
+	3,  // 6: kvcast.v1.WorkerStatus.state:type_name -> kvcast.v1.WorkerState
+	11, // 7: kvcast.v1.WorkerStatus.ranks:type_name -> kvcast.v1.RankStatus
+	14, // 8: kvcast.v1.WorkerStatus.sources:type_name -> kvcast.v1.SourceStatus
+	10, // 9: kvcast.v1.WorkerStatus.owner:type_name -> kvcast.v1.WorkerOwner
+	13, // 10: kvcast.v1.RankStatus.blocks:type_name -> kvcast.v1.TierBlocks
+	5,  // 11: kvcast.v1.RankStatus.trust:type_name -> kvcast.v1.Trust
+	6,  // 12: kvcast.v1.RankStatus.reasons:type_name -> kvcast.v1.DegradedReason
+	12, // 13: kvcast.v1.RankStatus.tier_reasons:type_name -> kvcast.v1.TierReasons
+	17, // 14: kvcast.v1.TierReasons.tier:type_name -> kvcast.v1.Tier
+	6,  // 15: kvcast.v1.TierReasons.reasons:type_name -> kvcast.v1.DegradedReason
+	17, // 16: kvcast.v1.TierBlocks.tier:type_name -> kvcast.v1.Tier
+	4,  // 17: kvcast.v1.SourceStatus.state:type_name -> kvcast.v1.SourceState
+	18, // [18:18] is the sub-list for method output_type
+	18, // [18:18] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_worker_proto_init() }
@@ -1261,14 +1444,14 @@ func file_kvcast_v1_worker_proto_init() {
 		return
 	}
 	file_kvcast_v1_event_proto_init()
-	file_kvcast_v1_worker_proto_msgTypes[6].OneofWrappers = []any{}
+	file_kvcast_v1_worker_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvcast_v1_worker_proto_rawDesc), len(file_kvcast_v1_worker_proto_rawDesc)),
-			NumEnums:      6,
-			NumMessages:   9,
+			NumEnums:      7,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -204,6 +204,7 @@ func sourceFields(s *ingestconfig.Source) mapping {
 		{key: "dp_size", node: number(&s.DPSize, 1, feed.MaxRanks)},
 		{key: "topic", node: word(&s.Topic)},
 		{key: "copies", node: copies(&s.Copies)},
+		{key: "clear", node: clears(&s.Clears)},
 	}
 }
 
@@ -212,6 +213,7 @@ func listenerFields(l *ingestconfig.Listener) mapping {
 		{key: "bind", node: word(&l.Bind)},
 		{key: "engine", node: engine(&l.Engine)},
 		{key: "copies", node: copies(&l.Copies)},
+		{key: "clear", node: clears(&l.Clears)},
 		{key: "replay_port", node: replayPort(&l.ReplayPort, ingestconfig.DefaultReplayPort, -1)},
 		{key: "worker", node: word(&l.Worker)},
 		{key: "topics", node: listOf(&l.Topics, word)},
@@ -226,6 +228,7 @@ func discoveryFields(d *Discovery) mapping {
 		{key: "replay_port", node: replayPort(&d.Engines.ReplayPort, 0, 0)},
 		{key: "engine", node: discoveredEngine(&d.Engines.Engine)},
 		{key: "copies", node: copies(&d.Engines.Copies)},
+		{key: "clear", node: clears(&d.Engines.Clears)},
 		{key: "model", node: text(&d.Engines.Model, "", ingestconfig.ValidModel, ingestconfig.AllowedModel)},
 		{key: "block_size", node: number(&d.Engines.BlockSize, 0, wire.MaxBlockSize)},
 	}

@@ -207,6 +207,10 @@ func podLabel(to *string) *value {
 	return text(to, "", kubernetes.ValidLabel, "the key of a label, such as llm-d.ai/role")
 }
 
+func clears(to *ingestconfig.Clears) *value {
+	return oneOf(to, ingestconfig.ClearsAuto, ingestconfig.ClearsDevice, ingestconfig.ClearsAll)
+}
+
 func copies(to *ingestconfig.Copies) *value {
 	return oneOf(to, ingestconfig.CopiesAuto, ingestconfig.CopiesCounted, ingestconfig.CopiesAnnouncedLast)
 }

@@ -113,5 +113,10 @@ func trustText(m *kvcastv1.PrefixMatch) string {
 	if reasons != nil {
 		text += ": " + strings.Join(reasons, ", ")
 	}
+	for _, tier := range m.GetTiers() {
+		if trust := tier.GetTrust(); trust != kvcastv1.Trust_TRUST_UNSPECIFIED && trust != m.GetTrust() {
+			text += fmt.Sprintf("; %s %s", output.TierName(tier.GetTier()), output.EnumName(trust, "TRUST_"))
+		}
+	}
 	return text
 }

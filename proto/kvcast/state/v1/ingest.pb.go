@@ -169,10 +169,12 @@ type IngestSource struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Index of the source in the worker.
 	Source uint32 `protobuf:"varint,1,opt,name=source,proto3" json:"source,omitempty"`
-	// Cache salts that the ranks' blocks refer to.
+	// Cache salts that the ranks' blocks refer to; empty for blocks with an adapter alone.
 	Salts [][]byte `protobuf:"bytes,2,rep,name=salts,proto3" json:"salts,omitempty"`
 	// Ranks with groups or salted blocks; in a change those that change.
-	Ranks         []*IngestRank `protobuf:"bytes,3,rep,name=ranks,proto3" json:"ranks,omitempty"`
+	Ranks []*IngestRank `protobuf:"bytes,3,rep,name=ranks,proto3" json:"ranks,omitempty"`
+	// LoRA adapter of each of salts; empty for none. Absent if none has one.
+	Adapters      [][]byte `protobuf:"bytes,4,rep,name=adapters,proto3" json:"adapters,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -224,6 +226,13 @@ func (x *IngestSource) GetSalts() [][]byte {
 func (x *IngestSource) GetRanks() []*IngestRank {
 	if x != nil {
 		return x.Ranks
+	}
+	return nil
+}
+
+func (x *IngestSource) GetAdapters() [][]byte {
+	if x != nil {
+		return x.Adapters
 	}
 	return nil
 }
@@ -641,11 +650,12 @@ const file_kvcast_state_v1_ingest_proto_rawDesc = "" +
 	"\x0fIngestBlockSize\x12\x16\n" +
 	"\x06tokens\x18\x01 \x01(\rR\x06tokens\x12\x1d\n" +
 	"\n" +
-	"off_device\x18\x02 \x01(\bR\toffDevice\"o\n" +
+	"off_device\x18\x02 \x01(\bR\toffDevice\"\x8b\x01\n" +
 	"\fIngestSource\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\rR\x06source\x12\x14\n" +
 	"\x05salts\x18\x02 \x03(\fR\x05salts\x121\n" +
-	"\x05ranks\x18\x03 \x03(\v2\x1b.kvcast.state.v1.IngestRankR\x05ranks\"\xac\x02\n" +
+	"\x05ranks\x18\x03 \x03(\v2\x1b.kvcast.state.v1.IngestRankR\x05ranks\x12\x1a\n" +
+	"\badapters\x18\x04 \x03(\fR\badapters\"\xac\x02\n" +
 	"\n" +
 	"IngestRank\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x18\n" +

@@ -1197,16 +1197,21 @@ type Rank struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The dp rank.
 	DpRank uint32 `protobuf:"varint,1,opt,name=dp_rank,json=dpRank,proto3" json:"dp_rank,omitempty"`
-	// Whether a Gap with REASON_TOO_MANY_BLOCKS was emitted.
+	// Of earlier versions: whether a Gap with REASON_TOO_MANY_BLOCKS was emitted.
 	Overfull bool `protobuf:"varint,2,opt,name=overfull,proto3" json:"overfull,omitempty"`
-	// Whether a Gap with REASON_TOO_MANY_ATTRIBUTES was emitted.
+	// Of earlier versions: whether a Gap with REASON_TOO_MANY_ATTRIBUTES was emitted.
 	AttributesLacking bool `protobuf:"varint,3,opt,name=attributes_lacking,json=attributesLacking,proto3" json:"attributes_lacking,omitempty"`
 	// Whether GroupsOmitted was emitted.
 	GroupsOmitted bool `protobuf:"varint,4,opt,name=groups_omitted,json=groupsOmitted,proto3" json:"groups_omitted,omitempty"`
 	// The sources of a worker with several; absent if it has one.
 	Sources *RankSources `protobuf:"bytes,5,opt,name=sources,proto3" json:"sources,omitempty"`
 	// An encoded Tracker; absent unless the sources are deduplicated.
-	Tracker       []byte `protobuf:"bytes,6,opt,name=tracker,proto3" json:"tracker,omitempty"`
+	Tracker []byte `protobuf:"bytes,6,opt,name=tracker,proto3" json:"tracker,omitempty"`
+	// For each tier from the nearest on, the reasons of the Gaps that were emitted since it
+	// was cleared: bit n is reason n. Empty if none was.
+	GapReasons []uint32 `protobuf:"varint,7,rep,packed,name=gap_reasons,json=gapReasons,proto3" json:"gap_reasons,omitempty"`
+	// The tiers that blocks were stored in since all were cleared: bit n is tier n.
+	UsedTiers     uint32 `protobuf:"varint,8,opt,name=used_tiers,json=usedTiers,proto3" json:"used_tiers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1281,6 +1286,20 @@ func (x *Rank) GetTracker() []byte {
 		return x.Tracker
 	}
 	return nil
+}
+
+func (x *Rank) GetGapReasons() []uint32 {
+	if x != nil {
+		return x.GapReasons
+	}
+	return nil
+}
+
+func (x *Rank) GetUsedTiers() uint32 {
+	if x != nil {
+		return x.UsedTiers
+	}
+	return 0
 }
 
 // The blocks of a tier of a dp rank. Each array has an element for each block, or for each
@@ -1681,14 +1700,18 @@ const file_kvcast_state_v1_pipeline_proto_rawDesc = "" +
 	"\rraw_event_ids\x18\x05 \x03(\v2\x1b.kvcast.state.v1.RawEventIdR\vrawEventIds\x12D\n" +
 	"\rannouncements\x18\x06 \x03(\v2\x1e.kvcast.state.v1.AnnouncementsR\rannouncements\x12.\n" +
 	"\apending\x18\a \x01(\v2\x14.kvcast.state.v1.RunR\apending\x12\x16\n" +
-	"\x06ingest\x18\b \x01(\fR\x06ingest\"\xe3\x01\n" +
+	"\x06ingest\x18\b \x01(\fR\x06ingest\"\xa3\x02\n" +
 	"\x04Rank\x12\x17\n" +
 	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x12\x1a\n" +
 	"\boverfull\x18\x02 \x01(\bR\boverfull\x12-\n" +
 	"\x12attributes_lacking\x18\x03 \x01(\bR\x11attributesLacking\x12%\n" +
 	"\x0egroups_omitted\x18\x04 \x01(\bR\rgroupsOmitted\x126\n" +
 	"\asources\x18\x05 \x01(\v2\x1c.kvcast.state.v1.RankSourcesR\asources\x12\x18\n" +
-	"\atracker\x18\x06 \x01(\fR\atracker\"\xc9\x02\n" +
+	"\atracker\x18\x06 \x01(\fR\atracker\x12\x1f\n" +
+	"\vgap_reasons\x18\a \x03(\rR\n" +
+	"gapReasons\x12\x1d\n" +
+	"\n" +
+	"used_tiers\x18\b \x01(\rR\tusedTiers\"\xc9\x02\n" +
 	"\x05Table\x12\x17\n" +
 	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x12\x12\n" +
 	"\x04tier\x18\x02 \x01(\rR\x04tier\x12;\n" +

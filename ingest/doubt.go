@@ -1,0 +1,59 @@
+package ingest
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// effects are what is reported of the reasons with an effect on trust, in the log and as a Gap.
+var effects = map[wire.Effect]struct {
+	gap feed.GapReason
+	msg string
+}{
+	wire.EffectSkipped:        {feed.GapEventsSkipped, "events skipped: blocks may be missing, or known although they are gone"},
+	wire.EffectBlockSize:      {feed.GapBlockSizeMismatch, "blocks skipped: not the worker's block size"},
+	wire.EffectUnknownContent: {feed.GapUnknownContent, "content of blocks unknown: no prompt matches them"},
+}
+
+// doubts returns what the rules have left out or not understood of the batch that the intake has decoded, and logs it.
+func (p *publisher) doubts(in *intake, now time.Time, rank uint32, seq uint64) (all []feed.Doubt) {
+	if !in.batch.HasDoubts {
+		return nil
+	}
+	for reason, tiers := range in.batch.Doubts {
+		if tiers == 0 {
+			continue
+		}
+		reason := wire.Reason(reason)
+		e := effects[reason.Effect()]
+		detail, args := p.detail(in, reason)
+		all = append(all, feed.Doubt{Reason: e.gap, Tiers: tiers, Detail: detail})
+		p.worker.warn(logDoubt+logKind(reason), now, e.msg, append([]any{"source", p.source, "rank", rank, "seq", seq, "reason", reason.String()}, args...)...)
+	}
+	return all
+}
+
+// detail describes for people what was left out for a reason. args are for the log.
+func (p *publisher) detail(in *intake, reason wire.Reason) (detail string, args []any) {
+	switch reason {
+	case wire.ReasonUnknownTag:
+		tag := strings.ToValidUTF8(in.batch.UnknownTag, "")
+		return fmt.Sprintf("unknown_tag %q", tag), []any{"tag", tag}
+	case wire.ReasonBlockSizeMismatch:
+		got, want := p.rules.ForeignBlockSize, p.worker.blockSize.Tokens
+		args = []any{"block_size", got, "want", want, "hint", "set the worker's block_size to the engine's"}
+		switch {
+		case p.rules.ForeignTier == wire.TierHostPinned:
+			args[5] = "LMCache stores chunks: set its chunk_size to the worker's block size"
+		case !p.worker.blockSize.Configured:
+			args[5] = "the engine stores blocks of several sizes"
+		}
+		return fmt.Sprintf("the engine's blocks have %d tokens; want %d", got, want), args
+	default:
+		return reason.String(), nil
+	}
+}

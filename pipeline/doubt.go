@@ -1,0 +1,123 @@
+package pipeline
+
+import (
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/wire"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// gapReasons is a set of reasons of Gaps: bit n is reason n.
+type gapReasons uint32
+
+func (r gapReasons) has(reason kvcastv1.Gap_Reason) bool { return r&(1<<uint(reason)) != 0 }
+
+// maxDetailBytes is the length of Gap.detail, in bytes.
+const maxDetailBytes = 200
+
+// reportDoubts emits Gaps for the doubts of a batch, after its events: a clear in the batch may precede what was left out.
+func (l *Lane) reportDoubts(b *feed.Batch) {
+	for _, d := range b.Doubts {
+		l.reportDoubt(b.Rank, b.Source, d)
+	}
+}
+
+// reportDoubt emits a Gap, unless one was emitted for the reason in all of the tiers since they were cleared. Routers hold
+// the blocks of deduplicated sources in one tier, so that a doubt about another concerns it.
+func (l *Lane) reportDoubt(rank uint32, source int, d feed.Doubt) {
+	r := l.rank(rank)
+	if l.consolidation == dedup {
+		d.Tiers = wire.AllTiers
+	}
+	if r.hasReported(kvcastv1.Gap_Reason(d.Reason), d.Tiers) {
+		return
+	}
+	l.flush(flushUnmergeable)
+	l.markIncomplete(rank, r, source)
+	detail := strings.ToValidUTF8(d.Detail[:min(len(d.Detail), maxDetailBytes)], "")
+	l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(rank), Event: &kvcastv1.RouterEvent_Gap{
+		Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_Reason(d.Reason), Tiers: tiersOf(d.Tiers), Detail: detail},
+	}})
+}
+
+// hasReported reports whether Gaps have reported a reason in all of the tiers since they were cleared.
+func (r *rankState) hasReported(reason kvcastv1.Gap_Reason, tiers wire.Tiers) bool {
+	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
+		if tiers.Has(tier) && !r.reported[tier].has(reason) {
+			return false
+		}
+	}
+	return true
+}
+
+// tiersOf returns the tiers of a set as an event names them: none if it has all.
+func tiersOf(set wire.Tiers) (tiers []kvcastv1.Tier) {
+	if set == wire.AllTiers {
+		return nil
+	}
+	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
+		if set.Has(tier) {
+			tiers = append(tiers, kvcastv1.Tier(tier))
+		}
+	}
+	return tiers
+}
+
+// doubtUnknown reports that the content of a store's blocks is unknown, if it names hashes only, and a block is held in no
+// tier: a hash names the same content in each tier.
+func (l *Lane) doubtUnknown(b *feed.Batch, e *wire.Event) {
+	for _, hash := range e.BlockHashes {
+		if !l.names(b, hash) {
+			l.reportDoubt(b.Rank, b.Source, feed.Doubt{
+				Reason: feed.GapUnknownContent, Tiers: 1 << e.Tier, Detail: "a store of hashes alone names a block that is in no tier",
+			})
+			return
+		}
+	}
+}
+
+// names reports whether a source's hash names a block of the rank.
+func (l *Lane) names(b *feed.Batch, hash uint64) bool {
+	if tr := l.tracker(b.Rank); tr != nil {
+		return tr.Resolves(b.Source, hash)
+	}
+	return l.known(b.Rank, hash)
+}
+
+// clearEvent applies an engine's clear of all tiers, or of one. If the engine names no tier, and its clears are of device
+// memory, the other tiers that it has used may be cleared as well or not.
+func (l *Lane) clearEvent(b *feed.Batch, e *wire.Event) {
+	if l.consolidation != oneSource {
+		l.clearSourceEvent(b, e)
+		return
+	}
+	r := l.rank(b.Rank)
+	others := r.used &^ (1 << e.Tier)
+	for tier := range r.tables {
+		if t := r.tables[tier]; (t == nil || t.blocks.len() == 0) && r.reported[tier] == 0 {
+			others &^= 1 << tier
+		}
+	}
+	if e.Tier == 0 || others == 0 {
+		l.clear(b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
+		return
+	}
+	if e.Tier == wire.TierDevice {
+		l.announcements.ResetRank(b.Rank)
+	}
+	l.dropTable(r, e.Tier)
+	l.emitCleared(b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED, kvcastv1.Tier(e.Tier))
+	if e.Medium == "" {
+		l.doubtNotCleared(b, others)
+	}
+}
+
+// doubtNotCleared reports that tiers may have been cleared with device memory.
+func (l *Lane) doubtNotCleared(b *feed.Batch, tiers wire.Tiers) {
+	if tiers != 0 {
+		l.reportDoubt(b.Rank, b.Source, feed.Doubt{Reason: feed.GapTierNotCleared, Tiers: tiers})
+	}
+}

@@ -1,0 +1,150 @@
+package pipeline_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/pipeline"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// doubting adds a doubt to a batch.
+func doubting(c call, reason feed.GapReason, tiers wire.Tiers, detail string) call {
+	c.Batch.Doubts = append(c.Batch.Doubts, feed.Doubt{Reason: reason, Tiers: tiers, Detail: detail})
+	return c
+}
+
+// clearOf is a clear of a tier: one that the engine names, or that its clears are of.
+func clearOf(tier wire.Tier, medium string) wire.Event {
+	return wire.Event{Kind: wire.KindCleared, Tier: tier, Medium: medium}
+}
+
+// textDoubts describes entries with the tiers and details of their Gaps.
+func textDoubts(entries []*kvcastv1.Entry) [][]string {
+	all := describe(entries)
+	for i, e := range entries {
+		for j, ev := range e.GetEvents() {
+			if g := ev.GetGap(); g != nil {
+				var tiers []string
+				for _, tier := range g.GetTiers() {
+					tiers = append(tiers, strings.TrimPrefix(tier.String(), "TIER_"))
+				}
+				text := "gap " + strings.TrimPrefix(g.GetReason().String(), "REASON_")
+				for _, part := range []string{strings.Join(tiers, "+"), g.GetDetail()} {
+					if part != "" {
+						text += " " + part
+					}
+				}
+				all[i][j] = text
+			}
+		}
+	}
+	return all
+}
+
+// TestDoubtsAreReportedOnce plays batches to a worker with one source, and compares the entries of the last call.
+func TestDoubtsAreReportedOnce(t *testing.T) {
+	const (
+		skipped = feed.GapEventsSkipped
+		size    = feed.GapBlockSizeMismatch
+	)
+	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
+	onHost, onDevice := wire.Tiers(1<<wire.TierHostPinned), wire.Tiers(1<<wire.TierDevice)
+	unknown := func(e wire.Event) wire.Event {
+		e.HashesOnly, e.BlockSize, e.TokensHashes, e.Tokens = true, 0, nil, nil
+		return e
+	}
+	const hashesAlone = "a store of hashes alone names a block that is in no tier"
+	for name, c := range map[string]struct {
+		calls []call
+		want  [][]string // of the last call
+	}{
+		"first":                     {[]call{doubting(batch(store(1)), skipped, wire.AllTiers, "unknown_tag")}, [][]string{{"store [1]", "gap EVENTS_SKIPPED unknown_tag"}}},
+		"in a batch without events": {[]call{doubting(batch(), skipped, onHost, "")}, [][]string{{"gap EVENTS_SKIPPED HOST_PINNED"}}},
+		"again":                     {[]call{doubting(batch(), skipped, wire.AllTiers, "a"), doubting(batch(store(1)), skipped, onHost, "b")}, [][]string{{"store [1]"}}},
+		"in another tier":           {[]call{doubting(batch(), skipped, onHost, "a"), doubting(batch(), skipped, wire.AllTiers, "b")}, [][]string{{"gap EVENTS_SKIPPED b"}}},
+		"another reason":            {[]call{doubting(batch(), skipped, onHost, ""), doubting(batch(), size, onHost, "16, not 32")}, [][]string{{"gap BLOCK_SIZE_MISMATCH HOST_PINNED 16, not 32"}}},
+		"after a clear in the batch": {[]call{doubting(batch(clearOf(0, "")), skipped, wire.AllTiers, "")},
+			[][]string{{"cleared [] ENGINE_CLEARED", "gap EVENTS_SKIPPED"}}},
+		"after a clear":             {[]call{doubting(batch(), skipped, wire.AllTiers, ""), batch(clearOf(0, "")), doubting(batch(), skipped, wire.AllTiers, "")}, [][]string{{"gap EVENTS_SKIPPED"}}},
+		"after a clear of the tier": {[]call{batch(store(1), host(store(1))), doubting(batch(), skipped, onDevice, ""), batch(clearOf(wire.TierDevice, "GPU")), doubting(batch(), skipped, onDevice, "")}, [][]string{{"gap EVENTS_SKIPPED DEVICE"}}},
+		"after a clear of another":  {[]call{batch(store(1), host(store(1))), doubting(batch(), skipped, onDevice, ""), batch(clearOf(wire.TierHostPinned, "CPU")), doubting(batch(), skipped, onDevice, "")}, [][]string{}},
+
+		"remove of a block that was skipped for its size": {[]call{doubting(batch(store(1)), size, onDevice, ""), batch(remove(2, 1))}, [][]string{{"remove [1]"}}},
+		"remove of an unknown block in another tier":      {[]call{doubting(batch(store(1)), size, onHost, ""), batch(remove(2))}, [][]string{{"remove [2]"}}},
+		"hashes alone of a block in another tier":         {[]call{batch(store(1)), batch(unknown(host(store(1))))}, [][]string{{"HOST_PINNED store [1] block size 0 hash only"}}},
+		"hashes alone of no block":                        {[]call{batch(store(1)), batch(unknown(host(store(1, 2))))}, [][]string{{"gap UNKNOWN_CONTENT HOST_PINNED " + hashesAlone, "HOST_PINNED store [1 2] block size 0 hash only"}}},
+		"a clear of device memory without other tiers":    {[]call{batch(store(1)), batch(clearOf(wire.TierDevice, ""))}, [][]string{{"cleared [] ENGINE_CLEARED"}}},
+		"a clear of device memory after a late join":      {[]call{gap(0), batch(store(1)), batch(clearOf(wire.TierDevice, ""))}, [][]string{{"cleared [] ENGINE_CLEARED"}}},
+		"a clear of device memory beside host memory":     {[]call{batch(store(1), host(store(1))), batch(clearOf(wire.TierDevice, ""))}, [][]string{{"cleared [TIER_DEVICE] ENGINE_CLEARED", "gap TIER_NOT_CLEARED HOST_PINNED"}}},
+		"another one": {[]call{batch(store(1), host(store(1))), batch(clearOf(wire.TierDevice, "")), batch(store(2)), batch(clearOf(wire.TierDevice, ""))}, [][]string{{"cleared [TIER_DEVICE] ENGINE_CLEARED"}}},
+		"a clear of device memory beside emptied memory":   {[]call{batch(store(1), host(store(1))), batch(host(remove(1))), batch(clearOf(wire.TierDevice, ""))}, [][]string{{"cleared [] ENGINE_CLEARED"}}},
+		"a clear that names the device beside host memory": {[]call{batch(store(1), host(store(1))), batch(clearOf(wire.TierDevice, "GPU"))}, [][]string{{"cleared [TIER_DEVICE] ENGINE_CLEARED"}}},
+		"a clear of host memory":                           {[]call{batch(store(1), host(store(1))), batch(clearOf(wire.TierHostPinned, "CPU"), host(store(2)))}, [][]string{{"cleared [TIER_HOST_PINNED] ENGINE_CLEARED", "HOST_PINNED store [2]"}}},
+		"a clear of all tiers":                             {[]call{batch(store(1), host(store(1))), batch(clearOf(0, ""))}, [][]string{{"cleared [] ENGINE_CLEARED"}}},
+		"a clear of device memory with refused blocks in host memory": {[]call{batch(store(1, 2, 3)), batch(host(store(4))), batch(clearOf(wire.TierDevice, ""))},
+			[][]string{{"cleared [TIER_DEVICE] ENGINE_CLEARED", "gap TIER_NOT_CLEARED HOST_PINNED"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withWorker(t, pipeline.Config{MaxBlocksPerRank: 3}, func(t *testing.T, s *subject) {
+				last := len(c.calls) - 1
+				s.play(t, c.calls[:last]...)
+				if diff := cmp.Diff(c.want, textDoubts(s.play(t, c.calls[last]))); diff != "" {
+					t.Errorf("entries (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// TestKnownPrefixIsStoredWithItsContent splits a store of which the content of the last blocks is unknown.
+func TestKnownPrefixIsStoredWithItsContent(t *testing.T) {
+	e := store(1, 2, 3)
+	e.TokensHashes = e.TokensHashes[:2]
+	want := [][]string{{"store [1 2]", "store [3] after 2 hash only"}}
+	check := func(t *testing.T, s *subject) {
+		t.Helper()
+		if diff := cmp.Diff(want, describe(s.play(t, batch(e)))); diff != "" {
+			t.Errorf("entries (-want +got):\n%s", diff)
+		}
+	}
+	withWorker(t, pipeline.Config{}, check)
+	for _, mode := range []feed.Consolidate{feed.ConsolidatePassthrough, feed.ConsolidateDedup} {
+		withSharing(t, pipeline.Config{}, mode, check)
+	}
+}
+
+// TestClearsOfOneOfSeveralSources compares the entries of a clear of the first source's device memory.
+func TestClearsOfOneOfSeveralSources(t *testing.T) {
+	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
+	for name, c := range map[string]struct {
+		mode  feed.Consolidate
+		calls []call
+		want  [][]string
+	}{
+		"its own tiers": {feed.ConsolidatePassthrough, []call{batch(store(1), host(store(1))), batch(clearOf(wire.TierDevice, ""))},
+			[][]string{{"cleared [TIER_DEVICE] ENGINE_CLEARED", "gap TIER_NOT_CLEARED HOST_PINNED"}}},
+		"a tier that another uses": {feed.ConsolidatePassthrough, []call{batch(store(1), host(store(1))), by2(batch(store(2))), batch(clearOf(wire.TierDevice, ""))},
+			[][]string{{"gap SHARED_TIER DEVICE", "gap TIER_NOT_CLEARED HOST_PINNED"}}},
+		"while another is incomplete": {feed.ConsolidatePassthrough, []call{batch(store(1)), by2(batch(host(store(2)))), by2(gap(0)), batch(clearOf(wire.TierDevice, ""))},
+			[][]string{{"cleared [TIER_DEVICE] UNREPAIRED_GAP"}}},
+		"deduplicated": {feed.ConsolidateDedup, []call{batch(store(1), host(store(2))), by2(batch(store(3))), batch(clearOf(wire.TierDevice, ""))},
+			[][]string{{"remove [1 2]", "gap TIER_NOT_CLEARED"}}},
+		"deduplicated, of host memory": {feed.ConsolidateDedup, []call{batch(store(1), host(store(2))), by2(batch(store(3))), batch(clearOf(wire.TierHostPinned, "CPU"))},
+			[][]string{{"gap TIER_NOT_CLEARED"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withSharing(t, pipeline.Config{}, c.mode, func(t *testing.T, s *subject) {
+				last := len(c.calls) - 1
+				s.play(t, c.calls[:last]...)
+				if diff := cmp.Diff(c.want, textDoubts(s.play(t, c.calls[last]))); diff != "" {
+					t.Errorf("entries (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
