@@ -30,7 +30,7 @@ func TestSourcesOfAddedWorkersAreBounded(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	in, _ := start(t, config.Config{Metrics: registry, MaxSources: 10}, views{"a": newView(), "b": newView()})
 	of := func(name string, ranks int) config.Worker {
-		return config.Worker{Name: name, Sources: []config.Source{{Connect: "tcp://127.0.0.1:1", DPSize: ranks}}}
+		return config.Worker{Name: name, Sources: []config.Source{{Connect: map[string]string{"a": "tcp://127.0.0.1:1", "b": "tcp://127.0.0.1:101"}[name], DPSize: ranks}}}
 	}
 	if err := in.AddWorker(t.Context(), of("a", 8)); err != nil {
 		t.Fatal(err)

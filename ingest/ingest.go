@@ -117,6 +117,9 @@ func (in *Ingest) open() error {
 		in.registerer = c.Metrics
 	}
 	for _, w := range c.Workers {
+		if err := in.shared.sockets.claim(w); err != nil { // of workers whose engines should have been asked
+			return fmt.Errorf("check config: %w", err)
+		}
 		in.shared.names.reserve(w.Name)
 		in.shared.budgets.sources.Reserve(int64(w.Publishers())) // Validate has counted them
 		in.workers = append(in.workers, in.worker(w))
@@ -236,11 +239,18 @@ func (in *Ingest) worker(c config.Worker) *connectedWorker {
 		}
 		w.log.Info("reading source", "source", i, "connect", src.Connect, "replay", src.Replay, "ranks", src.DPSize)
 	}
+	for _, warning := range c.Warnings() {
+		var source []any
+		if warning.Source >= 0 {
+			source = []any{"source", warning.Source}
+		}
+		w.log.Warn(warning.Text, source...)
+	}
 	return w
 }
 
 // AddWorker adds a worker. It waits until Run is called, or ctx is done. It returns the error of
-// config.Config.Validate, config.ErrWorkerExists, config.ErrTooManyWorkers, config.ErrTooManySources,
+// config.Config.Validate or config.SocketSet.Add, config.ErrWorkerExists, config.ErrTooManyWorkers, config.ErrTooManySources,
 // config.ErrWorkersTooLarge, config.ErrEnded, or the error of ctx.
 func (in *Ingest) AddWorker(ctx context.Context, c config.Worker) error {
 	only := config.Config{Workers: []config.Worker{c}}
@@ -257,10 +267,13 @@ func (in *Ingest) AddWorker(ctx context.Context, c config.Worker) error {
 		w.bytes = c.Bytes()
 		r.start(ctx, w)
 	})
-	return errors.Join(err, failed)
+	if err != nil {
+		return err
+	}
+	return failed
 }
 
-// admit reserves the name and the budgets of a worker.
+// admit reserves the name, the sockets and the budgets of a worker.
 func (in *Ingest) admit(c config.Worker) error {
 	switch why, ok := in.shared.names.claim(c.Name, true); {
 	case ok:
@@ -269,13 +282,19 @@ func (in *Ingest) admit(c config.Worker) error {
 	default:
 		return config.ErrWorkerExists
 	}
+	if err := in.shared.sockets.claim(c); err != nil {
+		in.shared.names.release(c.Name)
+		return err
+	}
 	budgets := &in.shared.budgets
 	if !budgets.workers.Reserve(c.Bytes()) {
+		in.shared.sockets.release(c.Name)
 		in.shared.names.release(c.Name)
 		return config.ErrWorkersTooLarge
 	}
 	if !budgets.sources.Reserve(int64(c.Publishers())) {
 		budgets.workers.Release(c.Bytes())
+		in.shared.sockets.release(c.Name)
 		in.shared.names.release(c.Name)
 		return config.ErrTooManySources
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -193,8 +194,14 @@ func TestAddAndRemoveWorkers(t *testing.T) {
 	t.Parallel()
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	enginetest.Remove(t, p.Publish, 1)
-	source := []config.Source{{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()}}
-	named := func(name string) config.Worker { return config.Worker{Name: name, Sources: source} }
+	named := func(name string) config.Worker {
+		source := config.Source{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()}
+		if name != "configured" { // names of hosts are not resolved to find workers with the same sockets
+			source.Connect = strings.Replace(source.Connect, "127.0.0.1", "localhost", 1)
+			source.Replay = strings.Replace(source.Replay, "127.0.0.1", "localhost", 1)
+		}
+		return config.Worker{Name: name, Sources: []config.Source{source}}
+	}
 	registry := prometheus.NewRegistry()
 	lines := newRecorder(t)
 	r := &plain{lines}

@@ -21,6 +21,7 @@ type shared struct {
 	transports *configured.Transports
 	replays    *transport.Requests
 	names      *nameSet
+	sockets    socketSet
 	recovered  recovered
 	// entered has the workers in the stream: *worker by name.
 	entered    sync.Map
@@ -185,4 +186,24 @@ func (r *nameSet) release(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.names, name)
+}
+
+// socketSet is the set of the sockets of an Ingest's workers.
+type socketSet struct {
+	mu  sync.Mutex // guards all
+	all config.SocketSet
+}
+
+// claim adds the sockets of a worker. It returns an error that names the other worker if another one has one of them.
+func (s *socketSet) claim(w config.Worker) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.all.Add(w)
+}
+
+// release removes the sockets of a worker, if it has any.
+func (s *socketSet) release(worker string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all.Remove(worker)
 }

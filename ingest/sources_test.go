@@ -218,9 +218,11 @@ func TestMoreSourcesThanAContextHasSocketsByDefault(t *testing.T) {
 	t.Parallel()
 	const workers = 1100
 	e := newEngineOf(t, enginetest.Config{HighWaterMark: -1})
-	endpoint := e.mustBind("tcp://127.0.0.1:*")
+	bound := e.mustBind("tcp://*:*")
+	port := bound[strings.LastIndexByte(bound, ':')+1:]
 	var c config.Config
-	for i := range workers {
+	for i := range workers { // each at another address of the loopback interface
+		endpoint := fmt.Sprintf("tcp://127.0.%d.%d:%s", i/250, i%250+1, port)
 		c.Workers = append(c.Workers, config.Worker{
 			Name: fmt.Sprint(i), Sources: []config.Source{{Connect: endpoint}},
 		})

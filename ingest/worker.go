@@ -214,6 +214,7 @@ func (w *worker) release() {
 	w.shared.budgets.workers.Release(w.bytes)
 	w.bytes = 0
 	w.shared.metrics.workers.remove(w.desc.Name)
+	w.shared.sockets.release(w.desc.Name)
 	w.shared.names.release(w.desc.Name)
 }
 

@@ -150,6 +150,62 @@ func TestCheckReadsWatchedFiles(t *testing.T) {
 	}
 }
 
+// TestSocketsOfAnotherWorkerAreRefused checks that a copied line of a list of workers is noticed, with the names of both workers.
+func TestSocketsOfAnotherWorkerAreRefused(t *testing.T) {
+	testclass.Process(t)
+	t.Parallel()
+	for _, tt := range []struct {
+		args string
+		want string // standard error
+	}{
+		{"--worker name=a,connect=tcp://h:1,replay=tcp://h:2 --worker name=b,connect=tcp://h:3,replay=tcp://h:2",
+			`kvcast: --worker name=b,connect=tcp://h:3,replay=tcp://h:2: replay: "tcp://h:2" is not allowed: want a socket of its own: worker "b" would read the replays of rank 0 at tcp://h:2, where worker "a" reads the replays of rank 0` + "\n"},
+		{"--worker name=a,connect=tcp://h:5557,replay=tcp://h:5558,dp_size=2",
+			`kvcast: --worker name=a,connect=tcp://h:5557,replay=tcp://h:5558,dp_size=2: replay: "tcp://h:5558" is not allowed: want a socket of its own: worker "a" would read the replays of rank 0 at tcp://h:5558, where worker "a" reads the events of rank 1; leave room for the ports of all ranks` + "\n"},
+	} {
+		for _, check := range []string{"--check", "--listen=127.0.0.1:0"} {
+			got := kvcast(t, nil, append([]string{"serve", check}, strings.Fields(tt.args)...)...)
+			if got.status != 2 || got.out != "" || got.err != tt.want {
+				t.Errorf("serve %s %s: got status %d, %q and %q, want %q", check, tt.args, got.status, got.out, got.err, tt.want)
+			}
+		}
+	}
+	watched := configFile(t, "- {name: b, sources: [{connect: \"tcp://h:1\"}]}")
+	file := configFile(t, fmt.Sprintf("workers: [{name: a, sources: [{connect: \"tcp://h:1\"}]}]\ndiscovery: [{file: %q}]", watched))
+	got := kvcast(t, nil, "serve", "--check", "--config", file)
+	want := "kvcast: " + watched + `: worker "b": sources[0].connect: "tcp://h:1" is not allowed: want a socket of its own: worker "b" would read the events of rank 0 at tcp://h:1, where worker "a" reads the events of rank 0` + "\n"
+	if got.status != 2 || got.out != "" || got.err != want {
+		t.Errorf("discovered: got status %d, %q and %q, want %q", got.status, got.out, got.err, want)
+	}
+}
+
+// TestCheckAndStartWarnOfWorkersWithoutReplay checks workers of the configuration, of a file, and of engines without replays.
+func TestCheckAndStartWarnOfWorkersWithoutReplay(t *testing.T) {
+	testclass.Process(t)
+	t.Parallel()
+	watched := configFile(t, "- {name: c, model: m, sources: [{connect: \"tcp://127.0.0.1:3\"}]}")
+	file := configFile(t, fmt.Sprintf(`
+workers:
+  - {name: a, model: m, sources: [{connect: "tcp://127.0.0.1:1"}]}
+  - {name: b, model: m, sources: [{connect: "tcp://127.0.0.1:2", replay: "tcp://127.0.0.1:12"}, {engine: kvbm, connect: "tcp://127.0.0.1:4"}]}
+  - {name: d, model: m, sources: [{connect: "smg://127.0.0.1:5"}]}
+discovery: [{file: %q}]
+`, watched))
+	got := kvcast(t, nil, "serve", "--check", "--config", file)
+	const text = "no replay socket: lost batches are reported and cannot be repaired; want replay, and replay_endpoint of the engine"
+	want := "# warning: worker \"a\": " + text + "\n# warning: worker \"c\": " + text + "\n"
+	if !strings.HasPrefix(got.out, want) || strings.Count(got.out, "# warning") != 2 || got.status != 0 || got.err != "" {
+		t.Errorf("got status %d, %q and\n%s\nwant\n%s", got.status, got.err, got.out, want)
+	}
+	if again := kvcast(t, nil, "serve", "--check", "--config", configFile(t, got.out)); again.status != 0 {
+		t.Errorf("the output is not a valid file: %s", again.err)
+	}
+	s := serve(t, "--config", file, "--ingest-start-wait", "0s")
+	for _, worker := range []string{"a", "c"} {
+		s.logged("level=WARN msg=\"" + text + "\" worker=" + worker + " source=0")
+	}
+}
+
 func TestZMQPortIsABind(t *testing.T) {
 	testclass.Process(t)
 	comments := regexp.MustCompile(`(?m)^ *# from .*\n`)

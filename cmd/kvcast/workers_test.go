@@ -167,9 +167,13 @@ func TestRegisterAndDeregisterWorkers(t *testing.T) {
 	if err := register(); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "worker.sources[0].connect: ") {
 		t.Errorf("a bad endpoint: got %v", err)
 	}
-	spec.Sources[0].Connect = p.Endpoint()
-	for _, name := range []string{"a", "b", "c"} {
-		spec.Name = name
+	for i, name := range []string{"a", "b", "c"} {
+		spec.Name, spec.Sources[0] = name, &kvcastv1.SourceSpec{Connect: fmt.Sprintf("tcp://127.0.0.1:%d", i+1), Replay: "tcp://127.0.0.1:1"}
+		if err := register(); name == "b" && (status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), `worker.sources[0].replay: "tcp://127.0.0.1:1" is not allowed: want a socket of its own: `) ||
+			!strings.Contains(err.Error(), `where worker "a" reads the events of rank 0`)) {
+			t.Errorf("register %s with the socket of another worker: got %v", name, err)
+		}
+		spec.Sources[0].Replay = ""
 		if got, want := status.Code(register()), map[string]codes.Code{"c": codes.ResourceExhausted}[name]; got != want {
 			t.Errorf("register %s with a limit of two workers: got %v, want %v", name, got, want)
 		}
@@ -215,8 +219,13 @@ func TestDeregisterConfiguredAndConnectingWorkers(t *testing.T) {
 
 func TestDiscoveryByFile(t *testing.T) {
 	t.Parallel()
-	p := publisherOf(t, simulator.SocketConfig{})
-	publish(t, p, storedOf(1))
+	p := map[string]*simulator.Publisher{"a": publisherOf(t, simulator.SocketConfig{}), "b": publisherOf(t, simulator.SocketConfig{})}
+	publishAll := func(block uint64) {
+		for _, of := range p {
+			publish(t, of, storedOf(block))
+		}
+	}
+	publishAll(1)
 	file := filepath.Join(t.TempDir(), "workers.yaml")
 	write := func(text string) {
 		t.Helper()
@@ -228,7 +237,7 @@ func TestDiscoveryByFile(t *testing.T) {
 		}
 	}
 	item := func(name, model string) string {
-		return fmt.Sprintf("- {name: %s, model: %s, sources: [{connect: %q, replay: %q}]}\n", name, model, p.Endpoint(), p.ReplayEndpoint())
+		return fmt.Sprintf("- {name: %s, model: %s, sources: [{connect: %q, replay: %q}]}\n", name, model, p[name].Endpoint(), p[name].ReplayEndpoint())
 	}
 	// The file does not exist yet.
 	s := serve(t, "--config", configFile(t, fmt.Sprintf("discovery: [{file: %q, interval: 100ms}]", file)))
@@ -245,7 +254,7 @@ func TestDiscoveryByFile(t *testing.T) {
 
 	write(item("a", "n") + "- {name: b, modell: m}\n")
 	s.logged(`the workers found before stay.*workers.yaml:2: workers\[1\]: unknown key .*modell.*, did you mean model`)
-	publish(t, p, storedOf(2))
+	publishAll(2)
 	f.until("b", "stored [2]")
 	write(item("a", "n"))
 	f.until("b", "removed DISCOVERY")

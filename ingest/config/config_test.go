@@ -23,9 +23,9 @@ func TestValidate(t *testing.T) {
 	}
 	bind := func(endpoint string) config.Config { return listener(config.Listener{Bind: endpoint}) }
 	named := func(names ...string) (c config.Config) {
-		for _, n := range names {
+		for i, n := range names {
 			c.Workers = append(c.Workers, config.Worker{
-				Name: n, Sources: []config.Source{{Connect: "tcp://h:1"}},
+				Name: n, Sources: []config.Source{{Connect: fmt.Sprintf("tcp://h:%d", i+1)}},
 			})
 		}
 		return c
@@ -204,7 +204,7 @@ func TestSocketsOfLibzmqAreLimited(t *testing.T) {
 	c := config.Config{MaxSources: 1_000_000}
 	for i := range 22 {
 		c.Workers = append(c.Workers, config.Worker{
-			Name: fmt.Sprint(i), Sources: []config.Source{{Connect: "tcp://h:1", DPSize: feed.MaxRanks}},
+			Name: fmt.Sprint(i), Sources: []config.Source{{Connect: fmt.Sprintf("tcp://h%d:1", i), DPSize: feed.MaxRanks}},
 		})
 	}
 	for _, tt := range []struct {

@@ -164,8 +164,10 @@ func (w Worker) Bytes() int64 {
 
 // Validation collects the errors of a config. The zero Validation is ready to use.
 type Validation struct {
-	errs  []error
-	names map[string]bool // names of workers
+	errs    []error
+	names   map[string]bool   // names of workers
+	asked   map[string]string // names of workers by the HTTP server of their engine
+	sockets SocketSet
 }
 
 // Err returns the errors, joined; nil if there are none.
@@ -190,6 +192,7 @@ func (v *Validation) Durations(c Config) {
 }
 
 func (v *Validation) worker(field string, w Worker) {
+	before := len(v.errs)
 	v.Name(field+".Name", w.Name)
 	v.Check(ValidModel(w.Model), field+".Model", w.Model, AllowedModel)
 	v.Check(w.BlockSize <= wire.MaxBlockSize, field+".BlockSize", w.BlockSize, fmt.Sprintf("at most %d", wire.MaxBlockSize))
@@ -212,6 +215,25 @@ func (v *Validation) worker(field string, w Worker) {
 	}
 	tooManyInOne := slices.ContainsFunc(w.Sources, func(s Source) bool { return s.DPSize > feed.MaxRanks })
 	v.Check(tooManyInOne || w.Publishers() <= feed.MaxRanks, field+".Sources", w.Publishers(), fmt.Sprintf("at most %d, ranks counted", feed.MaxRanks))
+	if len(v.errs) == before {
+		v.conflicts(field, w)
+	}
+}
+
+// conflicts checks that no other worker reads the sockets of a valid one, and that its sources and ranks have their own. An
+// engine that is asked may tell others than the configured ones: these must not conflict with each other alone.
+func (v *Validation) conflicts(field string, w Worker) {
+	sockets := &v.sockets
+	if w.HTTP != "" {
+		server := normalHTTP(w.HTTP)
+		other, ok := v.asked[server]
+		v.Check(!ok, field+".HTTP", w.HTTP, fmt.Sprintf("that of another engine than worker %q has", other))
+		if v.asked == nil {
+			v.asked = make(map[string]string)
+		}
+		v.asked[server], sockets = w.Name, new(SocketSet)
+	}
+	sockets.add(v, field, w)
 }
 
 func (v *Validation) source(field string, s Source) {

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/pebbe/zmq4"
 
@@ -25,7 +26,7 @@ type publisher struct {
 	seqFrame [8]byte
 }
 
-// newPublisher returns a publisher bound to a free port.
+// newPublisher returns a publisher bound to a free port of all addresses.
 func newPublisher() (*publisher, error) {
 	zctx, err := zmq4.NewContext()
 	if err != nil {
@@ -37,14 +38,21 @@ func newPublisher() (*publisher, error) {
 	}
 	if err = errors.Join(
 		p.socket.SetSndhwm(10_000), p.socket.SetXpubNodrop(true), p.socket.SetXpubVerbose(1), p.socket.SetLinger(0),
-		p.socket.SetRcvtimeo(harness.Timeout), p.socket.SetSndtimeo(harness.Timeout), p.socket.Bind("tcp://127.0.0.1:*"),
+		p.socket.SetRcvtimeo(harness.Timeout), p.socket.SetSndtimeo(harness.Timeout), p.socket.Bind("tcp://0.0.0.0:*"),
 	); err == nil {
 		p.endpoint, err = p.socket.GetLastEndpoint()
+		p.endpoint = strings.Replace(p.endpoint, "0.0.0.0", "127.0.0.1", 1)
 	}
 	if err != nil {
 		return nil, closeAfter(fmt.Errorf("open publisher: %w", err), p)
 	}
 	return p, nil
+}
+
+// endpointOf returns the endpoint at an address of the loopback interface for each of less than 255 workers, since no two
+// workers may read one endpoint.
+func (p *publisher) endpointOf(worker int) string {
+	return strings.Replace(p.endpoint, "127.0.0.1", fmt.Sprintf("127.0.0.%d", worker+1), 1)
 }
 
 // subscribed waits for a subscriber.

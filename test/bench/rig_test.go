@@ -61,7 +61,7 @@ func newRigOfWorkers(workers int, wrapper []string, s shape, subscribers int, ar
 		if i > 0 {
 			name = fmt.Sprintf("vllm-%d", i)
 		}
-		args = append(args, "--worker", fmt.Sprintf("name=%s,model=%s,connect=%s", name, modelName, r.publisher.endpoint))
+		args = append(args, "--worker", fmt.Sprintf("name=%s,model=%s,connect=%s", name, modelName, r.publisher.endpointOf(i)))
 	}
 	if r.server, err = serve(wrapper, args...); err != nil {
 		return nil, err

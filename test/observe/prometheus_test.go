@@ -152,8 +152,9 @@ func TestDashboardShowsARunningCluster(t *testing.T) {
 	for i := range 4 {
 		args = append(args, "--worker", engines.Add(fmt.Sprintf("engine-%d", i), 1, fleet.Bound()).Flag())
 	}
-	skipped := enginetest.NewSimulated(t, simulator.PublisherConfig{})
-	args = append(args, "--worker", "name=skipped,connect="+skipped.Endpoint()+",replay="+skipped.ReplayEndpoint())
+	skipped := enginetest.NewSimulated(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Endpoint: "tcp://*:*"}})
+	port := skipped.Endpoint()[strings.LastIndexByte(skipped.Endpoint(), ':')+1:]
+	args = append(args, "--worker", "name=skipped,connect=tcp://127.0.0.1:"+port+",replay="+skipped.ReplayEndpoint())
 	servers := []*harness.Process{fleet.Start(t, args...), fleet.Start(t, args...)}
 	addr := fleet.Address(t, servers[0])
 	fleet.Address(t, servers[1])
@@ -183,7 +184,8 @@ func TestDashboardShowsARunningCluster(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := workers.RegisterWorker(harness.Context(t), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
-			Name: fmt.Sprintf("late-%d", late), Sources: []*kvcastv1.SourceSpec{{Connect: skipped.Endpoint()}},
+			Name:    fmt.Sprintf("late-%d", late), // at an address of the loopback interface that no other worker has
+			Sources: []*kvcastv1.SourceSpec{{Connect: fmt.Sprintf("tcp://127.1.%d.%d:%s", late/256, late%256, port)}},
 		}}); err != nil {
 			t.Fatal(err)
 		}

@@ -79,7 +79,7 @@ func readGolden(t *testing.T, g golden) {
 	}
 	journal, _ := g.open(t, dir)
 	p := fleet.Start(t, "--journal", journal, "--ingest-start-wait", "0s", "--ingest-grace", "24h",
-		"--worker", "name=golden,model="+fleet.Model+",connect=tcp://127.0.0.1:1,replay=tcp://127.0.0.1:1")
+		"--worker", "name=golden,model="+fleet.Model+",connect=tcp://127.0.0.1:1,replay=tcp://127.0.0.1:2")
 	if err := follow(t, fleet.Address(t, p)).Converge(t.Context(), map[string]client.BlocksDigest{"golden": want}); err != nil {
 		t.Error(err)
 	}

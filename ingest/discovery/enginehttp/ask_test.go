@@ -67,8 +67,8 @@ func TestAsk(t *testing.T) {
 			asked(source(feed.EngineSGLang, "tcp://127.0.0.1:6000", "tcp://127.0.0.1:6100", 2), 64, "Qwen/Qwen3-0.6B"), ""},
 		{"SGLang's former path", feed.EngineSGLang, "/get_server_info", sglang(descriptor),
 			asked(source(feed.EngineSGLang, "tcp://127.0.0.1:6000", "tcp://127.0.0.1:6100", 2), 64, "Qwen/Qwen3-0.6B"), ""},
-		{"vLLM that does not tell", feed.EngineVLLM, "/version", `{"version": "0.11.0"}`, source(feed.EngineVLLM, "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558", 3), ""},
-		{"SGLang that does not tell", feed.EngineSGLang, "/get_server_info", `{"served_model_name": "m"}`, source(feed.EngineSGLang, "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558", 3), ""},
+		{"vLLM that does not tell", feed.EngineVLLM, "/version", `{"version": "0.11.0"}`, source(feed.EngineVLLM, "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657", 3), ""},
+		{"SGLang that does not tell", feed.EngineSGLang, "/get_server_info", `{"served_model_name": "m"}`, source(feed.EngineSGLang, "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657", 3), ""},
 
 		{"vLLM without events", feed.EngineVLLM, "/kv_event_sources", `{}`, config.Worker{}, ": it publishes no KV-cache events: want --kv-events-config with the publisher zmq at the engine"},
 		{"SGLang without events", feed.EngineSGLang, "/server_info", sglang("null"), config.Worker{}, ": it publishes no KV-cache events: want --kv-events-config with the publisher zmq at the engine"},
@@ -103,7 +103,7 @@ func TestAsk(t *testing.T) {
 				}
 			}))
 			defer server.Close()
-			w := source(tt.engine, "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558", 3)
+			w := source(tt.engine, "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657", 3)
 			w.HTTP = server.URL
 			got, told, err := enginehttp.Ask(t.Context(), w)
 			if tt.err != "" {

@@ -598,7 +598,7 @@ func drawConfig(t *rapid.T) *Config {
 	names := rapid.SliceOfNDistinct(words.Filter(func(s string) bool { return s != "" && len(s) <= ingestconfig.MaxNameBytes }), 0, 4, rapid.ID).Draw(t, "names")
 	engines := rapid.SampledFrom([]feed.Engine{feed.EngineVLLM, feed.EngineSGLang, feed.EngineTRTLLM, feed.EngineKVBM, feed.EngineLLMDSim})
 	copies := rapid.SampledFrom([]ingestconfig.Copies{ingestconfig.CopiesAuto, ingestconfig.CopiesCounted, ingestconfig.CopiesAnnouncedLast})
-	for _, name := range names {
+	for i, name := range names {
 		w := ingestconfig.Worker{Consolidate: feed.ConsolidateDedup}
 		w.Name, w.Model, w.Endpoint = name, words.Draw(t, "model"), words.Draw(t, "endpoint")
 		w.BlockSize = rapid.Uint32Max(wire.MaxBlockSize).Draw(t, "block size")
@@ -606,10 +606,10 @@ func drawConfig(t *rapid.T) *Config {
 			w.Labels = labels
 		}
 		s := ingestconfig.Source{Engine: engines.Draw(t, "engine"), DPSize: rapid.IntRange(1, 20).Draw(t, "dp size"), Topic: words.Draw(t, "topic"), Copies: copies.Draw(t, "copies")}
-		s.Connect = fmt.Sprintf("tcp://[::1]:%d", ports.Draw(t, "port"))
+		s.Connect = fmt.Sprintf("tcp://[fd00::%d]:%d", i+1, ports.Draw(t, "port"))
 		w.Sources = []ingestconfig.Source{s}
 		if rapid.Bool().Draw(t, "a second source") {
-			s.Engine, s.Topic = engines.Draw(t, "second engine"), ""
+			s.Engine, s.Topic, s.Connect = engines.Draw(t, "second engine"), "", strings.Replace(s.Connect, "fd00", "fd01", 1)
 			w.Sources = append(w.Sources, s)
 			w.Consolidate = rapid.SampledFrom([]feed.Consolidate{feed.ConsolidateDedup, feed.ConsolidatePassthrough}).Draw(t, "consolidate")
 		}

@@ -48,7 +48,7 @@ func aliased(n int) string {
 func TestAliasesAreBounded(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "w.yaml")
 	for text, want := range map[string]string{
-		aliased(3):                 file + ":1: workers[1].name: \"a\" is not allowed: want unique",
+		aliased(3):                 file + ":1: workers[0].sources[1].connect: \"tcp://h:1\" is not allowed: want a socket of its own",
 		aliased(3000):              file + ": aliases make it many times larger",
 		"&a [*a]":                  file + ": aliases make it many times larger",
 		"workers: &a [*a, *a, *a]": file + ": aliases make it many times larger",

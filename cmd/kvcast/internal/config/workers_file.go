@@ -12,13 +12,31 @@ import (
 	"github.com/kvcast/kvcast/ingest/discovery/kubernetes"
 )
 
-// CheckDiscovery returns the mistakes in the files of workers and in kubeconfig files.
-func (c *Config) CheckDiscovery() error {
+// CheckDiscovery returns the mistakes in the files of workers and in kubeconfig files, and warnings of the workers in the
+// configuration and in the files. Those whose engines are asked are complete only when these have answered.
+func (c *Config) CheckDiscovery() (warnings []string, err error) {
 	var errs []error
+	var sockets ingestconfig.SocketSet
+	check := func(workers []ingestconfig.Worker, file string) {
+		for _, w := range workers {
+			if w.HTTP != "" {
+				continue
+			}
+			for _, field := range ingestconfig.FieldErrors(sockets.Add(w)) {
+				path := strings.TrimPrefix(field.Path(), "workers[0].")
+				errs = append(errs, fmt.Errorf("%s: worker %q: %s: %s", file, w.Name, path, notAllowed(field.Value, field.Allowed)))
+			}
+			for _, warning := range w.Warnings() {
+				warnings = append(warnings, fmt.Sprintf("worker %q: %s", w.Name, warning))
+			}
+		}
+	}
+	check(c.Ingest.Workers, "")
 	for i, d := range c.Discovery {
 		if d.File != "" {
-			_, err := ReadWorkers(d.File, c.Ingest.MaxWorkers)
+			workers, err := ReadWorkers(d.File, c.Ingest.MaxWorkers)
 			errs = append(errs, err)
+			check(workers, d.File)
 		}
 		if file := d.Kubernetes.Kubeconfig; file != "" {
 			if _, err := kubernetes.NewClient(file); err != nil {
@@ -26,7 +44,7 @@ func (c *Config) CheckDiscovery() error {
 			}
 		}
 	}
-	return errors.Join(errs...)
+	return warnings, errors.Join(errs...)
 }
 
 // ReadWorkers reads a file with at most the given number of workers. The file is a list as under the key workers of the

@@ -15,11 +15,11 @@ import (
 func TestReadWorkers(t *testing.T) {
 	t.Parallel()
 	worker := func(name string) ingestconfig.Worker {
-		return ingestconfig.Worker{Name: name, Model: "m", Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://h:1", DPSize: 1, Copies: ingestconfig.CopiesAuto}}, Consolidate: feed.ConsolidateDedup}
+		return ingestconfig.Worker{Name: name, Model: "m", Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://" + name + ":1", DPSize: 1, Copies: ingestconfig.CopiesAuto}}, Consolidate: feed.ConsolidateDedup}
 	}
 	labeled := worker("a")
 	labeled.Labels = map[string]string{"zone": "x"}
-	const a, b = "{name: a, model: m, sources: [{connect: \"tcp://h:1\"}]}", "{name: b, model: m, sources: [{connect: \"tcp://h:1\"}]}"
+	const a, b = "{name: a, model: m, sources: [{connect: \"tcp://a:1\"}]}", "{name: b, model: m, sources: [{connect: \"tcp://b:1\"}]}"
 	file := filepath.Join(t.TempDir(), "w.yaml")
 	for _, tt := range []struct {
 		text string
@@ -28,7 +28,7 @@ func TestReadWorkers(t *testing.T) {
 	}{
 		{"- " + a + "\n- " + b, []ingestconfig.Worker{worker("a"), worker("b")}, ""},
 		{"workers:\n- " + a, []ingestconfig.Worker{worker("a")}, ""},
-		{"- {name: a, model: m, labels: {zone: x}, sources: [{connect: \"tcp://h:1\"}]}", []ingestconfig.Worker{labeled}, ""},
+		{"- {name: a, model: m, labels: {zone: x}, sources: [{connect: \"tcp://a:1\"}]}", []ingestconfig.Worker{labeled}, ""},
 		{"- name: a\n  labels: {zone: x}\n  sources: [{connect: \"tcp://h:1\"}]\n- name: b\n  sources: [{connect: \"tcp://h:1\"}]\n  labels:\n    zone: x\n    rack: \"\\t\"",
 			nil, file + `:8: workers[1].labels["rack"]: "\t" is not allowed: want `},
 		{"[]", nil, ""},
@@ -41,6 +41,7 @@ func TestReadWorkers(t *testing.T) {
 		{"a", nil, file + `:1: "a" is not allowed: want a mapping with workers`},
 		{"worker: []", nil, file + `:1: unknown key "worker", did you mean workers? want workers`},
 		{"- " + a + "\n- " + a, nil, file + `:2: workers[1].name: "a" is not allowed: want unique`},
+		{"- " + a + "\n- {name: b, sources: [{connect: \"tcp://A:1\"}]}", nil, file + `:2: workers[1].sources[0].connect: "tcp://A:1" is not allowed: want a socket of its own: worker "b" would read`},
 		{"- name: a\n  sources:\n  - conect: tcp://h:1", nil, file + `:3: workers[0].sources[0]: unknown key "conect", did you mean connect?`},
 		{"- " + a + "\n- " + b + "\n- {name: c, sources: [{connect: \"tcp://h:1\"}]}", nil, file + ":1: workers: 3 is not allowed: want "},
 		{"- " + a + "\n- {name: ", nil, file + ": yaml: line 2: "},

@@ -66,11 +66,13 @@ type Member struct {
 	changed    bool // local has changed since it was announced
 	announced  map[string]map[string]ingestconfig.Worker
 	registered map[string]ingestconfig.Worker
-	wanted     map[string]bool // as the machine knows it
-	instances  map[string]*instance
-	waiting    map[string]chan *feed.Recovered // workers of listeners that wait for a claim
-	recovered  map[string]*feed.Recovered      // of workers that are claimed and not wanted: the state that ingest continues with
-	reading    map[string]ingestconfig.Worker  // those that ingest was last asked to connect to
+	// localSockets and registeredSockets are the sockets that the workers of local and of registered read.
+	localSockets, registeredSockets ingestconfig.SocketSet
+	wanted                          map[string]bool // as the machine knows it
+	instances                       map[string]*instance
+	waiting                         map[string]chan *feed.Recovered // workers of listeners that wait for a claim
+	recovered                       map[string]*feed.Recovered      // of workers that are claimed and not wanted: the state that ingest continues with
+	reading                         map[string]ingestconfig.Worker  // those that ingest was last asked to connect to
 	// deregistered are the workers whose registration was removed, until they are removed from the stream.
 	deregistered map[string]bool
 	lost         map[string]time.Time // when workers of listeners were dropped

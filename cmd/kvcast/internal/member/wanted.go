@@ -80,10 +80,26 @@ func (m *Member) AddWorker(_ context.Context, w ingestconfig.Worker) error {
 	if _, ok := m.local[w.Name]; ok || m.registered[w.Name].Name != "" {
 		return ingestconfig.ErrWorkerExists
 	}
+	if err := m.registeredSockets.Check(w); err != nil {
+		return err
+	}
+	if err := m.localSockets.Add(w); err != nil {
+		return err
+	}
 	m.local[w.Name] = w
 	m.changed = true
 	m.signal()
 	return nil
+}
+
+// CheckSockets returns an error if a worker reads sockets of another one that this instance has found, or that is registered.
+func (m *Member) CheckSockets(w ingestconfig.Worker) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.localSockets.Check(w); err != nil {
+		return err
+	}
+	return m.registeredSockets.Check(w)
 }
 
 // RemoveWorker removes a worker of AddWorker. It implements discovery.Workers.
@@ -94,6 +110,7 @@ func (m *Member) RemoveWorker(_ context.Context, name string, _ feed.RemoveReaso
 		return ingestconfig.ErrNoWorker
 	}
 	delete(m.local, name)
+	m.localSockets.Remove(name)
 	m.changed = true
 	m.signal()
 	return nil
@@ -116,6 +133,7 @@ func (m *Member) registrationChanged(v jetstream.Value) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	defer m.signal()
+	m.registeredSockets.Remove(name)
 	if v.Data == nil {
 		delete(m.registered, name)
 		if m.wantWorkers(); !m.wanted[name] && (m.inStream[name] || m.owners[name].Instance != "") {
@@ -129,6 +147,9 @@ func (m *Member) registrationChanged(v jetstream.Value) {
 	if err != nil {
 		m.cfg.Log.Error("a registration cannot be read: register the worker again", "worker", name, "error", err)
 		return
+	}
+	if err := m.registeredSockets.Add(w); err != nil { // registered with two instances at the same time
+		m.cfg.Log.Warn("a registered worker reads sockets of another one: deregister one of them", "worker", name, "error", err)
 	}
 	m.registered[name] = w
 }

@@ -157,6 +157,9 @@ func (w sharedWorkers) AddWorker(ctx context.Context, worker ingestconfig.Worker
 	if _, wanted := w.durable.member.IsWanted(worker.Name); wanted {
 		return ingestconfig.ErrWorkerExists
 	}
+	if err := w.durable.member.CheckSockets(worker); err != nil {
+		return err
+	}
 	switch err := w.durable.registrations().Add(ctx, worker); {
 	case errors.Is(err, jetstream.ErrChanged): // another instance has registered it meanwhile
 		return ingestconfig.ErrWorkerExists

@@ -4,6 +4,7 @@ package serve
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 
@@ -48,13 +49,17 @@ func (c *Command) Run(ctx context.Context, line *kong.Context, p cli.Process) er
 	if err == nil {
 		_, err = cfg.LoadCredentials()
 	}
+	var warnings []string
 	if err == nil && c.Check {
-		err = cfg.CheckDiscovery()
+		warnings, err = cfg.CheckDiscovery()
 	}
 	if err != nil {
 		return cli.UsageError{Err: err}
 	}
 	if c.Check {
+		for _, w := range warnings { // comments, so that the output is a file
+			_, _ = fmt.Fprintf(p.Out, "# warning: %s\n", w)
+		}
 		return cfg.Write(p.Out, from)
 	}
 	log := newLogger(p.Err, cfg)

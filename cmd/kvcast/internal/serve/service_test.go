@@ -89,7 +89,7 @@ func TestChangesDuringAStartAreMadeAfterTheRegisteredWorkersAreBack(t *testing.T
 	t.Parallel()
 	store := "file:" + t.TempDir()
 	worker := func(i int) ingestconfig.Worker {
-		return ingestconfig.Worker{Name: fmt.Sprintf("w%d", i), Sources: []ingestconfig.Source{{Connect: "tcp://127.0.0.1:1"}}}
+		return ingestconfig.Worker{Name: fmt.Sprintf("w%d", i), Sources: []ingestconfig.Source{{Connect: fmt.Sprintf("tcp://127.0.0.1:%d", i+1)}}}
 	}
 	const registered = 8
 	run := func(changes func(ctx context.Context, w workers)) {

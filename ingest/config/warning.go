@@ -1,0 +1,38 @@
+package config
+
+import (
+	"fmt"
+
+	"github.com/kvcast/kvcast/feed"
+)
+
+// Warning is a property of a worker that is allowed, and probably a mistake.
+type Warning struct {
+	// Source is the number of the source; negative if it is not that of one.
+	Source int
+	// Text says what is wrong, what follows from it, and what to do.
+	Text string
+}
+
+// Warnings returns the warnings of a valid worker.
+func (w Worker) Warnings() (all []Warning) {
+	for i, s := range w.withDefaults().Sources {
+		connect, _ := ParseSource(s.Connect)
+		hasReplay := s.Replay != "" || len(s.Ranks) > 0
+		for _, r := range s.Ranks {
+			hasReplay = hasReplay && r.Replay != ""
+		}
+		if s.Engine == feed.EngineVLLM && !connect.GRPC() && !hasReplay {
+			all = append(all, Warning{i, "no replay socket: lost batches are reported and cannot be repaired; want replay, and replay_endpoint of the engine"})
+		}
+	}
+	return all
+}
+
+// String returns the warning, with the number of the source if it is not the first.
+func (w Warning) String() string {
+	if w.Source > 0 {
+		return fmt.Sprintf("source %d: %s", w.Source, w.Text)
+	}
+	return w.Text
+}
