@@ -233,11 +233,11 @@ func (in *Ingest) worker(c config.Worker) *connectedWorker {
 			l.p = newPublisher(w.worker, i, status, l.reconnect)
 			l.p.copyRule = src.Copies.Rule(src.Engine)
 			l.p.rules.ClearsDevice = src.Clears.Device(src.Engine)
-			// A source with a single rank may be any rank of the worker.
-			l.p.rankMismatchLogged = src.DPSize == 1
+			// A source with a single rank may be any rank of the worker, unless the rank is configured.
+			l.p.rankMismatchLogged = src.DPSize == 1 && src.FirstRank == 0
 			w.links = append(w.links, l)
 		}
-		w.log.Info("reading source", "source", i, "connect", src.Connect, "replay", src.Replay, "ranks", src.DPSize)
+		w.log.Info("reading source", "source", i, "connect", src.Connect, "replay", src.Replay, "ranks", src.DPSize, "first_rank", src.FirstRank)
 	}
 	for _, warning := range c.Warnings() {
 		var source []any

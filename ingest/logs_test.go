@@ -25,9 +25,9 @@ func TestLogNamesSources(t *testing.T) {
 	_, stop := start(t, c, newRecorder(t))
 	stop()
 	log.Want(t,
-		`level=INFO msg="reading source" worker=a source=0 connect=tcp://127.0.0.1:1 replay=tcp://127.0.0.1:3 ranks=2`,
-		`level=INFO msg="reading source" worker=a source=1 connect=tcp://127.0.0.1:5 replay=tcp://127.0.0.1:6 ranks=1`,
-		`level=INFO msg="reading source" worker=b source=0 connect=tcp://127.0.0.1:7 replay="" ranks=1`,
+		`level=INFO msg="reading source" worker=a source=0 connect=tcp://127.0.0.1:1 replay=tcp://127.0.0.1:3 ranks=2 first_rank=0`,
+		`level=INFO msg="reading source" worker=a source=1 connect=tcp://127.0.0.1:5 replay=tcp://127.0.0.1:6 ranks=1 first_rank=0`,
+		`level=INFO msg="reading source" worker=b source=0 connect=tcp://127.0.0.1:7 replay="" ranks=1 first_rank=0`,
 	)
 }
 

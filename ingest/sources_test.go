@@ -8,10 +8,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/harness/enginetest"
@@ -170,6 +172,53 @@ func TestSourcesOfAWorkerAreDistinguished(t *testing.T) {
 	kvbm.publish(0, cleared())
 	r.want("w 1/0: restarted", "w 1/0: batch 0 clear")
 	r.wantNone()
+}
+
+// A node of a larger deployment has the ranks from its first one on, and no rank 0 that would go down in place of one of them.
+func TestRanksCountFromTheFirst(t *testing.T) {
+	t.Parallel()
+	engines, first := newEngines(t, 2)
+	r := newRecorder(t)
+	in, _ := start(t, worker(config.Source{Connect: first, FirstRank: 4, DPSize: 2}), r)
+	r.want("add w model m block_size 0 ranks [4 5]")
+	for _, e := range engines {
+		e.awaitSubscriber("")
+	}
+	engines[1].send("", seqFrame(0), payloadOf(5, 0, stored(1)))
+	r.want("w 0/5: batch 0 +[1]")
+	engines[0].publish(0, stored(2)) // without a rank, as an engine that does not say its own
+	r.want("w 0/4: batch 0 +[2]")
+	engines[0].Close()
+	awaitState(t, in, 0, ingest.SourceConnecting)
+	var ranks []uint32
+	for _, s := range in.Sources() {
+		ranks = append(ranks, s.Rank)
+		if isDown := !s.DownSince.IsZero(); isDown != (s.Rank == 4) {
+			t.Errorf("rank %d is down: %v", s.Rank, isDown)
+		}
+	}
+	if d := cmp.Diff([]uint32{4, 5}, ranks); d != "" {
+		t.Errorf("ranks (-want +got):\n%s", d)
+	}
+	r.wantNone()
+}
+
+// A source whose first rank is configured is that rank: a batch that says another one is a mistake in the configuration.
+func TestRankMismatchOfAConfiguredFirstRankIsLogged(t *testing.T) {
+	t.Parallel()
+	var log harness.Log
+	e := newEngine(t)
+	c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*"), FirstRank: 4})
+	c.Logger = log.Logger()
+	r := newRecorder(t)
+	_, stop := start(t, c, r)
+	e.awaitSubscriber("")
+	e.send("", seqFrame(0), payloadOf(5, 0, stored(1)))
+	r.want("add w model m block_size 0 ranks [4]", "w 0/5: batch 0 +[1]")
+	stop()
+	if !strings.Contains(log.String(), "batch names another dp rank than its endpoint") {
+		t.Errorf("no warning of the rank in:\n%s", log.String())
+	}
 }
 
 func TestManyWorkers(t *testing.T) {

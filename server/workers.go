@@ -131,7 +131,8 @@ func workerConfig(spec *kvcastv1.WorkerSpec) config.Worker {
 		}
 		c.Sources = append(c.Sources, config.Source{
 			Engine: engine, Connect: src.GetConnect(), Replay: src.GetReplay(),
-			DPSize: int(src.GetDpSize()), Topic: src.GetTopic(), Copies: copiesModes[src.GetCopies()], Clears: clearsModes[src.GetClears()],
+			FirstRank: int(src.GetFirstRank()), DPSize: int(src.GetDpSize()), Topic: src.GetTopic(),
+			Copies: copiesModes[src.GetCopies()], Clears: clearsModes[src.GetClears()],
 		})
 	}
 	return c

@@ -68,7 +68,7 @@ func TestRegisterAndDeregisterWorker(t *testing.T) {
 	client := kvcastv1.NewWorkerServiceClient(h.conn)
 	if _, err := client.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
 		Name: "v", Model: "m", BlockSize: 16, Endpoint: "h:8000", Labels: map[string]string{"zone": "a"}, Consolidate: kvcastv1.Consolidate_CONSOLIDATE_DEDUP,
-		Sources: []*kvcastv1.SourceSpec{{Engine: "sglang", Connect: "tcp://h:1", Replay: "tcp://h:9", DpSize: 2, Topic: "kv", Copies: kvcastv1.Copies_COPIES_COUNTED}},
+		Sources: []*kvcastv1.SourceSpec{{Engine: "sglang", Connect: "tcp://h:1", Replay: "tcp://h:9", FirstRank: 4, DpSize: 2, Topic: "kv", Copies: kvcastv1.Copies_COPIES_COUNTED}},
 	}}); err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func TestRegisterAndDeregisterWorker(t *testing.T) {
 	want := &recordedWorkers{
 		added: []config.Worker{{
 			Name: "v", Model: "m", BlockSize: 16, Endpoint: "h:8000", Labels: map[string]string{"zone": "a"},
-			Sources:     []config.Source{{Engine: feed.EngineSGLang, Connect: "tcp://h:1", Replay: "tcp://h:9", DPSize: 2, Topic: "kv", Copies: config.CopiesCounted}},
+			Sources:     []config.Source{{Engine: feed.EngineSGLang, Connect: "tcp://h:1", Replay: "tcp://h:9", FirstRank: 4, DPSize: 2, Topic: "kv", Copies: config.CopiesCounted}},
 			Consolidate: feed.ConsolidateDedup,
 		}},
 		removed: []string{fmt.Sprint("v ", feed.RemovedDeregistered)},

@@ -162,7 +162,7 @@ type Worker struct {
 type Source struct {
 	// Engine defaults to feed.EngineVLLM.
 	Engine feed.Engine
-	// Connect is the endpoint of the PUB socket: tcp://HOST:PORT, with rank r on PORT + r, or
+	// Connect is the endpoint of the PUB socket: tcp://HOST:PORT, with rank FirstRank + i on PORT + i, or
 	// ipc://PATH; or of a gRPC server that has SubscribeKvEvents, for all ranks: smg://HOST:PORT or
 	// openengine://HOST:PORT.
 	Connect string
@@ -172,11 +172,14 @@ type Source struct {
 	// Snapshot is the endpoint of the socket for snapshots of the engine's cache, in the same form, also with Ranks; empty for none.
 	// They are used where the replay socket does not reach back far enough: see SnapshotEngine.
 	Snapshot string
+	// FirstRank is the first dp rank, for a node of a larger deployment that has ranks FirstRank to FirstRank + DPSize - 1; at
+	// most feed.MaxRanks - DPSize. Connect, Replay and Snapshot are the endpoints of this rank.
+	FirstRank int
 	// DPSize is the number of dp ranks: 1 to feed.MaxRanks, default 1. Over ipc only
 	// feed.EngineTRTLLM may have more than one. By gRPC, batches of other ranks are refused.
 	DPSize int
-	// Ranks has the endpoints of the DPSize dp ranks if they are not at consecutive ports from rank 0
-	// on. Connect and Replay are then those of the first.
+	// Ranks has the endpoints of the DPSize dp ranks if they are not at consecutive ports from FirstRank
+	// on, which none is below. Connect and Replay are then those of the first in the list.
 	Ranks []RankEndpoints
 	// Topic is the prefix of the topics to read; empty means all topics. By gRPC there are none.
 	Topic string

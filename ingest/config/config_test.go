@@ -102,6 +102,13 @@ func TestValidate(t *testing.T) {
 		{"ranks below 0", source(config.Source{Connect: "tcp://h:1", DPSize: -1}), []string{"Workers[0].Sources[0].DPSize"}},
 		{"most ranks", source(config.Source{Connect: "tcp://h:1", DPSize: 1024}), nil},
 		{"too many ranks", source(config.Source{Connect: "tcp://h:1", DPSize: 1025}), []string{"Workers[0].Sources[0].DPSize"}},
+		{"the last ranks", source(config.Source{Connect: "tcp://h:1", FirstRank: 1020, DPSize: 4}), nil},
+		{"the highest rank", source(config.Source{Connect: "ipc://kv", FirstRank: 1023}), nil},
+		{"ranks beyond the highest", source(config.Source{Connect: "tcp://h:1", FirstRank: 1020, DPSize: 5}), []string{"Workers[0].Sources[0].FirstRank"}},
+		{"a first rank below 0", source(config.Source{Connect: "tcp://h:1", FirstRank: -1}), []string{"Workers[0].Sources[0].FirstRank"}},
+		{"ports count from the first rank", source(config.Source{Connect: "tcp://h:65534", FirstRank: 100, DPSize: 2}), nil},
+		{"trtllm's later ranks over ipc", source(config.Source{Engine: feed.EngineTRTLLM, Connect: "ipc://kv", FirstRank: 2, DPSize: 2}), []string{"Workers[0].Sources[0].Connect"}},
+		{"listed ranks below the first", source(config.Source{Connect: "tcp://h:1", FirstRank: 4, DPSize: 1, Ranks: []config.RankEndpoints{{Rank: 3, Connect: "tcp://h:1"}}}), []string{"Workers[0].Sources[0].Ranks[0].Rank"}},
 		{"last rank's port fits", source(config.Source{Connect: "tcp://h:65534", DPSize: 2}), nil},
 		{
 			"last rank's port does not fit",

@@ -130,7 +130,7 @@ func (s Source) Endpoints() []RankEndpoints {
 		all := slices.Clone(s.Ranks)
 		for i := range all {
 			if hasSnapshot {
-				all[i].Snapshot = snapshot.OfRank(int(all[i].Rank)).String()
+				all[i].Snapshot = snapshot.OfRank(int(all[i].Rank) - s.FirstRank).String()
 			}
 		}
 		return all
@@ -138,20 +138,20 @@ func (s Source) Endpoints() []RankEndpoints {
 	connect, _ := ParseSource(s.Connect)
 	replay, hasReplay := ParseEndpoint(s.Replay, false)
 	all := make([]RankEndpoints, s.DPSize)
-	for rank := range all {
-		all[rank] = RankEndpoints{Rank: uint32(rank), Connect: connect.OfRank(rank).String()}
+	for i := range all {
+		all[i] = RankEndpoints{Rank: uint32(s.FirstRank + i), Connect: connect.OfRank(i).String()}
 		if hasReplay {
-			all[rank].Replay = replay.OfRank(rank).String()
+			all[i].Replay = replay.OfRank(i).String()
 		}
 		if hasSnapshot {
-			all[rank].Snapshot = snapshot.OfRank(rank).String()
+			all[i].Snapshot = snapshot.OfRank(i).String()
 		}
 	}
 	return all
 }
 
-// OfRank returns the endpoint of a dp rank; e is the endpoint of rank 0. Over tcp rank r has that port
-// + r. Over ipc TensorRT-LLM appends _dpR to the path of a rank R above 0. By gRPC all ranks have one endpoint.
+// OfRank returns the endpoint of a dp rank; e is the endpoint of rank 0, or ranks count from the one that e is the endpoint
+// of. Over tcp rank r has that port + r. Over ipc TensorRT-LLM appends _dpR to the path of a rank R above 0. By gRPC all ranks have one endpoint.
 func (e Endpoint) OfRank(rank int) Endpoint {
 	switch {
 	case rank == 0, e.GRPC():

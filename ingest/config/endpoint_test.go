@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/kvcast/kvcast/ingest/config"
 )
 
@@ -33,6 +35,27 @@ func TestRemoveSocketRemovesSocketsOnly(t *testing.T) {
 	}
 	if _, err := os.Stat(path); err != nil {
 		t.Errorf("the file is removed: %v", err)
+	}
+}
+
+// A node of a larger deployment has some of the ranks, and its ports count from its first one.
+func TestEndpointsCountFromTheFirstRank(t *testing.T) {
+	s := config.Source{Connect: "tcp://h:1000", Replay: "tcp://h:2000", Snapshot: "tcp://h:3000", FirstRank: 4, DPSize: 2}
+	want := []config.RankEndpoints{
+		{Rank: 4, Connect: "tcp://h:1000", Replay: "tcp://h:2000", Snapshot: "tcp://h:3000"},
+		{Rank: 5, Connect: "tcp://h:1001", Replay: "tcp://h:2001", Snapshot: "tcp://h:3001"},
+	}
+	listed := s
+	listed.Ranks = []config.RankEndpoints{{Rank: 4, Connect: "tcp://h:1000", Replay: "tcp://h:2000"}, {Rank: 5, Connect: "tcp://h:1001", Replay: "tcp://h:2001"}}
+	for name, s := range map[string]config.Source{"counted": s, "listed": listed} {
+		if d := cmp.Diff(want, s.Endpoints()); d != "" {
+			t.Errorf("%s (-want +got):\n%s", name, d)
+		}
+	}
+	s = config.Source{Connect: "smg://h:1", FirstRank: 2, DPSize: 2}
+	want = []config.RankEndpoints{{Rank: 2, Connect: "smg://h:1"}, {Rank: 3, Connect: "smg://h:1"}}
+	if d := cmp.Diff(want, s.Endpoints()); d != "" {
+		t.Errorf("gRPC (-want +got):\n%s", d)
 	}
 }
 

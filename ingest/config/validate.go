@@ -241,6 +241,17 @@ func (v *Validation) source(field string, s Source) {
 	v.Check(s.Copies.known(), field+".Copies", string(s.Copies), allowedCopies)
 	v.Check(s.Clears.known(), field+".Clears", string(s.Clears), allowedClears)
 	v.Check(s.DPSize >= 1 && s.DPSize <= feed.MaxRanks, field+".DPSize", s.DPSize, fmt.Sprintf("1 to %d", feed.MaxRanks))
+	if s.DPSize >= 1 && s.DPSize <= feed.MaxRanks {
+		last := feed.MaxRanks - s.DPSize
+		if len(s.Ranks) > 0 { // checked one by one
+			last = feed.MaxRanks - 1
+		}
+		want := fmt.Sprintf("0 to %d", last)
+		if last < feed.MaxRanks-1 {
+			want += fmt.Sprintf(" with %d ranks", s.DPSize)
+		}
+		v.Check(s.FirstRank >= 0 && s.FirstRank <= last, field+".FirstRank", s.FirstRank, want)
+	}
 	v.Check(ValidModel(s.Topic), field+".Topic", s.Topic, AllowedModel)
 	if len(s.Ranks) > 0 {
 		v.ranks(field+".Ranks", s)
@@ -256,7 +267,7 @@ func (v *Validation) source(field string, s Source) {
 	if s.Snapshot != "" {
 		v.Check(SnapshotEngine(s.Engine), field+".Snapshot", s.Snapshot, "none, unless the engine is vllm or sglang")
 		for _, r := range s.Ranks {
-			s.DPSize = max(s.DPSize, int(r.Rank)+1) // the endpoint of rank r follows from that of rank 0
+			s.DPSize = max(s.DPSize, int(r.Rank)-s.FirstRank+1) // the endpoint of a rank follows from that of the first
 		}
 		v.socket(field+".Snapshot", s.Snapshot, s)
 	}
@@ -271,7 +282,8 @@ func (v *Validation) ranks(field string, s Source) {
 	seen := make(map[uint32]bool)
 	for i, r := range s.Ranks {
 		item := fmt.Sprintf("%s[%d]", field, i)
-		v.Check(r.Rank < feed.MaxRanks && !seen[r.Rank], item+".Rank", r.Rank, fmt.Sprintf("unique, 0 to %d", feed.MaxRanks-1))
+		isAllowed := r.Rank < feed.MaxRanks && int(r.Rank) >= s.FirstRank && !seen[r.Rank]
+		v.Check(isAllowed, item+".Rank", r.Rank, fmt.Sprintf("unique, %d to %d", s.FirstRank, feed.MaxRanks-1))
 		seen[r.Rank] = true
 		one := Source{Engine: s.Engine, DPSize: 1}
 		v.connect(item+".Connect", r.Connect, one)
@@ -281,14 +293,14 @@ func (v *Validation) ranks(field string, s Source) {
 	}
 }
 
-// connect checks the endpoint of a source's rank 0, and the endpoints of its other ranks.
+// connect checks the endpoint of a source's first rank, and the endpoints of its other ranks.
 func (v *Validation) connect(field, value string, s Source) {
 	e, ok := ParseSource(value)
 	v.Check(ok, field, value, AllowedSource)
 	v.ofRanks(field, value, s, e)
 }
 
-// socket checks the endpoint of another socket of a source's rank 0, and the endpoints of its other ranks.
+// socket checks the endpoint of another socket of a source's first rank, and the endpoints of its other ranks.
 func (v *Validation) socket(field, value string, s Source) {
 	if connect, _ := ParseSource(s.Connect); connect.GRPC() {
 		v.Check(false, field, value, allowedByGRPC)
@@ -299,7 +311,7 @@ func (v *Validation) socket(field, value string, s Source) {
 	v.ofRanks(field, value, s, e)
 }
 
-// ofRanks checks the endpoints of a source's ranks. That of rank 0 is parsed; it is zero if it is invalid.
+// ofRanks checks the endpoints of a source's ranks. That of the first is parsed; it is zero if it is invalid.
 func (v *Validation) ofRanks(field, value string, s Source, e Endpoint) {
 	if s.DPSize > feed.MaxRanks {
 		return
@@ -309,8 +321,8 @@ func (v *Validation) ofRanks(field, value string, s Source, e Endpoint) {
 		v.Check(e.Port+s.DPSize-1 <= MaxPort, field, value,
 			fmt.Sprintf("tcp://HOST:PORT with room for %d ranks' ports below %d", s.DPSize, MaxPort+1))
 	case TransportIPC:
-		isAllowed := s.DPSize <= 1 || s.Engine == feed.EngineTRTLLM
-		v.Check(isAllowed, field, value, "tcp if there are several dp ranks, except for the engine trtllm")
+		isAllowed := s.DPSize <= 1 || s.Engine == feed.EngineTRTLLM && s.FirstRank == 0
+		v.Check(isAllowed, field, value, "tcp if there are several dp ranks, except from rank 0 on for the engine trtllm")
 		last := max(s.DPSize-1, 0)
 		v.Check(!isAllowed || len(e.OfRank(last).Address) <= maxIPCPath, field, value,
 			fmt.Sprintf("ipc://PATH with at most %d bytes in PATH_dp%d, the last rank's path", maxIPCPath, last))

@@ -46,11 +46,13 @@ var client = &http.Client{
 // Ask returns the worker with what its engine reports about its source. It returns the worker unchanged, and reported is false,
 // if the engine is of a version that reports nothing.
 func Ask(ctx context.Context, w config.Worker) (_ config.Worker, reported bool, err error) {
-	ask := askVLLM
-	if w.Sources[0].Engine == feed.EngineSGLang {
-		ask = askSGLang
+	source := w.Sources[0]
+	var answer answer
+	if source.Engine == feed.EngineSGLang {
+		answer, err = askSGLang(ctx, w.HTTP, source.FirstRank)
+	} else {
+		answer, err = askVLLM(ctx, w.HTTP)
 	}
-	answer, err := ask(ctx, w.HTTP)
 	switch {
 	case errors.Is(err, errNotFound):
 		return w, false, nil
@@ -61,11 +63,11 @@ func Ask(ctx context.Context, w config.Worker) (_ config.Worker, reported bool, 
 	if err != nil {
 		return w, false, fmt.Errorf("ask engine: %w", err)
 	}
-	source := w.Sources[0]
 	if source.Ranks, err = answer.at(ctx, server.Hostname()); err != nil {
 		return w, false, fmt.Errorf("engine at %s has endpoints that kvcast cannot connect to: %w", w.HTTP, err)
 	}
 	source.Connect, source.Replay, source.DPSize = source.Ranks[0].Connect, source.Ranks[0].Replay, len(source.Ranks)
+	source.FirstRank = int(source.Ranks[0].Rank)
 	if isConsecutive(source) {
 		source.Ranks = nil
 	}
@@ -166,7 +168,8 @@ func askVLLM(ctx context.Context, server string) (a answer, err error) {
 
 // askSGLang asks SGLang. Its GET /server_info, in earlier versions /get_server_info, has the key kv_events with what
 // describe_kv_events_publisher (python/sglang/srt/runtime_context.py of 0.5.23) returns. Versions without the key do not tell.
-func askSGLang(ctx context.Context, server string) (a answer, err error) {
+// None tells the first of its ranks, which is the configured one.
+func askSGLang(ctx context.Context, server string, firstRank int) (a answer, err error) {
 	var info struct {
 		Model    string          `json:"served_model_name"`
 		KVEvents json.RawMessage `json:"kv_events"`
@@ -195,8 +198,8 @@ func askSGLang(ctx context.Context, server string) (a answer, err error) {
 	if events == nil {
 		return answer{}, a.check()
 	}
-	if events.Publisher != "zmq" || events.DPSize < 1 || events.DPSize > feed.MaxRanks {
-		return answer{}, fmt.Errorf("kv_events has the publisher %.100q and the dp_size %d; want zmq and 1 to %d", events.Publisher, events.DPSize, feed.MaxRanks)
+	if most := feed.MaxRanks - firstRank; events.Publisher != "zmq" || events.DPSize < 1 || events.DPSize > most {
+		return answer{}, fmt.Errorf("kv_events has the publisher %.100q and the dp_size %d; want zmq and 1 to %d", events.Publisher, events.DPSize, most)
 	}
 	if events.BlockSize > wire.MaxBlockSize {
 		return answer{}, fmt.Errorf("kv_events has the block_size %d; want at most %d", events.BlockSize, wire.MaxBlockSize)
@@ -204,7 +207,7 @@ func askSGLang(ctx context.Context, server string) (a answer, err error) {
 	a = answer{blockSize: events.BlockSize, model: info.Model}
 	at := func(port, r int) string { return "tcp://" + events.Host + ":" + strconv.Itoa(port+r) } // an IPv6 host has brackets
 	for r := range events.DPSize {
-		rank := config.RankEndpoints{Rank: uint32(r), Connect: at(events.Port, r)}
+		rank := config.RankEndpoints{Rank: uint32(firstRank + r), Connect: at(events.Port, r)}
 		if events.ReplayPort != 0 {
 			rank.Replay = at(events.ReplayPort, r)
 		}

@@ -28,6 +28,28 @@ func sglang(kvEvents string) string {
 		"version": "0.5.23", "frontend": "python", "kv_events": ` + kvEvents + `}`
 }
 
+// SGLang does not tell the first of its ranks.
+func TestRanksOfSGLangCountFromTheConfiguredFirst(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`{"kv_events": {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 6000, "dp_size": 2}}`)) // the client may have closed the connection
+	}))
+	defer server.Close()
+	w := config.Worker{Name: "w", HTTP: server.URL, Sources: []config.Source{{Engine: feed.EngineSGLang, FirstRank: 1022}}}
+	got, _, err := enginehttp.Ask(t.Context(), w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := config.Source{Engine: feed.EngineSGLang, Connect: "tcp://127.0.0.1:6000", FirstRank: 1022, DPSize: 2}
+	if diff := cmp.Diff([]config.Source{want}, got.Sources); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	w.Sources[0].FirstRank = 1023
+	if _, _, err := enginehttp.Ask(t.Context(), w); err == nil || !strings.HasSuffix(err.Error(), ": kv_events has the publisher \"zmq\" and the dp_size 2; want zmq and 1 to 1") {
+		t.Errorf("ranks beyond the highest: got error %v", err)
+	}
+}
+
 func TestAsk(t *testing.T) {
 	t.Parallel()
 	const descriptor = `{"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 6000, "topic": "", "block_size": 64, "dp_size": 2, "replay_endpoint_port_base": 6100}`
@@ -37,6 +59,10 @@ func TestAsk(t *testing.T) {
 	ranks := func(all ...config.RankEndpoints) config.Worker {
 		w := source(feed.EngineVLLM, all[0].Connect, all[0].Replay, len(all))
 		w.Sources[0].Ranks = all
+		return w
+	}
+	first := func(rank int, w config.Worker) config.Worker {
+		w.Sources[0].FirstRank = rank
 		return w
 	}
 	asked := func(w config.Worker, blockSize uint32, model string) config.Worker {
@@ -58,10 +84,13 @@ func TestAsk(t *testing.T) {
 		{"vLLM at a port of the system's choice", feed.EngineVLLM, "/kv_event_sources", `{"0": ` + vllm("tcp://127.0.0.1:41001", `"tcp://127.0.0.1:41002"`) + `}`,
 			source(feed.EngineVLLM, "tcp://127.0.0.1:41001", "tcp://127.0.0.1:41002", 1), ""},
 		{"a rank of a larger deployment", feed.EngineVLLM, "/kv_event_sources", `{"3": ` + vllm("tcp://*:6003", "null") + `}`,
-			ranks(config.RankEndpoints{Rank: 3, Connect: "tcp://127.0.0.1:6003"}), ""},
+			first(3, source(feed.EngineVLLM, "tcp://127.0.0.1:6003", "", 1)), ""},
+		{"ranks of a node of a larger deployment", feed.EngineVLLM, "/kv_event_sources",
+			`{"5": ` + vllm("tcp://*:6001", `"tcp://*:6101"`) + `, "4": ` + vllm("tcp://*:6000", `"tcp://*:6100"`) + `}`,
+			first(4, source(feed.EngineVLLM, "tcp://127.0.0.1:6000", "tcp://127.0.0.1:6100", 2)), ""},
 		{"ranks at ports of the system's choice", feed.EngineVLLM, "/kv_event_sources", `{"4": ` + vllm("tcp://127.0.0.1:41007", `"tcp://127.0.0.1:41008"`) + `, "5": ` + vllm("tcp://127.0.0.1:41001", `"tcp://127.0.0.1:41002"`) + `}`,
-			ranks(config.RankEndpoints{Rank: 4, Connect: "tcp://127.0.0.1:41007", Replay: "tcp://127.0.0.1:41008"},
-				config.RankEndpoints{Rank: 5, Connect: "tcp://127.0.0.1:41001", Replay: "tcp://127.0.0.1:41002"}), ""},
+			first(4, ranks(config.RankEndpoints{Rank: 4, Connect: "tcp://127.0.0.1:41007", Replay: "tcp://127.0.0.1:41008"},
+				config.RankEndpoints{Rank: 5, Connect: "tcp://127.0.0.1:41001", Replay: "tcp://127.0.0.1:41002"})), ""},
 		{"a rank that is too large", feed.EngineVLLM, "/kv_event_sources", `{"1024": ` + vllm("tcp://*:6000", "null") + `}`, config.Worker{}, ": it has the dp rank 1024; want 0 to 1023"},
 		{"SGLang", feed.EngineSGLang, "/server_info", sglang(descriptor),
 			asked(source(feed.EngineSGLang, "tcp://127.0.0.1:6000", "tcp://127.0.0.1:6100", 2), 64, "Qwen/Qwen3-0.6B"), ""},

@@ -103,7 +103,7 @@ func FuzzAnswer(f *testing.F) {
 		}
 		reportable := cmp.Options{
 			cmpopts.IgnoreFields(config.Worker{}, "Model", "BlockSize"),
-			cmpopts.IgnoreFields(config.Source{}, "Connect", "Replay", "DPSize", "Ranks"),
+			cmpopts.IgnoreFields(config.Source{}, "Connect", "Replay", "FirstRank", "DPSize", "Ranks"),
 		}
 		if diff := cmp.Diff(w, got, reportable); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)

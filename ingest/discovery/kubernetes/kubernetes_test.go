@@ -120,9 +120,9 @@ func TestWorkersOfPods(t *testing.T) {
 		}},
 		{"annotations precede the settings", settings, readyPod("a", "10.0.0.1", append(others, annotated(
 			"kvcast.io/model", "", "kvcast.io/engine", "vllm", "kvcast.io/block-size", "64", "kvcast.io/event-port", "7000",
-			"kvcast.io/replay-port", "0", "kvcast.io/http-port", "9000", "kvcast.io/dp-size", "8"))...), config.Worker{
+			"kvcast.io/replay-port", "0", "kvcast.io/http-port", "9000", "kvcast.io/dp-size", "8", "kvcast.io/dp-start-rank", "16"))...), config.Worker{
 			Name: "llm/a", BlockSize: 64, Endpoint: "10.0.0.1:9000", HTTP: "http://10.0.0.1:9000", Labels: map[string]string{"llm-d.ai/role": "decode"},
-			Sources: []config.Source{{Engine: feed.EngineVLLM, Copies: config.CopiesCounted, Connect: "tcp://10.0.0.1:7000", DPSize: 8}},
+			Sources: []config.Source{{Engine: feed.EngineVLLM, Copies: config.CopiesCounted, Connect: "tcp://10.0.0.1:7000", FirstRank: 16, DPSize: 8}},
 		}},
 		{"kvcast's labels", settings, readyPod("a", "10.0.0.1", labeled("kvcast.io/event-port", "7000", "kvcast.io/dp-size", "3"), annotated("kvcast.io/dp-size", "4")), config.Worker{
 			Name: "llm/a", Model: "m/m", BlockSize: 32, Endpoint: "10.0.0.1:8000", HTTP: "http://10.0.0.1:8000",
@@ -155,6 +155,8 @@ func TestInvalidAnnotationsAreRejected(t *testing.T) {
 		{"event-port", "0", `kvcast.io/event-port "0" is not allowed: want 1 to 65535`},
 		{"replay-port", "65536", `kvcast.io/replay-port "65536" is not allowed: want 0 to 65535`},
 		{"http-port", "-1", `kvcast.io/http-port "-1" is not allowed: want 0 to 65535`},
+		{"dp-start-rank", "1024", `kvcast.io/dp-start-rank "1024" is not allowed: want 0 to 1023`},
+		{"dp-start-rank", "-1", `kvcast.io/dp-start-rank "-1" is not allowed: want 0 to 1023`},
 		{"dp-size", "1025", `kvcast.io/dp-size "1025" is not allowed: want 1 to 1024`},
 		{"block-size", "", `kvcast.io/block-size "" is not allowed: want 1 to 65536`},
 		{"block-size", "65537", `kvcast.io/block-size "65537" is not allowed: want 1 to 65536`},
@@ -175,6 +177,15 @@ func TestInvalidAnnotationsAreRejected(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestRanksBeyondTheHighestAreRejected checks a number of ranks that is allowed with other first ranks.
+func TestRanksBeyondTheHighestAreRejected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pod := readyPod("a", "10.0.0.1", annotated("kvcast.io/dp-start-rank", "1020", "kvcast.io/dp-size", "5"))
+		f := follow(t, fake.NewClientset(pod), &kubernetes.Source{})
+		f.want(t, `llm/a: kvcast.io/dp-start-rank "1020" is not allowed: want 0 to 1019 with 5 ranks`)
+	})
 }
 
 // TestPodsAreFollowed checks that a worker is what its pod was when it was last ready, until the pod ends.

@@ -94,8 +94,14 @@ func (e Engines) worker(p *corev1.Pod) (config.Worker, error) {
 	httpPort := r.number("http-port", 0, config.MaxPort, e.HTTPPort, portLabel(p, aibrixPort), 0)
 	dpSize := r.number("dp-size", 1, feed.MaxRanks, e.DPSize, 0, 1)
 
+	firstRank := r.number("dp-start-rank", 0, feed.MaxRanks-1, 0, 0, 0)
+	if last := feed.MaxRanks - dpSize; last >= 0 && firstRank < feed.MaxRanks {
+		text, key := r.text("dp-start-rank")
+		r.check(firstRank <= last, key, text, fmt.Sprintf("0 to %d with %d ranks", last, dpSize))
+	}
+
 	w := of.Worker(key(p).String(), p.Status.PodIP)
-	w.Sources[0].DPSize = dpSize
+	w.Sources[0].FirstRank, w.Sources[0].DPSize = firstRank, dpSize
 	if httpPort > 0 {
 		w.Endpoint = net.JoinHostPort(p.Status.PodIP, strconv.Itoa(httpPort))
 		if slices.Contains(config.HTTPEngines, cmp.Or(of.Engine, feed.EngineVLLM)) {

@@ -586,12 +586,12 @@ type SourceSpec struct {
 	// vllm (or VLLM, GPU), sglang, trtllm (or TRTLLM, TensorRT-LLM), kvbm (or KVBM)
 	// or llm-d-sim; empty means vllm.
 	Engine string `protobuf:"bytes,1,opt,name=engine,proto3" json:"engine,omitempty"`
-	// ZeroMQ endpoint of the publisher, such as tcp://10.0.0.5:5557. dp rank r is read at
-	// port + r. Or the endpoint of a gRPC server that has SubscribeKvEvents, for all dp ranks:
+	// ZeroMQ endpoint of the publisher, such as tcp://10.0.0.5:5557. dp rank first_rank + i is
+	// read at port + i. Or the endpoint of a gRPC server that has SubscribeKvEvents, for all dp ranks:
 	// smg://HOST:PORT or openengine://HOST:PORT.
 	Connect string `protobuf:"bytes,2,opt,name=connect,proto3" json:"connect,omitempty"`
-	// ZeroMQ endpoint of the publisher's replay socket; empty if it has none. dp rank r is
-	// at port + r. An engine that is read by gRPC has none.
+	// ZeroMQ endpoint of the publisher's replay socket; empty if it has none. dp rank
+	// first_rank + i is at port + i. An engine that is read by gRPC has none.
 	Replay string `protobuf:"bytes,3,opt,name=replay,proto3" json:"replay,omitempty"`
 	// Number of dp ranks, at most 1024; 0 means 1.
 	DpSize uint32 `protobuf:"varint,4,opt,name=dp_size,json=dpSize,proto3" json:"dp_size,omitempty"`
@@ -600,7 +600,11 @@ type SourceSpec struct {
 	// The meaning of a store of a block that the engine already holds.
 	Copies Copies `protobuf:"varint,6,opt,name=copies,proto3,enum=kvcast.v1.Copies" json:"copies,omitempty"`
 	// What the engine clears when its event names no tier.
-	Clears        Clears `protobuf:"varint,7,opt,name=clears,proto3,enum=kvcast.v1.Clears" json:"clears,omitempty"`
+	Clears Clears `protobuf:"varint,7,opt,name=clears,proto3,enum=kvcast.v1.Clears" json:"clears,omitempty"`
+	// First dp rank, of a node that has ranks first_rank to first_rank + dp_size - 1 of a larger
+	// deployment. connect and replay are its endpoints, and the ports of the other ranks follow.
+	// first_rank + dp_size is at most 1024.
+	FirstRank     uint32 `protobuf:"varint,8,opt,name=first_rank,json=firstRank,proto3" json:"first_rank,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -682,6 +686,13 @@ func (x *SourceSpec) GetClears() Clears {
 		return x.Clears
 	}
 	return Clears_CLEARS_UNSPECIFIED
+}
+
+func (x *SourceSpec) GetFirstRank() uint32 {
+	if x != nil {
+		return x.FirstRank
+	}
+	return 0
 }
 
 // The status of a worker. A configured worker without entries, for instance because its
@@ -1262,7 +1273,7 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\vconsolidate\x18\a \x01(\x0e2\x16.kvcast.v1.ConsolidateR\vconsolidate\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xdb\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfa\x01\n" +
 	"\n" +
 	"SourceSpec\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x18\n" +
@@ -1271,7 +1282,9 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\adp_size\x18\x04 \x01(\rR\x06dpSize\x12\x14\n" +
 	"\x05topic\x18\x05 \x01(\tR\x05topic\x12)\n" +
 	"\x06copies\x18\x06 \x01(\x0e2\x11.kvcast.v1.CopiesR\x06copies\x12)\n" +
-	"\x06clears\x18\a \x01(\x0e2\x11.kvcast.v1.ClearsR\x06clears\"\xcb\x03\n" +
+	"\x06clears\x18\a \x01(\x0e2\x11.kvcast.v1.ClearsR\x06clears\x12\x1d\n" +
+	"\n" +
+	"first_rank\x18\b \x01(\rR\tfirstRank\"\xcb\x03\n" +
 	"\fWorkerStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x1d\n" +

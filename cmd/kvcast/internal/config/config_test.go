@@ -46,7 +46,7 @@ func TestFileWithEveryKey(t *testing.T) {
 	want.Ingest.Workers = []ingestconfig.Worker{{
 		Name: "vllm-0", Model: "Qwen/Qwen3-0.6B", BlockSize: 16, Endpoint: "10.0.0.5:8000", Consolidate: "dedup",
 		Labels:  map[string]string{"zone": "a", "app.kubernetes.io/part-of": "llm"},
-		Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:5558", Snapshot: "tcp://10.0.0.5:5559", DPSize: 1, Copies: ingestconfig.CopiesAuto}, {Engine: feed.EngineKVBM, Connect: "tcp://10.0.0.5:5567", DPSize: 1, Copies: ingestconfig.CopiesAuto}},
+		Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:5558", Snapshot: "tcp://10.0.0.5:5559", DPSize: 1, Copies: ingestconfig.CopiesAuto}, {Engine: feed.EngineKVBM, Connect: "tcp://10.0.0.5:5567", FirstRank: 4, DPSize: 1, Copies: ingestconfig.CopiesAuto}},
 	}}
 	want.Ingest.ConnectZMQ = ingestconfig.ZMQNative
 	want.Ingest.Listeners = []ingestconfig.Listener{{Bind: "tcp://*:5557", Engine: feed.EngineLLMDSim, Copies: ingestconfig.CopiesCounted, ReplayPort: 5558, Topics: []string{"kv@*"}, ReplayHosts: []string{"10.0.0.0/8", "*.vllm.svc"}}}
@@ -320,6 +320,8 @@ func TestVariableAndFlagMistakes(t *testing.T) {
 		{"line of a variable", Sources{Environ: []string{"KVCAST_WORKER=name=a,connect=tcp://h:1\n\nname=b,connect=h"}}, `KVCAST_WORKER, line 2: connect: "h" is not allowed: want tcp://HOST:PORT, smg://HOST:PORT or openengine://HOST:PORT with a port of 1 to 65535, or ipc://PATH`},
 		{"flag", Sources{Flags: map[string]string{"subscribers-progress": "1ms"}}, `--subscribers-progress: "1ms" is not allowed: want 100ms to 1h`},
 		{"worker", Sources{Workers: []string{"name=,connect=tcp://h:1"}}, `--worker name=,connect=tcp://h:1: name: "" is not allowed: want 1 to 253 bytes of UTF-8 without control characters`},
+		{"worker's rank", Sources{Workers: []string{"name=a,connect=tcp://h:1,first_rank=1024"}}, `--worker name=a,connect=tcp://h:1,first_rank=1024: first_rank: "1024" is not allowed: want 0 to 1023`},
+		{"worker's ranks", Sources{Workers: []string{"name=a,connect=tcp://h:1,first_rank=1023,dp_size=2"}}, `--worker name=a,connect=tcp://h:1,first_rank=1023,dp_size=2: first_rank: 1023 is not allowed: want 0 to 1022 with 2 ranks`},
 		{"worker's number", Sources{Workers: []string{"name=a,connect=tcp://h:1,dp_size=0"}}, `--worker name=a,connect=tcp://h:1,dp_size=0: dp_size: "0" is not allowed: want 1 to 1024`},
 		{"worker's copies", Sources{Workers: []string{"name=a,connect=tcp://h:1,copies=all"}}, `--worker name=a,connect=tcp://h:1,copies=all: copies: "all" is not allowed: want auto, counted or announced-last`},
 		{"listener's copies", Sources{Binds: []string{"tcp://*:1,copies="}}, `--bind tcp://*:1,copies=: copies: "" is not allowed: want auto, counted or announced-last`},
@@ -605,7 +607,7 @@ func drawConfig(t *rapid.T) *Config {
 		if labels := rapid.MapOfN(words.Filter(func(s string) bool { return s != "" && len(s) <= ingestconfig.MaxNameBytes }), words, 0, 4).Draw(t, "labels"); len(labels) > 0 {
 			w.Labels = labels
 		}
-		s := ingestconfig.Source{Engine: engines.Draw(t, "engine"), DPSize: rapid.IntRange(1, 20).Draw(t, "dp size"), Topic: words.Draw(t, "topic"), Copies: copies.Draw(t, "copies")}
+		s := ingestconfig.Source{Engine: engines.Draw(t, "engine"), FirstRank: rapid.IntRange(0, 1000).Draw(t, "first rank"), DPSize: rapid.IntRange(1, 20).Draw(t, "dp size"), Topic: words.Draw(t, "topic"), Copies: copies.Draw(t, "copies")}
 		s.Connect = fmt.Sprintf("tcp://[fd00::%d]:%d", i+1, ports.Draw(t, "port"))
 		w.Sources = []ingestconfig.Source{s}
 		if rapid.Bool().Draw(t, "a second source") {

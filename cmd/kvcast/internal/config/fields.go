@@ -201,6 +201,7 @@ func sourceFields(s *ingestconfig.Source) mapping {
 		{key: "connect", node: word(&s.Connect)},
 		{key: "replay", node: word(&s.Replay)},
 		{key: "snapshot", node: word(&s.Snapshot)},
+		{key: "first_rank", node: rank(&s.FirstRank)},
 		{key: "dp_size", node: number(&s.DPSize, 1, feed.MaxRanks)},
 		{key: "topic", node: word(&s.Topic)},
 		{key: "copies", node: copies(&s.Copies)},

@@ -87,6 +87,21 @@ func number[T int | uint32](to *T, initial, most T) *value {
 	return newValue(to, initial, fmt.Sprintf("1 to %d", most), parse, format)
 }
 
+// rank is a dp rank. If 0 is stored, no value is.
+func rank(to *int) *value {
+	parse := func(s string) (int, bool) {
+		n, err := strconv.ParseUint(s, 10, 16)
+		return int(n), err == nil && n < feed.MaxRanks
+	}
+	format := func(n int) string {
+		if n == 0 {
+			return ""
+		}
+		return strconv.Itoa(n)
+	}
+	return newValue(to, 0, fmt.Sprintf("0 to %d", feed.MaxRanks-1), parse, format)
+}
+
 // ratio is a number from 0 to 1.
 func ratio(to *float64, initial float64) *value {
 	parse := func(s string) (float64, bool) {
