@@ -35,7 +35,7 @@ func TestMatchCommand(t *testing.T) {
 		{"--tokens 1,2 --lora l", "", 0, `^no dp rank of 1 worker`},
 		{"--tokens 1,2 --eagle", "", 0, `^no dp rank of 1 worker`},
 		{"--tokens 1,2 --block-size 3", "", 0, `^no dp rank of 1 worker`},
-		{"--tokens 1,2 --model m", "", 0, `^no worker matches --model m; workers: w \(model ""\)\n$`},
+		{"--tokens 1,2 --model m", "", 1, `^kvcast: no worker has the model "m"; workers: w \(model ""\)\n$`},
 		{"--tokens 1,2 --after :9", "", 1, `DEADLINE_EXCEEDED: position 9 is not reached after 1s: the newest entry is 4`},
 		{"--tokens 1,2 --after x:1", "", 1, `FAILED_PRECONDITION: `},
 		{"--tokens-file -", strings.Repeat("1,", 262_145), 1, `INVALID_ARGUMENT: prompts\[0\]\.token_ids: 262145 elements are too many`},

@@ -9,6 +9,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/testclass"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -75,7 +76,6 @@ func TestReplayCommand(t *testing.T) {
 		{"--after :1 --until :3", "accepted stored@2 gap@3"},
 		{"--after :4", "accepted"},
 		{"--tier disk", "accepted worker_added@1 gap@3 stored@4"},
-		{"--worker nobody", "accepted"}, // existing workers are listed on standard error
 		{"--worker w --after :3", "accepted stored@4 stored@4"},
 	} {
 		got := kvcast(t, nil, append([]string{"replay", "--addr", s.addr(), "-o", "json"}, strings.Fields(tt.args)...)...)
@@ -134,9 +134,10 @@ func TestWorkersAndStatusCommands(t *testing.T) {
 	if len(all) != 1 || all[0]["name"] != "w" || all[0]["last_event_id"] != "5" {
 		t.Errorf("workers as JSON: got %v", all)
 	}
-	got = kvcast(t, nil, "workers", "--addr", s.addr(), "--worker", "nobody")
-	if got.out != "no worker matches --worker nobody; workers: w (model \"\")\n" {
-		t.Errorf("workers of another name: got %q", got.out)
+	for _, args := range []string{"w", "--worker w", "w --worker w"} {
+		if got := kvcast(t, nil, append([]string{"workers", "--addr", s.addr()}, strings.Fields(args)...)...); got.status != 0 || !strings.Contains(got.out, "\nw ") {
+			t.Errorf("workers %s: got status %d, %q and %q", args, got.status, got.out, got.err)
+		}
 	}
 	got = kvcast(t, nil, "status", "--addr", s.addr())
 	for _, want := range []string{"entries      1 to 4", "workers      1", "blocks       4", "subscribers  0"} {
@@ -151,6 +152,73 @@ func TestWorkersAndStatusCommands(t *testing.T) {
 	for _, command := range []string{"replay", "snapshot", "workers", "status"} {
 		if got := kvcast(t, nil, command, "--addr", "127.0.0.1:1"); got.status != 1 || !strings.Contains(got.err, "start one with kvcast serve") {
 			t.Errorf("%s without a server: got status %d and %q", command, got.status, got.err)
+		}
+	}
+}
+
+// TestWhatDoesNotExistIsAnError names workers and models that do not exist, in text and as JSON.
+func TestWhatDoesNotExistIsAnError(t *testing.T) {
+	testclass.Process(t)
+	t.Parallel()
+	p, q := publisherOf(t, simulator.SocketConfig{}), publisherOf(t, simulator.SocketConfig{})
+	publish(t, p, storedOf(1))
+	publish(t, q, storedOf(1))
+	s := serve(t, "--worker", "name=a,model=m,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint(),
+		"--worker", "name=b,model=n,connect="+q.Endpoint()+",replay="+q.ReplayEndpoint())
+	s.metric(`kvcast_ingest_batches_total{worker="a"} 1`)
+	s.metric(`kvcast_ingest_batches_total{worker="b"} 1`)
+	const workers = `; workers: a (model "m"), b (model "n")` + "\n"
+	for _, tt := range []struct {
+		args string
+		want string // standard error
+	}{
+		{"--worker nobody", `kvcast: worker "nobody" does not exist` + workers},
+		{"--worker a --worker nobody --worker none", `kvcast: worker "nobody" does not exist, worker "none" does not exist` + workers},
+		{"--model x", `kvcast: no worker has the model "x"` + workers},
+		{"--worker nobody --model x", `kvcast: worker "nobody" does not exist, no worker has the model "x"` + workers},
+		{"--worker a --model n", `kvcast: no worker matches --worker a --model n` + workers},
+	} {
+		for _, command := range []string{"workers", "match --tokens 1,2", "snapshot", "replay"} {
+			for _, format := range []string{"text", "json"} {
+				if command == "replay" && tt.args == "--worker a --model n" {
+					continue // a has had entries of another model, for all that is known
+				}
+				args := strings.Fields(command + " " + tt.args + " -o " + format + " --addr " + s.addr())
+				if got := kvcast(t, nil, args...); got.status != 1 || got.err != tt.want || command != "replay" && got.out != "" {
+					t.Errorf("%s: got status %d, %q and %q, want 1 and %q", args, got.status, got.out, got.err, tt.want)
+				}
+			}
+		}
+	}
+	if got := kvcast(t, nil, "workers", "nobody", "--addr", s.addr()); got.status != 1 || got.err != `kvcast: worker "nobody" does not exist`+workers {
+		t.Errorf("workers nobody: got status %d and %q", got.status, got.err)
+	}
+	for _, args := range []string{"workers a --worker b", "workers --model m", "match --tokens 1,2 --worker a", "match --tokens 9,9 --worker b --model n", "snapshot --worker a --worker b --model m", "replay --model m --model n"} {
+		if got := kvcast(t, nil, strings.Fields(args+" --addr "+s.addr())...); got.status != 0 {
+			t.Errorf("%s: got status %d and %q", args, got.status, got.err)
+		}
+	}
+}
+
+// TestReplayHasRemovedWorkers replays entries of a worker that does not exist any more.
+func TestReplayHasRemovedWorkers(t *testing.T) {
+	testclass.Process(t)
+	t.Parallel()
+	p, s := engine(t, "--auth-open-registration")
+	publish(t, p, storedOf(1))
+	s.metric(`kvcast_ingest_batches_total{worker="w"} 1`)
+	if _, err := s.operator().DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{Name: "w"}); err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string]string{
+		"--worker w":            "",
+		"--worker w --worker v": "kvcast: worker \"v\" does not exist; workers: none\n",
+		"--worker w --after :3": "kvcast: worker \"w\" does not exist; workers: none\n",
+		"--worker w --until :2": "",
+	} {
+		got := kvcast(t, nil, append([]string{"replay", "--addr", s.addr(), "-o", "json"}, strings.Fields(args)...)...)
+		if got.err != want || (got.status == 0) != (want == "") {
+			t.Errorf("replay %s: got status %d and %q, want %q", args, got.status, got.err, want)
 		}
 	}
 }

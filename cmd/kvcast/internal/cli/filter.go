@@ -1,12 +1,9 @@
 package cli
 
 import (
-	"context"
 	"fmt"
-	"io"
 	"strings"
 
-	"github.com/kvcast/kvcast/cmd/kvcast/internal/output"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -41,42 +38,6 @@ func (f *Filter) FilterFlags() string {
 		}
 	}
 	return b.String()
-}
-
-// ReportNoMatch writes a hint if no worker matches the filter. This is no error, since a worker may come later. Errors of
-// the server are ignored: the caller's next call reports them.
-func (f *Filter) ReportNoMatch(ctx context.Context, client kvcastv1.RouterEventServiceClient, out io.Writer) {
-	if len(f.Worker)+len(f.Model) == 0 {
-		return
-	}
-	matching, err := client.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{Filter: &kvcastv1.Filter{Workers: f.Worker, Models: f.Model}})
-	if err == nil && len(matching.GetWorkers()) == 0 {
-		_ = f.WriteNoMatch(ctx, client, out)
-	}
-}
-
-// maxListed is the number of workers that WriteNoMatch lists at most.
-const maxListed = 8
-
-// WriteNoMatch writes that no worker matches the filter, and lists the existing workers.
-func (f *Filter) WriteNoMatch(ctx context.Context, client kvcastv1.RouterEventServiceClient, out io.Writer) error {
-	all, err := client.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{})
-	if err != nil {
-		return err
-	}
-	var names []string
-	for i, w := range all.GetWorkers() {
-		if i == maxListed {
-			names = append(names, fmt.Sprintf("%d more", len(all.GetWorkers())-i))
-			break
-		}
-		names = append(names, fmt.Sprintf("%s (model %q)", output.Printable(w.GetName()), w.GetModel()))
-	}
-	if names == nil {
-		names = []string{"none"}
-	}
-	_, err = fmt.Fprintf(out, "no worker matches%s; workers: %s\n", f.FilterFlags(), strings.Join(names, ", "))
-	return err
 }
 
 // ShellWord quotes a word for a shell, if necessary.

@@ -47,6 +47,9 @@ func (c *Match) Run(ctx context.Context, std cli.Process) error {
 	}
 	return c.call(std, func(server kvcastv1.RouterEventServiceClient) error {
 		answer, err := server.MatchPrefix(ctx, req)
+		if err == nil {
+			err = c.checkExists(ctx, server, answer)
+		}
 		if err != nil {
 			return err
 		}
@@ -62,18 +65,35 @@ func (c *Match) Run(ctx context.Context, std cli.Process) error {
 	})
 }
 
-// writeNoMatch writes that the answer is empty, and the existing workers if none has the model or name.
-func (c *Match) writeNoMatch(ctx context.Context, server kvcastv1.RouterEventServiceClient, out io.Writer) error {
+// checkExists returns an error if a worker or the model does not exist. What the answer has needs no further call.
+func (c *Match) checkExists(ctx context.Context, server kvcastv1.RouterEventServiceClient, answer *kvcastv1.MatchPrefixResponse) error {
+	filter := c.filter()
+	matches := answer.GetPrompts()[0].GetMatches()
+	if len(matches) == 0 {
+		return filter.CheckExists(ctx, server)
+	}
+	var seen cli.Seen
+	for _, m := range matches {
+		seen.Add(m.GetWorker(), c.Model)
+	}
+	return filter.CheckOthers(ctx, server, seen)
+}
+
+// filter returns the filter of the workers that may match.
+func (c *Match) filter() cli.Filter {
 	filter := cli.Filter{Worker: c.Worker}
 	if c.Model != "" {
 		filter.Model = []string{c.Model}
 	}
+	return filter
+}
+
+// writeNoMatch writes that no dp rank of the workers has a prefix of the prompt.
+func (c *Match) writeNoMatch(ctx context.Context, server kvcastv1.RouterEventServiceClient, out io.Writer) error {
+	filter := c.filter()
 	selected, err := server.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{Filter: filter.Proto()})
 	if err != nil {
 		return err
-	}
-	if len(selected.GetWorkers()) == 0 {
-		return filter.WriteNoMatch(ctx, server, out)
 	}
 	_, err = fmt.Fprintf(out, "no dp rank of %s has the first block of the prompt\n", output.Plural(len(selected.GetWorkers()), "worker"))
 	return err

@@ -28,7 +28,7 @@ func (*Replay) Help() string {
 		"kvcast replay",
 		"kvcast replay --after :1000 --until :2000 --worker vllm-0",
 		"kvcast replay -o json > entries.jsonl") + `
-A replay that cannot be complete fails, with the entries that the server retains.`
+A replay that cannot be complete fails, with the entries that the server retains. So does one of a worker or a model that does not exist, and of which the range has no entries.`
 }
 
 // Run prints the entries of a range.
@@ -41,15 +41,17 @@ func (c *Replay) Run(ctx context.Context, std cli.Process) error {
 		req.Until = c.Until.Proto()
 	}
 	return c.call(std, func(client kvcastv1.RouterEventServiceClient) error {
-		c.ReportNoMatch(ctx, client, std.Err)
 		stream, err := client.Replay(ctx, req)
 		if err != nil {
 			return err
 		}
 		p, bar := output.NewPrinter(std.Out, c.Output), (*output.ProgressBar)(nil)
 		defer func() { bar.Remove() }()
-		first := uint64(0)
-		return printAll(p, stream.Recv, func(m *kvcastv1.SubscribeResponse) {
+		first, seen := uint64(0), cli.Seen{}
+		err = printAll(p, stream.Recv, func(m *kvcastv1.SubscribeResponse) {
+			for _, e := range m.GetEntries() { // also of workers that were removed
+				seen.Add(e.GetWorker(), e.GetModel())
+			}
 			if a := m.GetAccepted(); a != nil && hasRoomForBar(std) {
 				first = m.GetPosition().GetSeq()
 				last := a.GetNewestSeq()
@@ -60,6 +62,10 @@ func (c *Replay) Run(ctx context.Context, std cli.Process) error {
 			}
 			bar.Update(p.At.Seq-min(first, p.At.Seq), fmt.Sprintf("seq %s", output.Grouped(p.At.Seq)))
 		})
+		if err != nil {
+			return err
+		}
+		return c.CheckOthers(ctx, client, seen)
 	})
 }
 
@@ -77,7 +83,9 @@ func (*Snapshot) Help() string {
 func (c *Snapshot) Run(ctx context.Context, std cli.Process) error {
 	filter := c.Proto()
 	return c.call(std, func(client kvcastv1.RouterEventServiceClient) error {
-		c.ReportNoMatch(ctx, client, std.Err)
+		if err := c.CheckExists(ctx, client); err != nil {
+			return err
+		}
 		stream, err := client.Snapshot(ctx, &kvcastv1.SnapshotRequest{Filter: filter})
 		if err != nil {
 			return err

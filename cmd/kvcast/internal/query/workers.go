@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -16,6 +17,7 @@ import (
 // Workers is kvcast workers.
 type Workers struct {
 	flags
+	Name   []string `arg:"" optional:"" help:"Only these workers, as --worker."`
 	Worker []string `placeholder:"NAME" help:"Only these workers. Repeatable."`
 	Model  []string `placeholder:"NAME" help:"Only workers with these models. Repeatable."`
 }
@@ -24,6 +26,7 @@ type Workers struct {
 func (*Workers) Help() string {
 	return cli.Examples(
 		"kvcast workers",
+		"kvcast workers vllm-0 vllm-1",
 		"kvcast workers --model Qwen/Qwen3-0.6B",
 		"kvcast workers -o json | jq -r 'select(.state != \"WORKER_STATE_LIVE\").name'") + `
 SOURCE is the state of the connection to an engine: connecting, catching_up (its replay is being read), live, repairing (a replay after a gap), suspect (silent for long), stopped. The blocks that kvcast lists for an INCOMPLETE rank may differ from the engine's.
@@ -33,19 +36,19 @@ With several servers on one journal, INSTANCE is the server that reads the worke
 
 // Run prints a line for each dp rank and source, or an object for each worker.
 func (c *Workers) Run(ctx context.Context, std cli.Process) error {
+	filter := cli.Filter{Worker: slices.Concat(c.Name, c.Worker), Model: c.Model}
 	return c.call(std, func(client kvcastv1.RouterEventServiceClient) error {
-		list, err := client.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{
-			Filter: &kvcastv1.Filter{Workers: c.Worker, Models: c.Model},
-		})
+		if err := filter.CheckExists(ctx, client); err != nil {
+			return err
+		}
+		list, err := client.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{Filter: filter.Proto()})
 		if err != nil {
 			return err
 		}
-		workers, filter := list.GetWorkers(), cli.Filter{Worker: c.Worker, Model: c.Model}
+		workers := list.GetWorkers()
 		switch {
 		case c.Output == "text" && len(workers) > 0:
 			return writeTable(std.Out, workers)
-		case c.Output == "text" && filter.FilterFlags() != "":
-			return filter.WriteNoMatch(ctx, client, std.Out)
 		case c.Output == "text":
 			_, err := fmt.Fprintln(std.Out, "no workers")
 			return err
