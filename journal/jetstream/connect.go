@@ -27,11 +27,7 @@ func (j *Journal) openEmbedded(ctx context.Context) error {
 		{checkpoints},
 		{registrations},
 	} {
-		moved, err := j.server.MoveUnreadable(streams...)
-		if err == nil && moved && streams[0] == entries {
-			err = j.server.Position.Set(0, 0)
-		}
-		if err != nil {
+		if _, err := j.server.MoveUnreadable(streams...); err != nil {
 			return fmt.Errorf("open journal: %w", err)
 		}
 	}

@@ -26,7 +26,8 @@
 // A crash of the process loses no acknowledged entry, since nats-server writes each message to its file before it
 // acknowledges it. A crash of the machine loses none with Config.SyncAlways; otherwise it can lose what was not synced.
 // The next Open then sees that the machine has booted again, keeps the entries that are left, and draws a new epoch, so
-// that no position is ever used twice. For Config.Servers, the servers' own settings decide (sync_interval, replicas).
+// that no position is ever used twice. So it does if the directory may be an older copy, or if it is not known which entries
+// must be there; see embedded.Position. For Config.Servers, the servers' own settings decide (sync_interval, replicas).
 //
 // SyncAlways needs nats-server 2.14.6 or later: earlier ones do not sync the files that compaction rewrites, so a crash
 // of the machine could lose acknowledged entries. The embedded server is 2.15.2. Open logs a warning if that of Config.Servers is
@@ -337,11 +338,16 @@ func (j *Journal) Retain(seq uint64) {
 	signal(j.retained)
 }
 
-// retentionInterval is the time between two looks at what can be removed from the stream.
-const retentionInterval = time.Second
+const (
+	// retentionInterval is the time between two looks at what can be removed from the stream.
+	retentionInterval = time.Second
+	// renewInterval is the least time between two renewals of the position in a directory; see embedded.Position.
+	renewInterval = time.Minute
+)
 
-// retentionLoop removes entries from the stream.
+// retentionLoop removes entries from the stream, and renews the position in a directory.
 func (j *Journal) retentionLoop() {
+	renewed := time.Now()
 	ticker := time.NewTicker(retentionInterval)
 	defer ticker.Stop()
 	for {
@@ -355,6 +361,14 @@ func (j *Journal) retentionLoop() {
 		}
 		if err := j.purge(j.ctx); err != nil && j.ctx.Err() == nil {
 			j.log.Warn("The stream keeps more entries than it should: they cannot be purged.", "error", err)
+		}
+		if j.server == nil || time.Since(renewed) < renewInterval {
+			continue
+		}
+		renewed = time.Now()
+		if err := j.server.Position.Renew(); err != nil {
+			j.log.Warn("The position cannot be renewed. An older copy of it is not noticed if it is written over the file in place.",
+				"dir", j.cfg.Dir, "error", err)
 		}
 	}
 }

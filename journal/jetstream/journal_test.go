@@ -57,7 +57,7 @@ func TestReopenedJournalContinues(t *testing.T) {
 		reopen func(j *jetstream.Journal) string
 	}{
 		{"after Close", func(j *jetstream.Journal) string { mustClose(t, j); return dir }},
-		{"after a crash of the process", func(*jetstream.Journal) string { return copyDir(t, dir) }},
+		{"after a crash of the process", func(*jetstream.Journal) string { return crash(t, dir) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			j, entries := load(t, config(dir))

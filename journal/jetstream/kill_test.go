@@ -27,13 +27,19 @@ func TestKilledProcessLosesNothing(t *testing.T) {
 				cfg.Dir = dir
 				appendForEver(t, cfg)
 			}
+			j, _ := load(t, cfg)
+			epoch := j.Bounds().Epoch
+			mustClose(t, j)
 			acknowledged := uint64(0)
 			for range 3 {
 				cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestKilledProcessLosesNothing$/^"+name+"$")
 				cmd.Env = append(os.Environ(), variable+"="+cfg.Dir)
 				acknowledged = killAfter(t, cmd, acknowledged+500)
 			}
-			_, got := load(t, cfg)
+			j, got := load(t, cfg)
+			if b := j.Bounds(); b.Epoch != epoch {
+				t.Errorf("epoch: got %s, want %s", b.Epoch, epoch)
+			}
 			wantOnce(t, got, uint64(len(got)))
 			if uint64(len(got)) < acknowledged {
 				t.Errorf("got %d entries, want %d", len(got), acknowledged)

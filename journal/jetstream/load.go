@@ -55,7 +55,7 @@ func (j *Journal) Load(ctx context.Context, needed uint64, f func(Entry) error) 
 	}
 	j.w.acked = last
 	if j.server != nil {
-		if err := j.server.Position.Set(last, first-1); err != nil {
+		if err := j.server.Position.Set(j.Bounds().Epoch, last, first-1); err != nil {
 			return err
 		}
 	}
@@ -309,7 +309,7 @@ func (j *Journal) discard(ctx context.Context) error {
 	if j.server == nil {
 		return nil
 	}
-	return errors.Join(j.syncMetadata(), j.server.Position.Set(last, last))
+	return errors.Join(j.syncMetadata(), j.server.Position.Set(epoch, last, last))
 }
 
 // emptyStream replaces the stream by one without entries and with a new epoch, since nats-server may append to a purged

@@ -194,12 +194,23 @@ func wantObjects(t testing.TB, got map[string]string, errs []error, want map[str
 	}
 }
 
-// copyDir copies a directory while a journal uses it: what a crash of the process leaves.
+// copyDir copies a directory, also while a journal uses it.
 func copyDir(t testing.TB, dir string) string {
 	t.Helper()
 	to := filepath.Join(t.TempDir(), "copy")
 	if err := os.CopyFS(to, os.DirFS(dir)); err != nil {
 		t.Fatalf("copy %s: %v", dir, err)
+	}
+	return to
+}
+
+// crash returns the directory that a crash of the process leaves. The journal that is open in dir must append nothing more, and
+// be closed after that of the directory is opened.
+func crash(t testing.TB, dir string) string {
+	t.Helper()
+	to := copyDir(t, dir)
+	if err := os.Rename(filepath.Join(dir, positionName), filepath.Join(to, positionName)); err != nil { // a copy would be known as one
+		t.Fatal(err)
 	}
 	return to
 }

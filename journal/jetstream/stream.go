@@ -91,11 +91,21 @@ func (j *Journal) openStream(ctx context.Context) (streamState, error) {
 	config.Metadata = maps.Clone(config.Metadata)
 	rebooted := j.server != nil && (boot == "" || boot != config.Metadata[metadataBoot])
 	synced := config.Metadata[metadataSynced] == "true"
-	if rebooted && !synced {
+	var doubt error
+	if j.server != nil {
+		doubt = j.server.Position.Doubt(config.Metadata[metadataEpoch])
+	}
+	beginEpoch := func(why string, args ...any) {
 		j.server.Position.Forget()
 		config.Metadata[metadataEpoch] = journal.NewEpoch()
-		j.log.Warn("The machine has booted since the journal was written without sync always: entries may be lost. The journal continues in a new epoch.",
-			"dir", j.cfg.Dir, "entries", info.State.Msgs, "last", info.State.LastSeq, "epoch", config.Metadata[metadataEpoch])
+		j.log.Warn(why+" The journal continues in a new epoch.", append(args, "dir", j.cfg.Dir, "entries", info.State.Msgs,
+			"last", info.State.LastSeq, "epoch", config.Metadata[metadataEpoch])...)
+	}
+	switch {
+	case rebooted && !synced:
+		beginEpoch("The machine has booted since the journal was written without sync always: entries may be lost.")
+	case doubt != nil:
+		beginEpoch("It is not known whether entries are lost, or the directory is an older copy.", "reason", doubt)
 	}
 	config.Metadata[metadataFormat] = j.format()
 	config.Metadata[metadataBoot] = boot

@@ -29,12 +29,12 @@ type tear struct {
 	rng    *rand.Rand
 }
 
-// newTear runs a server on some entries, and kills it.
-func newTear(t *testing.T, flags ...string) *tear {
+// newTear runs a server on some entries, and kills it. part makes the history another one.
+func newTear(t *testing.T, part int64, flags ...string) *tear {
 	t.Helper()
 	all := fleet.New(t, *seed)
 	all.Faults = nil
-	h := &tear{dir: t.TempDir(), args: flags, rng: rand.New(rand.NewPCG(*seed, 4))}
+	h := &tear{dir: t.TempDir(), args: flags, rng: rand.New(rand.NewPCG(*seed, 4+uint64(part)))}
 	for i := range engineCount {
 		h.args = append(h.args, "--worker", all.Add(fmt.Sprintf("engine-%d", i), 1, fleet.Bound()).Flag())
 	}
@@ -78,15 +78,11 @@ func anotherBoot(t *testing.T) []string {
 	return wrapper
 }
 
-// cut returns a copy of the directory in which the last file of a stream's messages is cut at a random byte of a part of it:
-// the parts are numbered from 0 to cuts-1.
-func (h *tear) cut(t *testing.T, stream string, part int64) string {
+// cut cuts the last file of a stream's messages at a random byte of a part of it: the parts are numbered from 0 to cuts-1. A copy
+// of the directory would be known as one, so each cut needs a history of its own.
+func (h *tear) cut(t *testing.T, stream string, part int64) {
 	t.Helper()
-	dir := filepath.Join(t.TempDir(), "journal")
-	if err := os.CopyFS(dir, os.DirFS(h.dir)); err != nil {
-		t.Fatal(err)
-	}
-	last := slices.MaxFunc(blocks(t, dir, stream), func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) })
+	last := slices.MaxFunc(blocks(t, h.dir, stream), func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) })
 	info, err := os.Stat(last)
 	if err != nil {
 		t.Fatal(err)
@@ -96,16 +92,15 @@ func (h *tear) cut(t *testing.T, stream string, part int64) string {
 	if err := os.Truncate(last, at); err != nil {
 		t.Fatal(err)
 	}
-	return dir
 }
 
-// restart starts a server in a directory, checks that a new router gets what the engines hold, and returns the epoch and
+// restart starts a server again, checks that a new router gets what the engines hold, and returns the epoch and
 // the log. The next start continues.
-func (h *tear) restart(t *testing.T, dir string, wrapper ...string) (epoch, log string) {
+func (h *tear) restart(t *testing.T, wrapper ...string) (epoch, log string) {
 	t.Helper()
 	for range 2 {
 		p, err := harness.StartProcess(harness.ProcessConfig{
-			Race: testclass.RaceEnabled, Wrapper: wrapper, Args: append([]string{"--journal", "file:" + dir}, h.args...),
+			Race: testclass.RaceEnabled, Wrapper: wrapper, Args: append([]string{"--journal", "file:" + h.dir}, h.args...),
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -131,9 +126,10 @@ func (h *tear) restart(t *testing.T, dir string, wrapper ...string) (epoch, log 
 func TestTornEntriesBeginAnEpoch(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
-	h := newTear(t, "--journal-checkpoint-bytes", "64KiB")
 	for part := range int64(cuts) {
-		epoch, log := h.restart(t, h.cut(t, "kvcast", part))
+		h := newTear(t, part, "--journal-checkpoint-bytes", "64KiB")
+		h.cut(t, "kvcast", part)
+		epoch, log := h.restart(t)
 		if epoch == h.epoch || !strings.Contains(log, "the journal cannot be read") {
 			t.Errorf("got epoch %s after %s, which has lost entries\n%s", epoch, h.epoch, log)
 		}
@@ -144,9 +140,10 @@ func TestTornEntriesBeginAnEpoch(t *testing.T) {
 func TestTornCheckpointsLoseNothing(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
-	h := newTear(t, "--journal-checkpoint-bytes", "64KiB")
 	for part := range int64(cuts) {
-		if epoch, log := h.restart(t, h.cut(t, "OBJ_kvcast-checkpoints", part)); epoch != h.epoch {
+		h := newTear(t, part, "--journal-checkpoint-bytes", "64KiB")
+		h.cut(t, "OBJ_kvcast-checkpoints", part)
+		if epoch, log := h.restart(t); epoch != h.epoch {
 			t.Errorf("got epoch %s after %s\n%s", epoch, h.epoch, log)
 		}
 	}
@@ -157,9 +154,10 @@ func TestTornEntriesAfterABootAreKept(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
 	wrapper := anotherBoot(t)
-	h := newTear(t, "--journal-checkpoint-bytes", "1GiB")
 	for part := range int64(cuts) {
-		epoch, log := h.restart(t, h.cut(t, "kvcast", part), wrapper...)
+		h := newTear(t, part, "--journal-checkpoint-bytes", "1GiB")
+		h.cut(t, "kvcast", part)
+		epoch, log := h.restart(t, wrapper...)
 		if epoch == h.epoch || !strings.Contains(log, "The machine has booted") || strings.Contains(log, "level=ERROR") {
 			t.Errorf("got epoch %s after %s\n%s", epoch, h.epoch, log)
 		}

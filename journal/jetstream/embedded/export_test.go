@@ -1,6 +1,7 @@
 package embedded
 
 import (
+	"errors"
 	"sync/atomic"
 	"testing"
 
@@ -16,4 +17,22 @@ func SetHealthz(t *testing.T, f func(checks int, result *server.HealthStatus) *s
 		return f(int(checks.Add(1)), s.Healthz(o))
 	}
 	t.Cleanup(func() { healthz = (*server.Server).Healthz })
+}
+
+// OpenPosition is openPosition.
+var OpenPosition = openPosition
+
+// Close is close. The error is the first of both.
+func (p *Position) Close() error {
+	unrenewed, err := p.close()
+	p.file = nil
+	return errors.Join(unrenewed, err)
+}
+
+// Abandon releases what the process has of the position, as a crash does.
+func (p *Position) Abandon() {
+	if p.file != nil {
+		_ = p.file.close()
+		p.file = nil
+	}
 }

@@ -2,7 +2,7 @@
 //
 // In: a directory, which one process uses at a time. Out: a server that listens on no port and stores its streams there. Guarantee:
 // files that nats-server cannot read are kept, in a directory beside them; and the caller can check whether entries that were
-// acknowledged are missing, which nats-server does not report.
+// acknowledged are missing, or may be because the directory is an older copy, which nats-server does not report.
 package embedded
 
 import (
@@ -61,8 +61,7 @@ type Config struct {
 
 // Server is a nats-server in this process.
 type Server struct {
-	// Position records which entries the stream must have. The caller sets it when entries are acknowledged or removed, and checks
-	// it after a start.
+	// Position records which entries the stream must have.
 	Position *Position
 
 	cfg    Config
@@ -91,7 +90,7 @@ func Start(cfg Config, streams ...string) (_ *Server, err error) {
 			err = errors.Join(err, s.Close())
 		}
 	}()
-	if s.Position, err = openPosition(filepath.Join(cfg.Dir, positionName)); err != nil {
+	if s.Position, err = openPosition(cfg.Dir); err != nil {
 		return nil, err
 	}
 	if err := s.startWithStreams(streams); err != nil {
@@ -307,7 +306,11 @@ func (s *Server) Close() error {
 	}
 	var err error
 	if s.Position != nil {
-		err = s.Position.close()
+		var unrenewed error
+		if unrenewed, err = s.Position.close(); unrenewed != nil {
+			s.cfg.Log.Warn("The position cannot be renewed. An older copy of it is not noticed if it is written over the file in place.",
+				"dir", s.cfg.Dir, "error", unrenewed)
+		}
 	}
 	return errors.Join(err, s.lock.Close())
 }

@@ -113,29 +113,3 @@ func TestServerThatIsNotReadyInTimeLosesNothing(t *testing.T) {
 		return err
 	})
 }
-
-func TestPositionNoticesLostEntries(t *testing.T) {
-	dir := t.TempDir()
-	s := start(t, dir)
-	if err := s.Position.Set(10, 3); err != nil {
-		t.Fatal(err)
-	}
-	for _, tt := range []struct {
-		first, last uint64
-		want        string
-	}{
-		{4, 10, ""},
-		{2, 12, ""}, // a purge did not happen, and entries were stored and not acknowledged
-		{4, 9, "the newest entries, 10 to 10, are lost"},
-		{6, 10, "the oldest entries, 4 to 5, are lost"},
-	} {
-		err := s.Position.Check(tt.first, tt.last)
-		if (err == nil) != (tt.want == "") || err != nil && err.Error() != tt.want {
-			t.Errorf("%d to %d: got %v, want %q", tt.first, tt.last, err, tt.want)
-		}
-	}
-	s.Position.Forget()
-	if err := s.Position.Check(1, 0); err != nil {
-		t.Errorf("after Forget: got %v", err)
-	}
-}
