@@ -211,6 +211,10 @@ func (l *link) handleEvent(a *attempt, e transport.Event) {
 			l.lost = true
 			l.worker.warn(logConnect, time.Now(), "connection ended: its batches cannot be continued", "endpoint", a.address, "error", e.Err)
 		}
+		if errors.Is(e.Err, transport.ErrTooLong) {
+			l.p.tooLong = e.Err
+			l.worker.warn(logTooLong, time.Now(), "connection ended: a message is too long", "endpoint", a.address, "error", e.Err)
+		}
 	}
 	if l.current != a {
 		return

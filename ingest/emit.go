@@ -1,12 +1,14 @@
 package ingest
 
 import (
+	"errors"
 	"math"
 	"time"
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/sequence"
+	"github.com/kvcast/kvcast/ingest/transport"
 )
 
 // apply executes actions that follow from another input than a message.
@@ -72,6 +74,7 @@ func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 		w.metrics.incLabeled(replaysTotal, a.Repair.Cause.String())
 	case sequence.RepairDone:
 		w.metrics.inc(replaysDoneTotal)
+		p.tooLong = nil
 		p.endRepair(nil)
 		if r := a.Repair; r.Batches > 0 {
 			p.status.repairs.Add(1)
@@ -88,6 +91,9 @@ func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 			"last_seq", a.Seq, "batches", a.Repair.Batches)
 	case sequence.Reject:
 		in.decode(a.Batch)
+		if errors.Is(in.err, transport.ErrTooLong) {
+			p.tooLong = in.err
+		}
 		w.reject(in, now, "source", p.source, "rank", p.rank, "seq", a.Batch.Seq)
 	case sequence.DropDuplicate:
 		w.metrics.inc(duplicatesTotal)
@@ -180,8 +186,14 @@ func (p *publisher) reportGap(in *intake, now time.Time, a *sequence.Action) {
 	p.rules.SkipRaw(a.Missed)
 	p.worker.metrics.inc(gapsTotal)
 	p.worker.metrics.add(missedTotal, a.Missed)
-	p.warn(logGap, now, "batches lost", "reason", a.Reason.String(),
-		"missed", a.Missed, "first_seq", a.First, "last_seq", a.Last)
+	args := []any{"reason", a.Reason.String(), "missed", a.Missed, "first_seq", a.First, "last_seq", a.Last}
+	if p.tooLong != nil {
+		args = append(args, "cause", p.tooLong)
+	}
+	if a.Missed > 0 {
+		p.tooLong = nil
+	}
+	p.warn(logGap, now, "batches lost", args...)
 	for i, r := range p.ranks {
 		p.worker.lane.Gap(feed.Gap{
 			Progress: p.progress(i == len(p.ranks)-1),

@@ -2,7 +2,6 @@ package ingest
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
 
@@ -17,9 +16,6 @@ import (
 
 // messageFrames is the number of frames in an engine's message: topic, seq, payload.
 const messageFrames = 3
-
-// errTooLong is returned for a replayed payload of more than transport.MaxPayloadBytes.
-var errTooLong = errors.New("payload is too long")
 
 // intake decodes batches in reused memory. It is not safe for concurrent use.
 type intake struct {
@@ -89,7 +85,7 @@ func (in *intake) decode(b *sequence.Batch) {
 	}
 	in.decoded = b
 	if len(b.Payload) > transport.MaxPayloadBytes {
-		in.batch, in.err = nil, errTooLong
+		in.batch, in.err = nil, transport.TooLong(len(b.Payload))
 		return
 	}
 	in.batch, in.err = in.decoder.Decode(b.Payload)
@@ -136,7 +132,7 @@ var refusals = [numRefusals]struct{ name, want string }{
 	refusedFrames:      {"wrong_frames", "three frames: topic, seq, payload"},
 	refusedSeq:         {"bad_seq", "a seq of 8 bytes"},
 	refusedTopicLength: {"topic_too_long", fmt.Sprintf("a topic of at most %d bytes", config.MaxTopicBytes)},
-	refusedLength:      {"message_too_long", fmt.Sprintf("a payload of at most %d MiB", transport.MaxPayloadBytes>>20)},
+	refusedLength:      {"message_too_long", fmt.Sprintf("a payload of at most %d bytes", transport.MaxPayloadBytes)},
 	refusedRanks:       {"too_many_ranks", fmt.Sprintf("at most %d dp ranks a worker, and no more of all workers than MaxRanks", feed.MaxRanks)},
 	refusedForeignRank: {"foreign_rank", "a dp rank of the source: set dp_size to the number of the engine's ranks"},
 	refusedTopic:       {"foreign_topic", topicForm},

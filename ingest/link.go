@@ -170,7 +170,7 @@ func (l *link) process(c *transport.Chunk) {
 		if why, ok := in.open(m); ok {
 			l.arrive(in, began)
 		} else {
-			l.worker.refuse(why, began)
+			l.refuse(why, m, began)
 		}
 	})
 	if c.Drops != nil {
@@ -179,6 +179,16 @@ func (l *link) process(c *transport.Chunk) {
 	}
 	l.worker.metrics.add(messagesTotal, uint64(n))
 	l.worker.shared.metrics.observe(began, n)
+}
+
+// refuse refuses a message. The worker's mutex is held.
+func (l *link) refuse(why refusal, m transport.Message, now time.Time) {
+	if why != refusedLength {
+		l.worker.refuse(why, now)
+		return
+	}
+	l.worker.refuse(why, now, "bytes", len(m.Frames[2]))
+	l.p.tooLong = transport.TooLong(len(m.Frames[2]))
 }
 
 // arrive passes the batch that the intake has opened to the publisher. If the first batch of a call that resumes shows a restart, the

@@ -18,6 +18,7 @@ const (
 	logRejected
 	logRank
 	logConnect
+	logTooLong
 	logReplay
 	logReplayHole
 	logReplayHost

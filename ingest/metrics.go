@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
+	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
@@ -292,13 +293,13 @@ func (m *workerMetrics) batch(events []wire.Event, counts *wire.Counts) {
 // eventNames are the values of the label kind.
 var eventNames = [...]string{wire.KindStored: "stored", wire.KindRemoved: "removed", wire.KindCleared: "cleared"}
 
-// errorName returns the metric label for an error of wire.Decoder, or for errTooLong.
+// errorName returns the metric label for an error of wire.Decoder, or for transport.ErrTooLong.
 func errorName(err error) string {
 	var e wire.Error
 	switch {
 	case errors.As(err, &e):
 		return e.Name()
-	case errors.Is(err, errTooLong):
+	case errors.Is(err, transport.ErrTooLong):
 		return refusedLength.String()
 	}
 	return "unknown"

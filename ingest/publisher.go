@@ -62,6 +62,8 @@ type publisher struct {
 	// called when a repair ends: with nil after success, and with replayErr otherwise.
 	replayErr   error
 	repairEnded func(error)
+	// tooLong is the transport.ErrTooLong since the last loss was reported or a repair brought everything; nil if there was none.
+	tooLong error
 
 	// timer calls tick at timerAt, which is not after the machine's deadline. timerAt is zero if
 	// the timer is not running.

@@ -64,6 +64,9 @@ func (p *publisher) replay(ctx context.Context, r sequence.Request) {
 	locked(func() {
 		now := time.Now()
 		p.replayErr = err
+		if errors.Is(err, transport.ErrTooLong) {
+			p.tooLong = err
+		}
 		if err != nil && !errors.Is(err, transport.ErrReplayYielded) {
 			p.warn(logReplay, now, "replay failed", "endpoint", r.Endpoint, "error", err)
 		}

@@ -282,9 +282,9 @@ func (w *worker) logLimited(level slog.Level, kind logKind, now time.Time, msg s
 }
 
 // refuse counts and logs a message that is refused.
-func (w *worker) refuse(why refusal, now time.Time) {
+func (w *worker) refuse(why refusal, now time.Time, args ...any) {
 	w.metrics.incLabeled(refusedTotal, why.String())
-	w.warn(logKindOf(why), now, "message refused", "reason", why.String(), "want", why.wanted())
+	w.warn(logKindOf(why), now, "message refused", append([]any{"reason", why.String(), "want", why.wanted()}, args...)...)
 }
 
 // reject counts and logs the malformed batch that the intake has decoded.

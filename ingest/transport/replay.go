@@ -40,6 +40,8 @@ const (
 var (
 	// ErrReplayRefused means that nothing listens at the endpoint.
 	ErrReplayRefused = errors.New("nothing listens there")
+	// ErrReplayBroken means that the connection has ended before the end of the answer.
+	ErrReplayBroken = errors.New("the connection has ended before the end of the answer")
 	// ErrReplaySilent means that no reply, or no further one, came in time.
 	ErrReplaySilent = errors.New("no answer")
 	// ErrReplayBusy means that the request was not sent, because too many others are in
@@ -218,15 +220,24 @@ func (x *exchange) run(ctx context.Context, r Receiver, each func(uint64, []byte
 		silence = min(silence, x.FirstReply)
 	}
 	until := time.Now().Add(silence)
+	ended := ErrReplayRefused // why, if the connection has ended
 	for {
 		c, err := r.Next(func() time.Time { return until })
 		switch {
 		case errors.Is(err, ErrEnded):
-			return ErrReplayRefused
+			return ended
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return fmt.Errorf("%w for %v", ErrReplaySilent, silence)
 		case err != nil:
 			return err
+		}
+		for _, e := range c.Events {
+			switch {
+			case e.Kind == Disconnected && e.Err != nil:
+				ended = fmt.Errorf("%w: %w", ErrReplayBroken, e.Err)
+			case e.Kind != Failed:
+				ended = ErrReplayBroken
+			}
 		}
 		if len(c.Messages) > 0 || c.Drops != nil {
 			more, err := x.read(ctx, c, each)

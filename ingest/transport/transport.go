@@ -10,6 +10,7 @@ package transport
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"time"
@@ -42,7 +43,14 @@ var (
 	// ErrLost is the error of a connection after which the next one cannot continue: batches were lost, or
 	// the engine restarted.
 	ErrLost = errors.New("batches were lost")
+	// ErrTooLong is the error of a message above the limit, and of the end of a connection because of one.
+	ErrTooLong = errors.New("message is too long")
 )
+
+// TooLong returns the ErrTooLong of a payload of a number of bytes.
+func TooLong(bytes int) error {
+	return fmt.Errorf("%w: %d bytes, want at most %d", ErrTooLong, bytes, MaxPayloadBytes)
+}
 
 // Transport makes Receivers. It is safe for concurrent use.
 //

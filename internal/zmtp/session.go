@@ -337,9 +337,9 @@ func (s *Session) checkFrame(h frameHeader) error {
 	case h.flags&flagCommand == 0 && s.frames >= s.limits.Frames:
 		return &Error{ReasonFrames, fmt.Sprintf("message has more than %d frames", s.limits.Frames)}
 	case h.size > uint64(s.limits.FrameBytes):
-		return &Error{ReasonBytes, fmt.Sprintf("frame has more than %d bytes", s.limits.FrameBytes)}
+		return &Error{ReasonBytes, fmt.Sprintf("frame of %d bytes, want at most %d", h.size, s.limits.FrameBytes)}
 	case h.size > uint64(s.limits.Bytes-s.scanned):
-		return &Error{ReasonBytes, fmt.Sprintf("message has more than %d bytes", s.limits.Bytes)}
+		return &Error{ReasonBytes, fmt.Sprintf("message of at least %d bytes, want at most %d", uint64(s.scanned)+h.size, s.limits.Bytes)}
 	case h.flags&flagCommand != 0 && h.size > maxMetadataBytes:
 		return &Error{ReasonBytes, fmt.Sprintf("command has more than %d bytes", maxMetadataBytes)}
 	}

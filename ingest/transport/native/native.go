@@ -133,6 +133,9 @@ func (r *Receiver) dial(network, address string, request []byte) {
 	if err == nil {
 		err = newConn(r, 1, c).serve(request)
 	}
+	if protocol := (*zmtp.Error)(nil); errors.As(err, &protocol) && protocol.Reason == zmtp.ReasonBytes {
+		err = fmt.Errorf("%w: %w", transport.ErrTooLong, err)
+	}
 	kind := transport.Disconnected
 	if c == nil || errors.As(err, new(*notEstablished)) {
 		kind = transport.Failed
