@@ -266,10 +266,12 @@ func connected(t *testing.T, replay bool, ranks int, engines ...feed.Engine) *de
 		}
 		w.Sources = append(w.Sources, s)
 		for rank := range ranks {
-			d.caches[feed.Publisher{Source: source, Rank: uint32(rank)}] = newCache(t, simulator.PublisherConfig{
+			c := newCache(t, simulator.PublisherConfig{
 				SocketConfig: simulator.SocketConfig{Endpoint: at(live + rank), Mode: simulator.ModeBind, Replay: at(replays + rank)},
 				BatchConfig:  simulator.BatchConfig{Rank: uint32(rank), EventForm: wire.FormMap},
 			})
+			c.next = uint64(source) << 32 // equal hashes of two sources name one content
+			d.caches[feed.Publisher{Source: source, Rank: uint32(rank)}] = c
 		}
 	}
 	d.config.Workers = []config.Worker{w}

@@ -48,7 +48,7 @@ func TestLogNamesLMCacheIfItsChunksAreSkipped(t *testing.T) {
 	for !strings.Contains(r.next(), "batch") {
 	}
 	stop()
-	log.Want(t, fmt.Sprintf(`level=WARN msg="stores in host memory skipped: not the worker's block size" worker=w source=0 rank=0 block_size=%d want=%d `+
+	log.Want(t, fmt.Sprintf(`level=WARN msg="blocks skipped: not the worker's block size" worker=w source=0 rank=0 seq=0 reason=block_size_mismatch block_size=%d want=%d `+
 		`hint="LMCache stores chunks: set its chunk_size to the worker's block size" suppressed=0`, 4*blockSize, blockSize))
 }
 

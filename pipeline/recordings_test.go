@@ -25,7 +25,7 @@ import (
 
 // recordingsDir contains the recordings, each with an oracle of the engine's blocks after
 // every batch.
-const recordingsDir = "../cmd/kvcast/testdata/captures/engines-2026-11"
+const recordingsDir = "../cmd/kvcast/testdata/captures"
 
 // recordedBatch is one batch of a recording.
 type recordedBatch struct {
@@ -184,6 +184,7 @@ type recordingPlayer struct {
 func newRecordingPlayer(to target, blockSize wire.BlockSize, sources ...feed.Engine) *recordingPlayer {
 	p := &recordingPlayer{target: to, blockSize: blockSize}
 	p.rules = wire.NewRules(&p.blockSize)
+	p.rules.ClearsDevice = true
 	to.add(feed.Worker{Name: testWorker, Model: "m", BlockSize: blockSize.Tokens, Sources: sources})
 	return p
 }
@@ -201,7 +202,20 @@ func (p *recordingPlayer) play(t *testing.T, b recordedBatch) {
 	}
 	p.rules.Admit(batch, 0, new(wire.Counts))
 	p.batch(testWorker, feed.Batch{Seq: b.seq, IngestTime: int64(b.seq) + 1, CopyRule: feed.CopyRuleDetected,
-		Events: batch.Events, GroupsOmitted: batch.GroupsOmitted})
+		Events: batch.Events, GroupsOmitted: batch.GroupsOmitted, Doubts: doubtsOf(batch)})
+}
+
+// doubtsOf returns the doubts of a batch as ingest passes them on.
+func doubtsOf(b *wire.Batch) (all []feed.Doubt) {
+	gaps := map[wire.Effect]feed.GapReason{
+		wire.EffectSkipped: feed.GapEventsSkipped, wire.EffectBlockSize: feed.GapBlockSizeMismatch, wire.EffectUnknownContent: feed.GapUnknownContent,
+	}
+	for reason, tiers := range b.Doubts {
+		if tiers != 0 {
+			all = append(all, feed.Doubt{Reason: gaps[wire.Reason(reason).Effect()], Tiers: tiers})
+		}
+	}
+	return all
 }
 
 // blocksIn returns the router's blocks of the test's worker in a tier.
@@ -274,18 +288,24 @@ var recordings = []struct {
 	name                 string
 	exact                bool
 	missing, missingLast int
+	host                 bool // it has a host tier, which consolidation merges with the device tier
 }{
-	{name: "i_incremental", exact: true},
-	{name: "ii_full", missing: 10, missingLast: 3},
-	{name: "iii_mixed", missing: 10, missingLast: 3},
-	{name: "iv_hybrid_mixed", missing: 10, missingLast: 3},
-	{name: "v_reset_restart_full", missing: 10, missingLast: 3},
-	{name: "vii_mixed_skip_reading", missing: 10, missingLast: 3},
-	{name: "x_short_prompts_full", missing: 10, missingLast: 3},
-	{name: "xiv_mamba_partial_short_first", exact: true},
-	{name: "sglang_radix_p16", exact: true},
-	{name: "sglang_unified_names", exact: true},
-	{name: "sglang_unified_hicache", exact: true},
+	{name: "engines-2026-11/i_incremental", exact: true},
+	{name: "engines-2026-11/ii_full", missing: 10, missingLast: 3},
+	{name: "engines-2026-11/iii_mixed", missing: 10, missingLast: 3},
+	{name: "engines-2026-11/iv_hybrid_mixed", missing: 10, missingLast: 3},
+	{name: "engines-2026-11/v_reset_restart_full", missing: 10, missingLast: 3},
+	{name: "engines-2026-11/vii_mixed_skip_reading", missing: 10, missingLast: 3},
+	{name: "engines-2026-11/x_short_prompts_full", missing: 10, missingLast: 3},
+	{name: "engines-2026-11/xiv_mamba_partial_short_first", exact: true},
+	{name: "engines-2026-11/sglang_radix_p16", exact: true},
+	{name: "engines-2026-11/sglang_unified_names", exact: true},
+	{name: "engines-2026-11/sglang_unified_hicache", exact: true},
+	{name: "vllm-real/plain_v0", exact: true},
+	{name: "vllm-real/plain_v1", exact: true},
+	{name: "vllm-real/salts", exact: true},
+	{name: "vllm-real/restart_reset_salts_preempt", missing: 10, missingLast: 3},
+	{name: "vllm-real/offload_cpu_reset", exact: true, host: true},
 }
 
 // TestRecordingsBecomeTheEnginesBlocks plays recordings of engines, all with vLLM's copy
@@ -301,7 +321,7 @@ func TestRecordingsBecomeTheEnginesBlocks(t *testing.T) {
 			if configured := playRecording(t, batches, blockSize, true); configured != s {
 				t.Errorf("with the block size configured: got %v, want as where it is learned: %v", configured, s)
 			}
-			if batches[0].oracle.Labels != "" { // otherwise it has a host tier, which consolidation merges with the device tier
+			if batches[0].oracle.Labels != "" && !r.host { // recordings of SGLang have one, too
 				consolidated := playRecording(t, batches, blockSize, false, feed.EngineVLLM, feed.EngineKVBM)
 				if consolidated != s {
 					t.Errorf("with a second source: got %v, want as without: %v", consolidated, s)
@@ -321,7 +341,7 @@ func TestRecordingsBecomeTheEnginesBlocks(t *testing.T) {
 // GroupsOmitted, and any other recording none.
 func TestGroupsOmittedOfRecordings(t *testing.T) {
 	testclass.WithoutRace(t)
-	hybrid := map[string]int{"iv_hybrid_mixed": 1, "xiv_mamba_partial_short_first": 1}
+	hybrid := map[string]int{"engines-2026-11/iv_hybrid_mixed": 1, "engines-2026-11/xiv_mamba_partial_short_first": 1}
 	for _, r := range recordings {
 		t.Run(r.name, func(t *testing.T) {
 			t.Parallel()

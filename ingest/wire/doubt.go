@@ -19,7 +19,7 @@ type Effect uint8
 const (
 	// EffectNone: the blocks are the engine's nevertheless.
 	EffectNone Effect = iota
-	// EffectUpperBound: other attention groups decide as well which prefix the engine reuses.
+	// EffectUpperBound: other attention groups decide as well which prefix the engine reuses; see Batch.GroupsOmitted.
 	EffectUpperBound
 	// EffectSkipped: blocks may be missing, and the known ones may be gone.
 	EffectSkipped
@@ -52,6 +52,7 @@ var reasons = [NumReasons]struct {
 	ReasonRepeatedHash:          {"repeated_hash", EffectSkipped, 0},
 	ReasonNameTooLong:           {"name_too_long", EffectSkipped, 0},
 	ReasonUnknownContent:        {"unknown_content", EffectUnknownContent, 0},
+	ReasonPartialBlock:          {"partial_block", EffectUpperBound, 0},
 }
 
 // String returns the reason's metric label.

@@ -80,6 +80,13 @@ func TestTrustTable(t *testing.T) {
 			{"two salts of a block", []any{stored(obj{"cache_salt": "s"}, 1), stored(obj{"cache_salt": "t"}, 1)}, device, wire.EffectUnknownContent},
 		},
 	}
+	grouped := obj{"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+	table[wire.ReasonPartialBlock] = append(table[wire.ReasonPartialBlock], struct {
+		name   string
+		events []any
+		tiers  wire.Tiers
+		effect wire.Effect
+	}{"store", []any{stored(with(grouped, obj{"block_size": 4, "token_ids": []any{1, 2, 3, 4}}), 1), stored(with(grouped, obj{"block_size": 2, "token_ids": []any{1, 2}}), 2)}, none, wire.EffectUpperBound})
 	for reason := wire.ReasonNone + 1; reason < wire.NumReasons; reason++ {
 		if len(table[reason]) == 0 {
 			t.Errorf("%s: no events cause it", reason)

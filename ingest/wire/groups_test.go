@@ -48,9 +48,9 @@ func TestGroupsOmittedByBatch(t *testing.T) {
 			{[]any{stored(obj{"kv_cache_spec_kind": "mamba", "group_idx": 1, "medium": "DISK"}, 1)}, false},
 			{[]any{removed(obj{"group_idx": 1, "medium": "EXTERNAL"}, 1)}, false},
 		}},
-		{"partial blocks of the main group do not count", []batch{
+		{"partial blocks of the main group: the engine reuses them, too", []batch{
 			{[]any{stored(obj{"kv_cache_spec_kind": "full_attention", "group_idx": 0, "block_size": 2, "token_ids": []any{1, 2}}, 1)}, false},
-			{[]any{stored(obj{"kv_cache_spec_kind": "full_attention", "group_idx": 0}, 2)}, false},
+			{[]any{stored(obj{"kv_cache_spec_kind": "full_attention", "group_idx": 0}, 2)}, true},
 		}},
 		{"events ignored for other reasons do not count", []batch{
 			{[]any{

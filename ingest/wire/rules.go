@@ -143,7 +143,7 @@ func (r *Rules) SkipRaw(n uint64) { r.rawID += min(n, MaxRawID-r.rawID) }
 // TokensHashes is the Rules' memory, valid until the next Admit. Admit also sets the batch's
 // GroupsOmitted.
 func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
-	omitted := counts[ReasonNonMainAttentionGroup]
+	omitted := counts[ReasonNonMainAttentionGroup] + counts[ReasonPartialBlock]
 	skipped := b.Skipped
 	kept := 0
 	r.ForeignBlockSize, r.ForeignTier = 0, 0
@@ -183,7 +183,7 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 		r.countSkipped(s.Reason, counts)
 	}
 	b.Events = b.Events[:kept]
-	b.GroupsOmitted = counts[ReasonNonMainAttentionGroup] != omitted
+	b.GroupsOmitted = counts[ReasonNonMainAttentionGroup]+counts[ReasonPartialBlock] != omitted
 	b.Doubts, b.HasDoubts = r.doubts, r.hasDoubts && r.doubts != Doubts{}
 	// The memory is released now because the next batch may come late, and there may be many
 	// sources.
@@ -276,6 +276,10 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 		return false
 	}
 	hashOnly := ev.hashOnly()
+	if !hashOnly && r.isPartial(ev) {
+		r.doubt(ReasonPartialBlock, ev.Tier, counts)
+		return false
+	}
 	if !hashOnly && !r.fitsBlockSize(ev, rank) {
 		r.doubt(ReasonBlockSizeMismatch, ev.Tier, counts)
 		r.ForeignBlockSize, r.ForeignTier = ev.BlockSize, ev.Tier
@@ -378,6 +382,21 @@ func (r *Rules) applyScope(ev *Event, rank uint32) (known int, told, ok bool) {
 	return keys.known, keys.known == len(ev.BlockHashes) || keys.embeds, true
 }
 
+// isPartial reports whether a store is of a part of a block: a single block, of an engine that names attention groups, of a
+// size that divides the worker's. While that is unknown, it is a block with a parent: if it were a whole block, a store of its
+// parent would have come first.
+func (r *Rules) isPartial(ev *Event) bool {
+	size := r.blockSize.Tokens
+	switch {
+	case len(ev.BlockHashes) != 1 || !ev.HasGroupIdx && ev.SpecKind == "" || ev.BlockSize == 0 || ev.BlockSize > MaxBlockSize:
+		return false
+	case size == 0:
+		return ev.HasParent && ev.Parent != 0
+	default:
+		return ev.Tier == TierDevice && ev.BlockSize < size && size%ev.BlockSize == 0 && !r.blockSize.offDevice
+	}
+}
+
 // fitsBlockSize reports whether a store's block size is or becomes the worker's block size.
 func (r *Rules) fitsBlockSize(ev *Event, rank uint32) bool {
 	size := r.blockSize
@@ -387,10 +406,7 @@ func (r *Rules) fitsBlockSize(ev *Event, rank uint32) bool {
 	case ev.BlockSize == size.Tokens:
 		return true
 	case size.Tokens == 0:
-		// A partial block is a single block with a parent, from an engine that names attention
-		// groups. Its size is not learned. If it were a whole block, a store of its parent
-		// would have come first.
-		return len(ev.BlockHashes) != 1 || !ev.HasParent || ev.Parent == 0 || !ev.HasGroupIdx && ev.SpecKind == ""
+		return true
 	case size.Configured || ev.Tier != TierDevice:
 		return false
 	case size.offDevice:

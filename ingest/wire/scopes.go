@@ -229,9 +229,10 @@ func (s *scopes) setTokens(ev *Event, rank uint32) {
 		return
 	}
 	for i, tokens := range ev.TokensHashes {
-		if b, ok := r.blocks[ev.BlockHashes[i]]; ok {
+		if b, ok := r.blocks[ev.BlockHashes[i]]; ok && b.tokens != tokens {
 			b.tokens = tokens
 			r.blocks[ev.BlockHashes[i]] = b
+			s.changes.addBlock(rank, ev.BlockHashes[i])
 		}
 	}
 }

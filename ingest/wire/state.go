@@ -104,6 +104,9 @@ func (e *stateEncoder) block(to *statev1.IngestRank, hash uint64) {
 	to.SaltedBlocks = append(to.SaltedBlocks, hash)
 	to.BlockSalts = append(to.BlockSalts, e.salt(b.scope))
 	to.BlockCopies = append(to.BlockCopies, copies)
+	if len(e.rules.scopes.peers) > 0 { // only they compare tokens
+		to.BlockTokens = append(to.BlockTokens, b.tokens)
+	}
 }
 
 // salt returns the number of a salt in the message.
@@ -139,6 +142,9 @@ func CheckState(s *statev1.IngestSource) error {
 	for _, rank := range s.Ranks {
 		if n := len(rank.SaltedBlocks); len(rank.BlockSalts) != n || len(rank.BlockCopies) != n {
 			return errors.New("salted blocks differ in number from their salts or copies")
+		}
+		if n := len(rank.BlockTokens); n != 0 && n != len(rank.SaltedBlocks) {
+			return errors.New("salted blocks differ in number from their tokens hashes")
 		}
 		for _, n := range rank.BlockSalts {
 			if int(n) > len(s.Salts) {
@@ -201,7 +207,11 @@ func (s *scopes) restore(state *statev1.IngestRank, salts, adapters [][]byte) {
 		s.retain(ids[1+i]) // until all blocks are set
 	}
 	for i, hash := range state.SaltedBlocks {
-		s.set(r, hash, ids[state.BlockSalts[i]], state.BlockCopies[i])
+		tokens := uint64(0)
+		if i < len(state.BlockTokens) {
+			tokens = state.BlockTokens[i]
+		}
+		s.set(r, hash, ids[state.BlockSalts[i]], state.BlockCopies[i], tokens)
 	}
 	for _, id := range ids {
 		s.release(id)
@@ -210,7 +220,7 @@ func (s *scopes) restore(state *statev1.IngestRank, salts, adapters [][]byte) {
 }
 
 // set sets the salt and the copies of a block, which is forgotten if it has none.
-func (s *scopes) set(r *scopedRank, hash uint64, id scopeID, copies uint32) {
+func (s *scopes) set(r *scopedRank, hash uint64, id scopeID, copies uint32, tokens uint64) {
 	b, ok := r.blocks[hash]
 	switch {
 	case ok && copies == 0:
@@ -226,7 +236,7 @@ func (s *scopes) set(r *scopedRank, hash uint64, id scopeID, copies uint32) {
 	}
 	s.retain(id)
 	s.release(b.scope)
-	b.scope = id
+	b.scope, b.tokens = id, tokens
 	for i := range b.copies {
 		b.copies[i] = uint8(copies >> (8 * i))
 	}

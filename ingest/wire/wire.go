@@ -335,6 +335,8 @@ const (
 	// ReasonUnknownContent is a store that is not left out, of blocks whose content cannot be told: its adapter has no
 	// name, its tokens are no token ids, or its extra keys or cache salt are ambiguous.
 	ReasonUnknownContent
+	// ReasonPartialBlock is a store of a part of a block, of an engine with several attention groups.
+	ReasonPartialBlock
 
 	NumReasons = iota
 )

@@ -46,24 +46,24 @@ func TestFileWithEveryKey(t *testing.T) {
 	want.Ingest.Workers = []ingestconfig.Worker{{
 		Name: "vllm-0", Model: "Qwen/Qwen3-0.6B", BlockSize: 16, Endpoint: "10.0.0.5:8000", Consolidate: "dedup",
 		Labels:  map[string]string{"zone": "a", "app.kubernetes.io/part-of": "llm"},
-		Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:5558", Snapshot: "tcp://10.0.0.5:5559", DPSize: 1, Copies: ingestconfig.CopiesAuto}, {Engine: feed.EngineKVBM, Connect: "tcp://10.0.0.5:5567", FirstRank: 4, DPSize: 1, Copies: ingestconfig.CopiesAuto}},
+		Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:5558", Snapshot: "tcp://10.0.0.5:5559", DPSize: 1, Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsDevice}, {Engine: feed.EngineKVBM, Connect: "tcp://10.0.0.5:5567", FirstRank: 4, DPSize: 1, Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsAuto}},
 	}}
 	want.Ingest.ConnectZMQ = ingestconfig.ZMQNative
-	want.Ingest.Listeners = []ingestconfig.Listener{{Bind: "tcp://*:5557", Engine: feed.EngineLLMDSim, Copies: ingestconfig.CopiesCounted, ReplayPort: 5558, Topics: []string{"kv@*"}, ReplayHosts: []string{"10.0.0.0/8", "*.vllm.svc"}}}
+	want.Ingest.Listeners = []ingestconfig.Listener{{Bind: "tcp://*:5557", Engine: feed.EngineLLMDSim, Copies: ingestconfig.CopiesCounted, Clears: ingestconfig.ClearsAll, ReplayPort: 5558, Topics: []string{"kv@*"}, ReplayHosts: []string{"10.0.0.0/8", "*.vllm.svc"}}}
 	want.Egress.SMG.Workers = []Authority{{Authority: "vllm-0.example:50051", Worker: "vllm-0"}}
 	want.Egress.SGLang.Workers = []Address{{Worker: "vllm-0", Address: "http://10.0.0.7:30000"}}
 	want.Egress.Dynamo.WorkerIDs = []WorkerID{{Worker: "vllm-0", ID: math.MaxUint64}}
 	want.Discovery = []Discovery{
-		{DNS: "vllm.default.svc", Engines: discovery.Engines{Port: 5557, ReplayPort: 5558, Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto, Model: "m", BlockSize: 16}, Interval: 5 * time.Second},
+		{DNS: "vllm.default.svc", Engines: discovery.Engines{Port: 5557, ReplayPort: 5558, Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsAuto, Model: "m", BlockSize: 16}, Interval: 5 * time.Second},
 		{
 			Kubernetes: Kubernetes{
 				Selector: "llm-d.ai/inference-serving=true", Namespaces: []string{"llm-a", "llm-b"}, Kubeconfig: "kubeconfig.yaml", HTTPPort: 8000, DPSize: 1,
 				Labels: []string{"llm-d.ai/role"},
 			},
-			Engines:  discovery.Engines{Port: 5557, ReplayPort: 5558, Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto, Model: "m", BlockSize: 16},
+			Engines:  discovery.Engines{Port: 5557, ReplayPort: 5558, Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsAuto, Model: "m", BlockSize: 16},
 			Interval: 5 * time.Second,
 		},
-		{Engines: discovery.Engines{Copies: ingestconfig.CopiesAuto}, File: "workers.yaml", Interval: 5 * time.Second},
+		{Engines: discovery.Engines{Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsAuto}, File: "workers.yaml", Interval: 5 * time.Second},
 	}
 	if diff := compare(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -207,6 +207,7 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"tracing: {sample_ratio: NaN}", `f:1: tracing.sample_ratio: "NaN" is not allowed: want 0 to 1, such as 0.01`},
 		{"discovery:\n- {}", `f:2: discovery[0]: has neither dns, kubernetes nor file: want dns with port, kubernetes, or file`},
 		{"workers: [{name: a, sources: [{connect: \"tcp://h:1\", copies: Auto}]}]", `f:1: workers[0].sources[0].copies: "Auto" is not allowed: want auto, counted or announced-last`},
+		{"workers: [{name: a, sources: [{connect: \"tcp://h:1\", clear: gpu}]}]", `f:1: workers[0].sources[0].clear: "gpu" is not allowed: want auto, device or all`},
 		{"listeners: [{bind: \"tcp://*:1\", copies: set}]", `f:1: listeners[0].copies: "set" is not allowed: want auto, counted or announced-last`},
 		{"discovery: [{dns: engines, port: 1, copies: set}]", `f:1: discovery[0].copies: "set" is not allowed: want auto, counted or announced-last`},
 		{"discovery:\n- dns: engines", `f:2: discovery[0].port: is missing: want 1 to 65535, the port at which each engine publishes, such as 5557`},
@@ -214,8 +215,8 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"discovery:\n- dns: h\n  port: 0", `f:3: discovery[0].port: "0" is not allowed: want 1 to 65535`},
 		{"discovery:\n- file: w.yaml\n  model: m", `f:3: discovery[0].model: is not allowed with file: want file or interval`},
 		{"discovery:\n- file: w.yaml\n  interval: 99ms", `f:3: discovery[0].interval: "99ms" is not allowed: want 100ms to 1h`},
-		{"discovery: [{fil: w.yaml}]", `f:1: discovery[0]: unknown key "fil", did you mean file? want dns, port, replay_port, engine, copies, model, block_size, kubernetes, namespaces, kubeconfig, http_port, dp_size, labels, file or interval`},
-		{"discovery:\n- kubernetes: app=vllm\n  interval: 1s", `f:3: discovery[0].interval: is not allowed with kubernetes: want kubernetes, namespaces, kubeconfig, http_port, dp_size, labels, port, replay_port, engine, copies, model or block_size`},
+		{"discovery: [{fil: w.yaml}]", `f:1: discovery[0]: unknown key "fil", did you mean file? want dns, port, replay_port, engine, copies, clear, model, block_size, kubernetes, namespaces, kubeconfig, http_port, dp_size, labels, file or interval`},
+		{"discovery:\n- kubernetes: app=vllm\n  interval: 1s", `f:3: discovery[0].interval: is not allowed with kubernetes: want kubernetes, namespaces, kubeconfig, http_port, dp_size, labels, port, replay_port, engine, copies, clear, model or block_size`},
 		{"discovery:\n- kubernetes: app in vllm", `f:2: discovery[0].kubernetes: "app in vllm" is not allowed: want a label selector, such as llm-d.ai/inference-serving=true`},
 		{"discovery:\n- kubernetes: \"\"", `f:2: discovery[0].kubernetes: "" is not allowed: want a label selector, such as llm-d.ai/inference-serving=true`},
 		{"discovery:\n- kubernetes: app=vllm\n  dns: h", `f:2: discovery[0].kubernetes: is not allowed with dns: want one of the two`},
@@ -223,7 +224,7 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"discovery: [{kubernetes: app=vllm, labels: [a b]}]", `f:1: discovery[0].labels[0]: "a b" is not allowed: want the key of a label, such as llm-d.ai/role`},
 		{"workers: [{name: a, http: \"http://h:1/v1\"}]", `f:1: workers[0].http: "http://h:1/v1" is not allowed: want http://HOST:PORT or https://HOST:PORT`},
 		{"workers: [{name: a, http: \"http://h:1\", sources: [{engine: kvbm}]}]", `f:1: workers[0].http: "http://h:1" is not allowed: want none unless the worker has one source, of the engine vllm or sglang`},
-		{"discovery: [w.yaml]", `f:1: discovery[0]: "w.yaml" is not allowed: want a mapping with dns, port, replay_port, engine, copies, model, block_size, kubernetes, namespaces, kubeconfig, http_port, dp_size, labels, file or interval`},
+		{"discovery: [w.yaml]", `f:1: discovery[0]: "w.yaml" is not allowed: want a mapping with dns, port, replay_port, engine, copies, clear, model, block_size, kubernetes, namespaces, kubeconfig, http_port, dp_size, labels, file or interval`},
 		{"- listen", `f:1: a list is not allowed: want a mapping with listen, admin, admin_tls, console, log_level, log_format, tracing, journal, cluster, batch, ingest, subscribers, auth, tls, reflection, emit_token_ids, retain_token_ids, token_id_bytes, egress, workers, listeners or discovery`},
 		{"listen: :1\n---\nadmin: :2", `f:2: a second document is not allowed: want one`},
 		{"listen: :1\nadmin: \"", `f: yaml: line 2: found unexpected end of stream`},
@@ -600,6 +601,7 @@ func drawConfig(t *rapid.T) *Config {
 	names := rapid.SliceOfNDistinct(words.Filter(func(s string) bool { return s != "" && len(s) <= ingestconfig.MaxNameBytes }), 0, 4, rapid.ID).Draw(t, "names")
 	engines := rapid.SampledFrom([]feed.Engine{feed.EngineVLLM, feed.EngineSGLang, feed.EngineTRTLLM, feed.EngineKVBM, feed.EngineLLMDSim})
 	copies := rapid.SampledFrom([]ingestconfig.Copies{ingestconfig.CopiesAuto, ingestconfig.CopiesCounted, ingestconfig.CopiesAnnouncedLast})
+	clears := rapid.SampledFrom([]ingestconfig.Clears{ingestconfig.ClearsAuto, ingestconfig.ClearsDevice, ingestconfig.ClearsAll})
 	for i, name := range names {
 		w := ingestconfig.Worker{Consolidate: feed.ConsolidateDedup}
 		w.Name, w.Model, w.Endpoint = name, words.Draw(t, "model"), words.Draw(t, "endpoint")
@@ -607,7 +609,7 @@ func drawConfig(t *rapid.T) *Config {
 		if labels := rapid.MapOfN(words.Filter(func(s string) bool { return s != "" && len(s) <= ingestconfig.MaxNameBytes }), words, 0, 4).Draw(t, "labels"); len(labels) > 0 {
 			w.Labels = labels
 		}
-		s := ingestconfig.Source{Engine: engines.Draw(t, "engine"), FirstRank: rapid.IntRange(0, 1000).Draw(t, "first rank"), DPSize: rapid.IntRange(1, 20).Draw(t, "dp size"), Topic: words.Draw(t, "topic"), Copies: copies.Draw(t, "copies")}
+		s := ingestconfig.Source{Engine: engines.Draw(t, "engine"), FirstRank: rapid.IntRange(0, 1000).Draw(t, "first rank"), DPSize: rapid.IntRange(1, 20).Draw(t, "dp size"), Topic: words.Draw(t, "topic"), Copies: copies.Draw(t, "copies"), Clears: clears.Draw(t, "clears")}
 		s.Connect = fmt.Sprintf("tcp://[fd00::%d]:%d", i+1, ports.Draw(t, "port"))
 		w.Sources = []ingestconfig.Source{s}
 		if rapid.Bool().Draw(t, "a second source") {
@@ -618,7 +620,7 @@ func drawConfig(t *rapid.T) *Config {
 		c.Ingest.Workers = append(c.Ingest.Workers, w)
 	}
 	for range rapid.IntRange(0, 3).Draw(t, "listeners") {
-		l := ingestconfig.Listener{Bind: "tcp://*:*", Engine: engines.Draw(t, "engine"), Copies: copies.Draw(t, "copies"), ReplayPort: rapid.OneOf(rapid.Just(-1), ports).Draw(t, "replay port")}
+		l := ingestconfig.Listener{Bind: "tcp://*:*", Engine: engines.Draw(t, "engine"), Copies: copies.Draw(t, "copies"), Clears: clears.Draw(t, "clears"), ReplayPort: rapid.OneOf(rapid.Just(-1), ports).Draw(t, "replay port")}
 		l.Topics = rapid.SampledFrom([][]string{nil, {"kv@*"}, {"*", "1", "a: b"}}).Draw(t, "topics")
 		c.Ingest.Listeners = append(c.Ingest.Listeners, l)
 	}
@@ -639,7 +641,7 @@ func drawConfig(t *rapid.T) *Config {
 				d.Kubernetes.Labels = rapid.SampledFrom([][]string{nil, {"llm-d.ai/role", "1"}}).Draw(t, "labels")
 			}
 			d.Engines.Port, d.Engines.ReplayPort = ports.Draw(t, "port"), rapid.OneOf(rapid.Just(0), ports).Draw(t, "replay port")
-			d.Engines.Copies = copies.Draw(t, "copies")
+			d.Engines.Copies, d.Engines.Clears = copies.Draw(t, "copies"), clears.Draw(t, "clears")
 			d.Engines.Engine, d.Engines.Model, d.Engines.BlockSize = engines.Draw(t, "engine"), words.Draw(t, "model"), rapid.Uint32Max(wire.MaxBlockSize).Draw(t, "block size")
 		}
 		c.Discovery = append(c.Discovery, d)
@@ -699,7 +701,7 @@ func TestWorkerWithHTTPNeedsNoEndpoints(t *testing.T) {
 		}
 		want := []ingestconfig.Worker{{
 			Name: "a", HTTP: "http://vllm-0:8000", Endpoint: "vllm-0:8000", Consolidate: feed.ConsolidateDedup,
-			Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://vllm-0:5557", DPSize: 1, Copies: ingestconfig.CopiesAuto}},
+			Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://vllm-0:5557", DPSize: 1, Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsAuto}},
 		}}
 		if diff := cmp.Diff(want, c.Ingest.Workers); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", text, diff)

@@ -15,7 +15,7 @@ import (
 func TestReadWorkers(t *testing.T) {
 	t.Parallel()
 	worker := func(name string) ingestconfig.Worker {
-		return ingestconfig.Worker{Name: name, Model: "m", Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://" + name + ":1", DPSize: 1, Copies: ingestconfig.CopiesAuto}}, Consolidate: feed.ConsolidateDedup}
+		return ingestconfig.Worker{Name: name, Model: "m", Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://" + name + ":1", DPSize: 1, Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsAuto}}, Consolidate: feed.ConsolidateDedup}
 	}
 	labeled := worker("a")
 	labeled.Labels = map[string]string{"zone": "x"}

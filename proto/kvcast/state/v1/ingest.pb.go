@@ -261,7 +261,9 @@ type IngestRank struct {
 	BlockSalts []uint32 `protobuf:"varint,8,rep,packed,name=block_salts,json=blockSalts,proto3" json:"block_salts,omitempty"`
 	// Copies of each salted block in each tier: 8 bits a tier, from the nearest tier in the
 	// lowest bits on. The block is forgotten if there are none.
-	BlockCopies   []uint32 `protobuf:"fixed32,9,rep,packed,name=block_copies,json=blockCopies,proto3" json:"block_copies,omitempty"`
+	BlockCopies []uint32 `protobuf:"fixed32,9,rep,packed,name=block_copies,json=blockCopies,proto3" json:"block_copies,omitempty"`
+	// Tokens hash of each salted block; 0 if it is unknown. Empty if all are.
+	BlockTokens   []uint64 `protobuf:"fixed64,10,rep,packed,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -355,6 +357,13 @@ func (x *IngestRank) GetBlockSalts() []uint32 {
 func (x *IngestRank) GetBlockCopies() []uint32 {
 	if x != nil {
 		return x.BlockCopies
+	}
+	return nil
+}
+
+func (x *IngestRank) GetBlockTokens() []uint64 {
+	if x != nil {
+		return x.BlockTokens
 	}
 	return nil
 }
@@ -655,7 +664,7 @@ const file_kvcast_state_v1_ingest_proto_rawDesc = "" +
 	"\x06source\x18\x01 \x01(\rR\x06source\x12\x14\n" +
 	"\x05salts\x18\x02 \x03(\fR\x05salts\x121\n" +
 	"\x05ranks\x18\x03 \x03(\v2\x1b.kvcast.state.v1.IngestRankR\x05ranks\x12\x1a\n" +
-	"\badapters\x18\x04 \x03(\fR\badapters\"\xac\x02\n" +
+	"\badapters\x18\x04 \x03(\fR\badapters\"\xcf\x02\n" +
 	"\n" +
 	"IngestRank\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x18\n" +
@@ -670,7 +679,9 @@ const file_kvcast_state_v1_ingest_proto_rawDesc = "" +
 	"\rsalted_blocks\x18\a \x03(\x06R\fsaltedBlocks\x12\x1f\n" +
 	"\vblock_salts\x18\b \x03(\rR\n" +
 	"blockSalts\x12!\n" +
-	"\fblock_copies\x18\t \x03(\aR\vblockCopies\"\xa4\x01\n" +
+	"\fblock_copies\x18\t \x03(\aR\vblockCopies\x12!\n" +
+	"\fblock_tokens\x18\n" +
+	" \x03(\x06R\vblockTokens\"\xa4\x01\n" +
 	"\x0fIngestPublisher\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\rR\x06source\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x14\n" +
