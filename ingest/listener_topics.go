@@ -138,6 +138,9 @@ func (l *listener) addWorker(name, model string) *boundWorker {
 	l.spawnIn(w.worker)
 	w.onRemoved = func() { l.forget(w) }
 	w.log.Info("worker added", "model", model)
+	if model == "" {
+		w.log.Warn(config.NoTopicModel)
+	}
 	l.workers[name] = w
 	return w
 }

@@ -124,3 +124,24 @@ func TestLogNamesThePeersThatAreDisconnected(t *testing.T) {
 		}
 	}
 }
+
+// A worker of a listener has the model that its topic names, which may be none.
+func TestWorkersWithoutModelAreLogged(t *testing.T) {
+	t.Parallel()
+	for topic, want := range map[string]int{"kv": 1, "kv@p@m": 0} {
+		var log harness.Log
+		r := newRecorder(t)
+		in, stop := start(t, config.Config{Logger: log.Logger(), Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*", Worker: "w"}}}, r)
+		e := newEngine(t)
+		e.connect(in.Endpoints()[0])
+		e.awaitSubscriber("")
+		e.send(topic, seqFrame(0), payload(0))
+		r.next() // the worker
+		r.next() // the batch
+		stop()
+		line := "level=WARN msg=\"" + config.NoTopicModel + "\" worker=w\n"
+		if n := strings.Count(log.String(), line); n != want {
+			t.Errorf("topic %s: logged %d times, want %d:\n%s", topic, n, want, log.String())
+		}
+	}
+}

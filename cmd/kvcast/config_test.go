@@ -179,22 +179,31 @@ func TestSocketsOfAnotherWorkerAreRefused(t *testing.T) {
 	}
 }
 
-// TestCheckAndStartWarnOfWorkersWithoutReplay checks workers of the configuration, of a file, and of engines without replays.
-func TestCheckAndStartWarnOfWorkersWithoutReplay(t *testing.T) {
+// TestCheckAndStartWarnOfProbableMistakes checks workers of the configuration and of a file without replays or a model, and
+// engines that have no replays.
+func TestCheckAndStartWarnOfProbableMistakes(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
 	watched := configFile(t, "- {name: c, model: m, sources: [{connect: \"tcp://127.0.0.1:3\"}]}")
+	if err := os.Rename(watched, watched+".workers"); err != nil {
+		t.Fatal(err)
+	}
+	watched += ".workers"
 	file := configFile(t, fmt.Sprintf(`
 workers:
   - {name: a, model: m, sources: [{connect: "tcp://127.0.0.1:1"}]}
   - {name: b, model: m, sources: [{connect: "tcp://127.0.0.1:2", replay: "tcp://127.0.0.1:12"}, {engine: kvbm, connect: "tcp://127.0.0.1:4"}]}
-  - {name: d, model: m, sources: [{connect: "smg://127.0.0.1:5"}]}
+  - {name: d, sources: [{connect: "smg://127.0.0.1:5"}]}
 discovery: [{file: %q}]
-`, watched))
+`, filepath.Base(watched)))
+	if err := os.Rename(watched, filepath.Join(filepath.Dir(file), filepath.Base(watched))); err != nil {
+		t.Fatal(err)
+	}
 	got := kvcast(t, nil, "serve", "--check", "--config", file)
 	const text = "no replay socket: lost batches are reported and cannot be repaired; want replay, and replay_endpoint of the engine"
-	want := "# warning: worker \"a\": " + text + "\n# warning: worker \"c\": " + text + "\n"
-	if !strings.HasPrefix(got.out, want) || strings.Count(got.out, "# warning") != 2 || got.status != 0 || got.err != "" {
+	const noModel = "no model: no request that names a model matches the worker; want model"
+	want := "# warning: worker \"a\": " + text + "\n# warning: worker \"d\": " + noModel + "\n# warning: worker \"c\": " + text + "\n"
+	if !strings.HasPrefix(got.out, want) || strings.Count(got.out, "# warning") != 3 || got.status != 0 || got.err != "" {
 		t.Errorf("got status %d, %q and\n%s\nwant\n%s", got.status, got.err, got.out, want)
 	}
 	if again := kvcast(t, nil, "serve", "--check", "--config", configFile(t, got.out)); again.status != 0 {
@@ -203,6 +212,10 @@ discovery: [{file: %q}]
 	s := serve(t, "--config", file, "--ingest-start-wait", "0s")
 	for _, worker := range []string{"a", "c"} {
 		s.logged("level=WARN msg=\"" + text + "\" worker=" + worker + " source=0")
+	}
+	s.logged("level=WARN msg=\"" + noModel + "\" worker=d$")
+	if found := s.logged(`msg="worker found" discovery=(\S+) worker=c`); found != filepath.Join(filepath.Dir(file), filepath.Base(watched)) {
+		t.Errorf("the log names %s", found)
 	}
 }
 

@@ -263,6 +263,35 @@ func TestFieldErrorSaysWhatIsAllowed(t *testing.T) {
 	}
 }
 
+func TestWarnings(t *testing.T) {
+	const replay = "no replay socket: lost batches are reported and cannot be repaired; want replay, and replay_endpoint of the engine"
+	const model = "no model: no request that names a model matches the worker; want model"
+	source := func(connect, replay string) config.Source { return config.Source{Connect: connect, Replay: replay} }
+	for _, tt := range []struct {
+		name   string
+		worker config.Worker
+		want   []string
+	}{
+		{"none", config.Worker{Model: "m", Sources: []config.Source{source("tcp://h:1", "tcp://h:2")}}, nil},
+		{"no replay", config.Worker{Model: "m", Sources: []config.Source{source("tcp://h:1", "")}}, []string{replay}},
+		{"no model", config.Worker{Sources: []config.Source{source("tcp://h:1", "tcp://h:2")}}, []string{model}},
+		{"a second source without replay", config.Worker{Sources: []config.Source{source("tcp://h:1", "tcp://h:2"), source("tcp://h:3", "")}}, []string{model, "source 1: " + replay}},
+		{"gRPC", config.Worker{Model: "m", Sources: []config.Source{source("smg://h:1", "")}}, nil},
+		{"another engine", config.Worker{Model: "m", Sources: []config.Source{{Engine: feed.EngineKVBM, Connect: "tcp://h:1"}}}, nil},
+		{"listed ranks", config.Worker{Model: "m", Sources: []config.Source{{Connect: "tcp://h:1", Ranks: []config.RankEndpoints{{Connect: "tcp://h:1", Replay: "tcp://h:2"}}}}}, nil},
+		{"a listed rank without", config.Worker{Model: "m", Sources: []config.Source{{Connect: "tcp://h:1", Replay: "tcp://h:2", Ranks: []config.RankEndpoints{
+			{Connect: "tcp://h:1", Replay: "tcp://h:2"}, {Rank: 1, Connect: "tcp://h:3"}}}}}, []string{replay}},
+	} {
+		var got []string
+		for _, w := range tt.worker.Warnings() {
+			got = append(got, w.String())
+		}
+		if d := cmp.Diff(tt.want, got); d != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, d)
+		}
+	}
+}
+
 func TestFieldErrorPath(t *testing.T) {
 	for field, want := range map[string]string{
 		"MaxWorkers":                   "max_workers",

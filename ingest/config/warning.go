@@ -6,6 +6,11 @@ import (
 	"github.com/kvcast/kvcast/feed"
 )
 
+const noModel = "no model: no request that names a model matches the worker"
+
+// NoTopicModel is the text of the warning of a worker of a listener whose topic names no model.
+const NoTopicModel = noModel + "; want a topic kv@POD@MODEL"
+
 // Warning is a property of a worker that is allowed, and probably a mistake.
 type Warning struct {
 	// Source is the number of the source; negative if it is not that of one.
@@ -16,6 +21,9 @@ type Warning struct {
 
 // Warnings returns the warnings of a valid worker.
 func (w Worker) Warnings() (all []Warning) {
+	if w.Model == "" {
+		all = append(all, Warning{-1, noModel + "; want model"})
+	}
 	for i, s := range w.withDefaults().Sources {
 		connect, _ := ParseSource(s.Connect)
 		hasReplay := s.Replay != "" || len(s.Ranks) > 0

@@ -38,6 +38,10 @@ func compare(want, got *Config) string {
 
 func TestFileWithEveryKey(t *testing.T) {
 	t.Parallel()
+	watched, err := filepath.Abs("testdata/workers.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
 	got, _, err := Read(Sources{File: "testdata/whole.yaml"})
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +67,7 @@ func TestFileWithEveryKey(t *testing.T) {
 			Engines:  discovery.Engines{Port: 5557, ReplayPort: 5558, Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsAuto, Model: "m", BlockSize: 16},
 			Interval: 5 * time.Second,
 		},
-		{Engines: discovery.Engines{Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsAuto}, File: "workers.yaml", Interval: 5 * time.Second},
+		{Engines: discovery.Engines{Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsAuto}, File: watched, Interval: 5 * time.Second},
 	}
 	if diff := compare(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,6 +35,9 @@ func Read(from Sources) (*Config, Origins, error) {
 			return nil, nil, fmt.Errorf("read configuration: %w", err)
 		}
 		r.file(from.File, data)
+		if err := r.resolveWatched(from.File); err != nil {
+			return nil, nil, fmt.Errorf("read configuration: %w", err)
+		}
 	}
 	r.variables(from.Environ)
 	r.flags(from)
@@ -41,6 +45,30 @@ func Read(from Sources) (*Config, Origins, error) {
 		r.addListener(byDefault, DefaultBind)
 	}
 	return r.finish()
+}
+
+// resolveWatched makes the names of the files of discovery absolute. They are relative to the directory of the configuration
+// file, or to the working directory if that is a pipe.
+func (r *reader) resolveWatched(file string) error {
+	dir := filepath.Dir(file)
+	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
+		dir = "."
+	}
+	for i := range r.config.Discovery {
+		watched := &r.config.Discovery[i].File
+		if *watched == "" {
+			continue
+		}
+		name := *watched
+		if !filepath.IsAbs(name) {
+			name = filepath.Join(dir, name)
+		}
+		var err error
+		if *watched, err = filepath.Abs(name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // reader fills a Config and collects mistakes.

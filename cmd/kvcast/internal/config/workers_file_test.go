@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +12,68 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 )
+
+// TestDiscoveredFileIsRelativeToTheConfigurationFile also checks that links to the configuration file, as volumes of Kubernetes
+// have them, are not followed, and that a pipe has no directory of its own.
+func TestDiscoveredFileIsRelativeToTheConfigurationFile(t *testing.T) {
+	dir, elsewhere := t.TempDir(), t.TempDir()
+	write := func(file, text string) string {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	read := func(file string) []string {
+		t.Helper()
+		c, _, err := Read(Sources{File: file})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var files []string
+		for _, d := range c.Discovery {
+			files = append(files, d.File)
+		}
+		return files
+	}
+	const text = "discovery: [{file: w.yaml}, {file: ../w.yaml}, {file: /w.yaml}, {dns: h, port: 1}]"
+	in := func(dir string) []string {
+		return []string{filepath.Join(dir, "w.yaml"), filepath.Join(filepath.Dir(dir), "w.yaml"), "/w.yaml", ""}
+	}
+	file := write(filepath.Join(dir, "kvcast.yaml"), text)
+	if diff := cmp.Diff(in(dir), read(file)); diff != "" {
+		t.Errorf("an absolute name (-want +got):\n%s", diff)
+	}
+	link := filepath.Join(elsewhere, "kvcast.yaml")
+	if err := os.Symlink(file, link); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(in(elsewhere), read(link)); diff != "" {
+		t.Errorf("a link (-want +got):\n%s", diff)
+	}
+	t.Chdir(elsewhere)
+	relative, err := filepath.Rel(elsewhere, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(in(dir), read(relative)); diff != "" {
+		t.Errorf("a relative name (-want +got):\n%s", diff)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.WriteString(text); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = r.Close() }() // nothing is written
+	if diff := cmp.Diff(in(elsewhere), read(fmt.Sprintf("/dev/fd/%d", r.Fd()))); diff != "" {
+		t.Errorf("a pipe (-want +got):\n%s", diff)
+	}
+}
 
 func TestReadWorkers(t *testing.T) {
 	t.Parallel()
