@@ -28,8 +28,8 @@ const (
 	wordChecksum // XXH3-64 of the words before
 	wordPurged   // sealed: the last seq that may have been purged
 	_            // unused: those of wordNewest share a cache line
-	wordNewest // sealed: the newest acknowledged seq if it is even, else the one before
-	_          // sealed: the newest acknowledged seq if it is odd, else the one before
+	wordNewest   // sealed: the newest acknowledged seq if it is even, else the one before
+	_            // sealed: the newest acknowledged seq if it is odd, else the one before
 	positionWords
 )
 
