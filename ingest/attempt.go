@@ -60,12 +60,13 @@ func (l *link) open(ctx context.Context, previous *attempt) *attempt {
 			l.failures++
 		}
 		if l.failures > 0 {
-			wait := minWait << min(l.failures-1, 20)
-			if wait > maxWait || wait <= 0 { // below 0 after an overflow
-				wait = maxWait
+			wait := backoff(l.failures, minWait, maxWait)
+			if previous.state != attemptBroken {
+				wait -= time.Since(l.tried)
 			}
 			select {
-			case <-time.After(jitter(wait)):
+			case <-time.After(wait):
+			case <-l.due:
 			case <-ctx.Done():
 				return nil
 			}
@@ -78,12 +79,24 @@ func (l *link) open(ctx context.Context, previous *attempt) *attempt {
 			return nil
 		}
 		l.fail(err)
+		l.failAttempt(nil)
 		previous = &attempt{}
 	}
 }
 
+// backoff returns the time from the beginning of an attempt to that of the next, or from the end of a connection, after some failures
+// in a row: at most longest, with jitter.
+func backoff(failures int, shortest, longest time.Duration) time.Duration {
+	wait := shortest << min(failures-1, 20)
+	if most := longest - longest/6; wait > most || wait <= 0 { // below 0 after an overflow
+		wait = most
+	}
+	return min(jitter(wait), longest)
+}
+
 // try returns a new attempt, whose connection is established in the background.
 func (l *link) try(ctx context.Context) (*attempt, error) {
+	l.tried = time.Now()
 	l.worker.metrics.inc(connectAttemptsTotal)
 	resolving, cancel := context.WithTimeout(ctx, lookUpTimeout)
 	defer cancel()
@@ -200,6 +213,9 @@ func (l *link) handleEvent(a *attempt, e transport.Event) {
 		a.state = attemptFailed
 		m.inc(connectFailuresTotal)
 		l.worker.warn(logConnect, time.Now(), "connect failed", "endpoint", a.address, "error", e.Err)
+		if l.current == a && !errors.Is(e.Err, transport.ErrInterrupted) {
+			l.endAttempt(false)
+		}
 		return
 	case transport.Disconnected:
 		if !a.established() || errors.Is(e.Err, transport.ErrInterrupted) {
@@ -220,6 +236,7 @@ func (l *link) handleEvent(a *attempt, e transport.Event) {
 		return
 	}
 	if a.established() {
+		l.endAttempt(true)
 		c := l.connection(a.id)
 		c.Resumes = a.resumed
 		l.p.connect(c)

@@ -49,6 +49,11 @@ func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 	case sequence.ReportAbsent:
 		w.log.Warn("source has had no connection for the grace time; other sources of the worker are connected",
 			"source", p.source, "rank", p.rank, "grace", w.shared.config.Grace)
+	case sequence.AttemptConnection:
+		p.attempt(func() {
+			now := time.Now()
+			p.apply(now, p.machine.AttemptFailed(now, w.connected()))
+		})
 	case sequence.RequestReplay:
 		p.requestReplay(*a.Request)
 	case sequence.RequestSnapshot:

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/sequence"
+	"github.com/kvcast/kvcast/ingest/transport"
 )
 
 // ReorderBytes returns the size of all reorder buffers, in bytes.
@@ -17,3 +18,6 @@ func SetFirstRequests(in *Ingest, reply, patience time.Duration) {
 
 // RestTime is sequence.RestTime.
 const RestTime = sequence.RestTime
+
+// SetTransport replaces the transport to engines. It must be called before Run.
+func SetTransport(in *Ingest, t transport.Transport) { in.shared.transports.Connecting = t }

@@ -4,8 +4,8 @@
 // are calls of each worker's feed.Lane: each decoded batch once, in the engine's order. Lost batches are
 // requested from the engine's replay socket. Batches that it no longer has, and batches that were
 // published before the first connection, are reported as a feed.Gap, and a restart of an engine as a
-// feed.Restart. A worker is removed when it has had no connection for the grace time; silence alone
-// never removes a worker.
+// feed.Restart. A worker is removed when it has had no connection for the grace time, and a last attempt
+// to connect has failed; silence alone never removes a worker.
 //
 // Package sequence decides about order and repair, package transport has the sockets, and this package
 // supervises both. One goroutine for each transport.Receiver processes its messages and calls the lanes.
@@ -229,8 +229,9 @@ func (in *Ingest) worker(c config.Worker) *connectedWorker {
 		ranks := ranksOfSource(src)
 		for _, e := range src.Endpoints() {
 			status := SourceStatus{Engine: src.Engine, Endpoint: e.Connect, Replay: e.Replay, Snapshot: e.Snapshot, Rank: e.Rank}
-			l := &link{worker: w.worker, endpoint: status.Endpoint, replay: status.Replay, snapshot: status.Snapshot, topic: src.Topic, ranks: ranks}
+			l := &link{worker: w.worker, endpoint: status.Endpoint, replay: status.Replay, snapshot: status.Snapshot, topic: src.Topic, ranks: ranks, due: make(chan struct{}, 1)}
 			l.p = newPublisher(w.worker, i, status, l.reconnect)
+			l.p.attempt = l.attempt
 			l.p.copyRule = src.Copies.Rule(src.Engine)
 			l.p.rules.ClearsDevice = src.Clears.Device(src.Engine)
 			// A source with a single rank may be any rank of the worker, unless the rank is configured.

@@ -42,6 +42,12 @@ type link struct {
 	// restarted, and none has begun anew since. Another end of a connection does not change it. The worker's mutex guards it.
 	lost     bool
 	attempts sequence.ConnectionID // number of attempts so far
+	// tried is when the last attempt began. Only the link's goroutine uses it.
+	tried time.Time
+	// due has an element if the next attempt must not wait. onFailed are called when the next attempt has failed, or that in progress.
+	// The worker's mutex guards onFailed.
+	due      chan struct{}
+	onFailed []func()
 }
 
 // run reads until ctx is done.
@@ -128,6 +134,7 @@ func (l *link) serve(ctx context.Context) bool {
 			return true
 		case err != nil:
 			l.fail(err)
+			l.failAttempt(a)
 			return true
 		}
 		l.process(c)
@@ -155,6 +162,42 @@ func (l *link) reconnect(replacement bool) {
 		l.current.Wake()
 	default:
 		l.current.Interrupt()
+	}
+}
+
+// attempt makes the next attempt begin at once, unless one is in progress, and calls a function if it fails. The worker's mutex is
+// held, also when the function is called.
+func (l *link) attempt(failed func()) {
+	l.onFailed = append(l.onFailed, failed)
+	select {
+	case l.due <- struct{}{}:
+	default:
+	}
+}
+
+// endAttempt calls the functions that wait for the failure of an attempt, unless it has established a connection. The worker's mutex
+// is held.
+func (l *link) endAttempt(established bool) {
+	select {
+	case <-l.due: // it was in progress
+	default:
+	}
+	waiting := l.onFailed
+	l.onFailed = nil
+	if established {
+		return
+	}
+	for _, failed := range waiting {
+		failed()
+	}
+}
+
+// failAttempt ends an attempt that has failed, unless it is nil and has ended before.
+func (l *link) failAttempt(a *attempt) {
+	l.worker.mu.Lock()
+	defer l.worker.mu.Unlock()
+	if a == nil || a.state == attemptPending {
+		l.endAttempt(false)
 	}
 }
 

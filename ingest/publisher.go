@@ -55,6 +55,9 @@ type publisher struct {
 	// reconnect closes the connection and opens another, or opens a replacement first. It is nil
 	// if the engine opens the connections.
 	reconnect func(replacement bool)
+	// attempt makes the next attempt to connect begin at once, unless one is in progress, and calls failed with the worker's mutex
+	// held if it fails. It is nil if the engine opens the connections.
+	attempt func(failed func())
 	// cancelReplay ends the replay request in progress; nil if there is none.
 	cancelReplay context.CancelFunc
 

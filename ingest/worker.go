@@ -52,6 +52,8 @@ type worker struct {
 	spawn func(run func(context.Context)) context.CancelFunc
 	// graceTimer removes the worker after the grace time; nil while there is a connection.
 	graceTimer *time.Timer
+	// leaving is set between the end of the grace time and the ends of the last attempts to connect.
+	leaving *leaving
 	// onRemoved is called without mu after the grace time has removed the worker; nil if a
 	// connection adds it to the stream again.
 	onRemoved func()
@@ -122,7 +124,7 @@ func (w *worker) updateConnections() {
 		w.stopGraceTimer()
 		return
 	}
-	if w.graceTimer != nil || !w.inStream() || !w.hasConnected {
+	if w.graceTimer != nil || w.leaving != nil || !w.inStream() || !w.hasConnected {
 		return
 	}
 	made := make(chan *time.Timer, 1)
@@ -131,6 +133,7 @@ func (w *worker) updateConnections() {
 }
 
 func (w *worker) stopGraceTimer() {
+	w.leaving = nil
 	if w.graceTimer != nil {
 		w.graceTimer.Stop()
 		w.graceTimer = nil
@@ -142,6 +145,12 @@ func (w *worker) connected() bool {
 	return slices.ContainsFunc(w.publishers, func(p *publisher) bool { return p.machine.Connected() })
 }
 
+// leaving is a worker whose grace time has ended. Its engines may have been back since the last attempts to connect, so that each
+// must have failed once more.
+type leaving struct {
+	attempts int // in progress
+}
+
 // leave removes the worker after the grace time. timer is the timer that calls it; it may have been
 // stopped too late.
 func (w *worker) leave(timer *time.Timer) {
@@ -151,13 +160,46 @@ func (w *worker) leave(timer *time.Timer) {
 		return
 	}
 	w.graceTimer = nil
-	w.log.Info("worker removed: it has had no connection for the grace time", "grace", w.shared.config.Grace)
-	w.remove(feed.RemovedDisconnected)
+	if w.shared.config.Grace > 0 && w.attemptLast() {
+		w.mu.Unlock()
+		return
+	}
+	w.leaveNow()
 	onRemoved := w.onRemoved
 	w.mu.Unlock()
 	if onRemoved != nil {
 		onRemoved()
 	}
+}
+
+// attemptLast makes an attempt to connect to each engine, and removes the worker when all have failed. It returns false if the engines
+// open the connections.
+func (w *worker) attemptLast() bool {
+	l := new(leaving)
+	w.leaving = l
+	for _, p := range w.publishers {
+		if p.attempt == nil {
+			continue
+		}
+		l.attempts++
+		p.attempt(func() {
+			if l.attempts--; l.attempts == 0 && w.leaving == l {
+				w.leaveNow()
+			}
+		})
+	}
+	if l.attempts == 0 {
+		w.leaving = nil
+		return false
+	}
+	return true
+}
+
+// leaveNow removes the worker, which has no connection.
+func (w *worker) leaveNow() {
+	w.leaving = nil
+	w.log.Info("worker removed: it has had no connection for the grace time", "grace", w.shared.config.Grace)
+	w.remove(feed.RemovedDisconnected)
 }
 
 // remove removes the worker from the stream if it is there.

@@ -32,7 +32,7 @@ const (
 	DefaultSilence                  = 30 * time.Second
 	DefaultGrace                    = time.Minute
 	DefaultReconnectMin             = time.Second
-	DefaultReconnectMax             = 30 * time.Second
+	DefaultReconnectMax             = 2 * time.Second
 	// DefaultPort is the port of the PUB socket of vLLM and SGLang by default.
 	DefaultPort = 5557
 	// DefaultReplayPort is vLLM's default.
@@ -109,10 +109,11 @@ type Config struct {
 	// Grace is how long a worker that was connected may have no connection before it is removed;
 	// negative means that it is removed at once. A worker of Workers or AddWorker is added again
 	// when it is connected. If only some of a worker's sources or ranks have no connection for this
-	// time, GapPossibleRestart is reported for them.
+	// time, GapPossibleRestart is reported for them. At its end an attempt to connect is made, unless
+	// one is in progress, and it must have failed first.
 	Grace time.Duration
-	// ReconnectMin and ReconnectMax are the minimum and maximum backoff between attempts to
-	// connect, which doubles: 1 ms to 1 h.
+	// ReconnectMin and ReconnectMax are the minimum and maximum backoff between the beginnings of two attempts to
+	// connect, which doubles: 1 ms to 1 h. An attempt that takes longer is followed by the next at once.
 	ReconnectMin time.Duration
 	ReconnectMax time.Duration
 	// Durable makes each call of a lane carry the state after it, in feed.Progress, so that a later Ingest continues
@@ -264,7 +265,7 @@ func (c Config) WithDefaults() Config {
 	c.ReplayTimeout = cmp.Or(c.ReplayTimeout, DefaultReplayTimeout)
 	c.Silence = cmp.Or(c.Silence, DefaultSilence)
 	c.Grace = cmp.Or(c.Grace, DefaultGrace)
-	c.ReconnectMin = cmp.Or(c.ReconnectMin, DefaultReconnectMin)
+	c.ReconnectMin = cmp.Or(c.ReconnectMin, min(DefaultReconnectMin, cmp.Or(c.ReconnectMax, DefaultReconnectMax)))
 	c.ReconnectMax = cmp.Or(c.ReconnectMax, max(DefaultReconnectMax, c.ReconnectMin))
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

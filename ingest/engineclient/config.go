@@ -25,6 +25,8 @@ const (
 	// DefaultPollInterval is how often Connect, WaitConnected and Reconnect check the
 	// connection.
 	DefaultPollInterval = 100 * time.Millisecond
+	// DefaultReconnectMax is the maximum backoff between attempts to connect.
+	DefaultReconnectMax = 30 * time.Second
 	// MaxBuffer is the largest Config.Buffer.
 	MaxBuffer = 1_000_000
 )
@@ -61,7 +63,7 @@ type Config struct {
 	// default is config.DefaultReplayTimeout.
 	ReplayTimeout time.Duration
 	// ReconnectMin and ReconnectMax are the minimum and maximum backoff between attempts to connect,
-	// which doubles. The defaults are config.DefaultReconnectMin and config.DefaultReconnectMax.
+	// which doubles. The defaults are config.DefaultReconnectMin and DefaultReconnectMax.
 	ReconnectMin time.Duration
 	ReconnectMax time.Duration
 	// Silence is how long a connection may be silent before it is verified. The default is
@@ -99,7 +101,7 @@ func (c Config) withDefaults() Config {
 	}
 	c.ReplayTimeout = cmp.Or(c.ReplayTimeout, config.DefaultReplayTimeout)
 	c.ReconnectMin = cmp.Or(c.ReconnectMin, config.DefaultReconnectMin)
-	c.ReconnectMax = cmp.Or(c.ReconnectMax, max(config.DefaultReconnectMax, c.ReconnectMin))
+	c.ReconnectMax = cmp.Or(c.ReconnectMax, max(DefaultReconnectMax, c.ReconnectMin))
 	c.Silence = cmp.Or(c.Silence, config.DefaultSilence)
 	c.PollInterval = cmp.Or(c.PollInterval, DefaultPollInterval)
 	c.Buffer = cmp.Or(c.Buffer, DefaultBuffer)

@@ -124,6 +124,9 @@ const (
 	ReportSilent
 	// ReportAbsent: the publisher has had no connection for Config.Grace.
 	ReportAbsent
+	// AttemptConnection: attempt to connect now, unless an attempt is in progress. If it fails, the caller calls
+	// Machine.AttemptFailed.
+	AttemptConnection
 	// RequestReplay: send Request to the replay socket. The caller then calls Machine.Sent,
 	// Machine.Reply for each reply, and Machine.ReplayEnded.
 	RequestReplay

@@ -85,5 +85,6 @@ func TestPublisherThatDoesNotReturnIsAbsent(t *testing.T) {
 	s.resume(replayEndpoint)
 	s.now = s.m.Deadline()
 	s.do(s.m.Tick(s.now, true))
+	s.do(s.m.AttemptFailed(s.now, true))
 	s.want("gap possible_restart 0-0")
 }

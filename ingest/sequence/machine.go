@@ -106,6 +106,7 @@ type Machine struct {
 	connections    uint32
 	heardAt        time.Time // of the last message or connection
 	absentUntil    time.Time // end of the grace time; zero while it does not run
+	lastAttempt    bool      // the grace time has ended, and the attempt of AttemptConnection has not
 
 	replayEndpoint   string
 	snapshotEndpoint string
@@ -193,7 +194,7 @@ func (m *Machine) Connect(now time.Time, c Connection) []Action {
 	m.other, m.current = m.current, c
 	replayKnown := m.replayEndpoint != ""
 	m.useEndpoints(c)
-	m.absentUntil, m.resumeUntil = time.Time{}, time.Time{}
+	m.absentUntil, m.resumeUntil, m.lastAttempt = time.Time{}, time.Time{}, false
 	first := m.connections == 0
 	m.connections++
 	m.heardAt = now
@@ -343,7 +344,7 @@ func (m *Machine) Tick(now time.Time, workerConnected bool) []Action {
 		m.reportPossibleRestart()
 	}
 	if due(m.absentUntil) {
-		m.absent(now, workerConnected)
+		m.endGrace(now, workerConnected)
 	}
 	if due(m.retryAt()) {
 		m.sendRequest()
@@ -362,14 +363,37 @@ func (m *Machine) Tick(now time.Time, workerConnected bool) []Action {
 	return m.actions
 }
 
+// endGrace ends the grace time. If the caller opens connections, an attempt must fail first, because the engine may have been back
+// since the last one.
+func (m *Machine) endGrace(now time.Time, workerConnected bool) {
+	switch {
+	case !workerConnected:
+		m.absentUntil = now.Add(m.cfg.Grace) // others may reconnect while this publisher does not
+	case m.cfg.CanReconnect && m.cfg.Grace > 0:
+		m.absentUntil, m.lastAttempt = time.Time{}, true
+		m.emit(Action{Kind: AttemptConnection})
+	default:
+		m.absent()
+	}
+}
+
+// AttemptFailed is the input when the attempt of AttemptConnection has failed. workerConnected is as for Tick.
+func (m *Machine) AttemptFailed(now time.Time, workerConnected bool) []Action {
+	m.begin()
+	switch {
+	case !m.lastAttempt:
+	case !workerConnected:
+		m.absentUntil, m.lastAttempt = now.Add(m.cfg.Grace), false
+	default:
+		m.absent()
+	}
+	return m.actions
+}
+
 // absent reports that the engine may have restarted, because it has had no connection for the grace
 // time.
-func (m *Machine) absent(now time.Time, workerConnected bool) {
-	if !workerConnected {
-		m.absentUntil = now.Add(m.cfg.Grace) // others may reconnect while this publisher does not
-		return
-	}
-	m.absentUntil = time.Time{}
+func (m *Machine) absent() {
+	m.absentUntil, m.lastAttempt = time.Time{}, false
 	m.emit(Action{Kind: ReportAbsent})
 	if m.resumedRestore {
 		m.abortRestore()
@@ -384,7 +408,7 @@ func (m *Machine) Reset() []Action {
 	m.begin()
 	m.endRepair()
 	m.buffer.clear()
-	m.absentUntil, m.resumeUntil = time.Time{}, time.Time{}
+	m.absentUntil, m.resumeUntil, m.lastAttempt = time.Time{}, time.Time{}, false
 	m.overrunPending, m.overrunUntil = false, time.Time{}
 	m.hasUnbuffered = false
 	m.conflict, m.former, m.resumedConflict, m.resumedRestore = conflict{}, former{}, false, false

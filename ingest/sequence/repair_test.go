@@ -293,6 +293,9 @@ func TestPublisherAbsentForTheGraceTimeIsReported(t *testing.T) {
 	pass(3*grace/2, false) // the worker has no other connection
 	s.want()
 	pass(2*grace, true)
+	s.want()
+	s.do(s.m.AttemptFailed(s.now, true))
+	pass(2*grace, true)
 	s.want("gap possible_restart 0-0")
 }
 

@@ -35,7 +35,71 @@ func TestPublisherThatIsNeverConnectedIsAbsent(t *testing.T) {
 	}
 	s.now = s.m.Deadline()
 	s.do(s.m.Tick(s.now, true))
+	s.do(s.m.AttemptFailed(s.now, true))
 	s.want("batch 0 of 0", "gap possible_restart 0-0")
+}
+
+// The grace time ends with an attempt to connect, which must fail before the publisher is absent. If the engine opens the
+// connections, there is none.
+func TestPublisherIsAbsentWhenTheLastAttemptHasFailed(t *testing.T) {
+	const grace = time.Hour
+	for _, tt := range []struct {
+		name    string
+		listens bool
+		then    func(s *script)
+		want    []string // after the batch
+	}{
+		{"it fails", false, func(s *script) { s.do(s.m.AttemptFailed(s.now, true)) }, []string{"gap possible_restart 0-0"}},
+		{"it fails twice", false, func(s *script) {
+			s.do(s.m.AttemptFailed(s.now, true))
+			s.do(s.m.AttemptFailed(s.now, true))
+		}, []string{"gap possible_restart 0-0"}},
+		{"it has not ended", false, func(s *script) {
+			if at := s.m.Deadline(); !at.IsZero() {
+				s.t.Errorf("deadline %v, want none", at)
+			}
+		}, nil},
+		{"it connects", false, func(s *script) {
+			s.connect()
+			s.finish(0, 0)
+			s.do(s.m.AttemptFailed(s.now, true)) // of another connection
+		}, nil},
+		{"it fails, and the worker has lost its other connections", false, func(s *script) {
+			s.do(s.m.AttemptFailed(s.now, false))
+			if at, want := s.m.Deadline(), s.now.Add(grace); !at.Equal(want) {
+				s.t.Errorf("deadline %v, want the end of another grace time %v", at, want)
+			}
+		}, nil},
+		{"the worker is removed meanwhile", false, func(s *script) {
+			s.do(s.m.Reset())
+			s.do(s.m.AttemptFailed(s.now, true))
+		}, nil},
+		{"the engine opens the connections", true, func(*script) {}, []string{"gap possible_restart 0-0"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newScript(t)
+			s.m.cfg.CanReconnect = !tt.listens
+			s.begin("", 0)
+			s.disconnect()
+			s.now = s.m.Deadline()
+			attempts, want := 0, 1
+			if tt.listens {
+				want = 0
+			}
+			actions := s.m.Tick(s.now, true)
+			for _, a := range actions {
+				if a.Kind == AttemptConnection {
+					attempts++
+				}
+			}
+			s.do(actions)
+			if attempts != want {
+				t.Errorf("got %d attempts, want %d", attempts, want)
+			}
+			tt.then(s)
+			s.want(tt.want...)
+		})
+	}
 }
 
 // A silent connection is suspect until a replacement has taken its place.

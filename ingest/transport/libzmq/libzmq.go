@@ -154,6 +154,7 @@ func (t *Transport) socket(kind zmq4.Type, maxFrame int64, topic string) (*zmq4.
 		s.SetTcpKeepaliveIntvl(int(transport.KeepaliveInterval/time.Second)),
 		s.SetTcpKeepaliveCnt(transport.KeepaliveCount),
 		s.SetConnectTimeout(transport.ConnectTimeout),
+		s.SetHandshakeIvl(transport.ConnectTimeout),
 		s.SetReconnectIvl(noReconnect),
 	)
 	if kind == zmq4.SUB {

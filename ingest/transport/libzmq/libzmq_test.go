@@ -55,7 +55,7 @@ func TestSocketsHaveTheirOptions(t *testing.T) {
 	}()
 	common := options{
 		IPv6: true, Keepalive: 1, Idle: 30, Interval: 10, Count: 3,
-		ConnectTimeout: 5 * time.Second, Handshake: 30 * time.Second, ReceiveHWM: 0,
+		ConnectTimeout: 5 * time.Second, Handshake: 5 * time.Second, ReceiveHWM: 0,
 	}
 	for _, tt := range []struct {
 		name       string

@@ -119,6 +119,8 @@ func (c *Config) ingestFields() mapping {
 			"How long an engine may be silent before kvcast tests its connection; 0s disables the test."},
 		{"grace", zeroDuration(&in.Grace, ingestconfig.DefaultGrace, 0, unlimited, -1, ""),
 			"How long a worker may be disconnected before it is removed."},
+		{"reconnect_max", duration(&in.ReconnectMax, ingestconfig.DefaultReconnectMax, 100*time.Millisecond, time.Hour),
+			"Maximum time between two attempts to connect to an engine, 100ms to 1h. The first attempt follows the end of a connection after 1s, or this time if it is less."},
 		{"start_wait", duration(&c.StartWait, 5*time.Second, 0, time.Hour),
 			"How long to wait at start for unreachable engines before serving routers; 0s does not wait, at most 1h."},
 		{"max_workers", number(&in.MaxWorkers, ingestconfig.DefaultMaxWorkers, maxCount),
