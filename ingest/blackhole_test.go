@@ -111,11 +111,17 @@ func TestDeadConnectionIsSuspectWhileReplayDoesNotAnswer(t *testing.T) {
 	h.store(h.Publish, 3)
 	h.evict(h.Publish)
 	awaitState(t, h.in, 0, ingest.SourceSuspect)
+	if h.in.Sources()[0].DownSince.IsZero() { // else its blocks would pass for the engine's
+		t.Error("a source that is suspect is not down")
+	}
 	h.wantReported(map[string]int{})
 	h.pub.Heal()
 	h.replay.Heal()
 	h.awaitBlocks(t, h.cache.blocks)
 	awaitState(t, h.in, 0, ingest.SourceLive)
+	if since := h.in.Sources()[0].DownSince; !since.IsZero() {
+		t.Errorf("a live source is down since %v", since)
+	}
 	h.store(h.Publish, 1)
 	h.awaitBlocks(t, h.cache.blocks)
 	h.wantReported(map[string]int{})

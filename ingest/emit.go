@@ -3,12 +3,14 @@ package ingest
 import (
 	"errors"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/sequence"
 	"github.com/kvcast/kvcast/ingest/transport"
+	"github.com/kvcast/kvcast/ingest/wire"
 )
 
 // apply executes actions that follow from another input than a message.
@@ -165,9 +167,14 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 		p.status.engineDelay.Store(int64(now.Sub(time.Unix(0, in.out.EngineTime)))) // saturates
 	}
 	p.worker.lane.Batch(&in.out)
+	if slices.ContainsFunc(in.batch.Events, isClear) && p.mixed(rank) {
+		p.reportMixed(now, rank, true)
+	}
 	in.out.Events = nil // the decoder reuses their memory
 	in.decoded = nil    // Admit has changed the decoded batch
 }
+
+func isClear(ev wire.Event) bool { return ev.Kind == wire.KindCleared }
 
 // recordSeq updates the last seq in the status and the metrics.
 func (p *publisher) recordSeq(seq uint64) {
@@ -249,6 +256,9 @@ func (p *publisher) reportRestart(now time.Time, a *sequence.Action) {
 		p.worker.lane.Restarted(feed.Restart{
 			Source: p.source, Rank: r, At: now.UnixNano(), Progress: p.progress(i == len(p.ranks)-1),
 		})
+		if p.sharesRank(r) {
+			p.reportMixed(now, r, i == len(p.ranks)-1)
+		}
 	}
 }
 

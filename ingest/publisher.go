@@ -281,7 +281,33 @@ func (p *publisher) addRank(now time.Time, rank uint32) bool {
 	if p.incomplete {
 		p.reportJoinedLate(now, rank)
 	}
+	if p.sharesRank(rank) {
+		p.warn(logConflict, now, "two publishers of a source name the same dp rank: their caches are mixed", "batch_rank", rank,
+			"hint", "check dp_size and first_rank; engines of different ranks that all name one are workers of their own")
+		p.worker.metrics.inc(conflictsTotal)
+		p.reportMixed(now, rank, false)
+	}
 	return true
+}
+
+// sharesRank reports whether another publisher of the source has named the dp rank.
+func (p *publisher) sharesRank(rank uint32) bool {
+	return slices.ContainsFunc(p.worker.publishers, func(q *publisher) bool {
+		return q != p && q.source == p.source && slices.Contains(q.ranks, rank)
+	})
+}
+
+// mixed reports whether the batches of a rank are of two publishers.
+func (p *publisher) mixed(rank uint32) bool {
+	return p.machine.State() == sequence.Conflicted || p.sharesRank(rank)
+}
+
+// reportMixed reports that the batches of a rank are of two publishers. A clear or restart of one does not end it. last
+// reports whether no batch follows.
+func (p *publisher) reportMixed(now time.Time, rank uint32, last bool) {
+	p.worker.lane.Gap(feed.Gap{
+		Source: p.source, Rank: rank, Reason: feed.GapAmbiguousPublisher, At: now.UnixNano(), Progress: p.progress(last),
+	})
 }
 
 // reportJoinedLate reports that a rank may have blocks of batches that were not read.

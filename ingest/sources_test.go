@@ -43,6 +43,31 @@ func TestConnectReadsEachRankOnItsPort(t *testing.T) {
 	r.wantNone()
 }
 
+// TestTwoPublishersOfARankAreAConflict has engines at two ports whose batches name one dp rank: what kvcast knows of it is
+// mixed. Neither clears nor restarts of one of them end that.
+func TestTwoPublishersOfARankAreAConflict(t *testing.T) {
+	t.Parallel()
+	engines, first := newEngines(t, 2)
+	r := newRecorder(t)
+	start(t, worker(config.Source{Connect: first, DPSize: 2}), r)
+	r.want("add w model m block_size 0 ranks [0 1]")
+	for _, e := range engines {
+		e.awaitSubscriber("")
+	}
+	publish := func(e *engine, seq uint64, events ...[]byte) { e.send("", seqFrame(seq), payloadOf(0, seq, events...)) }
+	publish(engines[0], 0, stored(1))
+	r.want("w 0/0: batch 0 +[1]")
+	publish(engines[1], 0, stored(2))
+	r.want("w 0/0: gap ambiguous_publisher 0-0, 0 missed", "w 0/0: batch 0 +[2]")
+	publish(engines[1], 1, stored(3))
+	r.want("w 0/0: batch 1 +[3]")
+	publish(engines[0], 1, cleared(), stored(4))
+	r.want("w 0/0: batch 1 clear +[4]", "w 0/0: gap ambiguous_publisher 0-0, 0 missed")
+	publish(engines[1], 0, stored(5))
+	r.want("w 0/0: restarted", "w 0/0: gap ambiguous_publisher 0-0, 0 missed", "w 0/0: batch 0 +[5]")
+	r.wantNone()
+}
+
 // TestConnectReadsRanksAtAnyPorts checks ranks that do not begin with 0, at ports that the system chose.
 func TestConnectReadsRanksAtAnyPorts(t *testing.T) {
 	t.Parallel()

@@ -22,7 +22,7 @@ type SourceStatus struct {
 	// Rank is the dp rank in the configuration or, for a listener, in the first batch.
 	Rank  uint32
 	State SourceState
-	// DownSince is when the connection was lost or reading ended, or when the source was added if there
+	// DownSince is when the connection was lost, the engine ceased to answer or reading ended, or when the source was added if there
 	// has been no connection; zero while there is a connection.
 	DownSince time.Time
 	// Started reports whether a batch was read; LastSeq is the seq of the last batch.
@@ -76,8 +76,10 @@ func (s SourceState) String() string {
 	return sourceStateNames[s]
 }
 
-// down reports whether there is no connection.
-func (s SourceState) down() bool { return s == SourceConnecting || s == SourceStopped }
+// down reports whether the engine's changes are not known: there is no connection, or the engine does not answer on it.
+func (s SourceState) down() bool {
+	return s == SourceConnecting || s == SourceSuspect || s == SourceStopped
+}
 
 // sourceList lists the publishers for Ingest.Sources.
 type sourceList struct {
@@ -163,7 +165,8 @@ func (in *Ingest) Connected(worker string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.ContainsFunc(l.entries, func(e *sourceEntry) bool {
-		return e.initial.Worker == worker && !SourceState(e.state.Load()).down()
+		s := SourceState(e.state.Load())
+		return e.initial.Worker == worker && (s == SourceSuspect || !s.down())
 	})
 }
 

@@ -402,7 +402,8 @@ const (
 	DegradedReason_DEGRADED_REASON_POSSIBLE_RESTART DegradedReason = 3
 	// Two publishers use the same topic and rank: the blocks of both are mixed.
 	DegradedReason_DEGRADED_REASON_CONFLICT DegradedReason = 4
-	// kvcast has no connection to a source of the rank: changes since then are unknown.
+	// kvcast has no connection to a source of the rank, or the connection is silent and the
+	// engine does not answer: changes since then are unknown.
 	DegradedReason_DEGRADED_REASON_SOURCE_DOWN DegradedReason = 5
 	// The engine has more blocks, adapters or salts than the server's limits: blocks are
 	// missing.
