@@ -77,7 +77,10 @@ type Batch struct {
 	GroupsOmitted bool
 	// Doubts are why blocks of the rank may differ from the engine's after the batch, because of events that are not
 	// applied or not understood.
-	Doubts   []Doubt
+	Doubts []Doubt
+	// Proved reports whether the replay socket has been shown to be the publisher's, which ends Doubts of
+	// GapReplayUnproved.
+	Proved   bool
 	Progress Progress
 }
 
@@ -99,6 +102,8 @@ type Gap struct {
 	LastSeq  uint64
 	// Missed is the number of missing batches; 0 if it is unknown, and for GapJoinedLate.
 	Missed uint64
+	// Detail says more for people; empty for most gaps.
+	Detail string
 	// At is the time when the gap was detected, in nanoseconds since the Unix epoch.
 	At       int64
 	Progress Progress
@@ -132,6 +137,11 @@ const (
 	GapUnknownContent    GapReason = 12
 	// GapTierNotCleared: the engine cleared device memory, and perhaps other tiers.
 	GapTierNotCleared GapReason = 13
+	// GapReplayUnproved is the reason of a Doubt: the batch came from a replay socket that may be another publisher's.
+	// Batch.Proved ends it.
+	GapReplayUnproved GapReason = 14
+	// GapReplayForeign: the replay socket is another publisher's. All blocks were discarded before.
+	GapReplayForeign GapReason = 15
 )
 
 var gapReasonNames = [...]string{
@@ -145,6 +155,8 @@ var gapReasonNames = [...]string{
 	GapBlockSizeMismatch:  "block_size_mismatch",
 	GapUnknownContent:     "unknown_content",
 	GapTierNotCleared:     "tier_not_cleared",
+	GapReplayUnproved:     "replay_unproved",
+	GapReplayForeign:      "replay_foreign",
 }
 
 // String returns the reason's name, which is also its metric label.

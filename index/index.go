@@ -149,6 +149,8 @@ func (x *Index) applyEvent(w *worker, ev *kvcastv1.RouterEvent) *worker {
 		x.clear(x.rank(w, ev.GetDpRank()), kind.Cleared)
 	case *kvcastv1.RouterEvent_Gap:
 		x.rank(w, ev.GetDpRank()).gap(kind.Gap)
+	case *kvcastv1.RouterEvent_Resolved:
+		x.rank(w, ev.GetDpRank()).resolveReasons(kind.Resolved.GetReasons())
 	case *kvcastv1.RouterEvent_GroupsOmitted:
 		x.rank(w, ev.GetDpRank()).groupsOmitted = true
 	}

@@ -102,6 +102,25 @@ func (r *rank) resolve(tiers []kvcastv1.Tier) {
 	if len(tiers) == 0 {
 		r.reasons = [NumTiers]Reasons{}
 	}
+	r.countReasons()
+}
+
+// resolveReasons removes the reasons that Gaps with some reasons have caused. It ignores those that this version does not
+// resolve: they may have caused a reason in common with others.
+func (r *rank) resolveReasons(gaps []kvcastv1.Gap_Reason) {
+	for _, g := range gaps {
+		if g != kvcastv1.Gap_REASON_REPLAY_UNPROVED {
+			continue
+		}
+		for tier := range r.reasons {
+			r.reasons[tier] &^= reasonsOf(gapReason(g))
+		}
+	}
+	r.countReasons()
+}
+
+// countReasons sets the reasons of all tiers.
+func (r *rank) countReasons() {
 	r.all = 0
 	for _, reasons := range r.reasons {
 		r.all |= reasons
@@ -155,6 +174,10 @@ func gapReason(g kvcastv1.Gap_Reason) kvcastv1.DegradedReason {
 		return kvcastv1.DegradedReason_DEGRADED_REASON_UNKNOWN_CONTENT
 	case kvcastv1.Gap_REASON_TIER_NOT_CLEARED:
 		return kvcastv1.DegradedReason_DEGRADED_REASON_TIER_NOT_CLEARED
+	case kvcastv1.Gap_REASON_REPLAY_UNPROVED:
+		return kvcastv1.DegradedReason_DEGRADED_REASON_REPLAY_UNPROVED
+	case kvcastv1.Gap_REASON_REPLAY_FOREIGN:
+		return kvcastv1.DegradedReason_DEGRADED_REASON_REPLAY_FOREIGN
 	default: // also a reason of a later version
 		return kvcastv1.DegradedReason_DEGRADED_REASON_GAP
 	}

@@ -132,7 +132,9 @@ func (s *durableSink) recovered(keep func(n int) int) (all []feed.Recovered) {
 			}
 		}
 		for _, c := range l.calls {
-			s.kept[c.progress.Publisher]++
+			if c.text != proved {
+				s.kept[c.progress.Publisher]++
+			}
 		}
 		all = append(all, r)
 	}
@@ -157,8 +159,16 @@ func (l *durableLane) add(c storedCall) {
 	l.sink.change(func() { l.calls = append(l.calls, c) })
 }
 
+// proved is the text of a call that a replay socket is the publisher's.
+const proved = "proved"
+
 func (l *durableLane) Batch(b *feed.Batch) {
 	c := storedCall{progress: b.Progress, source: b.Source, first: b.Seq, last: b.Seq}
+	if b.Proved {
+		c.text = proved
+		l.add(c)
+		return
+	}
 	var text strings.Builder
 	fmt.Fprintf(&text, "rank %d: batch %d", b.Rank, b.Seq)
 	for _, e := range b.Events {
@@ -192,7 +202,7 @@ func texts(calls []storedCall) []string {
 func (s *durableSink) of(worker string, p feed.Publisher) (calls []storedCall) {
 	if l := s.workers[worker]; l != nil {
 		for _, c := range l.calls {
-			if c.progress.Publisher == p {
+			if c.progress.Publisher == p && c.text != proved {
 				calls = append(calls, c)
 			}
 		}

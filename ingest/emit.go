@@ -43,6 +43,10 @@ func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 		p.reportBegin(now, a)
 	case sequence.ReportRestart:
 		p.reportRestart(now, a)
+	case sequence.ReportProved:
+		p.reportProved(now, a.Seq)
+	case sequence.ReportForeign:
+		p.reportForeign(in, now, a)
 	case sequence.ReportConflict:
 		w.metrics.inc(conflictsTotal)
 		p.warn(logConflict, now, "two publishers use the same topic and rank: their batches cannot be distinguished")
@@ -162,6 +166,9 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 	if b.Restored {
 		in.out.CopyRule = feed.CopyRuleCounted // a snapshot announces nothing
 	}
+	if b.Unproved {
+		in.out.Doubts = append(in.out.Doubts, feed.Doubt{Reason: feed.GapReplayUnproved, Tiers: wire.AllTiers, Detail: p.replayEndpoint})
+	}
 	if in.batch.HasTime && !b.Restored {
 		in.out.EngineTime = unixNano(in.batch.Time)
 		p.status.engineDelay.Store(int64(now.Sub(time.Unix(0, in.out.EngineTime)))) // saturates
@@ -199,8 +206,13 @@ func (p *publisher) reportGap(in *intake, now time.Time, a *sequence.Action) {
 	p.worker.metrics.inc(gapsTotal)
 	p.worker.metrics.add(missedTotal, a.Missed)
 	args := []any{"reason", a.Reason.String(), "missed", a.Missed, "first_seq", a.First, "last_seq", a.Last}
+	detail := ""
 	if p.tooLong != nil {
 		args = append(args, "cause", p.tooLong)
+		detail = p.tooLong.Error()
+	}
+	if a.Reason == feed.GapReplayForeign {
+		detail = p.machine.ReplayEndpoint()
 	}
 	if a.Missed > 0 {
 		p.tooLong = nil
@@ -215,9 +227,30 @@ func (p *publisher) reportGap(in *intake, now time.Time, a *sequence.Action) {
 			FirstSeq: a.First,
 			LastSeq:  a.Last,
 			Missed:   a.Missed,
+			Detail:   detail,
 			At:       now.UnixNano(),
 		})
 	}
+}
+
+// reportProved reports that the replay socket is the publisher's, after batches that it had replayed before that was known.
+func (p *publisher) reportProved(now time.Time, seq uint64) {
+	for i, r := range p.ranks {
+		p.worker.lane.Batch(&feed.Batch{
+			Source: p.source, Rank: r, Seq: seq, CopyRule: p.copyRule, IngestTime: now.UnixNano(), Proved: true,
+			Progress: p.progress(i == len(p.ranks)-1),
+		})
+	}
+}
+
+// reportForeign discards what a replay socket of another engine has replayed.
+func (p *publisher) reportForeign(in *intake, now time.Time, a *sequence.Action) {
+	p.warn(logForeign, now, "replay socket belongs to another engine: its batches differ from those that this one publishes", "replay", p.machine.ReplayEndpoint(),
+		"hint", "give each worker the replay endpoint of its own engine; the socket is asked again in a minute")
+	p.worker.blockSize.Forget()
+	p.discardBlocks(now.UnixNano(), 0, false)
+	p.forgetIncarnation()
+	p.reportGap(in, now, a)
 }
 
 // reportBegin reports the first batch read of an incarnation. If earlier batches were published before

@@ -28,6 +28,7 @@ const (
 	logNoSnapshot
 	logSilent
 	logConflict
+	logForeign
 	logClaim
 	logRefused
 

@@ -74,9 +74,17 @@ func (p *publisher) appendCursor(b []byte) []byte {
 		b = protowire.AppendTag(b, statev1.IngestCursorBeforeLastField, protowire.VarintType)
 		b = protowire.AppendVarint(b, p.before.last)
 	}
-	if c.Restoring {
-		b = protowire.AppendTag(b, statev1.IngestCursorRestoringField, protowire.VarintType)
-		b = protowire.AppendVarint(b, 1)
+	for _, flag := range [...]struct {
+		field protowire.Number
+		set   bool
+	}{
+		{statev1.IngestCursorRestoringField, c.Restoring},
+		{statev1.IngestCursorProvedField, c.Proved},
+		{statev1.IngestCursorUnprovedField, c.Unproved},
+	} {
+		if flag.set {
+			b = protowire.AppendVarint(protowire.AppendTag(b, flag.field, protowire.VarintType), 1)
+		}
 	}
 	return b
 }

@@ -123,6 +123,8 @@ func (a *application) other(e *event) error {
 		}
 	case *kvcastv1.RouterEvent_GroupsOmitted:
 		r.groupsOmitted = true
+	case *kvcastv1.RouterEvent_Resolved:
+		r.resolved(kind.Resolved)
 	default:
 		return fmt.Errorf("event of the unknown kind %d", e.kind)
 	}
@@ -194,7 +196,7 @@ func engineGap(reason kvcastv1.Gap_Reason) bool {
 	switch reason {
 	case kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES, kvcastv1.Gap_REASON_SHARED_TIER,
 		kvcastv1.Gap_REASON_EVENTS_SKIPPED, kvcastv1.Gap_REASON_BLOCK_SIZE_MISMATCH, kvcastv1.Gap_REASON_UNKNOWN_CONTENT,
-		kvcastv1.Gap_REASON_TIER_NOT_CLEARED:
+		kvcastv1.Gap_REASON_TIER_NOT_CLEARED, kvcastv1.Gap_REASON_REPLAY_UNPROVED:
 		return false
 	default:
 		return true

@@ -376,6 +376,9 @@ func (l *Lane) rankSourcesState(rank uint32) *statev1.RankSources {
 		if incomplete {
 			state.Incomplete = append(state.Incomplete, uint32(source))
 		}
+		if r.sources.unproved[source] {
+			state.Unproved = append(state.Unproved, uint32(source))
+		}
 	}
 	if slices.ContainsFunc(r.sources.tiers, func(t journal.Tiers) bool { return t != 0 }) {
 		for _, tiers := range r.sources.tiers {

@@ -61,6 +61,8 @@ type rankSources struct {
 	// incomplete reports whether events of the source were lost or its blocks refused since the
 	// source last cleared its cache or restarted.
 	incomplete []bool
+	// unproved reports whether batches of the source came from a replay socket that may be another engine's.
+	unproved []bool
 	// tiers are the tiers that the source has stored into since then.
 	tiers []journal.Tiers
 }
@@ -69,7 +71,7 @@ type rankSources struct {
 func (l *Lane) sources(rank uint32, r *rankState) *rankSources {
 	if r.sources == nil {
 		n := len(l.sourceNames)
-		r.sources = &rankSources{incomplete: make([]bool, n), tiers: make([]journal.Tiers, n)}
+		r.sources = &rankSources{incomplete: make([]bool, n), unproved: make([]bool, n), tiers: make([]journal.Tiers, n)}
 		if l.consolidation == dedup {
 			r.sources.tracker = consolidate.New(n, l.cfg.MaxBlocksPerRank, l.cfg.Blocks, l.cfg.AttributeBytes, &l.counts.tracker)
 			l.log.recordTracker(r.sources.tracker, rank)
@@ -166,7 +168,7 @@ func (l *Lane) clearSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_
 	}
 	s.tiers[b.Source] &^= used
 	if s.tiers[b.Source] == 0 {
-		s.incomplete[b.Source] = false
+		s.incomplete[b.Source], s.unproved[b.Source] = false, false
 	}
 	l.log.sourcesChanged(b.Rank)
 	l.announcements.Reset(b.Rank, b.Source)

@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -18,6 +19,11 @@ func (r gapReasons) has(reason kvcastv1.Gap_Reason) bool { return r&(1<<uint(rea
 // maxDetailBytes is the length of Gap.detail, in bytes.
 const maxDetailBytes = 200
 
+// detailOf returns a text for Gap.detail.
+func detailOf(text string) string {
+	return strings.ToValidUTF8(text[:min(len(text), maxDetailBytes)], "")
+}
+
 // reportDoubts emits Gaps for the doubts of a batch, after its events: a clear in the batch may precede what was left out.
 func (l *Lane) reportDoubts(b *feed.Batch) {
 	for _, d := range b.Doubts {
@@ -32,14 +38,46 @@ func (l *Lane) reportDoubt(rank uint32, source int, d feed.Doubt) {
 	if l.consolidation == dedup {
 		d.Tiers = wire.AllTiers
 	}
+	if d.Reason == feed.GapReplayUnproved {
+		l.markUnproved(rank, r, source, true)
+	}
 	if r.hasReported(kvcastv1.Gap_Reason(d.Reason), d.Tiers) {
 		return
 	}
 	l.flush(flushUnmergeable)
-	l.markIncomplete(rank, r, source)
-	detail := strings.ToValidUTF8(d.Detail[:min(len(d.Detail), maxDetailBytes)], "")
+	if d.Reason != feed.GapReplayUnproved {
+		l.markIncomplete(rank, r, source)
+	}
 	l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(rank), Event: &kvcastv1.RouterEvent_Gap{
-		Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_Reason(d.Reason), Tiers: tiersOf(d.Tiers), Detail: detail},
+		Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_Reason(d.Reason), Tiers: tiersOf(d.Tiers), Detail: detailOf(d.Detail)},
+	}})
+}
+
+// markUnproved records whether a source's replay socket may be another engine's.
+func (l *Lane) markUnproved(rank uint32, r *rankState, source int, unproved bool) {
+	if l.consolidation == oneSource {
+		return
+	}
+	if s := l.sources(rank, r); s.unproved[source] != unproved {
+		s.unproved[source] = unproved
+		l.log.sourcesChanged(rank)
+	}
+}
+
+// resolveUnproved emits that the replay socket is the engine's, if it was reported that it may be another's.
+func (l *Lane) resolveUnproved(b *feed.Batch) {
+	const reason = kvcastv1.Gap_REASON_REPLAY_UNPROVED
+	r := l.rank(b.Rank)
+	l.markUnproved(b.Rank, r, b.Source, false)
+	if r.sources != nil && slices.Contains(r.sources.unproved, true) {
+		return
+	}
+	if !slices.ContainsFunc(r.reported[:], func(reported gapReasons) bool { return reported.has(reason) }) {
+		return
+	}
+	l.flush(flushUnmergeable)
+	l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(b.Rank), Event: &kvcastv1.RouterEvent_Resolved{
+		Resolved: &kvcastv1.Resolved{Reasons: []kvcastv1.Gap_Reason{reason}},
 	}})
 }
 

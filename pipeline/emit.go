@@ -135,6 +135,9 @@ func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 	case *kvcastv1.RouterEvent_GroupsOmitted:
 		l.counts.events[eventsGroupsOmitted]++
 		l.rank(e.GetDpRank()).groupsOmitted = true
+	case *kvcastv1.RouterEvent_Resolved:
+		l.counts.events[eventsResolved]++
+		l.rank(e.GetDpRank()).resolved(v.Resolved)
 	case *kvcastv1.RouterEvent_WorkerAdded:
 		l.counts.events[eventsWorkerAdded]++
 	case *kvcastv1.RouterEvent_WorkerRemoved:
@@ -171,6 +174,15 @@ func (r *rankState) gapped(g *kvcastv1.Gap) {
 	for tier := range r.reported {
 		if tiers.Has(wire.Tier(tier)) {
 			r.reported[tier] |= 1 << uint(g.GetReason())
+		}
+	}
+}
+
+// resolved applies an emitted Resolved to what Gaps have reported of the rank.
+func (r *rankState) resolved(v *kvcastv1.Resolved) {
+	for _, reason := range v.GetReasons() {
+		for tier := range r.reported {
+			r.reported[tier] &^= 1 << (uint(reason) & 31)
 		}
 	}
 }

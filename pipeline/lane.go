@@ -108,6 +108,9 @@ func (l *Lane) Batch(b *feed.Batch) {
 		}
 	}
 	l.deferFlush()
+	if b.Proved {
+		l.resolveUnproved(b)
+	}
 	l.reportDoubts(b)
 	l.prefetched = false
 	l.commit()
@@ -174,7 +177,8 @@ func (l *Lane) Gap(g feed.Gap) {
 	l.entry.begin(0, g.At)
 	l.log.progress(&g.Progress)
 	r := l.rank(g.Rank)
-	if l.cfg.OnGap == OnGapClear && g.Reason != feed.GapJoinedLate || !l.beginGap(g.Rank, r, g.Source) {
+	reportAlways := g.Reason == feed.GapJoinedLate || g.Reason == feed.GapReplayForeign // there is no stale block
+	if l.cfg.OnGap == OnGapClear && !reportAlways || !l.beginGap(g.Rank, r, g.Source) {
 		l.clear(g.Rank, kvcastv1.Cleared_REASON_UNREPAIRED_GAP)
 		l.markIncomplete(g.Rank, r, allSources)
 	} else {
@@ -184,6 +188,7 @@ func (l *Lane) Gap(g feed.Gap) {
 			MissedBatches: g.Missed,
 			FirstSeq:      g.FirstSeq,
 			LastSeq:       g.LastSeq,
+			Detail:        detailOf(g.Detail),
 		}}})
 	}
 	l.counts.gaps++

@@ -70,7 +70,10 @@ func StateOfLocked(lane feed.Lane) LaneState {
 				state.Blocks[Place{Rank: number, Tier: kvcastv1.Tier(tier)}] = t.state()
 			}
 		}
-		rank := RankState{Reported: fmt.Sprint(r.reported), Used: r.used, GroupsOmitted: r.groupsOmitted}
+		rank := RankState{Used: r.used, GroupsOmitted: r.groupsOmitted}
+		if r.reported != ([wire.NumTiers]gapReasons{}) {
+			rank.Reported = fmt.Sprint(r.reported)
+		}
 		if r.sources != nil && slices.Contains(r.sources.incomplete, true) {
 			for _, incomplete := range r.sources.incomplete {
 				rank.Incomplete += map[bool]string{true: "x", false: "."}[incomplete]

@@ -19,6 +19,7 @@ const (
 	eventsCleared
 	eventsGap
 	eventsGroupsOmitted
+	eventsResolved
 	eventsWorkerAdded
 	eventsWorkerRemoved
 	numEventsKinds
@@ -30,6 +31,7 @@ var eventsNames = [numEventsKinds]string{
 	eventsCleared:       "cleared",
 	eventsGap:           "gap",
 	eventsGroupsOmitted: "groups_omitted",
+	eventsResolved:      "resolved",
 	eventsWorkerAdded:   "worker_added",
 	eventsWorkerRemoved: "worker_removed",
 }

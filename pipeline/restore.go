@@ -140,12 +140,19 @@ func (l *Lane) restoreSources(state *statev1.RankSources) error {
 	r := l.rank(state.GetDpRank())
 	s := l.sources(state.GetDpRank(), r)
 	clear(s.incomplete)
+	clear(s.unproved)
 	clear(s.tiers)
 	for _, source := range state.GetIncomplete() {
 		if int(source) >= len(s.incomplete) {
 			return fmt.Errorf("source %d of %d is incomplete", source, len(s.incomplete))
 		}
 		s.incomplete[source] = true
+	}
+	for _, source := range state.GetUnproved() {
+		if int(source) >= len(s.unproved) {
+			return fmt.Errorf("source %d of %d is unproved", source, len(s.unproved))
+		}
+		s.unproved[source] = true
 	}
 	if len(state.GetTiers()) > len(s.tiers) {
 		return fmt.Errorf("tiers of %d sources of %d", len(state.GetTiers()), len(s.tiers))

@@ -19,6 +19,9 @@ type Batch struct {
 	// Replayed reports whether the batch came from the replay socket or a snapshot, Restored whether it is a
 	// part of a snapshot.
 	Replayed, Restored bool
+	// Unproved reports whether the batch was replayed by a socket that has not been shown to be the publisher's. It is set
+	// by the machine.
+	Unproved bool
 	// Malformed reports whether the payload does not decode.
 	Malformed bool
 	// Empty reports whether the payload decodes and has no events.
@@ -61,11 +64,13 @@ const (
 	CauseReconnect
 	// CauseSilence: no message has arrived for Config.Silence.
 	CauseSilence
+	// CauseProof: it is not known whether the replay socket is the publisher's.
+	CauseProof
 )
 
 // String returns the cause's name in metrics.
 func (c Cause) String() string {
-	return [...]string{CauseStart: "start", CauseGap: "gap", CauseReconnect: "reconnect", CauseSilence: "silence"}[c]
+	return [...]string{CauseStart: "start", CauseGap: "gap", CauseReconnect: "reconnect", CauseSilence: "silence", CauseProof: "proof"}[c]
 }
 
 // Outcome is how a request to the replay socket ended.
@@ -120,6 +125,12 @@ const (
 	ReportRestart
 	// ReportConflict: two publishers use the same topic and rank.
 	ReportConflict
+	// ReportProved: the replay socket is the publisher's. It had replayed batches before that was known.
+	ReportProved
+	// ReportForeign: the replay socket belongs to another publisher. Discard all blocks of this one, of which some are the
+	// other's, and report that batches are lost, as for ReportGap: Reason is set. Until ReportRestart, the publisher's
+	// blocks are incomplete.
+	ReportForeign
 	// ReportSilent: the connection is silent, and the engine does not reply.
 	ReportSilent
 	// ReportAbsent: the publisher has had no connection for Config.Grace.

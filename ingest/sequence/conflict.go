@@ -103,6 +103,7 @@ func (m *Machine) beginConflict(now time.Time, seq uint64) {
 		m.abortRestore() // before the report of the gap, because it empties the view
 	}
 	m.emit(Action{Kind: ReportConflict})
+	m.resetProof()
 	runs := [2]run{{last: m.order.last, at: now}, {last: seq, at: now}}
 	if m.other.ID != 0 {
 		runs[0].connection, runs[1].connection = m.other.ID, m.current.ID
@@ -138,6 +139,7 @@ func (m *Machine) disconnectPublisher(now time.Time) {
 // socket, its blocks are replayed; otherwise the blocks of both publishers remain.
 func (m *Machine) endConflict(now time.Time, last uint64) {
 	m.conflict, m.former = conflict{}, former{}
+	m.resetProof()
 	m.state = Live
 	if m.replayEndpoint != "" {
 		m.restart(EvidenceConflict, m.order.last)

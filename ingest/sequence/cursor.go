@@ -30,6 +30,9 @@ type Cursor struct {
 	Conflicted bool
 	// Restoring reports whether a part of a snapshot was delivered. Then Started and Delivered are false.
 	Restoring bool
+	// Proved reports whether the last batch that was delivered arrived live, or by a replay socket that is the publisher's,
+	// and Unproved whether a batch of the incarnation came by one that may be another's.
+	Proved, Unproved bool
 	// HasReplay reports whether the batches were read with a replay socket: Machine.ReplayEndpoint is set. The caller
 	// sets it.
 	HasReplay bool
@@ -46,6 +49,7 @@ func (c *Cursor) Apply(a *Action) {
 		c.Started, c.Seq = true, b.Seq
 		c.Delivered, c.Batch, c.Fingerprint = true, b.Seq, b.Fingerprint
 		c.PossibleRestart = false
+		c.Proved, c.Unproved = !b.Unproved, c.Unproved || b.Unproved
 		if !c.Conflicted {
 			c.identify(b)
 		}
@@ -60,6 +64,10 @@ func (c *Cursor) Apply(a *Action) {
 		if a.FirstContact && a.Missed > 0 {
 			c.Started, c.Seq = true, a.Last
 		}
+	case ReportProved:
+		c.Proved, c.Unproved = true, false
+	case ReportForeign:
+		*c = Cursor{}
 	case ReportRestart:
 		*c = Cursor{Restarted: true}
 	case ReportConflict:
@@ -105,6 +113,7 @@ func (m *Machine) Resume(now time.Time, c *Cursor, replay string) {
 	if c.Restarted {
 		m.restarts = 1
 	}
+	m.proof.lastProved, m.proof.unproved = c.Delivered && c.Proved, c.Unproved
 	if c.HasReplay {
 		m.useEndpoints(Connection{Replay: replay})
 	}

@@ -128,19 +128,19 @@ func (w *world) appendKey(b []byte) []byte {
 	}
 	m, l := w.m, w.left
 	b = append(b, l.batches, l.losses, l.restarts, l.cuts, l.holes, l.failures, l.forgets, l.silences,
-		l.duplicates, l.malformed, l.overruns, l.unstored, l.crashes)
+		l.duplicates, l.malformed, l.overruns, l.unstored, l.crashes, l.others)
 	view := func(v *worldView) {
 		for _, blocks := range v.blocks {
 			num(uint64(blocks))
 		}
-		flag(v.reported, v.begun, v.conflict, v.doubted, v.restoring, v.aborted)
+		flag(v.reported, v.begun, v.conflict, v.doubted, v.restoring, v.aborted, v.unproved)
 		num(v.last)
 	}
 	view(&w.view)
 	if l.crashes > 0 {
 		cursor := func(c *Cursor) {
 			num(c.Seq, c.Batch, c.Fingerprint.Hash)
-			flag(c.Started, c.Delivered, c.EpochKnown, c.Restarted, c.PossibleRestart, c.Conflicted, c.HasReplay, c.Restoring)
+			flag(c.Started, c.Delivered, c.EpochKnown, c.Restarted, c.PossibleRestart, c.Conflicted, c.HasReplay, c.Restoring, c.Proved, c.Unproved)
 			b = append(append(b, c.Epoch...), '/')
 			b = append(append(b, c.Publisher...), '/')
 		}
@@ -151,7 +151,7 @@ func (w *world) appendKey(b []byte) []byte {
 		}
 	}
 	flag(m.resumeUntil.IsZero(), w.sent, w.request != nil, w.lossless, w.alone, m.resumedConflict, m.replayEndpoint != "")
-	num(w.answered, w.incarnation, w.next, uint64(w.stored), uint64(w.replies), w.repliesOf)
+	num(uint64(w.other), w.answered, w.incarnation, w.next, uint64(w.stored), uint64(w.replies), w.repliesOf)
 	if w.offers != noSnapshots {
 		flag(w.asked, w.snapshotSent, m.hasSnapshot, m.snapshotRestUntil.IsZero(), m.resumedRestore, m.snapshotEndpoint != "")
 		num(uint64(w.snapshot), w.snapshotSeq, m.snapshotSeq)
@@ -192,11 +192,13 @@ func (w *world) appendKey(b []byte) []byte {
 		num(buffered.Seq, buffered.Fingerprint.Hash, uint64(m.connections-buffered.connection))
 		flag(isLate(buffered))
 	}
+	num(uint64(m.proof.origin), m.proof.seq, m.proof.fingerprint.Hash, uint64(m.proof.contradictions))
+	flag(m.proof.known, m.proof.notBefore.IsZero(), m.proof.unproved, m.proof.lastProved)
 	if r := m.repair; r != nil {
 		q := r.request
 		num(uint64(r.Cause), uint64(r.failures), uint64(r.recheck), r.forgottenTo, min(r.Batches, 1),
 			uint64(q.target), uint64(m.connections-q.connection), uint64(min(q.replies, 2)), uint64(q.cut))
-		flag(r.answered, r.comparePast, r.pastUnknown, r.final, r.retryAt.IsZero(), q.sameIncarnation, q.matchesPast, q.advanced)
+		flag(r.answered, r.comparePast, r.pastUnknown, r.final, r.retryAt.IsZero(), q.sameIncarnation, q.matchesPast, q.advanced, q.proved, q.contradicted)
 	}
 	return b
 }
@@ -314,6 +316,37 @@ func TestExhaustiveSmallWorldsWithSnapshots(t *testing.T) {
 			w.offers = tt.offers
 			states := explore(t, w)
 			t.Logf("%d states", states)
+		})
+	}
+}
+
+// TestExhaustiveSmallWorldsOfForeignSockets runs every order of events in small worlds whose replay socket belongs to another
+// engine. Its blocks never pass for the engine's: they are unproved, or a loss is reported. Once the socket is known to be
+// another's, none of them is left.
+func TestExhaustiveSmallWorldsOfForeignSockets(t *testing.T) {
+	testclass.WithoutRace(t)
+	for _, tt := range []struct {
+		name    string
+		epochs  bool
+		listens bool
+		limits  limits
+	}{
+		{"both publish", false, false, limits{batches: 4, others: 4}},
+		{"losses", false, false, limits{batches: 4, others: 3, losses: 2}},
+		{"cuts", false, false, limits{batches: 3, others: 3, cuts: 2}},
+		{"restart", false, false, limits{batches: 3, others: 3, restarts: 1}},
+		{"restart with epochs", true, false, limits{batches: 3, others: 3, restarts: 1}},
+		{"failures", false, false, limits{batches: 3, others: 3, failures: 2}},
+		{"faults of messages", false, false, limits{batches: 3, others: 2, duplicates: 1, malformed: 1, overruns: 1}},
+		{"silence", false, false, limits{batches: 3, others: 3, silences: 2}},
+		{"crashes", false, false, limits{batches: 3, others: 2, crashes: 2}},
+		{"listener", false, true, limits{batches: 4, others: 3, cuts: 1}},
+		{"listener, restart", false, true, limits{batches: 3, others: 2, restarts: 1}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(sized(tt.limits), true, tt.epochs, tt.listens)
+			w.foreign, w.lossless = true, false
+			t.Logf("%d states", explore(t, w))
 		})
 	}
 }

@@ -49,8 +49,14 @@ func (m *Machine) Arrival(now time.Time, via ConnectionID, b *Batch) []Action {
 	if !contradicts {
 		m.incarnation.record(b)
 	}
+	if via != 0 {
+		m.recordLive(now, b)
+	}
 	switch {
-	case !m.replayable(now) && (via != 0 || m.replayEndpoint == ""):
+	case m.wantsProof(now) && !m.possibleRestartReported && m.verdictOf(b) == verdictNext: // else a repair follows, whose replies may be a proof
+		m.bufferLive(b)
+		m.requestProof(now)
+	case !m.replayable(now) && (via != 0 || m.replayEndpoint == "" || m.proof.origin == originForeign):
 		m.arriveWithoutReplay(now, b)
 	case contradicts:
 		m.arriveOfOther(now, b, via == 0)
@@ -274,6 +280,9 @@ func (m *Machine) reportPossibleRestart() {
 // read delivers a batch, and makes it the last one read.
 func (m *Machine) read(b *Batch) {
 	m.order.advance(b.Seq, b.Fingerprint)
+	b.Unproved = b.Replayed && m.proof.origin != originProved
+	m.proof.unproved = m.proof.unproved || b.Unproved
+	m.proof.lastProved = !b.Unproved
 	m.possibleRestartReported = false
 	if m.overrunPending {
 		m.overrunPending, m.overrunUntil = false, time.Time{}

@@ -122,6 +122,8 @@ type Machine struct {
 	unbuffered    uint64
 	hasUnbuffered bool
 
+	proof proof
+
 	conflict conflict
 	// snapshotSeq is the last seq that the snapshot includes with which the incarnation began, if hasSnapshot.
 	snapshotSeq uint64
@@ -192,6 +194,7 @@ func (m *Machine) emit(a Action) { m.actions = append(m.actions, a) }
 func (m *Machine) Connect(now time.Time, c Connection) []Action {
 	m.begin()
 	m.other, m.current = m.current, c
+	m.resetProof()
 	replayKnown := m.replayEndpoint != ""
 	m.useEndpoints(c)
 	m.absentUntil, m.resumeUntil, m.lastAttempt = time.Time{}, time.Time{}, false
@@ -200,7 +203,10 @@ func (m *Machine) Connect(now time.Time, c Connection) []Action {
 	m.heardAt = now
 	m.conflict = conflict{}
 	m.former = former{}
-	m.restUntil, m.snapshotRestUntil = time.Time{}, time.Time{}
+	m.snapshotRestUntil = time.Time{}
+	if m.proof.origin != originForeign {
+		m.restUntil = time.Time{}
+	}
 	if m.resumedRestore {
 		m.abortRestore()
 	}
@@ -217,6 +223,11 @@ func (m *Machine) Connect(now time.Time, c Connection) []Action {
 	}
 	m.resumedConflict = false
 	switch {
+	case m.replayEndpoint != "" && m.proof.origin == originForeign:
+		m.endProofRequest(now)
+		if m.order.reading() {
+			m.reportPossibleRestart() // the socket is not asked
+		}
 	case m.replayEndpoint != "" && first:
 		m.startRepair(now, CauseStart)
 	case m.replayEndpoint != "":
@@ -260,6 +271,8 @@ func (m *Machine) Disconnect(now time.Time, id ConnectionID) []Action {
 		m.disconnectPublisher(now)
 	case m.current.ID:
 		m.current, m.other = m.other, Connection{}
+		m.resetProof()
+		m.endProofRequest(now)
 		m.resumeUntil = time.Time{} // the next connection resumes, or a possible restart is reported
 		m.connections++
 		if m.current.ID == 0 {
@@ -287,6 +300,7 @@ func (m *Machine) useEndpoints(c Connection) {
 	m.snapshotEndpoint, m.snapshotsBegin = c.Snapshot, c.SnapshotsBegin
 	if c.Replay != m.replayEndpoint {
 		m.replayEndpoint, m.replayHealth = c.Replay, replayUntried
+		m.proof.origin = originUnknown
 	}
 }
 
@@ -296,6 +310,9 @@ func (m *Machine) Overrun(now time.Time) []Action {
 	m.begin()
 	switch {
 	case m.overrunPending, m.state == Conflicted:
+	case m.repair != nil && m.repair.Cause == CauseProof:
+		m.endRepair()
+		m.startRepair(now, CauseGap)
 	case m.repair != nil:
 		m.repair.recheck = max(m.repair.recheck, recheckOverrun)
 	case m.replayable(now):
@@ -421,6 +438,7 @@ func (m *Machine) Reset() []Action {
 func (m *Machine) forgetIncarnation() {
 	m.order.reset()
 	m.incarnation = incarnation{}
+	m.proof.unproved, m.proof.lastProved = false, false
 	m.restarts++
 	m.possibleRestartReported = false
 	m.hasSnapshot = false

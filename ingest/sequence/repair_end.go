@@ -26,6 +26,10 @@ func (m *Machine) ReplayEnded(now time.Time, requestID uint64, outcome Outcome) 
 		return m.actions
 	}
 	m.recordHealth(r, outcome)
+	if q.target == targetProof {
+		m.endProof(now, r)
+		return m.actions
+	}
 	if q.cut == cutForgotten {
 		m.sendSnapshotRequest()
 		return m.actions
@@ -56,8 +60,16 @@ func (m *Machine) ReplayEnded(now time.Time, requestID uint64, outcome Outcome) 
 	if q.target == targetAll || q.sameIncarnation || q.target == targetPast && complete {
 		m.flush(q)
 	}
+	if m.repair == r && r.proofDue {
+		r.Cause, r.proofDue = CauseProof, false
+		m.sendRequest()
+		return m.actions
+	}
 	if m.repair == r {
 		m.continueRepair(now, r, outcome, len(m.buffer.batches) < buffered)
+	}
+	if m.wantsProof(now) {
+		m.requestProof(now)
 	}
 	return m.actions
 }
@@ -233,6 +245,10 @@ func (m *Machine) flush(q *request) {
 	}
 	for b := m.bufferHead(); b != nil && b.connection == q.connection && m.order.progress != progressUnknown; b = m.bufferHead() {
 		if q.sameIncarnation && m.buffer.requested > 0 && m.verdictOf(b) == verdictRestart {
+			if m.isProof(b) {
+				m.repair.proofDue = true // the replies may be of another publisher
+				return
+			}
 			m.emit(Action{Kind: DropStale})
 			m.buffer.pop()
 			continue

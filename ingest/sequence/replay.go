@@ -45,6 +45,8 @@ const (
 	targetPast
 	// targetSnapshot: no batches, but a snapshot.
 	targetSnapshot
+	// targetProof: a batch that arrived live, to find out whether the socket is the publisher's.
+	targetProof
 )
 
 // recheck is why another request has to follow a complete one.
@@ -102,6 +104,8 @@ type repair struct {
 	// seq; 0 if all did.
 	forgottenTo uint64
 	retryAt     time.Time // of the next request; zero while a request is in progress
+	// proofDue reports whether the next request is for the live batch of Machine.proof, which the replies contradict.
+	proofDue bool
 	// snapshotDue reports whether the next request is for a snapshot, after snapshotFailures in a row.
 	snapshotDue      bool
 	snapshotFailures int
@@ -122,7 +126,9 @@ type request struct {
 	replies     int
 	// advanced reports whether a reply was the next batch.
 	advanced bool
-	cut      cut
+	// proved and contradicted report whether the reply to targetProof is the live batch, or another with its seq.
+	proved, contradicted bool
+	cut                  cut
 	// restoring reports whether a snapshot is being delivered, which includes the batches up to snapshotSeq.
 	restoring   bool
 	snapshotSeq uint64
@@ -130,7 +136,7 @@ type request struct {
 
 // replayable reports whether a replay is in progress, or may be requested now.
 func (m *Machine) replayable(now time.Time) bool {
-	return m.repair != nil || m.replayEndpoint != "" && !now.Before(m.restUntil)
+	return m.repair != nil || m.replayEndpoint != "" && !now.Before(m.restUntil) && m.proof.origin != originForeign
 }
 
 // retryAt returns when the next request is due; zero if no retry is pending.
@@ -143,6 +149,12 @@ func (m *Machine) retryAt() time.Time {
 
 // startRepair starts a repair. If one is in progress, a reconnect makes it send another request.
 func (m *Machine) startRepair(now time.Time, cause Cause) {
+	if m.proof.origin == originForeign && cause != CauseProof {
+		return
+	}
+	if r := m.repair; r != nil && r.Cause == CauseProof && cause != CauseProof {
+		m.endRepair() // the buffered batches wait for the other repair
+	}
 	if r := m.repair; r != nil {
 		if cause == CauseReconnect {
 			r.recheck = recheckReconnect
@@ -180,7 +192,7 @@ func (m *Machine) repairState() State {
 	switch r := m.repair; {
 	case m.state == Suspect && r.Cause == CauseSilence:
 		return Suspect
-	case r.Cause == CauseSilence:
+	case r.Cause == CauseSilence, r.Cause == CauseProof:
 		return Verifying
 	case r.Cause == CauseStart, r.request.target == targetAll, m.order.progress == progressUnknown:
 		return Starting
@@ -202,6 +214,8 @@ func (m *Machine) sendRequest() {
 	r.request = request{id: m.requestID, target: targetRest, connection: m.connections}
 	from := m.order.last
 	switch {
+	case r.Cause == CauseProof:
+		r.request.target, from = targetProof, m.proof.seq
 	case !m.order.reading():
 		r.request.target, from = targetAll, m.order.first
 	case r.comparePast:
@@ -248,6 +262,10 @@ func (m *Machine) Reply(now time.Time, requestID uint64, b *Batch) (actions []Ac
 	r := m.repair
 	r.answered = true
 	r.request.replies++
+	if r.request.target == targetProof {
+		return m.actions, m.replyProof(b)
+	}
+	m.comparePublisher(b)
 	if m.order.reading() && m.incarnation.contradicts(b) {
 		r.request.cut = cutRestart
 		return m.actions, false
@@ -285,6 +303,9 @@ func (m *Machine) compare(q *request, b *Batch) bool {
 			q.cut = cutRestart
 		default:
 			q.sameIncarnation = true
+			if m.proof.lastProved && m.proof.origin == originUnknown {
+				m.prove()
+			}
 		}
 	default:
 		return q.target == targetRest && b.Seq < m.order.last // it was not requested

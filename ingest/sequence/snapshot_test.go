@@ -383,6 +383,7 @@ func TestSnapshotsThatBeginOnly(t *testing.T) {
 	s.do(actions)
 	s.end(OutcomeComplete)
 	s.live("1", 0, 100)
+	s.answer(0, 99, 100, OutcomeComplete) // the replay socket is the publisher's
 	s.want("discarded", "restored up to 99", "batch 100 of 0")
 	s.live("1", 0, 200)
 	for s.request != nil {

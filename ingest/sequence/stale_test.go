@@ -64,6 +64,7 @@ func TestBatchOfTheFormerIncarnationAfterRepliesIsRecognised(t *testing.T) {
 	s.finish(1, 0)
 	s.want("restarted", "batch 0 of 1")
 	s.live("", 1, 1)
+	s.finish(1, 1)
 	s.want("batch 1 of 1")
 }
 
@@ -99,14 +100,14 @@ func TestBatchesOfAnEngineThatKeepsNoneAreDelivered(t *testing.T) {
 	s.connect()
 	s.live("", 0, 1)
 	for seq := uint64(2); s.request != nil; seq++ {
-		if seq > 5 {
+		if seq > 8 {
 			t.Fatal("still requests")
 		}
 		s.m.Sent(s.request.ID)
 		s.live("", 0, seq)
 		s.end(OutcomeComplete)
 	}
-	s.want("gap possible_restart 0-0", "batch 1 of 0", "batch 2 of 0", "batch 3 of 0", "batch 4 of 0", "batch 5 of 0")
+	s.want("gap possible_restart 0-0", "batch 1 of 0", "batch 2 of 0", "batch 3 of 0", "batch 4 of 0", "batch 5 of 0", "batch 6 of 0")
 }
 
 // A batch of a closed connection is older than the open connection.

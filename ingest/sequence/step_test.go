@@ -15,6 +15,11 @@ type step struct {
 var steps = []step{
 	{"publish", func(w *world) bool { return w.left.batches > 0 }, func(w *world) { w.left.batches--; w.publish(true) }},
 	{
+		"another engine publishes",
+		func(w *world) bool { return w.left.others > 0 },
+		func(w *world) { w.left.others--; w.other.add(w.otherBegan); w.otherBegan++ },
+	},
+	{
 		"publish, lost",
 		func(w *world) bool { return w.left.batches > 0 && w.left.losses > 0 && w.publishing() },
 		func(w *world) { w.left.batches--; w.left.losses--; w.publish(false) },

@@ -15,6 +15,8 @@ type limits struct {
 	duplicates, malformed, overruns, unstored                           uint8
 	// crashes are ends of kvcast, which then starts again.
 	crashes uint8
+	// others are batches of another engine.
+	others uint8
 	// waits are minutes that pass. Exhaustive tests have none, because keys do not contain the time.
 	waits uint8
 }
@@ -37,6 +39,10 @@ type world struct {
 	// offers is the kind of snapshots that the engine offers.
 	offers snapshotKind
 	replay bool // the engine has a replay socket
+	// foreign reports whether the replay socket belongs to another engine, whose batches are of the incarnation foreigner.
+	foreign    bool
+	other      seqSet // what the other engine can replay
+	otherBegan uint64 // number of its batches
 	// listens reports whether the engine connects. Then its next connection may be known before the
 	// end of the former connection.
 	listens bool
@@ -70,6 +76,9 @@ type world struct {
 	lossless bool      // no fault so far permits a report of a loss
 	trace    *[]string // records the actions; nil if not needed
 }
+
+// foreigner is the incarnation of the engine that a foreign replay socket belongs to.
+const foreigner = 3
 
 // durableState is a router's state, and the cursor that is stored with it.
 type durableState struct {
@@ -139,7 +148,9 @@ type worldView struct {
 	doubted bool
 	// restoring reports whether a part of a snapshot was delivered, and aborted whether the view was emptied of one.
 	restoring, aborted bool
-	wrong              string // describes an error in the order of batches; empty if there is none
+	// unproved reports whether a batch came from a replay socket that may be another engine's.
+	unproved bool
+	wrong    string // describes an error in the order of batches; empty if there is none
 }
 
 func (v *worldView) do(a *Action) {
@@ -165,6 +176,7 @@ func (v *worldView) do(a *Action) {
 		}
 		v.begun, v.last = true, b.Seq
 		v.blocks[b.Fingerprint.Hash>>32].add(b.Seq)
+		v.unproved = v.unproved || b.Unproved
 	case ReportBegin:
 		v.reported = v.reported || a.Missed > 0
 	case ReportGap:
@@ -178,6 +190,10 @@ func (v *worldView) do(a *Action) {
 		}
 	case ReportConflict:
 		v.conflict = true
+	case ReportProved:
+		v.unproved = false
+	case ReportForeign:
+		*v = worldView{wrong: v.wrong, reported: true}
 	case ReportRestart:
 		*v = worldView{wrong: v.wrong}
 	case AbortRestore:
@@ -193,7 +209,7 @@ func (v *worldView) do(a *Action) {
 func (w *world) do(actions []Action) {
 	for i := range actions {
 		a := &actions[i]
-		if a.Kind == Deliver && isLate(a.Batch) && a.Batch.Fingerprint.Hash>>32 < w.answered {
+		if a.Kind == Deliver && !w.foreign && isLate(a.Batch) && a.Batch.Fingerprint.Hash>>32 < w.answered {
 			w.view.wrong = fmt.Sprintf("late batch %d of an incarnation before that of the replies", a.Batch.Seq)
 		}
 		// With epochs and publisher ids, late batches of an earlier incarnation may lead to a restart too many, which is repaired.
@@ -202,6 +218,9 @@ func (w *world) do(actions []Action) {
 			w.view.wrong = "a restart of an engine that did not restart"
 		}
 		w.view.do(a)
+		if v := &w.view; w.foreign && v.blocks[foreigner] != 0 && !v.unproved && !v.reported {
+			v.wrong = "blocks of another engine pass for those of this one"
+		}
 		w.log(a)
 		if w.trace != nil {
 			*w.trace = append(*w.trace, describe(a))
@@ -224,7 +243,9 @@ func (w *world) do(actions []Action) {
 		default:
 		}
 	}
-	if w.request == nil && !w.m.retryAt().IsZero() {
+	// The end of a connection is reported sooner than a socket is asked again that contradicts a live batch.
+	contradicted := w.m.repair != nil && w.m.repair.Cause == CauseProof && (w.current.closed || w.former.exists())
+	if w.request == nil && !w.m.retryAt().IsZero() && !contradicted {
 		w.do(w.m.Tick(w.now.Add(maxRetryWait), true))
 	}
 }
@@ -239,7 +260,7 @@ func (w *world) log(a *Action) {
 	w.cursor.Apply(a)
 	w.cursor.HasReplay = w.m.ReplayEndpoint() != ""
 	if a.Kind == ReportGap || a.Kind == ReportRestart || a.Kind == Deliver && !a.Batch.Malformed ||
-		a.Kind == BeginRestore || a.Kind == EndRestore || a.Kind == AbortRestore {
+		a.Kind == BeginRestore || a.Kind == EndRestore || a.Kind == AbortRestore || a.Kind == ReportProved || a.Kind == ReportForeign {
 		copy(w.durable[1:], w.durable[:])
 		w.durable[0] = durableState{w.view, w.cursor}
 	}
@@ -407,6 +428,9 @@ func (w *world) send() {
 		return
 	}
 	w.replies, w.repliesOf = w.stored&^(1<<w.request.From-1), w.incarnation
+	if w.foreign {
+		w.replies, w.repliesOf = w.other&^(1<<w.request.From-1), foreigner
+	}
 }
 
 func (w *world) reply() {
@@ -520,13 +544,17 @@ func (w *world) check() string {
 		return v.wrong
 	case v.restoring:
 		return "the view has a part of a snapshot"
-	case v.blocks != want && !v.reported:
+	case w.foreign && w.m.proof.origin == originForeign && v.blocks[foreigner] != 0:
+		return "blocks of an engine that is known to be another"
+	case w.foreign && w.m.proof.origin == originProved:
+		return "the replay socket of another engine is taken for this one's"
+	case v.blocks != want && !v.reported && !v.unproved:
 		return fmt.Sprintf("blocks %b, want %b, and nothing is reported", v.blocks, want)
-	case v.blocks[w.incarnation] != 0 && v.blocks != only(w.incarnation, v.blocks[w.incarnation]) && !v.doubted && !v.conflict:
+	case v.blocks[w.incarnation] != 0 && v.blocks != only(w.incarnation, v.blocks[w.incarnation]) && !v.doubted && !v.conflict && !(w.foreign && v.unproved):
 		return "a restart is neither detected nor reported as possible"
 	case v.reported && !v.aborted && (w.replay || w.resumes) && w.lossless:
 		return "a loss is reported that could have been repaired"
-	case w.m.Replaying() || w.m.buffer.head() != nil || w.m.State() != Live:
+	case w.m.Replaying() || w.m.buffer.head() != nil || w.m.State() != Live && w.m.proof.origin != originForeign:
 		return fmt.Sprintf("state %v, replaying %v, %d buffered", w.m.State(), w.m.Replaying(), len(w.m.buffer.batches))
 	}
 	return ""

@@ -24,8 +24,9 @@ type viewWorker struct {
 type viewRank struct {
 	tiers map[kvcastv1.Tier]map[uint64]Block
 	gaps  []*kvcastv1.Gap
-	// incomplete are the tiers whose sets may be wrong.
-	incomplete tierSet
+	// incomplete are the tiers whose sets may be wrong, unproved those that may be because of a replay socket that is not
+	// known to be the engine's.
+	incomplete, unproved tierSet
 	// groupsOmitted reports whether the engine also caches other attention groups.
 	groupsOmitted bool
 }
@@ -47,11 +48,15 @@ func (v *View) ApplyWorker(sw *kvcastv1.SnapshotWorker) {
 	for _, r := range sw.GetRanks() {
 		rank := v.rank(sw.GetWorker(), r.GetDpRank())
 		rank.groupsOmitted = r.GetGroupsOmitted()
-		if byTier := r.GetTierReasons(); len(byTier) > 0 {
-			rank.incomplete = 0
-			for _, t := range byTier {
-				rank.incomplete |= tiersNamed([]kvcastv1.Tier{t.GetTier()})
-			}
+		byTier := r.GetTierReasons()
+		if len(byTier) > 0 || len(r.GetReasons()) > 0 {
+			rank.incomplete, rank.unproved = 0, 0
+		}
+		if len(byTier) == 0 {
+			rank.degrade(r.GetReasons(), nil)
+		}
+		for _, t := range byTier {
+			rank.degrade(t.GetReasons(), []kvcastv1.Tier{t.GetTier()})
 		}
 	}
 }
@@ -85,7 +90,15 @@ func (v *View) ApplyEvent(worker string, ev *kvcastv1.RouterEvent) {
 	case *kvcastv1.RouterEvent_Gap:
 		r := v.rank(worker, ev.GetDpRank())
 		r.gaps = append(r.gaps, kind.Gap)
-		r.incomplete |= tiersNamed(kind.Gap.GetTiers())
+		if kind.Gap.GetReason() == kvcastv1.Gap_REASON_REPLAY_UNPROVED {
+			r.unproved |= tiersNamed(kind.Gap.GetTiers())
+		} else {
+			r.incomplete |= tiersNamed(kind.Gap.GetTiers())
+		}
+	case *kvcastv1.RouterEvent_Resolved:
+		if slices.Contains(kind.Resolved.GetReasons(), kvcastv1.Gap_REASON_REPLAY_UNPROVED) {
+			v.rank(worker, ev.GetDpRank()).unproved = 0
+		}
 	case *kvcastv1.RouterEvent_GroupsOmitted:
 		v.rank(worker, ev.GetDpRank()).groupsOmitted = true
 	case *kvcastv1.RouterEvent_WorkerAdded:
@@ -104,9 +117,21 @@ func (r *viewRank) clear(c *kvcastv1.Cleared) {
 		r.groupsOmitted = r.groupsOmitted && c.GetReason() != kvcastv1.Cleared_REASON_ENGINE_RESTARTED
 	}
 	r.incomplete &^= tiersNamed(c.GetTiers())
+	r.unproved &^= tiersNamed(c.GetTiers())
 	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
 		// The view is now empty; the engine is not.
 		r.incomplete |= tiersNamed(c.GetTiers())
+	}
+}
+
+// degrade adds the reasons of a snapshot for tiers.
+func (r *viewRank) degrade(reasons []kvcastv1.DegradedReason, tiers []kvcastv1.Tier) {
+	for _, reason := range reasons {
+		if reason == kvcastv1.DegradedReason_DEGRADED_REASON_REPLAY_UNPROVED {
+			r.unproved |= tiersNamed(tiers)
+		} else {
+			r.incomplete |= tiersNamed(tiers)
+		}
 	}
 }
 
@@ -222,7 +247,7 @@ func (v *View) Incomplete(worker string, dpRank uint32) bool {
 // IncompleteIn reports whether the set of a dp rank in a tier may be wrong.
 func (v *View) IncompleteIn(worker string, dpRank uint32, tier kvcastv1.Tier) bool {
 	r := v.known(worker, dpRank)
-	return r != nil && r.incomplete&tiersNamed([]kvcastv1.Tier{tier}) != 0
+	return r != nil && (r.incomplete|r.unproved)&tiersNamed([]kvcastv1.Tier{tier}) != 0
 }
 
 // GroupsOmitted reports whether a dp rank also caches other attention groups than the main group,
@@ -232,7 +257,7 @@ func (v *View) GroupsOmitted(worker string, dpRank uint32) bool {
 }
 
 // isIncomplete is false for an unknown rank.
-func (r *viewRank) isIncomplete() bool { return r != nil && r.incomplete != 0 }
+func (r *viewRank) isIncomplete() bool { return r != nil && r.incomplete|r.unproved != 0 }
 
 // hasGroupsOmitted is false for an unknown rank.
 func (r *viewRank) hasGroupsOmitted() bool { return r != nil && r.groupsOmitted }

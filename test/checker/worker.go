@@ -116,6 +116,7 @@ func (c *Checker) follow(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEvent)
 var reasonsSentOnce = []kvcastv1.Gap_Reason{
 	kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES, kvcastv1.Gap_REASON_EVENTS_SKIPPED,
 	kvcastv1.Gap_REASON_BLOCK_SIZE_MISMATCH, kvcastv1.Gap_REASON_UNKNOWN_CONTENT, kvcastv1.Gap_REASON_TIER_NOT_CLEARED,
+	kvcastv1.Gap_REASON_REPLAY_UNPROVED,
 }
 
 // follow applies an event to its rank. It returns what the event repeats although it still holds;
@@ -145,6 +146,13 @@ func (r *rank) follow(ev *kvcastv1.RouterEvent) (repeated string) {
 			r.omissions = make(map[kvcastv1.Gap_Reason]tierSet)
 		}
 		r.omissions[reason] |= tiers
+	case *kvcastv1.RouterEvent_Resolved:
+		for _, reason := range kind.Resolved.GetReasons() {
+			if r.omissions[reason] == 0 {
+				return "Resolved of " + reason.String()
+			}
+			delete(r.omissions, reason)
+		}
 	case *kvcastv1.RouterEvent_GroupsOmitted:
 		if r.groupsOmitted {
 			return "GroupsOmitted"

@@ -205,6 +205,15 @@ const (
 	// The engine cleared its device memory. Whether it kept the other tiers is unknown:
 	// blocks in these tiers may be gone.
 	Gap_REASON_TIER_NOT_CLEARED Gap_Reason = 13
+	// Batches came from a replay socket that has not been shown to be the publisher's: if
+	// it is another engine's, blocks are missing, and others are not this engine's. The
+	// first batch that the engine publishes shows it, and a Resolved or a Gap with
+	// REASON_REPLAY_FOREIGN follows.
+	Gap_REASON_REPLAY_UNPROVED Gap_Reason = 14
+	// The replay socket belongs to another engine: check the configuration, detail has the
+	// endpoint. A Cleared of all that was known precedes. The set lacks the blocks that the
+	// engine stored before.
+	Gap_REASON_REPLAY_FOREIGN Gap_Reason = 15
 )
 
 // Enum value maps for Gap_Reason.
@@ -224,6 +233,8 @@ var (
 		11: "REASON_BLOCK_SIZE_MISMATCH",
 		12: "REASON_UNKNOWN_CONTENT",
 		13: "REASON_TIER_NOT_CLEARED",
+		14: "REASON_REPLAY_UNPROVED",
+		15: "REASON_REPLAY_FOREIGN",
 	}
 	Gap_Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":         0,
@@ -240,6 +251,8 @@ var (
 		"REASON_BLOCK_SIZE_MISMATCH": 11,
 		"REASON_UNKNOWN_CONTENT":     12,
 		"REASON_TIER_NOT_CLEARED":    13,
+		"REASON_REPLAY_UNPROVED":     14,
+		"REASON_REPLAY_FOREIGN":      15,
 	}
 )
 
@@ -324,7 +337,7 @@ func (x WorkerRemoved_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkerRemoved_Reason.Descriptor instead.
 func (WorkerRemoved_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{9, 0}
+	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{10, 0}
 }
 
 // A point in the stream: every entry up to and including seq is applied. A router
@@ -495,6 +508,7 @@ func (x *Entry) GetEvents() []*RouterEvent {
 //	cleared         empty the sets of the worker and dp rank, in the tiers named
 //	gap             change nothing; the set may be wrong from now on, see Gap
 //	groups_omitted  change nothing; a prefix in the set is an upper bound from now on
+//	resolved        change nothing; the set is no longer wrong for the reasons named
 //	worker_added    add the worker with empty sets
 //	worker_removed  remove the worker and its sets
 //
@@ -526,6 +540,7 @@ type RouterEvent struct {
 	//	*RouterEvent_WorkerAdded
 	//	*RouterEvent_WorkerRemoved
 	//	*RouterEvent_GroupsOmitted
+	//	*RouterEvent_Resolved
 	Event         isRouterEvent_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -652,6 +667,15 @@ func (x *RouterEvent) GetGroupsOmitted() *GroupsOmitted {
 	return nil
 }
 
+func (x *RouterEvent) GetResolved() *Resolved {
+	if x != nil {
+		if x, ok := x.Event.(*RouterEvent_Resolved); ok {
+			return x.Resolved
+		}
+	}
+	return nil
+}
+
 type isRouterEvent_Event interface {
 	isRouterEvent_Event()
 }
@@ -691,6 +715,11 @@ type RouterEvent_GroupsOmitted struct {
 	GroupsOmitted *GroupsOmitted `protobuf:"bytes,10,opt,name=groups_omitted,json=groupsOmitted,proto3,oneof"`
 }
 
+type RouterEvent_Resolved struct {
+	// Reasons of earlier Gaps do not hold any more.
+	Resolved *Resolved `protobuf:"bytes,11,opt,name=resolved,proto3,oneof"`
+}
+
 func (*RouterEvent_Stored) isRouterEvent_Event() {}
 
 func (*RouterEvent_Removed) isRouterEvent_Event() {}
@@ -704,6 +733,8 @@ func (*RouterEvent_WorkerAdded) isRouterEvent_Event() {}
 func (*RouterEvent_WorkerRemoved) isRouterEvent_Event() {}
 
 func (*RouterEvent_GroupsOmitted) isRouterEvent_Event() {}
+
+func (*RouterEvent_Resolved) isRouterEvent_Event() {}
 
 // A chain of blocks that are in the cache: each block continues the previous block, and
 // the first block continues parent_hash. Blocks that are already in the set have no
@@ -920,7 +951,8 @@ func (x *Cleared) GetTiers() []Tier {
 //
 // After a Gap with any reason, the tiers that it names are incomplete until a Cleared of
 // the tier with a reason other than REASON_UNREPAIRED_GAP. A Cleared with
-// REASON_UNREPAIRED_GAP also makes its tiers incomplete. Nothing else does, so a router
+// REASON_UNREPAIRED_GAP also makes its tiers incomplete. A Resolved ends the reasons that
+// it names. Nothing else changes it, so a router
 // can derive the incomplete ranks that snapshots and ListWorkers report: those with an
 // incomplete tier. If a worker has several sources, a rank can stay incomplete although
 // all of its sources are known.
@@ -1059,6 +1091,53 @@ func (*GroupsOmitted) Descriptor() ([]byte, []int) {
 	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{7}
 }
 
+// Reasons of earlier Gaps of the dp rank do not hold any more: the blocks are the engine's as far
+// as these reasons are concerned.
+type Resolved struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The reasons; only REASON_REPLAY_UNPROVED in this version.
+	Reasons       []Gap_Reason `protobuf:"varint,1,rep,packed,name=reasons,proto3,enum=kvcast.v1.Gap_Reason" json:"reasons,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Resolved) Reset() {
+	*x = Resolved{}
+	mi := &file_kvcast_v1_event_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Resolved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Resolved) ProtoMessage() {}
+
+func (x *Resolved) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_event_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Resolved.ProtoReflect.Descriptor instead.
+func (*Resolved) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Resolved) GetReasons() []Gap_Reason {
+	if x != nil {
+		return x.Reasons
+	}
+	return nil
+}
+
 // A worker was added. Its later events describe the blocks that it holds. If an engine
 // was already running when the server first read it, the engine may hold further
 // blocks; a Gap with REASON_JOINED_LATE then precedes all other events of its rank.
@@ -1082,7 +1161,7 @@ type WorkerAdded struct {
 
 func (x *WorkerAdded) Reset() {
 	*x = WorkerAdded{}
-	mi := &file_kvcast_v1_event_proto_msgTypes[8]
+	mi := &file_kvcast_v1_event_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1094,7 +1173,7 @@ func (x *WorkerAdded) String() string {
 func (*WorkerAdded) ProtoMessage() {}
 
 func (x *WorkerAdded) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_event_proto_msgTypes[8]
+	mi := &file_kvcast_v1_event_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1107,7 +1186,7 @@ func (x *WorkerAdded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerAdded.ProtoReflect.Descriptor instead.
 func (*WorkerAdded) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{8}
+	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WorkerAdded) GetModel() string {
@@ -1156,7 +1235,7 @@ type WorkerRemoved struct {
 
 func (x *WorkerRemoved) Reset() {
 	*x = WorkerRemoved{}
-	mi := &file_kvcast_v1_event_proto_msgTypes[9]
+	mi := &file_kvcast_v1_event_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1168,7 +1247,7 @@ func (x *WorkerRemoved) String() string {
 func (*WorkerRemoved) ProtoMessage() {}
 
 func (x *WorkerRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_event_proto_msgTypes[9]
+	mi := &file_kvcast_v1_event_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1181,7 +1260,7 @@ func (x *WorkerRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerRemoved.ProtoReflect.Descriptor instead.
 func (*WorkerRemoved) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{9}
+	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WorkerRemoved) GetReason() WorkerRemoved_Reason {
@@ -1205,7 +1284,7 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x05model\x18\x03 \x01(\tR\x05model\x121\n" +
 	"\x15engine_time_unix_nano\x18\x04 \x01(\x10R\x12engineTimeUnixNano\x121\n" +
 	"\x15ingest_time_unix_nano\x18\x05 \x01(\x10R\x12ingestTimeUnixNano\x12.\n" +
-	"\x06events\x18\x06 \x03(\v2\x16.kvcast.v1.RouterEventR\x06events\"\xf4\x03\n" +
+	"\x06events\x18\x06 \x03(\v2\x16.kvcast.v1.RouterEventR\x06events\"\xa7\x04\n" +
 	"\vRouterEvent\x12\x19\n" +
 	"\bevent_id\x18\x01 \x01(\x04R\aeventId\x12\x1c\n" +
 	"\adp_rank\x18\x02 \x01(\rH\x01R\x06dpRank\x88\x01\x01\x12#\n" +
@@ -1217,7 +1296,8 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\fworker_added\x18\b \x01(\v2\x16.kvcast.v1.WorkerAddedH\x00R\vworkerAdded\x12A\n" +
 	"\x0eworker_removed\x18\t \x01(\v2\x18.kvcast.v1.WorkerRemovedH\x00R\rworkerRemoved\x12A\n" +
 	"\x0egroups_omitted\x18\n" +
-	" \x01(\v2\x18.kvcast.v1.GroupsOmittedH\x00R\rgroupsOmittedB\a\n" +
+	" \x01(\v2\x18.kvcast.v1.GroupsOmittedH\x00R\rgroupsOmitted\x121\n" +
+	"\bresolved\x18\v \x01(\v2\x13.kvcast.v1.ResolvedH\x00R\bresolvedB\a\n" +
 	"\x05eventB\n" +
 	"\n" +
 	"\b_dp_rank\"\xf2\x01\n" +
@@ -1243,14 +1323,14 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x15REASON_ENGINE_CLEARED\x10\x01\x12\x1b\n" +
 	"\x17REASON_ENGINE_RESTARTED\x10\x02\x12\x19\n" +
 	"\x15REASON_UNREPAIRED_GAP\x10\x03\x12\x19\n" +
-	"\x15REASON_SOURCE_CLEARED\x10\x04\"\xec\x04\n" +
+	"\x15REASON_SOURCE_CLEARED\x10\x04\"\xa3\x05\n" +
 	"\x03Gap\x12-\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x15.kvcast.v1.Gap.ReasonR\x06reason\x12%\n" +
 	"\x0emissed_batches\x18\x02 \x01(\x04R\rmissedBatches\x12\x1b\n" +
 	"\tfirst_seq\x18\x03 \x01(\x04R\bfirstSeq\x12\x19\n" +
 	"\blast_seq\x18\x04 \x01(\x04R\alastSeq\x12%\n" +
 	"\x05tiers\x18\x05 \x03(\x0e2\x0f.kvcast.v1.TierR\x05tiers\x12\x16\n" +
-	"\x06detail\x18\x06 \x01(\tR\x06detail\"\x97\x03\n" +
+	"\x06detail\x18\x06 \x01(\tR\x06detail\"\xce\x03\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19REASON_REPLAY_UNAVAILABLE\x10\x01\x12\x1c\n" +
@@ -1266,8 +1346,12 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x12\x1e\n" +
 	"\x1aREASON_BLOCK_SIZE_MISMATCH\x10\v\x12\x1a\n" +
 	"\x16REASON_UNKNOWN_CONTENT\x10\f\x12\x1b\n" +
-	"\x17REASON_TIER_NOT_CLEARED\x10\r\"\x0f\n" +
-	"\rGroupsOmitted\"\xeb\x01\n" +
+	"\x17REASON_TIER_NOT_CLEARED\x10\r\x12\x1a\n" +
+	"\x16REASON_REPLAY_UNPROVED\x10\x0e\x12\x19\n" +
+	"\x15REASON_REPLAY_FOREIGN\x10\x0f\"\x0f\n" +
+	"\rGroupsOmitted\";\n" +
+	"\bResolved\x12/\n" +
+	"\areasons\x18\x01 \x03(\x0e2\x15.kvcast.v1.Gap.ReasonR\areasons\"\xeb\x01\n" +
 	"\vWorkerAdded\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x1d\n" +
 	"\n" +
@@ -1305,7 +1389,7 @@ func file_kvcast_v1_event_proto_rawDescGZIP() []byte {
 }
 
 var file_kvcast_v1_event_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_kvcast_v1_event_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_kvcast_v1_event_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_kvcast_v1_event_proto_goTypes = []any{
 	(Tier)(0),                 // 0: kvcast.v1.Tier
 	(Cleared_Reason)(0),       // 1: kvcast.v1.Cleared.Reason
@@ -1319,9 +1403,10 @@ var file_kvcast_v1_event_proto_goTypes = []any{
 	(*Cleared)(nil),           // 9: kvcast.v1.Cleared
 	(*Gap)(nil),               // 10: kvcast.v1.Gap
 	(*GroupsOmitted)(nil),     // 11: kvcast.v1.GroupsOmitted
-	(*WorkerAdded)(nil),       // 12: kvcast.v1.WorkerAdded
-	(*WorkerRemoved)(nil),     // 13: kvcast.v1.WorkerRemoved
-	nil,                       // 14: kvcast.v1.WorkerAdded.LabelsEntry
+	(*Resolved)(nil),          // 12: kvcast.v1.Resolved
+	(*WorkerAdded)(nil),       // 13: kvcast.v1.WorkerAdded
+	(*WorkerRemoved)(nil),     // 14: kvcast.v1.WorkerRemoved
+	nil,                       // 15: kvcast.v1.WorkerAdded.LabelsEntry
 }
 var file_kvcast_v1_event_proto_depIdxs = []int32{
 	6,  // 0: kvcast.v1.Entry.events:type_name -> kvcast.v1.RouterEvent
@@ -1330,20 +1415,22 @@ var file_kvcast_v1_event_proto_depIdxs = []int32{
 	8,  // 3: kvcast.v1.RouterEvent.removed:type_name -> kvcast.v1.Removed
 	9,  // 4: kvcast.v1.RouterEvent.cleared:type_name -> kvcast.v1.Cleared
 	10, // 5: kvcast.v1.RouterEvent.gap:type_name -> kvcast.v1.Gap
-	12, // 6: kvcast.v1.RouterEvent.worker_added:type_name -> kvcast.v1.WorkerAdded
-	13, // 7: kvcast.v1.RouterEvent.worker_removed:type_name -> kvcast.v1.WorkerRemoved
+	13, // 6: kvcast.v1.RouterEvent.worker_added:type_name -> kvcast.v1.WorkerAdded
+	14, // 7: kvcast.v1.RouterEvent.worker_removed:type_name -> kvcast.v1.WorkerRemoved
 	11, // 8: kvcast.v1.RouterEvent.groups_omitted:type_name -> kvcast.v1.GroupsOmitted
-	1,  // 9: kvcast.v1.Cleared.reason:type_name -> kvcast.v1.Cleared.Reason
-	0,  // 10: kvcast.v1.Cleared.tiers:type_name -> kvcast.v1.Tier
-	2,  // 11: kvcast.v1.Gap.reason:type_name -> kvcast.v1.Gap.Reason
-	0,  // 12: kvcast.v1.Gap.tiers:type_name -> kvcast.v1.Tier
-	14, // 13: kvcast.v1.WorkerAdded.labels:type_name -> kvcast.v1.WorkerAdded.LabelsEntry
-	3,  // 14: kvcast.v1.WorkerRemoved.reason:type_name -> kvcast.v1.WorkerRemoved.Reason
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	12, // 9: kvcast.v1.RouterEvent.resolved:type_name -> kvcast.v1.Resolved
+	1,  // 10: kvcast.v1.Cleared.reason:type_name -> kvcast.v1.Cleared.Reason
+	0,  // 11: kvcast.v1.Cleared.tiers:type_name -> kvcast.v1.Tier
+	2,  // 12: kvcast.v1.Gap.reason:type_name -> kvcast.v1.Gap.Reason
+	0,  // 13: kvcast.v1.Gap.tiers:type_name -> kvcast.v1.Tier
+	2,  // 14: kvcast.v1.Resolved.reasons:type_name -> kvcast.v1.Gap.Reason
+	15, // 15: kvcast.v1.WorkerAdded.labels:type_name -> kvcast.v1.WorkerAdded.LabelsEntry
+	3,  // 16: kvcast.v1.WorkerRemoved.reason:type_name -> kvcast.v1.WorkerRemoved.Reason
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_event_proto_init() }
@@ -1359,6 +1446,7 @@ func file_kvcast_v1_event_proto_init() {
 		(*RouterEvent_WorkerAdded)(nil),
 		(*RouterEvent_WorkerRemoved)(nil),
 		(*RouterEvent_GroupsOmitted)(nil),
+		(*RouterEvent_Resolved)(nil),
 	}
 	file_kvcast_v1_event_proto_msgTypes[3].OneofWrappers = []any{}
 	type x struct{}
@@ -1367,7 +1455,7 @@ func file_kvcast_v1_event_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvcast_v1_event_proto_rawDesc), len(file_kvcast_v1_event_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -420,6 +420,11 @@ const (
 	// The engine cleared its device memory, and possibly this tier: known blocks may be
 	// gone.
 	DegradedReason_DEGRADED_REASON_TIER_NOT_CLEARED DegradedReason = 11
+	// The blocks were read from a replay socket that has not been shown to be the engine's,
+	// because the engine has published nothing since.
+	DegradedReason_DEGRADED_REASON_REPLAY_UNPROVED DegradedReason = 12
+	// The replay socket belongs to another engine: blocks are missing.
+	DegradedReason_DEGRADED_REASON_REPLAY_FOREIGN DegradedReason = 13
 )
 
 // Enum value maps for DegradedReason.
@@ -437,6 +442,8 @@ var (
 		9:  "DEGRADED_REASON_BLOCK_SIZE_MISMATCH",
 		10: "DEGRADED_REASON_UNKNOWN_CONTENT",
 		11: "DEGRADED_REASON_TIER_NOT_CLEARED",
+		12: "DEGRADED_REASON_REPLAY_UNPROVED",
+		13: "DEGRADED_REASON_REPLAY_FOREIGN",
 	}
 	DegradedReason_value = map[string]int32{
 		"DEGRADED_REASON_UNSPECIFIED":         0,
@@ -451,6 +458,8 @@ var (
 		"DEGRADED_REASON_BLOCK_SIZE_MISMATCH": 9,
 		"DEGRADED_REASON_UNKNOWN_CONTENT":     10,
 		"DEGRADED_REASON_TIER_NOT_CLEARED":    11,
+		"DEGRADED_REASON_REPLAY_UNPROVED":     12,
+		"DEGRADED_REASON_REPLAY_FOREIGN":      13,
 	}
 )
 
@@ -1376,7 +1385,7 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x11TRUST_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vTRUST_EXACT\x10\x01\x12\x15\n" +
 	"\x11TRUST_UPPER_BOUND\x10\x02\x12\x12\n" +
-	"\x0eTRUST_DEGRADED\x10\x03*\xad\x03\n" +
+	"\x0eTRUST_DEGRADED\x10\x03*\xf6\x03\n" +
 	"\x0eDegradedReason\x12\x1f\n" +
 	"\x1bDEGRADED_REASON_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bDEGRADED_REASON_JOINED_LATE\x10\x01\x12\x17\n" +
@@ -1390,7 +1399,9 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"#DEGRADED_REASON_BLOCK_SIZE_MISMATCH\x10\t\x12#\n" +
 	"\x1fDEGRADED_REASON_UNKNOWN_CONTENT\x10\n" +
 	"\x12$\n" +
-	" DEGRADED_REASON_TIER_NOT_CLEARED\x10\vB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
+	" DEGRADED_REASON_TIER_NOT_CLEARED\x10\v\x12#\n" +
+	"\x1fDEGRADED_REASON_REPLAY_UNPROVED\x10\f\x12\"\n" +
+	"\x1eDEGRADED_REASON_REPLAY_FOREIGN\x10\rB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
 
 var (
 	file_kvcast_v1_worker_proto_rawDescOnce sync.Once

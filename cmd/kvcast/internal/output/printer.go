@@ -219,6 +219,12 @@ func eventText(ev *kvcastv1.RouterEvent) string {
 		return rank + fmt.Sprintf("GAP      blocks may differ from the engine's (%s)", reasonText(e.Gap.GetReason()))
 	case *kvcastv1.RouterEvent_GroupsOmitted:
 		return rank + "groups   other attention groups omitted: the engine may reuse less than a prefix"
+	case *kvcastv1.RouterEvent_Resolved:
+		var reasons []string
+		for _, reason := range e.Resolved.GetReasons() {
+			reasons = append(reasons, reasonText(reason))
+		}
+		return rank + fmt.Sprintf("resolved (%s)", strings.Join(reasons, ", "))
 	case *kvcastv1.RouterEvent_WorkerAdded:
 		return rank + fmt.Sprintf("worker added, model %q", e.WorkerAdded.GetModel())
 	case *kvcastv1.RouterEvent_WorkerRemoved:

@@ -44,6 +44,8 @@ const (
 	IngestCursorBeforeFirstField     protowire.Number = 15
 	IngestCursorBeforeLastField      protowire.Number = 16
 	IngestCursorRestoringField       protowire.Number = 17
+	IngestCursorProvedField          protowire.Number = 18
+	IngestCursorUnprovedField        protowire.Number = 19
 
 	EntryStateVersionField       protowire.Number = 1
 	EntryStatePartialField       protowire.Number = 2

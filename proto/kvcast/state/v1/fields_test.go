@@ -53,6 +53,8 @@ func TestFieldNumbersMatchDescriptors(t *testing.T) {
 			"before_first":     statev1.IngestCursorBeforeFirstField,
 			"before_last":      statev1.IngestCursorBeforeLastField,
 			"restoring":        statev1.IngestCursorRestoringField,
+			"proved":           statev1.IngestCursorProvedField,
+			"unproved":         statev1.IngestCursorUnprovedField,
 		}},
 	} {
 		message := tt.message.ProtoReflect().Descriptor()

@@ -488,7 +488,13 @@ type IngestCursor struct {
 	BeforeLast uint64 `protobuf:"varint,16,opt,name=before_last,json=beforeLast,proto3" json:"before_last,omitempty"`
 	// Reports whether only a part of a snapshot of the engine's cache was read. Then seq and
 	// batch_age are absent.
-	Restoring     bool `protobuf:"varint,17,opt,name=restoring,proto3" json:"restoring,omitempty"`
+	Restoring bool `protobuf:"varint,17,opt,name=restoring,proto3" json:"restoring,omitempty"`
+	// Reports whether the last delivered batch arrived live, or from a replay socket that is
+	// the publisher's.
+	Proved bool `protobuf:"varint,18,opt,name=proved,proto3" json:"proved,omitempty"`
+	// Reports whether batches of the incarnation came from a replay socket that may be
+	// another publisher's.
+	Unproved      bool `protobuf:"varint,19,opt,name=unproved,proto3" json:"unproved,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -642,6 +648,20 @@ func (x *IngestCursor) GetRestoring() bool {
 	return false
 }
 
+func (x *IngestCursor) GetProved() bool {
+	if x != nil {
+		return x.Proved
+	}
+	return false
+}
+
+func (x *IngestCursor) GetUnproved() bool {
+	if x != nil {
+		return x.Unproved
+	}
+	return false
+}
+
 var File_kvcast_state_v1_ingest_proto protoreflect.FileDescriptor
 
 const file_kvcast_state_v1_ingest_proto_rawDesc = "" +
@@ -687,7 +707,7 @@ const file_kvcast_state_v1_ingest_proto_rawDesc = "" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x14\n" +
 	"\x05topic\x18\x03 \x01(\fR\x05topic\x12\x18\n" +
 	"\aaddress\x18\x04 \x01(\tR\aaddress\x125\n" +
-	"\x06cursor\x18\x05 \x01(\v2\x1d.kvcast.state.v1.IngestCursorR\x06cursor\"\xbf\x04\n" +
+	"\x06cursor\x18\x05 \x01(\v2\x1d.kvcast.state.v1.IngestCursorR\x06cursor\"\xf3\x04\n" +
 	"\fIngestCursor\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x15\n" +
 	"\x03seq\x18\x02 \x01(\x04H\x00R\x03seq\x88\x01\x01\x12 \n" +
@@ -715,7 +735,9 @@ const file_kvcast_state_v1_ingest_proto_rawDesc = "" +
 	"\fbefore_first\x18\x0f \x01(\x04R\vbeforeFirst\x12\x1f\n" +
 	"\vbefore_last\x18\x10 \x01(\x04R\n" +
 	"beforeLast\x12\x1c\n" +
-	"\trestoring\x18\x11 \x01(\bR\trestoringB\x06\n" +
+	"\trestoring\x18\x11 \x01(\bR\trestoring\x12\x16\n" +
+	"\x06proved\x18\x12 \x01(\bR\x06proved\x12\x1a\n" +
+	"\bunproved\x18\x13 \x01(\bR\bunprovedB\x06\n" +
 	"\x04_seqB\f\n" +
 	"\n" +
 	"_batch_ageB\b\n" +

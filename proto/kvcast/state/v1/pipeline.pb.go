@@ -690,7 +690,10 @@ type RankSources struct {
 	Incomplete []uint32 `protobuf:"varint,2,rep,packed,name=incomplete,proto3" json:"incomplete,omitempty"`
 	// With passthrough, for each source the tiers that it has stored into: bit n is tier n of
 	// kvcast.v1.Tier.
-	Tiers         []byte `protobuf:"bytes,3,opt,name=tiers,proto3" json:"tiers,omitempty"`
+	Tiers []byte `protobuf:"bytes,3,opt,name=tiers,proto3" json:"tiers,omitempty"`
+	// Indexes of the sources of which batches came from a replay socket that may be another
+	// engine's.
+	Unproved      []uint32 `protobuf:"varint,4,rep,packed,name=unproved,proto3" json:"unproved,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -742,6 +745,13 @@ func (x *RankSources) GetIncomplete() []uint32 {
 func (x *RankSources) GetTiers() []byte {
 	if x != nil {
 		return x.Tiers
+	}
+	return nil
+}
+
+func (x *RankSources) GetUnproved() []uint32 {
+	if x != nil {
+		return x.Unproved
 	}
 	return nil
 }
@@ -1647,13 +1657,14 @@ const file_kvcast_state_v1_pipeline_proto_rawDesc = "" +
 	"\rAnnouncements\x12\x17\n" +
 	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\rR\x06source\x12\x14\n" +
-	"\x05count\x18\x03 \x01(\rR\x05count\"\\\n" +
+	"\x05count\x18\x03 \x01(\rR\x05count\"x\n" +
 	"\vRankSources\x12\x17\n" +
 	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x12\x1e\n" +
 	"\n" +
 	"incomplete\x18\x02 \x03(\rR\n" +
 	"incomplete\x12\x14\n" +
-	"\x05tiers\x18\x03 \x01(\fR\x05tiers\"\xd4\x03\n" +
+	"\x05tiers\x18\x03 \x01(\fR\x05tiers\x12\x1a\n" +
+	"\bunproved\x18\x04 \x03(\rR\bunproved\"\xd4\x03\n" +
 	"\x03Run\x12\x18\n" +
 	"\aremoves\x18\x01 \x01(\bR\aremoves\x12\x17\n" +
 	"\adp_rank\x18\x02 \x01(\rR\x06dpRank\x12\x12\n" +
