@@ -102,12 +102,14 @@ func describe(ev *kvcastv1.RouterEvent) string {
 		return "added " + e.WorkerAdded.GetModel()
 	case *kvcastv1.RouterEvent_WorkerRemoved:
 		return "removed " + strings.TrimPrefix(e.WorkerRemoved.GetReason().String(), "REASON_")
+	case *kvcastv1.RouterEvent_Gap:
+		return "gap " + strings.TrimSpace(strings.TrimPrefix(e.Gap.GetReason().String(), "REASON_")+" "+e.Gap.GetDetail())
+	case *kvcastv1.RouterEvent_Resolved:
+		return "resolved " + strings.TrimPrefix(e.Resolved.GetReasons()[0].String(), "REASON_")
 	case *kvcastv1.RouterEvent_Stored:
 		return fmt.Sprint("stored ", e.Stored.GetBlockHashes())
 	case *kvcastv1.RouterEvent_Removed:
 		return fmt.Sprint("gone ", e.Removed.GetBlockHashes(), " ", ev.GetTier())
-	case *kvcastv1.RouterEvent_Gap:
-		return "gap " + strings.TrimPrefix(e.Gap.GetReason().String(), "REASON_")
 	case *kvcastv1.RouterEvent_Cleared:
 		return "cleared"
 	default:
@@ -309,6 +311,69 @@ func TestDisconnectedWorkerIsRemovedAndReturns(t *testing.T) {
 		if life == 0 {
 			p = publisherOf(t, engine)
 		}
+	}
+}
+
+// TestReplaySocketOfAnotherEngine has a worker whose replay socket belongs to another engine, as a line does that was copied in
+// a list of workers. The other engine's blocks are never the worker's without a doubt, and are gone as soon as the engine
+// publishes a batch.
+func TestReplaySocketOfAnotherEngine(t *testing.T) {
+	testclass.Process(t)
+	t.Parallel()
+	p, other := publisherOf(t, simulator.SocketConfig{}), publisherOf(t, simulator.SocketConfig{})
+	for i := range uint64(5) {
+		publish(t, other, storedOf(100+i))
+	}
+	s := serve(t, "--worker", "name=w,model=m,connect="+p.Endpoint()+",replay="+other.ReplayEndpoint())
+	f := follow(t, s)
+	f.until("w", "added m")
+	f.until("w", "gap REPLAY_UNPROVED "+other.ReplayEndpoint())
+	f.until("w", "stored [104]")
+	if !f.checker.View().Incomplete("w", 0) {
+		t.Error("blocks of another engine are exact")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	defer cancel()
+	if err := p.WaitSubscribed(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, p, storedOf(1))
+	f.until("w", "gap REPLAY_FOREIGN "+other.ReplayEndpoint())
+	f.until("w", "stored [1]")
+	if got := f.checker.View().Blocks("w", 0, kvcastv1.Tier_TIER_DEVICE); len(got) != 1 || !f.checker.View().Incomplete("w", 0) {
+		t.Errorf("%d blocks, incomplete %v; want that of the engine alone, which may have others", len(got), f.checker.View().Incomplete("w", 0))
+	}
+	s.logged(`replay socket belongs to another engine.*replay=` + other.ReplayEndpoint())
+	replays := other.Replays()
+	for i := range uint64(10) {
+		publish(t, p, storedOf(10+i))
+		f.until("w", fmt.Sprintf("stored [%d]", 10+i))
+	}
+	if n := other.Replays(); n != replays {
+		t.Errorf("the other engine's socket was asked %d more times at once", n-replays)
+	}
+}
+
+// TestReplaySocketIsProved has an engine that was running before. Its blocks are in doubt until it publishes a batch.
+func TestReplaySocketIsProved(t *testing.T) {
+	testclass.Process(t)
+	t.Parallel()
+	p := publisherOf(t, simulator.SocketConfig{})
+	publish(t, p, storedOf(1))
+	s := serve(t, "--worker", "name=w,model=m,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint())
+	f := follow(t, s)
+	f.until("w", "stored [1]")
+	f.until("w", "gap REPLAY_UNPROVED "+p.ReplayEndpoint())
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	defer cancel()
+	if err := p.WaitSubscribed(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, p, storedOf(2))
+	f.until("w", "resolved REPLAY_UNPROVED")
+	f.until("w", "stored [2]")
+	if f.checker.View().Incomplete("w", 0) {
+		t.Error("the rank is incomplete though its replay socket is proved")
 	}
 }
 
