@@ -10,8 +10,8 @@ const (
 	// maxGroups bounds the attention groups of a source, over all its ranks. Models have a
 	// few. Groups beyond the bound are treated as never seen.
 	maxGroups = 8192
-	// groupCost is the size of an attention group in bytes.
-	groupCost = 48
+	// groupCost is the size of an attention group in bytes, with that of its rank in mainGroups.
+	groupCost = 80
 	// maxNameBytes is the length of the longest LoRA name and cache salt. A store may become
 	// many router events, and each of them has both.
 	maxNameBytes = 1024
@@ -71,6 +71,8 @@ type Rules struct {
 	hasDoubts bool
 	// groups are the attention groups of earlier stores, and whether each has main attention.
 	groups map[group]bool
+	// mainGroups are the numbers of groups with main attention by rank; above 0.
+	mainGroups map[uint32]int
 	// lastGroup caches the most recent lookup in groups: most models have one group.
 	lastGroup group
 	lastMain  bool
@@ -94,6 +96,7 @@ func NewRules(blockSize *BlockSize) *Rules {
 	return &Rules{
 		blockSize:    blockSize,
 		groups:       make(map[group]bool),
+		mainGroups:   make(map[uint32]int),
 		repeatFinder: newRepeatFinder(),
 		scopes:       scopes{budget: unlimited{}, maxBlocks: maxScopedBlocks},
 		budget:       unlimited{},
@@ -109,6 +112,7 @@ func (r *Rules) SetBudget(b Budget) { r.budget, r.scopes.budget = b, b }
 func (r *Rules) Close() {
 	r.budget.Release(int64(groupCost * len(r.groups)))
 	clear(r.groups)
+	clear(r.mainGroups)
 	for rank := range r.scopes.ranks {
 		r.scopes.clear(rank)
 	}
@@ -123,6 +127,7 @@ func (r *Rules) AddPeer(peer *Rules) { r.scopes.peers = append(r.scopes.peers, &
 func (r *Rules) Reset(rank uint32) {
 	before := len(r.groups)
 	maps.DeleteFunc(r.groups, func(g group, _ bool) bool { return g.rank == rank })
+	delete(r.mainGroups, rank)
 	r.budget.Release(int64(groupCost * (before - len(r.groups))))
 	if before != len(r.groups) || r.scopes.ranks[rank] != nil {
 		r.changes.reset(rank)
@@ -226,7 +231,9 @@ func (r *Rules) ignore(ev *Event, rank uint32) Reason {
 	}
 }
 
-// inMainGroup reports whether the event concerns main attention.
+// inMainGroup reports whether the event concerns main attention. A group that no store has named is main attention if it is
+// group 0, unless the rank has another group with main attention: most models have one, of any index. Groups of a rank that is
+// read from the middle are unknown until they store a block.
 func (r *Rules) inMainGroup(ev *Event, rank uint32) bool {
 	if ev.SpecKind != "" {
 		return isMainAttention(ev.SpecKind)
@@ -240,7 +247,7 @@ func (r *Rules) inMainGroup(ev *Event, rank uint32) bool {
 	}
 	main, ok := r.groups[g]
 	if !ok {
-		return ev.GroupIdx == 0
+		return ev.GroupIdx == 0 && r.mainGroups[rank] == 0
 	}
 	r.lastGroup, r.lastMain, r.hasLast = g, main, true
 	return main
@@ -250,11 +257,20 @@ func (r *Rules) learnGroup(g group, main bool) {
 	if r.hasLast && r.lastGroup == g && r.lastMain == main {
 		return
 	}
-	if _, ok := r.groups[g]; !ok && (len(r.groups) >= maxGroups || !r.budget.Reserve(groupCost)) {
+	wasMain, known := r.groups[g]
+	if !known && (len(r.groups) >= maxGroups || !r.budget.Reserve(groupCost)) {
 		return
 	}
-	if known, ok := r.groups[g]; !ok || known != main {
+	if !known || wasMain != main {
 		r.changes.addGroup(g)
+	}
+	if main && !wasMain {
+		r.mainGroups[g.rank]++
+	}
+	if wasMain && !main {
+		if r.mainGroups[g.rank]--; r.mainGroups[g.rank] == 0 {
+			delete(r.mainGroups, g.rank)
+		}
 	}
 	r.groups[g] = main
 	r.lastGroup, r.lastMain, r.hasLast = g, main, true

@@ -83,6 +83,21 @@ func TestAdmit(t *testing.T) {
 			removed(obj{"group_idx": 1}, 1),
 			stored(obj{"group_idx": 1}, 2),
 		}, []uint64{1, 2, 3}, counted(wire.ReasonNonMainAttentionGroup, wire.ReasonNonMainAttentionGroup)},
+		{"group never seen, beside the main group", []any{
+			stored(obj{"kv_cache_spec_kind": "full_attention", "group_idx": 3}, 1),
+			removed(obj{"group_idx": 0}, 1),
+			stored(obj{"group_idx": 0}, 2),
+			removed(obj{"group_idx": 3}, 1),
+		}, []uint64{1, 2}, counted(wire.ReasonNonMainAttentionGroup, wire.ReasonNonMainAttentionGroup)},
+		{"group never seen, beside another one", []any{
+			stored(obj{"kv_cache_spec_kind": "mamba", "group_idx": 1}, 1),
+			removed(obj{"group_idx": 0}, 1),
+		}, []uint64{1}, counted(wire.ReasonNonMainAttentionGroup)},
+		{"the main group has another kind since", []any{
+			stored(obj{"kv_cache_spec_kind": "full_attention", "group_idx": 3}, 1),
+			stored(obj{"kv_cache_spec_kind": "mamba", "group_idx": 3}, 1),
+			removed(obj{"group_idx": 0}, 1),
+		}, []uint64{1, 2}, counted(wire.ReasonNonMainAttentionGroup)},
 		{"the event's kind overrides the kind of the group", []any{
 			stored(obj{"kv_cache_spec_kind": "full_attention", "group_idx": 1}, 1),
 			stored(obj{"kv_cache_spec_kind": "mamba", "group_idx": 1}, 1),
@@ -232,6 +247,45 @@ func TestGroupsArePerRank(t *testing.T) {
 	if diff := cmp.Diff([]uint64{1, 2, 0, 3, 14, 0, 15, 16}, got); diff != "" {
 		t.Errorf("raw ids differ (-want +got):\n%s", diff)
 	}
+}
+
+// TestUnknownGroupOfLateJoin reads a hybrid engine, of which nothing was read before, in two ranks: group 3 is the main
+// group, and group 0 is not, which no store has said yet.
+func TestUnknownGroupOfLateJoin(t *testing.T) {
+	var (
+		size   wire.BlockSize
+		counts wire.Counts
+	)
+	r := wire.NewRules(&size)
+	r.TrackChanges()
+	removes := func(r *wire.Rules, rank uint32) bool {
+		b := decodeOf(t, removed(obj{"group_idx": 0}, 1))
+		r.Admit(b, rank, &counts)
+		if b.GroupsOmitted == (len(b.Events) == 1) {
+			t.Errorf("rank %d: GroupsOmitted is %v for %d events", rank, b.GroupsOmitted, len(b.Events))
+		}
+		return len(b.Events) == 1
+	}
+	if !removes(r, 0) {
+		t.Error("group 0 is not the main group although no other is known")
+	}
+	r.Admit(decodeOf(t, stored(obj{"kv_cache_spec_kind": "full_attention", "group_idx": 3}, 1)), 0, &counts)
+	if removes(r, 0) {
+		t.Error("group 0 is the main group although group 3 is")
+	}
+	if !removes(r, 1) {
+		t.Error("group 0 of rank 1 is not the main group, since rank 0 has another")
+	}
+	restored := wire.NewRules(&size)
+	restored.Restore(r.Changes())
+	if removes(restored, 0) || !removes(restored, 1) {
+		t.Error("group 0 after Restore: want the main group of rank 1 only")
+	}
+	restored.Reset(0)
+	if !removes(restored, 0) {
+		t.Error("group 0 is not the main group after Reset")
+	}
+	r.Close()
 }
 
 // TestGroupsAreBounded checks that memory is bounded for any number of groups.
