@@ -53,6 +53,8 @@ func (p *publisher) detail(in *intake, reason wire.Reason) (detail string, args 
 			args[5] = "the engine stores blocks of several sizes"
 		}
 		return fmt.Sprintf("the engine's blocks have %d tokens; want %d", got, want), args
+	case wire.ReasonObjectKey:
+		return reason.String(), []any{"hint", "the source names objects in place of blocks: remove it, and read the engines' own events"}
 	default:
 		return reason.String(), nil
 	}

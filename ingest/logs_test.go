@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/tinylib/msgp/msgp"
 
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/test/harness"
@@ -50,6 +51,28 @@ func TestLogNamesLMCacheIfItsChunksAreSkipped(t *testing.T) {
 	stop()
 	log.Want(t, fmt.Sprintf(`level=WARN msg="blocks skipped: not the worker's block size" worker=w source=0 rank=0 seq=0 reason=block_size_mismatch block_size=%d want=%d `+
 		`hint="LMCache stores chunks: set its chunk_size to the worker's block size" suppressed=0`, 4*blockSize, blockSize))
+}
+
+// TestObjectsInPlaceOfBlocksAreLogged sends an event of the form that Mooncake's master has.
+func TestObjectsInPlaceOfBlocksAreLogged(t *testing.T) {
+	t.Parallel()
+	var log harness.Log
+	e := newEngine(t)
+	c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")})
+	c.Logger = log.Logger()
+	r := newRecorder(t)
+	_, stop := start(t, c, r)
+	e.awaitSubscriber("")
+	object := msgp.AppendMapHeader(nil, 4)
+	for _, field := range [][2]string{{"event_type", "stored"}, {"object_key", "9af1_0_k"}, {"medium", "cpu"}} {
+		object = msgp.AppendString(msgp.AppendString(object, field[0]), field[1])
+	}
+	e.publish(0, msgp.AppendArrayHeader(msgp.AppendString(object, "seq_hashes"), 0))
+	for !strings.Contains(r.next(), "batch") {
+	}
+	stop()
+	log.Want(t, `level=WARN msg="events skipped: blocks may be missing, or known although they are gone" worker=w source=0 rank=0 seq=0 reason=object_key_only `+
+		`hint="the source names objects in place of blocks: remove it, and read the engines' own events" suppressed=0`)
 }
 
 func TestLogDescribesAcceptedTopics(t *testing.T) {

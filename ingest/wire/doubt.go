@@ -53,6 +53,7 @@ var reasons = [NumReasons]struct {
 	ReasonNameTooLong:           {"name_too_long", EffectSkipped, 0},
 	ReasonUnknownContent:        {"unknown_content", EffectUnknownContent, 0},
 	ReasonPartialBlock:          {"partial_block", EffectUpperBound, 0},
+	ReasonObjectKey:             {"object_key_only", EffectSkipped, 0},
 }
 
 // String returns the reason's metric label.

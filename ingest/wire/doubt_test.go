@@ -28,12 +28,13 @@ func TestTrustTable(t *testing.T) {
 		return all
 	}
 	good := stored(nil, 100)
-	table := map[wire.Reason][]struct {
+	type tableRow struct {
 		name   string
 		events []any
 		tiers  wire.Tiers
 		effect wire.Effect
-	}{
+	}
+	table := map[wire.Reason][]tableRow{
 		wire.ReasonUnknownTag: {
 			{"array", []any{[]any{"TierBlocksCleared", "CPU"}}, wire.AllTiers, wire.EffectSkipped},
 			{"map", []any{obj{"type": "BlockTransferred", "block_hashes": []any{1}}}, wire.AllTiers, wire.EffectSkipped},
@@ -80,13 +81,19 @@ func TestTrustTable(t *testing.T) {
 			{"two salts of a block", []any{stored(obj{"cache_salt": "s"}, 1), stored(obj{"cache_salt": "t"}, 1)}, device, wire.EffectUnknownContent},
 		},
 	}
+	mooncake := func(kind string, fields obj) obj {
+		return with(obj{"event_type": kind, "object_key": "9af1_0_k", "seq_hashes": []any{}, "medium": "cpu"}, fields)
+	}
+	legacy := obj{"type": "BlockRemoved", "block_hashes": []any{}, "medium": "disk"}
+	table[wire.ReasonObjectKey] = append(table[wire.ReasonObjectKey], []tableRow{
+		{"store", []any{mooncake("stored", nil)}, tier(wire.TierHostPinned), wire.EffectSkipped},
+		{"remove with the keys of vLLM", []any{mooncake("removed", legacy)}, tier(wire.TierDisk), wire.EffectSkipped},
+		{"a key of another type", []any{mooncake("stored", obj{"object_key": 5})}, tier(wire.TierHostPinned), wire.EffectSkipped},
+		{"no medium", []any{mooncake("stored", obj{"medium": nil})}, wire.AllTiers, wire.EffectSkipped},
+		{"before a clear", []any{mooncake("stored", nil), obj{"event_type": "cleared"}}, none, wire.EffectSkipped},
+	}...)
 	grouped := obj{"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
-	table[wire.ReasonPartialBlock] = append(table[wire.ReasonPartialBlock], struct {
-		name   string
-		events []any
-		tiers  wire.Tiers
-		effect wire.Effect
-	}{"store", []any{stored(with(grouped, obj{"block_size": 4, "token_ids": []any{1, 2, 3, 4}}), 1), stored(with(grouped, obj{"block_size": 2, "token_ids": []any{1, 2}}), 2)}, none, wire.EffectUpperBound})
+	table[wire.ReasonPartialBlock] = append(table[wire.ReasonPartialBlock], tableRow{"store", []any{stored(with(grouped, obj{"block_size": 4, "token_ids": []any{1, 2, 3, 4}}), 1), stored(with(grouped, obj{"block_size": 2, "token_ids": []any{1, 2}}), 2)}, none, wire.EffectUpperBound})
 	for reason := wire.ReasonNone + 1; reason < wire.NumReasons; reason++ {
 		if len(table[reason]) == 0 {
 			t.Errorf("%s: no events cause it", reason)
@@ -119,6 +126,9 @@ func TestWhatIsUnderstoodLeavesNoDoubt(t *testing.T) {
 		"image":                   stored(obj{"extra_keys": []any{[]any{[]any{"id", 0}}}}, 1),
 		"embeddings":              stored(obj{"extra_keys": []any{nil, []any{[]byte{1}}}}, 1, 2),
 		"hash only":               stored(obj{"token_ids": []any{}, "medium": "CPU"}, 1),
+		"store of no block":       stored(nil),
+		"key beside a hash":       obj{"event_type": "stored", "object_key": "42", "seq_hashes": []any{42}, "medium": "cpu"},
+		"bad key beside a hash":   obj{"event_type": "stored", "object_key": 42, "seq_hashes": []any{42}, "medium": "cpu"},
 		"clear":                   obj{"type": "AllBlocksCleared"},
 	} {
 		var (

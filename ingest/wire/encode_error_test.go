@@ -172,7 +172,7 @@ var changes = []func(t *rapid.T, e *wire.Encoder, b *wire.Batch, ev *wire.Event)
 			*rare = *ev.Rare
 		}
 		ev.Rare = rare
-		switch rapid.IntRange(0, 6).Draw(t, "x") {
+		switch rapid.IntRange(0, 7).Draw(t, "x") {
 		case 0:
 			rare.Locality = drawText(t)
 		case 1:
@@ -183,6 +183,8 @@ var changes = []func(t *rapid.T, e *wire.Encoder, b *wire.Batch, ev *wire.Event)
 			rare.ModelName = drawText(t)
 		case 4:
 			rare.Time, rare.HasTime = rapid.Float64().Draw(t, "time"), true
+		case 6:
+			rare.HasObjectKey = true
 		case 5:
 			rare.SlidingWindow, rare.HasSlidingWindow = rapid.Int64().Draw(t, "window"), true
 		default:
@@ -316,7 +318,7 @@ func zeroUnless[T any](has bool, v T) T {
 // one-byte header can count.
 func TestMapEventOfAllKeys(t *testing.T) {
 	list := []byte("\x91\xc0")
-	rare := wire.Rare{Locality: "LOCAL", Ownership: "kvcr", SessionID: "session", ModelName: "model", Time: 1, HasTime: true,
+	rare := wire.Rare{Locality: "LOCAL", Ownership: "kvcr", SessionID: "session", ModelName: "model", HasObjectKey: true, Time: 1, HasTime: true,
 		SlidingWindow: 1, HasSlidingWindow: true}
 	copies := rare
 	copies.RemainingCopies = []uint32{1}

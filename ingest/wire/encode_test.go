@@ -88,6 +88,9 @@ func drawEvent(t *rapid.T, index int, f engineForm) wire.Event {
 		}
 		rare.Locality = text.Draw(t, "locality")
 		rare.Ownership = text.Draw(t, "ownership")
+		if ev.Kind != wire.KindCleared && len(ev.BlockHashes) > 0 {
+			rare.HasObjectKey = rapid.Bool().Draw(t, "object key")
+		}
 		rare.ModelName = text.Draw(t, "model")
 		switch ev.Kind {
 		case wire.KindStored:

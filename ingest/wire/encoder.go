@@ -24,7 +24,7 @@ type Encoder struct {
 // A batch that cannot be encoded is rejected with an error that names the event and the field,
 // and dst is returned unchanged. That includes a batch with fields that the Encoder's form lacks:
 //
-//   - Array events have no CacheSalt, SessionID, Locality, Ownership, ModelName, Time,
+//   - Array events have no CacheSalt, SessionID, Locality, Ownership, ModelName, HasObjectKey, Time,
 //     BlockMMInfos, MMKeys, Origin or RemainingCopies. Removes in arrays have neither
 //     SpecKind nor SlidingWindow.
 //   - EAGLE tokens are encoded as pairs, at least one; opaque tokens as one placeholder.

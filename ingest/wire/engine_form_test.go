@@ -196,6 +196,7 @@ func (f engineForm) members(ev *wire.Event) obj {
 		"locality":                     text(rare.Locality),
 		"ownership":                    text(rare.Ownership),
 		"model_name":                   text(rare.ModelName),
+		"object_key":                   valueIf(rare.HasObjectKey, "key"),
 		"timestamp":                    valueIf(rare.HasTime, rare.Time),
 	}
 	if ev.Kind != wire.KindCleared {

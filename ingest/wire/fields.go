@@ -35,6 +35,7 @@ const (
 	keyMMKeys
 	keyTime
 	keyModelName
+	keyObjectKey
 	// Keys of map events that are not fields of Event.
 	keyType
 	keyEventType
@@ -167,6 +168,14 @@ var fields = [numKeys]field{
 	}}},
 	keyModelName: {"model_name", "model_name", "Rare.ModelName", anyKind, optional,
 		unused{text{get: func(ev *Event) *string { return &ev.rare().ModelName }, rare: true}}},
+	keyObjectKey: {"object_key", "has_object_key", "Rare.HasObjectKey", stores | removes, optional, scalar{
+		setFunc: func(d *Decoder, ev *Event, _ value) bool {
+			d.rareOf(ev).HasObjectKey = true
+			return true
+		},
+		isSetFunc:  func(ev *Event) bool { return ev.rare().HasObjectKey },
+		appendFunc: func(dst []byte, _ *Event) []byte { return msgp.AppendBool(dst, true) },
+	}},
 	keyType:      {mapKey: "type"},
 	keyEventType: {mapKey: "event_type"},
 	keySeqHashes: {mapKey: "seq_hashes"},

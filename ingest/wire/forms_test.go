@@ -351,6 +351,8 @@ func TestMooncake(t *testing.T) {
 	stored := wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{42}, Medium: "cpu", Rare: &wire.Rare{Time: 1770000000, HasTime: true}}
 	removed := stored
 	removed.Kind = wire.KindRemoved
+	object := stored
+	object.BlockHashes, object.Rare = nil, &wire.Rare{Time: 1770000000, HasTime: true, HasObjectKey: true}
 	content := stored
 	content.Tokens, content.BlockSize = []uint32{1, 2}, 2
 	for _, c := range []struct {
@@ -363,6 +365,7 @@ func TestMooncake(t *testing.T) {
 		{"stored with the keys of vLLM", event("stored", obj{"type": "BlockStored", "block_hashes": []any{42}, "token_ids": nil, "parent_block_hash": nil}), &stored},
 		{"stored with content", event("stored", obj{"token_ids": []any{1, 2}, "block_size": 2}), &content},
 		{"removed", event("removed", nil), &removed},
+		{"stored, an object's name only", event("stored", obj{"type": "BlockStored", "object_key": "9af1_0_k", "seq_hashes": []any{}, "block_hashes": []any{}}), &object},
 		{"removed with the keys of vLLM", event("removed", obj{"type": "BlockRemoved", "block_hashes": []any{42}}), &removed},
 		{"both words disagree", event("removed", obj{"type": "BlockStored", "block_hashes": []any{42}}), nil},
 		{"other event type beside vLLM's", event("moved", obj{"type": "BlockStored", "block_hashes": []any{42}}), nil},

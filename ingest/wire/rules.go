@@ -166,6 +166,13 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 		r.SkipRaw(1)
 		ev.RawID = r.rawID
 		switch {
+		case ev.objectKeyOnly():
+			tier := ev.Tier
+			if ev.Medium == "" {
+				tier = 0 // a store of objects has none in device memory
+			}
+			r.doubt(ReasonObjectKey, tier, counts)
+			continue
 		case ev.Kind == KindStored:
 			if !r.admitStore(ev, rank, counts) {
 				continue

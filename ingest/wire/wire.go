@@ -155,11 +155,13 @@ type Rare struct {
 	SlidingWindow    int64
 	HasTime          bool
 	HasSlidingWindow bool
+	// HasObjectKey reports whether the event names an object of a store.
+	HasObjectKey bool
 }
 
 func (r *Rare) empty() bool {
 	return r.Locality == "" && r.Ownership == "" && r.SessionID == "" && r.ModelName == "" &&
-		r.RemainingCopies == nil && !r.HasTime && !r.HasSlidingWindow
+		r.RemainingCopies == nil && !r.HasTime && !r.HasSlidingWindow && !r.HasObjectKey
 }
 
 var (
@@ -182,6 +184,11 @@ func (ev *Event) rare() *Rare {
 	}
 	return ev.Rare
 }
+
+// objectKeyOnly reports whether an event names an object of a store, and no block. Mooncake's master has published such events
+// since version 0.3.14. Which blocks they are of cannot be read from the keys: each connector makes its own, and a key may name a
+// part of a block.
+func (ev *Event) objectKeyOnly() bool { return len(ev.BlockHashes) == 0 && ev.rare().HasObjectKey }
 
 // hashOnly reports whether a store has block hashes without tokens. Some engines send the block size nevertheless.
 func (ev *Event) hashOnly() bool {
@@ -337,6 +344,8 @@ const (
 	ReasonUnknownContent
 	// ReasonPartialBlock is a store of a part of a block, of an engine with several attention groups.
 	ReasonPartialBlock
+	// ReasonObjectKey is an event that names an object of a store, and no block.
+	ReasonObjectKey
 
 	NumReasons = iota
 )
