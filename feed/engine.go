@@ -34,6 +34,7 @@ const (
 	// ConsolidateDedup emits a store when the first source stores a block, and a remove when the last source
 	// removes it.
 	ConsolidateDedup Consolidate = "dedup"
-	// ConsolidatePassthrough emits the events of each source unchanged.
+	// ConsolidatePassthrough emits the events of each source with their own tiers and names. Copies of a block are counted in
+	// each tier, whichever source stores them: after two stores, the first remove is not emitted.
 	ConsolidatePassthrough Consolidate = "passthrough"
 )

@@ -75,6 +75,8 @@ type Batch struct {
 	// GroupsOmitted reports whether the engine's batch has events of other attention groups than the main group.
 	// They are not in Events.
 	GroupsOmitted bool
+	// LastRawID is the raw event id that the source has reached with the batch, also if that event is not in Events; 0: unknown.
+	LastRawID uint64
 	// Doubts are why blocks of the rank may differ from the engine's after the batch, because of events that are not
 	// applied or not understood.
 	Doubts []Doubt
@@ -104,6 +106,8 @@ type Gap struct {
 	Missed uint64
 	// Detail says more for people; empty for most gaps.
 	Detail string
+	// LastRawID is the raw event id that the source has reached with the gap; 0: unknown.
+	LastRawID uint64
 	// At is the time when the gap was detected, in nanoseconds since the Unix epoch.
 	At       int64
 	Progress Progress

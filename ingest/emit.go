@@ -161,6 +161,7 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 		Events:        in.batch.Events,
 		GroupsOmitted: in.batch.GroupsOmitted,
 		Doubts:        p.doubts(in, now, rank, b.Seq),
+		LastRawID:     p.rules.RawID(),
 		Progress:      p.progress(true),
 	}
 	if b.Restored {
@@ -220,15 +221,16 @@ func (p *publisher) reportGap(in *intake, now time.Time, a *sequence.Action) {
 	p.warn(logGap, now, "batches lost", args...)
 	for i, r := range p.ranks {
 		p.worker.lane.Gap(feed.Gap{
-			Progress: p.progress(i == len(p.ranks)-1),
-			Source:   p.source,
-			Rank:     r,
-			Reason:   a.Reason,
-			FirstSeq: a.First,
-			LastSeq:  a.Last,
-			Missed:   a.Missed,
-			Detail:   detail,
-			At:       now.UnixNano(),
+			Progress:  p.progress(i == len(p.ranks)-1),
+			Source:    p.source,
+			Rank:      r,
+			Reason:    a.Reason,
+			FirstSeq:  a.First,
+			LastSeq:   a.Last,
+			Missed:    a.Missed,
+			LastRawID: p.rules.RawID(),
+			Detail:    detail,
+			At:        now.UnixNano(),
 		})
 	}
 }

@@ -72,15 +72,19 @@ func testMessage(topic string, seq, hash uint64) *transport.Message {
 type rawIDLane struct {
 	quietLane
 	rawIDs  []uint64
+	reached []uint64 // LastRawID of each batch and gap
 	ingests []int64
 }
 
 func (l *rawIDLane) Batch(b *feed.Batch) {
 	l.ingests = append(l.ingests, b.IngestTime)
+	l.reached = append(l.reached, b.LastRawID)
 	for _, ev := range b.Events {
 		l.rawIDs = append(l.rawIDs, ev.RawID)
 	}
 }
+
+func (l *rawIDLane) Gap(g feed.Gap) { l.reached = append(l.reached, g.LastRawID) }
 
 // Each batch of this test has one event. A lost batch uses a raw event id, too.
 func TestLostBatchesUseRawEventIDs(t *testing.T) {
@@ -92,6 +96,9 @@ func TestLostBatchesUseRawEventIDs(t *testing.T) {
 	}
 	if d := cmp.Diff([]uint64{1, 2, 5, 6}, l.rawIDs); d != "" {
 		t.Errorf("raw event ids (-want +got):\n%s", d)
+	}
+	if d := cmp.Diff([]uint64{1, 2, 4, 5, 6}, l.reached); d != "" {
+		t.Errorf("raw event ids reached by each batch and gap (-want +got):\n%s", d)
 	}
 	for _, at := range l.ingests {
 		if at != testTime.UnixNano() {

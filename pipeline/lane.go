@@ -107,6 +107,7 @@ func (l *Lane) Batch(b *feed.Batch) {
 			l.clearEvent(b, e)
 		}
 	}
+	l.reachRawID(b.Source, b.LastRawID)
 	l.deferFlush()
 	if b.Proved {
 		l.resolveUnproved(b)
@@ -176,6 +177,7 @@ func (l *Lane) Gap(g feed.Gap) {
 	}
 	l.entry.begin(0, g.At)
 	l.log.progress(&g.Progress)
+	l.reachRawID(g.Source, g.LastRawID)
 	r := l.rank(g.Rank)
 	reportAlways := g.Reason == feed.GapJoinedLate || g.Reason == feed.GapReplayForeign // there is no stale block
 	if l.cfg.OnGap == OnGapClear && !reportAlways || !l.beginGap(g.Rank, r, g.Source) {
@@ -216,16 +218,29 @@ func (l *Lane) Restarted(r feed.Restart) {
 	l.commit()
 }
 
-// countRawID counts the ids missing between a source's previous raw event id and this id.
+// countRawID counts the ids missing between a source's previous raw event id and that of an event.
 func (l *Lane) countRawID(source int, id uint64) {
+	if id > 0 {
+		l.reachRawID(source, id-1)
+	}
+	last := l.lastRawID(source)
+	*last = max(*last, id)
+}
+
+// reachRawID counts the ids missing after a source's previous raw event id, up to this id.
+func (l *Lane) reachRawID(source int, id uint64) {
+	if last := l.lastRawID(source); id > *last {
+		l.counts.rawEventHoles = add(l.counts.rawEventHoles, id-*last)
+		*last = id
+	}
+}
+
+// lastRawID returns a source's previous raw event id.
+func (l *Lane) lastRawID(source int) *uint64 {
 	for len(l.lastRawIDs) <= source {
 		l.lastRawIDs = append(l.lastRawIDs, 0)
 	}
-	last := &l.lastRawIDs[source]
-	if id > *last+1 {
-		l.counts.rawEventHoles = add(l.counts.rawEventHoles, id-*last-1)
-	}
-	*last = max(*last, id)
+	return &l.lastRawIDs[source]
 }
 
 // add adds to a counter, which saturates: engines choose the ids, so that n can be any number.

@@ -52,9 +52,10 @@ type laneCounts struct {
 }
 
 var (
-	descEvents            = workerDesc("events_total", "RouterEvents emitted.", "event")
-	descFlushes           = workerDesc("flushes_total", "Runs of merged events emitted, by what ended them.", "reason")
-	descRawEventHoles     = workerDesc("raw_event_holes_total", "Engine events that never reached the pipeline: lost or invalid.")
+	descEvents        = workerDesc("events_total", "RouterEvents emitted.", "event")
+	descFlushes       = workerDesc("flushes_total", "Runs of merged events emitted, by what ended them.", "reason")
+	descRawEventHoles = workerDesc("raw_event_holes_total",
+		"Engine events that did not reach the pipeline: those dropped as invalid or as parts of blocks, and one for each batch that was lost or refused. Ignored events are not counted.")
 	descBlocksStored      = workerDesc("blocks_stored_total", "Blocks in stored events emitted.")
 	descBlocksRemoved     = workerDesc("blocks_removed_total", "Blocks in removed events emitted.")
 	descRemovesSuppressed = workerDesc("removes_suppressed_total", "Removes not emitted: the engine has another copy, or another source of the worker holds the block.")

@@ -59,6 +59,15 @@ func TestRawEventHolesAreCountedPerSource(t *testing.T) {
 		}
 		return call{Worker: testWorker, Batch: b}
 	}
+	reaching := func(last uint64, c call) call {
+		c.Batch.LastRawID = last
+		return c
+	}
+	lost := func(last uint64) call {
+		c := gap(0)
+		c.Gap.LastRawID = last
+		return c
+	}
 	tests := map[string]struct {
 		calls []call
 		want  map[string]float64
@@ -71,7 +80,12 @@ func TestRawEventHolesAreCountedPerSource(t *testing.T) {
 		"holes of all sources add up": {
 			[]call{raw(2, 2), raw(0, 1, 3), raw(2, 3)}, map[string]float64{testWorker: 2},
 		},
-		"a gap is no hole by itself": {[]call{raw(0, 1), gap(0), raw(0, 2)}, nil},
+		"a hole at the end of a batch":           {[]call{reaching(3, raw(0, 1))}, map[string]float64{testWorker: 2}},
+		"a hole at the end is not counted again": {[]call{reaching(3, raw(0, 1)), reaching(4, raw(0, 4))}, map[string]float64{testWorker: 2}},
+		"a batch of invalid events alone":        {[]call{reaching(2, raw(0))}, map[string]float64{testWorker: 2}},
+		"batches that are lost":                  {[]call{raw(0, 1), lost(4)}, map[string]float64{testWorker: 3}},
+		"batches that are lost, and a later one": {[]call{raw(0, 1), lost(4), raw(0, 5)}, map[string]float64{testWorker: 3}},
+		"a gap is no hole by itself":             {[]call{raw(0, 1), gap(0), raw(0, 2)}, nil},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -2,6 +2,7 @@ package server
 
 import (
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -123,9 +124,16 @@ func (m *metrics) matched(r *match.Response, took time.Duration) {
 var (
 	descBlocks     = prometheus.NewDesc("kvcast_index_blocks", "Distinct blocks.", []string{"worker", "dp_rank", "tier"}, nil)
 	descIncomplete = prometheus.NewDesc("kvcast_index_incomplete",
-		"1 if the blocks of a dp rank may differ from the engine's because events were lost.", []string{"worker", "dp_rank"}, nil)
+		"1 if the blocks of a dp rank may differ from the engine's.", []string{"worker", "dp_rank"}, nil)
+	descDegraded = prometheus.NewDesc("kvcast_index_degraded",
+		"1 for each reason for which the blocks of a dp rank may differ from the engine's, in any tier.", []string{"worker", "dp_rank", "reason"}, nil)
 	tierNames = [index.NumTiers]string{"device", "host_pinned", "disk", "external"}
 )
+
+// reasonName returns the metric label of a reason.
+func reasonName(r kvcastv1.DegradedReason) string {
+	return strings.ToLower(strings.TrimPrefix(r.String(), "DEGRADED_REASON_"))
+}
 
 // indexMetrics collects the metrics of an index. A worker's metrics are removed with it.
 type indexMetrics struct{ *index.Index }
@@ -134,6 +142,7 @@ type indexMetrics struct{ *index.Index }
 func (indexMetrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- descBlocks
 	ch <- descIncomplete
+	ch <- descDegraded
 }
 
 // Collect implements prometheus.Collector.
@@ -146,6 +155,9 @@ func (m indexMetrics) Collect(ch chan<- prometheus.Metric) {
 				incomplete = 1
 			}
 			ch <- prometheus.MustNewConstMetric(descIncomplete, prometheus.GaugeValue, incomplete, w.Name, rank)
+			for reason := range r.Reasons.All() {
+				ch <- prometheus.MustNewConstMetric(descDegraded, prometheus.GaugeValue, 1, w.Name, rank, reasonName(reason))
+			}
 			for tier, d := range r.Blocks {
 				if r.UsedTiers&(1<<tier) != 0 {
 					ch <- prometheus.MustNewConstMetric(descBlocks, prometheus.GaugeValue, float64(d.Blocks), w.Name, rank, tierNames[tier])

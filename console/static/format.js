@@ -73,6 +73,10 @@ export const reasons = {
   DEGRADED_REASON_SOURCE_DOWN: ['source down', 'There is no connection to a source: changes since then are unknown.'],
   DEGRADED_REASON_BLOCKS_OMITTED: ['blocks omitted', 'The engine has more blocks, adapters or salts than the server’s limits.'],
   DEGRADED_REASON_SHARED_TIER: ['shared tier', 'One of several sources was cleared in a tier that it shares.'],
+  DEGRADED_REASON_EVENTS_SKIPPED: ['events skipped', 'Events were unknown, malformed or contradictory: blocks may be missing, and known ones may be gone.'],
+  DEGRADED_REASON_BLOCK_SIZE_MISMATCH: ['block size mismatch', 'The engine’s blocks have another size than the worker’s, and are skipped. Set the worker’s block_size to the engine’s.'],
+  DEGRADED_REASON_UNKNOWN_CONTENT: ['unknown content', 'The content of some blocks is unknown: no prompt matches them.'],
+  DEGRADED_REASON_TIER_NOT_CLEARED: ['tier not cleared', 'The engine cleared its device memory, and perhaps this tier: its blocks may be gone.'],
 };
 
 export const reasonText = r => reasons[r]?.[0] ?? plain(r);
@@ -108,6 +112,8 @@ export function incidentText(i) {
       parts.push(plain(i.reason));
       if (batches > 0) parts.push(`${plural(batches, 'batch', 'batches')} lost`);
       if (i.last_seq) parts.push(`engine seqs ${i.first_seq ?? 0} to ${i.last_seq}`);
+      if (i.tiers?.length) parts.push(`in ${i.tiers.map(plain).join(', ')}`);
+      if (i.detail) parts.push(i.detail);
       break;
     case 'INCIDENT_KIND_REPAIRED':
       parts.push(`${plural(batches, 'batch', 'batches')} replayed in ${duration(Number(i.duration_nano ?? 0))}, because of ${i.reason}`);

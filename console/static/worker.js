@@ -29,7 +29,7 @@ export function eventText(e) {
     return `removed ${plural(all.length, 'block')}${tier} ${range(all)}`;
   }
   if (e.cleared) return `cleared (${plain(e.cleared.reason)})`;
-  if (e.gap) return `gap (${plain(e.gap.reason)}), ${plural(Number(e.gap.missed_batches ?? 0), 'batch', 'batches')} lost`;
+  if (e.gap) return `gap (${plain(e.gap.reason)}), ${plural(Number(e.gap.missed_batches ?? 0), 'batch', 'batches')} lost${e.gap.detail ? `, ${e.gap.detail}` : ''}`;
   if (e.worker_added) return `worker added, model ${e.worker_added.model || 'unknown'}`;
   if (e.worker_removed) return `worker removed (${plain(e.worker_removed.reason)})`;
   if (e.groups_omitted) return 'other attention groups omitted';

@@ -47,3 +47,6 @@ const ClassStr = int(classStr)
 
 // TierOf is tierOf.
 var TierOf = tierOf
+
+// Tiers returns the tiers that the reason concerns; 0: the event's tier.
+func (r Reason) Tiers() Tiers { return reasons[r].tiers }

@@ -39,6 +39,7 @@ func (l *Log) AddEvent(from index.Origin, event *kvcastv1.RouterEvent) {
 	case *kvcastv1.RouterEvent_WorkerRemoved:
 		i.Kind, i.Reason = kvcastv1.IncidentKind_INCIDENT_KIND_WORKER_REMOVED, kind.WorkerRemoved.GetReason().String()
 	case *kvcastv1.RouterEvent_Cleared:
+		i.Tiers = kind.Cleared.GetTiers()
 		switch reason := kind.Cleared.GetReason(); reason {
 		case kvcastv1.Cleared_REASON_ENGINE_RESTARTED:
 			i.Kind = kvcastv1.IncidentKind_INCIDENT_KIND_ENGINE_RESTARTED
@@ -49,6 +50,7 @@ func (l *Log) AddEvent(from index.Origin, event *kvcastv1.RouterEvent) {
 		}
 	case *kvcastv1.RouterEvent_Gap:
 		i.Kind, i.Reason = kvcastv1.IncidentKind_INCIDENT_KIND_GAP, kind.Gap.GetReason().String()
+		i.Tiers, i.Detail = kind.Gap.GetTiers(), kind.Gap.GetDetail()
 		i.Batches, i.FirstSeq, i.LastSeq = kind.Gap.GetMissedBatches(), kind.Gap.GetFirstSeq(), kind.Gap.GetLastSeq()
 		if kind.Gap.GetReason() == kvcastv1.Gap_REASON_AMBIGUOUS_PUBLISHER {
 			i.Kind = kvcastv1.IncidentKind_INCIDENT_KIND_CONFLICT

@@ -35,8 +35,9 @@ const (
 	IncidentKind_INCIDENT_KIND_ENGINE_RESTARTED IncidentKind = 3
 	// A cache was cleared for another reason; reason is a Cleared.Reason.
 	IncidentKind_INCIDENT_KIND_CLEARED IncidentKind = 4
-	// Blocks may be wrong or missing from now on; reason is a Gap.Reason. batches, first_seq
-	// and last_seq are those of the Gap. With REASON_UNREPAIRED_GAP, a Cleared, they are 0.
+	// Blocks may be wrong or missing from now on; reason is a Gap.Reason. batches, first_seq,
+	// last_seq, tiers and detail are those of the Gap. With REASON_UNREPAIRED_GAP, a Cleared,
+	// all but tiers are unset.
 	IncidentKind_INCIDENT_KIND_GAP IncidentKind = 5
 	// Two publishers use one topic and rank.
 	IncidentKind_INCIDENT_KIND_CONFLICT IncidentKind = 6
@@ -165,7 +166,12 @@ type Incident struct {
 	// How long it took, in nanoseconds.
 	DurationNano uint64 `protobuf:"varint,13,opt,name=duration_nano,json=durationNano,proto3" json:"duration_nano,omitempty"`
 	// Number of entries after seq that a subscriber had not read.
-	Behind        uint64 `protobuf:"varint,14,opt,name=behind,proto3" json:"behind,omitempty"`
+	Behind uint64 `protobuf:"varint,14,opt,name=behind,proto3" json:"behind,omitempty"`
+	// The tiers whose blocks may differ, or that were cleared, as in Gap and Cleared; empty
+	// means all.
+	Tiers []Tier `protobuf:"varint,15,rep,packed,name=tiers,proto3,enum=kvcast.v1.Tier" json:"tiers,omitempty"`
+	// What was skipped or refused, for people, as in Gap.
+	Detail        string `protobuf:"bytes,16,opt,name=detail,proto3" json:"detail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -296,6 +302,20 @@ func (x *Incident) GetBehind() uint64 {
 		return x.Behind
 	}
 	return 0
+}
+
+func (x *Incident) GetTiers() []Tier {
+	if x != nil {
+		return x.Tiers
+	}
+	return nil
+}
+
+func (x *Incident) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
 }
 
 // Request of InspectionService.ListIncidents. An incident is selected if it matches each field
@@ -1151,7 +1171,7 @@ var File_kvcast_v1_inspection_service_proto protoreflect.FileDescriptor
 
 const file_kvcast_v1_inspection_service_proto_rawDesc = "" +
 	"\n" +
-	"\"kvcast/v1/inspection_service.proto\x12\tkvcast.v1\x1a\x15kvcast/v1/event.proto\x1a\x16kvcast/v1/worker.proto\"\x9d\x03\n" +
+	"\"kvcast/v1/inspection_service.proto\x12\tkvcast.v1\x1a\x15kvcast/v1/event.proto\x1a\x16kvcast/v1/worker.proto\"\xdc\x03\n" +
 	"\bIncident\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12$\n" +
 	"\x0etime_unix_nano\x18\x02 \x01(\x03R\ftimeUnixNano\x12+\n" +
@@ -1168,7 +1188,9 @@ const file_kvcast_v1_inspection_service_proto_rawDesc = "" +
 	"\tfirst_seq\x18\v \x01(\x04R\bfirstSeq\x12\x19\n" +
 	"\blast_seq\x18\f \x01(\x04R\alastSeq\x12#\n" +
 	"\rduration_nano\x18\r \x01(\x04R\fdurationNano\x12\x16\n" +
-	"\x06behind\x18\x0e \x01(\x04R\x06behindB\n" +
+	"\x06behind\x18\x0e \x01(\x04R\x06behind\x12%\n" +
+	"\x05tiers\x18\x0f \x03(\x0e2\x0f.kvcast.v1.TierR\x05tiers\x12\x16\n" +
+	"\x06detail\x18\x10 \x01(\tR\x06detailB\n" +
 	"\n" +
 	"\b_dp_rank\"\xf9\x01\n" +
 	"\x14ListIncidentsRequest\x12-\n" +
@@ -1286,32 +1308,34 @@ var file_kvcast_v1_inspection_service_proto_goTypes = []any{
 	(*ListSharedPrefixesRequest)(nil),  // 11: kvcast.v1.ListSharedPrefixesRequest
 	(*ListSharedPrefixesResponse)(nil), // 12: kvcast.v1.ListSharedPrefixesResponse
 	(*SharedPrefix)(nil),               // 13: kvcast.v1.SharedPrefix
-	(*TierBlocks)(nil),                 // 14: kvcast.v1.TierBlocks
-	(*Entry)(nil),                      // 15: kvcast.v1.Entry
+	(Tier)(0),                          // 14: kvcast.v1.Tier
+	(*TierBlocks)(nil),                 // 15: kvcast.v1.TierBlocks
+	(*Entry)(nil),                      // 16: kvcast.v1.Entry
 }
 var file_kvcast_v1_inspection_service_proto_depIdxs = []int32{
 	0,  // 0: kvcast.v1.Incident.kind:type_name -> kvcast.v1.IncidentKind
-	0,  // 1: kvcast.v1.ListIncidentsRequest.kinds:type_name -> kvcast.v1.IncidentKind
-	1,  // 2: kvcast.v1.ListIncidentsResponse.incidents:type_name -> kvcast.v1.Incident
-	6,  // 3: kvcast.v1.GetHistoryResponse.samples:type_name -> kvcast.v1.HistorySample
-	14, // 4: kvcast.v1.HistorySample.blocks:type_name -> kvcast.v1.TierBlocks
-	15, // 5: kvcast.v1.ListEntriesResponse.entries:type_name -> kvcast.v1.Entry
-	13, // 6: kvcast.v1.ListSharedPrefixesResponse.prefixes:type_name -> kvcast.v1.SharedPrefix
-	2,  // 7: kvcast.v1.InspectionService.ListIncidents:input_type -> kvcast.v1.ListIncidentsRequest
-	4,  // 8: kvcast.v1.InspectionService.GetHistory:input_type -> kvcast.v1.GetHistoryRequest
-	7,  // 9: kvcast.v1.InspectionService.ListEntries:input_type -> kvcast.v1.ListEntriesRequest
-	9,  // 10: kvcast.v1.InspectionService.GetChain:input_type -> kvcast.v1.GetChainRequest
-	11, // 11: kvcast.v1.InspectionService.ListSharedPrefixes:input_type -> kvcast.v1.ListSharedPrefixesRequest
-	3,  // 12: kvcast.v1.InspectionService.ListIncidents:output_type -> kvcast.v1.ListIncidentsResponse
-	5,  // 13: kvcast.v1.InspectionService.GetHistory:output_type -> kvcast.v1.GetHistoryResponse
-	8,  // 14: kvcast.v1.InspectionService.ListEntries:output_type -> kvcast.v1.ListEntriesResponse
-	10, // 15: kvcast.v1.InspectionService.GetChain:output_type -> kvcast.v1.GetChainResponse
-	12, // 16: kvcast.v1.InspectionService.ListSharedPrefixes:output_type -> kvcast.v1.ListSharedPrefixesResponse
-	12, // [12:17] is the sub-list for method output_type
-	7,  // [7:12] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	14, // 1: kvcast.v1.Incident.tiers:type_name -> kvcast.v1.Tier
+	0,  // 2: kvcast.v1.ListIncidentsRequest.kinds:type_name -> kvcast.v1.IncidentKind
+	1,  // 3: kvcast.v1.ListIncidentsResponse.incidents:type_name -> kvcast.v1.Incident
+	6,  // 4: kvcast.v1.GetHistoryResponse.samples:type_name -> kvcast.v1.HistorySample
+	15, // 5: kvcast.v1.HistorySample.blocks:type_name -> kvcast.v1.TierBlocks
+	16, // 6: kvcast.v1.ListEntriesResponse.entries:type_name -> kvcast.v1.Entry
+	13, // 7: kvcast.v1.ListSharedPrefixesResponse.prefixes:type_name -> kvcast.v1.SharedPrefix
+	2,  // 8: kvcast.v1.InspectionService.ListIncidents:input_type -> kvcast.v1.ListIncidentsRequest
+	4,  // 9: kvcast.v1.InspectionService.GetHistory:input_type -> kvcast.v1.GetHistoryRequest
+	7,  // 10: kvcast.v1.InspectionService.ListEntries:input_type -> kvcast.v1.ListEntriesRequest
+	9,  // 11: kvcast.v1.InspectionService.GetChain:input_type -> kvcast.v1.GetChainRequest
+	11, // 12: kvcast.v1.InspectionService.ListSharedPrefixes:input_type -> kvcast.v1.ListSharedPrefixesRequest
+	3,  // 13: kvcast.v1.InspectionService.ListIncidents:output_type -> kvcast.v1.ListIncidentsResponse
+	5,  // 14: kvcast.v1.InspectionService.GetHistory:output_type -> kvcast.v1.GetHistoryResponse
+	8,  // 15: kvcast.v1.InspectionService.ListEntries:output_type -> kvcast.v1.ListEntriesResponse
+	10, // 16: kvcast.v1.InspectionService.GetChain:output_type -> kvcast.v1.GetChainResponse
+	12, // 17: kvcast.v1.InspectionService.ListSharedPrefixes:output_type -> kvcast.v1.ListSharedPrefixesResponse
+	13, // [13:18] is the sub-list for method output_type
+	8,  // [8:13] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_inspection_service_proto_init() }

@@ -33,9 +33,11 @@ const (
 	// sources' events, a parent may have any block hash that a source has used for the
 	// block since it was stored.
 	Consolidate_CONSOLIDATE_DEDUP Consolidate = 1
-	// The events of each source are sent with their own tiers. If a source clears its
-	// cache, the tiers into which no other source has stored are cleared. For the other
-	// tiers, a Gap with REASON_SHARED_TIER is sent.
+	// The events of each source are sent with their own tiers and names. Copies of a block
+	// are counted in each tier, whichever source stores them, as for a worker with one
+	// source: after two stores, the first remove is not sent. If a source clears its cache,
+	// the tiers into which no other source has stored are cleared. For the other tiers, a
+	// Gap with REASON_SHARED_TIER is sent.
 	Consolidate_CONSOLIDATE_PASSTHROUGH Consolidate = 2
 )
 
