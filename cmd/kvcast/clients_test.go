@@ -202,6 +202,11 @@ func TestNATSReaderClientInPython(t *testing.T) {
 	const name = "a worker.*>é"
 	p := publisherOf(t, simulator.SocketConfig{})
 	s := serve(t, "--journal", url, "--worker", "name="+name+",connect="+p.Endpoint()+",replay="+p.ReplayEndpoint())
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	defer cancel()
+	if err := p.WaitSubscribed(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
 	for _, block := range []uint64{1, 2, 3} {
 		publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{block}, Tokens: []uint32{1, 2}, BlockSize: 2})
 	}
@@ -239,8 +244,14 @@ func serveTwoPrefixes(t *testing.T) *process {
 	s := serve(t,
 		"--worker", "name=a,model=m,endpoint=10.0.0.5:8000,connect="+a.Endpoint()+",replay="+a.ReplayEndpoint(),
 		"--worker", "name=b,model=m,endpoint=10.0.0.6:8000,connect="+b.Endpoint()+",replay="+b.ReplayEndpoint())
-	for _, name := range []string{"a", "b"} {
-		s.metric(`kvcast_ingest_batches_total{worker="` + name + `"} 1`)
+	for name, p := range map[string]*simulator.Publisher{"a": a, "b": b} {
+		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+		defer cancel()
+		if err := p.WaitSubscribed(ctx, 1); err != nil {
+			t.Fatal(err)
+		}
+		publish(t, p) // a live batch shows that the replay socket is the engine's
+		s.metric(`kvcast_ingest_batches_total{worker="` + name + `"} 2`)
 	}
 	return s
 }

@@ -109,6 +109,11 @@ func (c *Checker) snapshotWorker(sw *kvcastv1.SnapshotWorker) error {
 		w.rank(r.GetDpRank()).groupsOmitted = r.GetGroupsOmitted()
 	}
 	c.view.ApplyWorker(sw)
+	for _, r := range sw.GetRanks() {
+		if c.view.Unproved(name, r.GetDpRank()) { // a Resolved may follow
+			w.rank(r.GetDpRank()).omissions = map[kvcastv1.Gap_Reason]tierSet{kvcastv1.Gap_REASON_REPLAY_UNPROVED: tiersNamed(nil)}
+		}
+	}
 	for _, rank := range sw.GetIncompleteRanks() {
 		c.reported[rankKey{name, rank}]++
 	}

@@ -241,10 +241,17 @@ func (v *View) Gaps(worker string, dpRank uint32) []*kvcastv1.Gap {
 // Incomplete reports whether the sets of a dp rank may be wrong: a gap was reported, and the rank
 // has not been empty since.
 func (v *View) Incomplete(worker string, dpRank uint32) bool {
-	return v.known(worker, dpRank).isIncomplete()
+	r := v.known(worker, dpRank)
+	return r != nil && r.incomplete != 0
 }
 
-// IncompleteIn reports whether the set of a dp rank in a tier may be wrong.
+// Unproved reports whether blocks of a dp rank were read from a replay socket that is not known to be the engine's.
+func (v *View) Unproved(worker string, dpRank uint32) bool {
+	r := v.known(worker, dpRank)
+	return r != nil && r.unproved != 0
+}
+
+// IncompleteIn reports whether the set of a dp rank in a tier may be wrong, for either reason.
 func (v *View) IncompleteIn(worker string, dpRank uint32, tier kvcastv1.Tier) bool {
 	r := v.known(worker, dpRank)
 	return r != nil && (r.incomplete|r.unproved)&tiersNamed([]kvcastv1.Tier{tier}) != 0

@@ -69,10 +69,13 @@ func TestWorkersThatAreNotConfiguredSurvive(t *testing.T) {
 	s := newServer(t, "--bind", fmt.Sprintf("tcp://127.0.0.1:%d,replay_port=%d", listener, replay))
 	conn := harness.Dial(t, fleet.Address(t, s.Process))
 	workers := kvcastv1.NewWorkerServiceClient(conn)
-	for _, name := range []string{"deregistered", "registered"} {
+	nowhere := fmt.Sprintf("tcp://127.0.0.1:%d", harness.FreePort(t))
+	for name, source := range map[string]*kvcastv1.SourceSpec{
+		"deregistered": {Connect: nowhere},
+		"registered":   {Connect: registered.Endpoint(), Replay: registered.ReplayEndpoint()},
+	} {
 		if _, err := workers.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
-			Name: name, Model: fleet.Model,
-			Sources: []*kvcastv1.SourceSpec{{Connect: registered.Endpoint(), Replay: registered.ReplayEndpoint()}},
+			Name: name, Model: fleet.Model, Sources: []*kvcastv1.SourceSpec{source},
 		}}); err != nil {
 			t.Fatal(err)
 		}
