@@ -172,6 +172,8 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 	}
 	if in.batch.HasTime && !b.Restored {
 		in.out.EngineTime = unixNano(in.batch.Time)
+	}
+	if in.batch.HasTime && !b.Replayed { // a replayed batch is as old as it is
 		p.status.engineDelay.Store(int64(now.Sub(time.Unix(0, in.out.EngineTime)))) // saturates
 	}
 	p.worker.lane.Batch(&in.out)
@@ -260,8 +262,14 @@ func (p *publisher) reportForeign(in *intake, now time.Time, a *sequence.Action)
 func (p *publisher) reportBegin(now time.Time, a *sequence.Action) {
 	p.incomplete = a.Missed > 0
 	args := []any{"source", p.source, "rank", p.rank, "seq", a.Seq, "incomplete", p.incomplete}
-	if a.Seq == feed.EngineLLMDSim.FirstSeq() && p.incomplete {
+	switch {
+	case !p.incomplete:
+	case a.Seq == feed.EngineLLMDSim.FirstSeq() && p.namesPod:
 		args = append(args, "hint", "the engine's first batch, 0, was not received; if it is an llm-d simulator, whose first is 1, set engine to llm-d-sim")
+	case p.machine.ReplayEndpoint() == "":
+		args = append(args, "hint", "batches before this one were not received, and there is no replay socket")
+	default:
+		args = append(args, "hint", "batches before this one were neither received nor replayed")
 	}
 	p.worker.log.Info("first batch read", args...)
 	if !p.incomplete || !a.FirstContact {

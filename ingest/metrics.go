@@ -153,7 +153,7 @@ func newWorkerCollector(sources *sourceList) *workerCollector {
 	c := &workerCollector{sources: sources, workers: make(map[string]*workerMetrics)}
 	c.lastSeq = desc("last_seq", "Engine seq of the last batch.", "worker", "source", "dp_rank")
 	c.engineDelay = desc("engine_delay_seconds",
-		"Time from the engine's time of the last batch to its receipt. Negative if the engine's clock is ahead; a constant offset is that of the clocks.",
+		"Time from the engine's time of the last live batch to its receipt. Negative if the engine's clock is ahead; a constant offset is that of the clocks.",
 		"worker", "source", "dp_rank")
 	for i, o := range counterOpts {
 		labels := []string{"worker", o.label}

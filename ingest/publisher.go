@@ -1,6 +1,7 @@
 package ingest
 
 import (
+	"bytes"
 	"context"
 	"net/netip"
 	"slices"
@@ -49,6 +50,8 @@ type publisher struct {
 	// address is where the first batch came from, and topic its topic, if the engine connects to a listener.
 	address netip.Addr
 	topic   string
+	// namesPod reports whether a topic had llm-d's form.
+	namesPod bool
 	// replayOf returns the replay endpoint of a listener's peer; empty if it has none. It is nil
 	// unless the engine connects to a listener.
 	replayOf func(*peer) string
@@ -74,9 +77,13 @@ type publisher struct {
 	timerAt time.Time
 
 	state          SourceState
-	replayEndpoint string // the endpoint in status
+	replayEndpoint string      // in status
+	replayState    ReplayState // in status
 	status         *sourceEntry
 }
+
+// podTopic begins topics that name a pod, as those of llm-d do.
+var podTopic = []byte("kv@")
 
 // newPublisher adds the publisher of a source at a dp rank to a worker. reconnect is nil if the engine
 // opens the connections.
@@ -122,12 +129,18 @@ func (p *publisher) disconnect(id sequence.ConnectionID) {
 
 // arrive passes the batch that the intake has opened to the machine.
 func (p *publisher) arrive(in *intake, now time.Time, via sequence.ConnectionID) {
+	p.namesPod = p.namesPod || bytes.HasPrefix(in.topic, podTopic)
 	p.applyWith(in, now, p.machine.Arrival(now, via, &in.arrival))
 }
 
-// updateStatus updates the state and the replay endpoint for Ingest.Sources and the metrics.
+// updateStatus updates the state, and the endpoint and state of the replay socket, for Ingest.Sources and the metrics. Before
+// the first connection they are those of the configuration.
 func (p *publisher) updateStatus() {
 	p.setState(sourceState(p.machine))
+	if s := replayState(p.machine); s != p.replayState {
+		p.replayState = s
+		p.status.replayState.Store(uint32(s))
+	}
 	if endpoint := p.machine.ReplayEndpoint(); endpoint != p.replayEndpoint {
 		p.replayEndpoint = endpoint
 		stored := endpoint // endpoint itself must not escape to the heap with every batch

@@ -283,3 +283,62 @@ func TestSourceIsDownWhileItHasNoConnection(t *testing.T) {
 		check(lost)
 	})
 }
+
+// TestHintWhenTheFirstBatchIsNotReceived checks that only topics of llm-d's form lead to its simulator, whose first batch is 1.
+func TestHintWhenTheFirstBatchIsNotReceived(t *testing.T) {
+	t.Parallel()
+	const (
+		simulator = "set engine to llm-d-sim"
+		missing   = `hint="batches before this one were not received, and there is no replay socket"`
+	)
+	for _, c := range []struct {
+		topic string
+		seq   uint64
+		want  string // in the log
+		not   string
+	}{
+		{"", 1, missing, simulator},
+		{"kv-events", 1, missing, simulator},
+		{"kv@pod@m", 1, simulator, missing},
+		{"kv@pod@m", 2, missing, simulator},
+		{"kv@pod@m", 0, "incomplete=false", "hint"},
+	} {
+		var log bytes.Buffer
+		p := testPublisher{newPublisher(newTestWorker(quietLane{}, slog.New(slog.NewTextHandler(&log, nil))), 0, SourceStatus{}, nil), new(intake)}
+		p.message(testMessage(c.topic, c.seq, 1))
+		if got := log.String(); !strings.Contains(got, c.want) || strings.Contains(got, c.not) {
+			t.Errorf("topic %q, seq %d: want %q and not %q, got:\n%s", c.topic, c.seq, c.want, c.not, got)
+		}
+	}
+}
+
+// TestEngineDelayIsOfLiveBatches checks that a batch read by replay, however old, does not change the delay.
+func TestEngineDelayIsOfLiveBatches(t *testing.T) {
+	t.Parallel()
+	p := newTestPublisher(quietLane{})
+	delay := func() (time.Duration, bool) {
+		s := (&Ingest{shared: p.worker.shared}).Sources()[0]
+		return s.EngineDelay, s.HasEngineDelay
+	}
+	deliver := func(seq uint64, replayed bool) {
+		m := testMessage("kv", seq, seq)
+		b := &sequence.Batch{Seq: seq, Payload: m.Frames[2], ReceivedAt: testTime, Replayed: replayed}
+		p.deliver(p.in, b)
+	}
+	deliver(0, true)
+	if d, ok := delay(); ok {
+		t.Errorf("after a replay: got %v, want none", d)
+	}
+	deliver(1, false)
+	want, ok := delay()
+	if !ok || want != testTime.Sub(time.Unix(1_700_000_000, 0)) {
+		t.Errorf("after a live batch: got %v, %t", want, ok)
+	}
+	p.in.decoded = nil
+	m := testMessage("kv", 2, 2)
+	m.Frames[2][2] ^= 1 // another time
+	p.deliver(p.in, &sequence.Batch{Seq: 2, Payload: m.Frames[2], ReceivedAt: testTime, Replayed: true})
+	if got, ok := delay(); !ok || got != want {
+		t.Errorf("after another replay: got %v, want still %v", got, want)
+	}
+}

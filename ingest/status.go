@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/sequence"
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
@@ -19,6 +20,8 @@ type SourceStatus struct {
 	// socket; empty if there is none.
 	Endpoint string
 	Replay   string
+	// ReplayState is how the replay socket has answered so far.
+	ReplayState ReplayState
 	// Rank is the dp rank in the configuration or, for a listener, in the first batch.
 	Rank  uint32
 	State SourceState
@@ -28,8 +31,8 @@ type SourceStatus struct {
 	// Started reports whether a batch was read; LastSeq is the seq of the last batch.
 	Started bool
 	LastSeq uint64
-	// EngineDelay is the time from the engine's time of the last batch that has one to its receipt, if HasEngineDelay. It is
-	// negative if the engine's clock is ahead.
+	// EngineDelay is the time from the engine's time of the last live batch that has one to its receipt, if HasEngineDelay. It
+	// is negative if the engine's clock is ahead.
 	EngineDelay    time.Duration
 	HasEngineDelay bool
 	// Restarts counts restarts of the engine, and Repairs the repairs that brought everything, each since the source was added.
@@ -76,6 +79,39 @@ func (s SourceState) String() string {
 	return sourceStateNames[s]
 }
 
+// ReplayState is how the replay socket of a source has answered so far.
+type ReplayState uint8
+
+// The states of replay sockets.
+const (
+	// ReplayNone: the source has no replay socket.
+	ReplayNone ReplayState = iota
+	// ReplayNeverAnswered: it has not answered yet.
+	ReplayNeverAnswered
+	// ReplayAnswers: it has answered the last request.
+	ReplayAnswers
+	// ReplayUnanswered: it has answered before, but not the last request.
+	ReplayUnanswered
+	// ReplayForeign: it belongs to another engine.
+	ReplayForeign
+)
+
+// replayState returns the ReplayState of a machine.
+func replayState(m *sequence.Machine) ReplayState {
+	switch {
+	case m.ReplayEndpoint() == "":
+		return ReplayNone
+	case m.ReplayForeign():
+		return ReplayForeign
+	case m.ReplayHealth() == sequence.ReplayResponsive:
+		return ReplayAnswers
+	case m.ReplayHealth() == sequence.ReplayUnresponsive:
+		return ReplayUnanswered
+	default:
+		return ReplayNeverAnswered
+	}
+}
+
 // down reports whether the engine's changes are not known: there is no connection, or the engine does not answer on it.
 func (s SourceState) down() bool {
 	return s == SourceConnecting || s == SourceSuspect || s == SourceStopped
@@ -90,14 +126,16 @@ type sourceList struct {
 // sourceEntry is the status of one publisher. The publisher alone writes the atomic fields, which
 // replace those of initial.
 type sourceEntry struct {
-	source    int // its number in the worker
-	initial   SourceStatus
-	replay    atomic.Pointer[string]
-	state     atomic.Uint32
-	downSince atomic.Pointer[time.Time] // nil: there is a connection
-	started   atomic.Bool
-	lastSeq   atomic.Uint64
-	// engineDelay is the time.Duration from the engine's time of the last batch that has one to its receipt; noEngineTime
+	source  int // its number in the worker
+	initial SourceStatus
+	replay  atomic.Pointer[string]
+	// replayState is a ReplayState.
+	replayState atomic.Uint32
+	state       atomic.Uint32
+	downSince   atomic.Pointer[time.Time] // nil: there is a connection
+	started     atomic.Bool
+	lastSeq     atomic.Uint64
+	// engineDelay is the time.Duration from the engine's time of the last live batch that has one to its receipt; noEngineTime
 	// before the first.
 	engineDelay       atomic.Int64
 	restarts, repairs atomic.Uint64
@@ -110,6 +148,9 @@ const noEngineTime time.Duration = math.MinInt64
 func (l *sourceList) add(source int, initial SourceStatus) *sourceEntry {
 	e := &sourceEntry{source: source, initial: initial}
 	e.replay.Store(&initial.Replay)
+	if initial.Replay != "" {
+		e.replayState.Store(uint32(ReplayNeverAnswered))
+	}
 	e.engineDelay.Store(int64(noEngineTime))
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -144,6 +185,7 @@ func (in *Ingest) Sources() []SourceStatus {
 	for i, e := range l.entries {
 		all[i] = e.initial
 		all[i].Replay = *e.replay.Load()
+		all[i].ReplayState = ReplayState(e.replayState.Load())
 		all[i].State = SourceState(e.state.Load())
 		if since := e.downSince.Load(); since != nil {
 			all[i].DownSince = *since

@@ -10,6 +10,8 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // TestSourcesReportTheirState reads an endpoint without an engine.
@@ -23,7 +25,7 @@ func TestSourcesReportTheirState(t *testing.T) {
 		t.Fatal(err)
 	}
 	source := func(rank uint32, endpoint, replay string, state ingest.SourceState) ingest.SourceStatus {
-		return ingest.SourceStatus{Worker: "w", Engine: feed.EngineVLLM, Endpoint: endpoint, Replay: replay, Rank: rank, State: state}
+		return ingest.SourceStatus{Worker: "w", Engine: feed.EngineVLLM, Endpoint: endpoint, Replay: replay, ReplayState: ingest.ReplayNeverAnswered, Rank: rank, State: state}
 	}
 	for _, state := range []ingest.SourceState{ingest.SourceConnecting, ingest.SourceStopped} {
 		want := []ingest.SourceStatus{
@@ -50,4 +52,23 @@ func TestSourcesReportTheirState(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// TestReplaySocketsReportTheirState reads an engine whose replay socket answers, and then does not.
+func TestReplaySocketsReportTheirState(t *testing.T) {
+	t.Parallel()
+	v := newView()
+	c := newCache(t, simulator.PublisherConfig{})
+	in, _ := start(t, config.Config{
+		ReplayTimeout: time.Second, Silence: time.Hour,
+		Workers: []config.Worker{{Name: "w", Sources: []config.Source{{Connect: c.Endpoint(), Replay: c.ReplayEndpoint()}}}},
+	}, v)
+	state := func() ingest.ReplayState { return in.Sources()[0].ReplayState }
+	c.must(c.WaitSubscribed(t.Context(), 1))
+	c.caughtUp(v)
+	harness.WaitFor(t, func() bool { return state() == ingest.ReplayAnswers })
+	c.must(c.SetReplayFaults(simulator.ReplayFaults{NoAnswer: true}))
+	c.store(c.Drop, 1)
+	c.store(c.Publish, 1)
+	harness.WaitFor(t, func() bool { return state() == ingest.ReplayUnanswered })
 }

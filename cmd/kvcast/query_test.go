@@ -122,12 +122,48 @@ func TestSnapshotCommand(t *testing.T) {
 	}
 }
 
+// TestBlocksOfAnotherSizeAreReported has a worker whose block size is not the engine's: kvcast must say so wherever an operator
+// looks.
+func TestBlocksOfAnotherSizeAreReported(t *testing.T) {
+	testclass.Process(t)
+	t.Parallel()
+	p := publisherOf(t, simulator.SocketConfig{})
+	s := serve(t, "--worker", "name=w,block_size=32,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint())
+	if err := p.WaitSubscribed(harness.Context(t), 1); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1}, Tokens: []uint32{1, 2}, BlockSize: 2})
+	s.metric(`kvcast_index_degraded{dp_rank="0",reason="block_size_mismatch",worker="w"} 1`)
+	s.metric(`kvcast_pipeline_raw_event_holes_total{worker="w"} 1`)
+	const detail = "the engine's blocks have 2 tokens; want 32"
+	for _, command := range []string{"workers", "status", "top --once --interval 100ms"} {
+		got := kvcast(t, nil, append(strings.Fields(command), "--addr", s.addr())...)
+		if !strings.Contains(got.out, "\nw rank 0: block_size_mismatch in device: "+detail) {
+			t.Errorf("%s: got\n%s%s", command, got.out, got.err)
+		}
+	}
+	worker := objects(t, kvcast(t, nil, "workers", "--addr", s.addr(), "-o", "json").out)[0]
+	rank, source := worker["ranks"].([]any)[0].(map[string]any), worker["sources"].([]any)[0].(map[string]any)
+	if rank["detail"] != detail || fmt.Sprint(rank["reasons"]) != "[DEGRADED_REASON_BLOCK_SIZE_MISMATCH]" || rank["tier_reasons"] == nil || source["replay_state"] != "REPLAY_STATE_ANSWERS" {
+		t.Errorf("as JSON: got %v and %v", rank, source)
+	}
+	inspection := kvcastv1.NewInspectionServiceClient(harness.Dial(t, s.addr()))
+	incidents, err := inspection.ListIncidents(t.Context(), &kvcastv1.ListIncidentsRequest{Kinds: []kvcastv1.IncidentKind{kvcastv1.IncidentKind_INCIDENT_KIND_GAP}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all := incidents.GetIncidents(); len(all) != 1 || all[0].GetReason() != "REASON_BLOCK_SIZE_MISMATCH" || all[0].GetDetail() != detail || len(all[0].GetTiers()) != 1 {
+		t.Errorf("got incidents %v", all)
+	}
+}
+
 func TestWorkersAndStatusCommands(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
 	s := serverWithGap(t)
 	got := kvcast(t, nil, "workers", "--addr", s.addr())
-	if lines := strings.Split(got.out, "\n"); len(lines) != 3 || !strings.Contains(lines[1], "3, disk 1") || !strings.Contains(lines[1], "1 (1 batches) INCOMPLETE") {
+	if lines := strings.Split(got.out, "\n"); len(lines) != 5 || !strings.Contains(lines[1], "3, disk 1") || !strings.Contains(lines[1], "1 (1 batches) INCOMPLETE") ||
+		!strings.Contains(lines[1], "  none  ") || !strings.HasPrefix(lines[3], "w rank 0: gap: ") {
 		t.Errorf("workers: got %q %q", got.out, got.err)
 	}
 	all := objects(t, kvcast(t, nil, "workers", "--addr", s.addr(), "-o", "json").out)
@@ -140,7 +176,7 @@ func TestWorkersAndStatusCommands(t *testing.T) {
 		}
 	}
 	got = kvcast(t, nil, "status", "--addr", s.addr())
-	for _, want := range []string{"entries      1 to 4", "workers      1", "blocks       4", "subscribers  0"} {
+	for _, want := range []string{"entries      1 to 4", "workers      1", "blocks       4", "subscribers  0", "degraded     gap 1", "replay       none 1", "\nw rank 0: gap: "} {
 		if !strings.Contains(got.out, want) {
 			t.Errorf("status: got %q, want %q in it", got.out, want)
 		}
@@ -239,8 +275,7 @@ func TestCommandsShowTheInstances(t *testing.T) {
 	for _, s := range servers {
 		s.metric(`kvcast_cluster_instances{state="live"} 2`)
 		status := kvcast(t, nil, "status", "--addr", s.addr())
-		if lines := strings.Split(status.out, "\n"); len(lines) != 12 || !strings.HasPrefix(lines[6], "instance ") || !strings.HasPrefix(lines[8], "INSTANCE  STATE  HOST") ||
-			strings.Count(status.out, "  live  ") != 2 {
+		if !strings.Contains(status.out, "\ninstance ") || !strings.Contains(status.out, "\n\nINSTANCE  STATE  HOST") || strings.Count(status.out, "  live  ") != 2 {
 			t.Errorf("status: got %q %q", status.out, status.err)
 		}
 		workers := kvcast(t, nil, "workers", "--addr", s.addr())

@@ -418,7 +418,8 @@ func TestServesOnceEnginesHaveBeenRead(t *testing.T) {
 		t.Errorf("while it starts: got status %d and %q", got.status, got.err)
 	}
 	got = kvcast(t, nil, "workers", "--addr", addr)
-	if lines := strings.Split(got.out, "\n"); len(lines) != 3 || strings.Join(strings.Fields(lines[1])[:5], " ") != "w m connecting 0 connecting" {
+	if lines := strings.Split(got.out, "\n"); len(lines) != 5 || strings.Join(strings.Fields(lines[1])[:5], " ") != "w m connecting 0 connecting" ||
+		!strings.Contains(lines[3], ": no connection to "+at.Endpoint) {
 		t.Errorf("workers while it starts: got %q %q", got.out, got.err)
 	}
 	p := publisherOf(t, at)

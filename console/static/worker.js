@@ -38,6 +38,7 @@ export function eventText(e) {
 
 const range = all => (all.length > 1 ? `${hash(all[0])}…${hash(all[all.length - 1])}` : all.map(hash).join());
 
+const replays = {REPLAY_STATE_NEVER_ANSWERED: 'never answered', REPLAY_STATE_ANSWERS: 'answers', REPLAY_STATE_UNANSWERED: 'does not answer'};
 const withTime = i => ({...i, time: millis(i.time_unix_nano)});
 
 export function worker({argument: name}) {
@@ -148,7 +149,7 @@ export function worker({argument: name}) {
     rows(sources.body, sourceColumns, (w.sources ?? []).map(s => ({
       key: `${s.endpoint} ${s.dp_rank ?? 0}`,
       cells: [s.engine, String(s.dp_rank ?? 0), `${plain(s.state)}${s.down_nano ? ` for ${duration(Number(s.down_nano))}` : ''}`, s.started ? number(Number(s.last_seq ?? 0)) : '–',
-        s.engine_delay_nano === undefined ? 'no time' : duration(Number(s.engine_delay_nano)), String(s.restarts ?? 0), String(s.repairs ?? 0), s.endpoint, s.replay_endpoint || 'none'],
+        s.engine_delay_nano === undefined ? 'no time' : duration(Number(s.engine_delay_nano)), String(s.restarts ?? 0), String(s.repairs ?? 0), s.endpoint, s.replay_endpoint ? `${s.replay_endpoint} (${replays[s.replay_state] ?? 'not known'})` : 'none'],
     })));
   }
 

@@ -77,16 +77,17 @@ type Config struct {
 // were dropped. After it a gap of unknown seqs is reported.
 const overrunTimeout = 5 * time.Second
 
-// replayHealth is how a replay socket has replied so far.
-type replayHealth uint8
+// ReplayHealth is how a replay socket has replied so far.
+type ReplayHealth uint8
 
+// The states of a replay socket.
 const (
-	// replayUntried: it has never replied.
-	replayUntried replayHealth = iota
-	// replayResponsive: it replied to the last request.
-	replayResponsive
-	// replayUnresponsive: it has replied before, but not to the last request.
-	replayUnresponsive
+	// ReplayUntried: it has never replied.
+	ReplayUntried ReplayHealth = iota
+	// ReplayResponsive: it replied to the last request.
+	ReplayResponsive
+	// ReplayUnresponsive: it has replied before, but not to the last request.
+	ReplayUnresponsive
 )
 
 // Machine orders the batches of one publisher. Use New to create one.
@@ -111,7 +112,7 @@ type Machine struct {
 	replayEndpoint   string
 	snapshotEndpoint string
 	snapshotsBegin   bool // see Connection
-	replayHealth     replayHealth
+	replayHealth     ReplayHealth
 	restUntil        time.Time // no request is sent to the replay socket before
 	// snapshotRestUntil is the time before which no snapshot is requested.
 	snapshotRestUntil time.Time
@@ -178,6 +179,9 @@ func (m *Machine) Last() (seq uint64, ok bool) { return m.order.last, m.order.re
 
 // ReplayEndpoint returns the endpoint of the replay socket; empty if there is none.
 func (m *Machine) ReplayEndpoint() string { return m.replayEndpoint }
+
+// ReplayHealth returns how the replay socket has replied so far, if there is one.
+func (m *Machine) ReplayHealth() ReplayHealth { return m.replayHealth }
 
 // begin discards the actions of the previous input.
 func (m *Machine) begin() {
@@ -299,7 +303,7 @@ func (m *Machine) Disconnect(now time.Time, id ConnectionID) []Action {
 func (m *Machine) useEndpoints(c Connection) {
 	m.snapshotEndpoint, m.snapshotsBegin = c.Snapshot, c.SnapshotsBegin
 	if c.Replay != m.replayEndpoint {
-		m.replayEndpoint, m.replayHealth = c.Replay, replayUntried
+		m.replayEndpoint, m.replayHealth = c.Replay, ReplayUntried
 		m.proof.origin = originUnknown
 	}
 }

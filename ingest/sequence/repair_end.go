@@ -79,9 +79,9 @@ func (m *Machine) recordHealth(r *repair, outcome Outcome) {
 	switch {
 	case outcome == OutcomeBusy:
 	case r.request.replies > 0 || outcome == OutcomeComplete:
-		m.replayHealth = replayResponsive
-	case outcome == OutcomeSilent && m.replayHealth == replayResponsive:
-		m.replayHealth = replayUnresponsive
+		m.replayHealth = ReplayResponsive
+	case outcome == OutcomeSilent && m.replayHealth == ReplayResponsive:
+		m.replayHealth = ReplayUnresponsive
 	}
 }
 
@@ -159,7 +159,7 @@ func (m *Machine) continueRepair(now time.Time, r *repair, outcome Outcome, flus
 
 // exhausted reports whether no further request may follow.
 func (m *Machine) exhausted(now time.Time, r *repair, outcome Outcome) bool {
-	untried := m.replayHealth == replayUntried
+	untried := m.replayHealth == ReplayUntried
 	return r.failures >= maxFailures ||
 		now.Sub(r.since) > maxRepairTime ||
 		r.Cause == CauseSilence && !r.answered ||

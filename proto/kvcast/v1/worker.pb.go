@@ -331,6 +331,72 @@ func (SourceState) EnumDescriptor() ([]byte, []int) {
 	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{4}
 }
 
+// How the replay socket of a source has answered so far.
+type ReplayState int32
+
+const (
+	// Not known: the server is of an earlier version.
+	ReplayState_REPLAY_STATE_UNSPECIFIED ReplayState = 0
+	// The source has no replay socket: batches that are lost cannot be read again. Engines
+	// that are read by gRPC have none.
+	ReplayState_REPLAY_STATE_NONE ReplayState = 1
+	// The socket has not answered yet.
+	ReplayState_REPLAY_STATE_NEVER_ANSWERED ReplayState = 2
+	// The socket has answered the last request.
+	ReplayState_REPLAY_STATE_ANSWERS ReplayState = 3
+	// The socket has answered before, but not the last request.
+	ReplayState_REPLAY_STATE_UNANSWERED ReplayState = 4
+	// The socket belongs to another engine: see Gap, REASON_REPLAY_FOREIGN.
+	ReplayState_REPLAY_STATE_FOREIGN ReplayState = 5
+)
+
+// Enum value maps for ReplayState.
+var (
+	ReplayState_name = map[int32]string{
+		0: "REPLAY_STATE_UNSPECIFIED",
+		1: "REPLAY_STATE_NONE",
+		2: "REPLAY_STATE_NEVER_ANSWERED",
+		3: "REPLAY_STATE_ANSWERS",
+		4: "REPLAY_STATE_UNANSWERED",
+		5: "REPLAY_STATE_FOREIGN",
+	}
+	ReplayState_value = map[string]int32{
+		"REPLAY_STATE_UNSPECIFIED":    0,
+		"REPLAY_STATE_NONE":           1,
+		"REPLAY_STATE_NEVER_ANSWERED": 2,
+		"REPLAY_STATE_ANSWERS":        3,
+		"REPLAY_STATE_UNANSWERED":     4,
+		"REPLAY_STATE_FOREIGN":        5,
+	}
+)
+
+func (x ReplayState) Enum() *ReplayState {
+	p := new(ReplayState)
+	*p = x
+	return p
+}
+
+func (x ReplayState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ReplayState) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvcast_v1_worker_proto_enumTypes[5].Descriptor()
+}
+
+func (ReplayState) Type() protoreflect.EnumType {
+	return &file_kvcast_v1_worker_proto_enumTypes[5]
+}
+
+func (x ReplayState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ReplayState.Descriptor instead.
+func (ReplayState) EnumDescriptor() ([]byte, []int) {
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{5}
+}
+
 // How far the known blocks of a dp rank can be trusted.
 type Trust int32
 
@@ -373,11 +439,11 @@ func (x Trust) String() string {
 }
 
 func (Trust) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvcast_v1_worker_proto_enumTypes[5].Descriptor()
+	return file_kvcast_v1_worker_proto_enumTypes[6].Descriptor()
 }
 
 func (Trust) Type() protoreflect.EnumType {
-	return &file_kvcast_v1_worker_proto_enumTypes[5]
+	return &file_kvcast_v1_worker_proto_enumTypes[6]
 }
 
 func (x Trust) Number() protoreflect.EnumNumber {
@@ -386,7 +452,7 @@ func (x Trust) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Trust.Descriptor instead.
 func (Trust) EnumDescriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{5}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{6}
 }
 
 // Why the known blocks of a dp rank may differ from the engine's blocks. All reasons but
@@ -476,11 +542,11 @@ func (x DegradedReason) String() string {
 }
 
 func (DegradedReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvcast_v1_worker_proto_enumTypes[6].Descriptor()
+	return file_kvcast_v1_worker_proto_enumTypes[7].Descriptor()
 }
 
 func (DegradedReason) Type() protoreflect.EnumType {
-	return &file_kvcast_v1_worker_proto_enumTypes[6]
+	return &file_kvcast_v1_worker_proto_enumTypes[7]
 }
 
 func (x DegradedReason) Number() protoreflect.EnumNumber {
@@ -489,7 +555,7 @@ func (x DegradedReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DegradedReason.Descriptor instead.
 func (DegradedReason) EnumDescriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{6}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{7}
 }
 
 // A worker: an engine deployment, and the sources from which kvcast reads its events.
@@ -1148,15 +1214,18 @@ type SourceStatus struct {
 	LastSeq uint64 `protobuf:"varint,7,opt,name=last_seq,json=lastSeq,proto3" json:"last_seq,omitempty"`
 	// How long there has been no connection, in nanoseconds; 0 while there is one.
 	DownNano uint64 `protobuf:"varint,8,opt,name=down_nano,json=downNano,proto3" json:"down_nano,omitempty"`
-	// The time from the engine's time of the last batch until kvcast received it, in
-	// nanoseconds; absent if no batch has had a time. It includes the difference of the two
-	// clocks, and is negative if the engine's clock is ahead.
+	// The time from the engine's time of the last live batch until kvcast received it, in
+	// nanoseconds; absent if none has had a time. It includes the difference of the two
+	// clocks, and is negative if the engine's clock is ahead. Batches from replays are not
+	// counted.
 	EngineDelayNano *int64 `protobuf:"varint,9,opt,name=engine_delay_nano,json=engineDelayNano,proto3,oneof" json:"engine_delay_nano,omitempty"`
 	// Number of restarts of the engine since kvcast first read it.
 	Restarts uint64 `protobuf:"varint,10,opt,name=restarts,proto3" json:"restarts,omitempty"`
 	// Number of repairs, replays of batches that were or might have been missing, that brought
 	// all of them since kvcast first read the engine.
-	Repairs       uint64 `protobuf:"varint,11,opt,name=repairs,proto3" json:"repairs,omitempty"`
+	Repairs uint64 `protobuf:"varint,11,opt,name=repairs,proto3" json:"repairs,omitempty"`
+	// How the replay socket has answered so far.
+	ReplayState   ReplayState `protobuf:"varint,12,opt,name=replay_state,json=replayState,proto3,enum=kvcast.v1.ReplayState" json:"replay_state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1268,6 +1337,13 @@ func (x *SourceStatus) GetRepairs() uint64 {
 	return 0
 }
 
+func (x *SourceStatus) GetReplayState() ReplayState {
+	if x != nil {
+		return x.ReplayState
+	}
+	return ReplayState_REPLAY_STATE_UNSPECIFIED
+}
+
 var File_kvcast_v1_worker_proto protoreflect.FileDescriptor
 
 const file_kvcast_v1_worker_proto_rawDesc = "" +
@@ -1339,7 +1415,7 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\n" +
 	"TierBlocks\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvcast.v1.TierR\x04tier\x12\x16\n" +
-	"\x06blocks\x18\x02 \x01(\x04R\x06blocks\"\x81\x03\n" +
+	"\x06blocks\x18\x02 \x01(\x04R\x06blocks\"\xbc\x03\n" +
 	"\fSourceStatus\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x1a\n" +
 	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12'\n" +
@@ -1352,7 +1428,8 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x11engine_delay_nano\x18\t \x01(\x03H\x00R\x0fengineDelayNano\x88\x01\x01\x12\x1a\n" +
 	"\brestarts\x18\n" +
 	" \x01(\x04R\brestarts\x12\x18\n" +
-	"\arepairs\x18\v \x01(\x04R\arepairsB\x14\n" +
+	"\arepairs\x18\v \x01(\x04R\arepairs\x129\n" +
+	"\freplay_state\x18\f \x01(\x0e2\x16.kvcast.v1.ReplayStateR\vreplayStateB\x14\n" +
 	"\x12_engine_delay_nano*^\n" +
 	"\vConsolidate\x12\x1b\n" +
 	"\x17CONSOLIDATE_UNSPECIFIED\x10\x00\x12\x15\n" +
@@ -1382,7 +1459,14 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x11SOURCE_STATE_LIVE\x10\x03\x12\x1a\n" +
 	"\x16SOURCE_STATE_REPAIRING\x10\x04\x12\x18\n" +
 	"\x14SOURCE_STATE_SUSPECT\x10\x05\x12\x18\n" +
-	"\x14SOURCE_STATE_STOPPED\x10\x06*Z\n" +
+	"\x14SOURCE_STATE_STOPPED\x10\x06*\xb4\x01\n" +
+	"\vReplayState\x12\x1c\n" +
+	"\x18REPLAY_STATE_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11REPLAY_STATE_NONE\x10\x01\x12\x1f\n" +
+	"\x1bREPLAY_STATE_NEVER_ANSWERED\x10\x02\x12\x18\n" +
+	"\x14REPLAY_STATE_ANSWERS\x10\x03\x12\x1b\n" +
+	"\x17REPLAY_STATE_UNANSWERED\x10\x04\x12\x18\n" +
+	"\x14REPLAY_STATE_FOREIGN\x10\x05*Z\n" +
 	"\x05Trust\x12\x15\n" +
 	"\x11TRUST_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vTRUST_EXACT\x10\x01\x12\x15\n" +
@@ -1417,7 +1501,7 @@ func file_kvcast_v1_worker_proto_rawDescGZIP() []byte {
 	return file_kvcast_v1_worker_proto_rawDescData
 }
 
-var file_kvcast_v1_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_kvcast_v1_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
 var file_kvcast_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_kvcast_v1_worker_proto_goTypes = []any{
 	(Consolidate)(0),     // 0: kvcast.v1.Consolidate
@@ -1425,44 +1509,46 @@ var file_kvcast_v1_worker_proto_goTypes = []any{
 	(Copies)(0),          // 2: kvcast.v1.Copies
 	(WorkerState)(0),     // 3: kvcast.v1.WorkerState
 	(SourceState)(0),     // 4: kvcast.v1.SourceState
-	(Trust)(0),           // 5: kvcast.v1.Trust
-	(DegradedReason)(0),  // 6: kvcast.v1.DegradedReason
-	(*WorkerSpec)(nil),   // 7: kvcast.v1.WorkerSpec
-	(*SourceSpec)(nil),   // 8: kvcast.v1.SourceSpec
-	(*WorkerStatus)(nil), // 9: kvcast.v1.WorkerStatus
-	(*WorkerOwner)(nil),  // 10: kvcast.v1.WorkerOwner
-	(*RankStatus)(nil),   // 11: kvcast.v1.RankStatus
-	(*TierReasons)(nil),  // 12: kvcast.v1.TierReasons
-	(*TierBlocks)(nil),   // 13: kvcast.v1.TierBlocks
-	(*SourceStatus)(nil), // 14: kvcast.v1.SourceStatus
-	nil,                  // 15: kvcast.v1.WorkerSpec.LabelsEntry
-	nil,                  // 16: kvcast.v1.WorkerStatus.LabelsEntry
-	(Tier)(0),            // 17: kvcast.v1.Tier
+	(ReplayState)(0),     // 5: kvcast.v1.ReplayState
+	(Trust)(0),           // 6: kvcast.v1.Trust
+	(DegradedReason)(0),  // 7: kvcast.v1.DegradedReason
+	(*WorkerSpec)(nil),   // 8: kvcast.v1.WorkerSpec
+	(*SourceSpec)(nil),   // 9: kvcast.v1.SourceSpec
+	(*WorkerStatus)(nil), // 10: kvcast.v1.WorkerStatus
+	(*WorkerOwner)(nil),  // 11: kvcast.v1.WorkerOwner
+	(*RankStatus)(nil),   // 12: kvcast.v1.RankStatus
+	(*TierReasons)(nil),  // 13: kvcast.v1.TierReasons
+	(*TierBlocks)(nil),   // 14: kvcast.v1.TierBlocks
+	(*SourceStatus)(nil), // 15: kvcast.v1.SourceStatus
+	nil,                  // 16: kvcast.v1.WorkerSpec.LabelsEntry
+	nil,                  // 17: kvcast.v1.WorkerStatus.LabelsEntry
+	(Tier)(0),            // 18: kvcast.v1.Tier
 }
 var file_kvcast_v1_worker_proto_depIdxs = []int32{
-	15, // 0: kvcast.v1.WorkerSpec.labels:type_name -> kvcast.v1.WorkerSpec.LabelsEntry
-	8,  // 1: kvcast.v1.WorkerSpec.sources:type_name -> kvcast.v1.SourceSpec
+	16, // 0: kvcast.v1.WorkerSpec.labels:type_name -> kvcast.v1.WorkerSpec.LabelsEntry
+	9,  // 1: kvcast.v1.WorkerSpec.sources:type_name -> kvcast.v1.SourceSpec
 	0,  // 2: kvcast.v1.WorkerSpec.consolidate:type_name -> kvcast.v1.Consolidate
 	2,  // 3: kvcast.v1.SourceSpec.copies:type_name -> kvcast.v1.Copies
 	1,  // 4: kvcast.v1.SourceSpec.clears:type_name -> kvcast.v1.Clears
-	16, // 5: kvcast.v1.WorkerStatus.labels:type_name -> kvcast.v1.WorkerStatus.LabelsEntry
+	17, // 5: kvcast.v1.WorkerStatus.labels:type_name -> kvcast.v1.WorkerStatus.LabelsEntry
 	3,  // 6: kvcast.v1.WorkerStatus.state:type_name -> kvcast.v1.WorkerState
-	11, // 7: kvcast.v1.WorkerStatus.ranks:type_name -> kvcast.v1.RankStatus
-	14, // 8: kvcast.v1.WorkerStatus.sources:type_name -> kvcast.v1.SourceStatus
-	10, // 9: kvcast.v1.WorkerStatus.owner:type_name -> kvcast.v1.WorkerOwner
-	13, // 10: kvcast.v1.RankStatus.blocks:type_name -> kvcast.v1.TierBlocks
-	5,  // 11: kvcast.v1.RankStatus.trust:type_name -> kvcast.v1.Trust
-	6,  // 12: kvcast.v1.RankStatus.reasons:type_name -> kvcast.v1.DegradedReason
-	12, // 13: kvcast.v1.RankStatus.tier_reasons:type_name -> kvcast.v1.TierReasons
-	17, // 14: kvcast.v1.TierReasons.tier:type_name -> kvcast.v1.Tier
-	6,  // 15: kvcast.v1.TierReasons.reasons:type_name -> kvcast.v1.DegradedReason
-	17, // 16: kvcast.v1.TierBlocks.tier:type_name -> kvcast.v1.Tier
+	12, // 7: kvcast.v1.WorkerStatus.ranks:type_name -> kvcast.v1.RankStatus
+	15, // 8: kvcast.v1.WorkerStatus.sources:type_name -> kvcast.v1.SourceStatus
+	11, // 9: kvcast.v1.WorkerStatus.owner:type_name -> kvcast.v1.WorkerOwner
+	14, // 10: kvcast.v1.RankStatus.blocks:type_name -> kvcast.v1.TierBlocks
+	6,  // 11: kvcast.v1.RankStatus.trust:type_name -> kvcast.v1.Trust
+	7,  // 12: kvcast.v1.RankStatus.reasons:type_name -> kvcast.v1.DegradedReason
+	13, // 13: kvcast.v1.RankStatus.tier_reasons:type_name -> kvcast.v1.TierReasons
+	18, // 14: kvcast.v1.TierReasons.tier:type_name -> kvcast.v1.Tier
+	7,  // 15: kvcast.v1.TierReasons.reasons:type_name -> kvcast.v1.DegradedReason
+	18, // 16: kvcast.v1.TierBlocks.tier:type_name -> kvcast.v1.Tier
 	4,  // 17: kvcast.v1.SourceStatus.state:type_name -> kvcast.v1.SourceState
-	18, // [18:18] is the sub-list for method output_type
-	18, // [18:18] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	5,  // 18: kvcast.v1.SourceStatus.replay_state:type_name -> kvcast.v1.ReplayState
+	19, // [19:19] is the sub-list for method output_type
+	19, // [19:19] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_worker_proto_init() }
@@ -1477,7 +1563,7 @@ func file_kvcast_v1_worker_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvcast_v1_worker_proto_rawDesc), len(file_kvcast_v1_worker_proto_rawDesc)),
-			NumEnums:      7,
+			NumEnums:      8,
 			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,

@@ -7,7 +7,6 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
-	"time"
 
 	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
@@ -123,11 +122,7 @@ func writeMatches(out io.Writer, matches []*kvcastv1.PrefixMatch) error {
 func trustText(m *kvcastv1.PrefixMatch) string {
 	var reasons []string
 	for _, r := range m.GetReasons() {
-		reason := output.EnumName(r, "DEGRADED_REASON_")
-		if r == kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN {
-			reason += " " + time.Duration(m.GetDownNano()).Round(time.Second).String()
-		}
-		reasons = append(reasons, reason)
+		reasons = append(reasons, output.ReasonName(r, m.GetDownNano()))
 	}
 	text := output.EnumName(m.GetTrust(), "TRUST_")
 	if reasons != nil {

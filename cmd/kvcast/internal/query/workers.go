@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"iter"
+	"maps"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -29,7 +31,9 @@ func (*Workers) Help() string {
 		"kvcast workers vllm-0 vllm-1",
 		"kvcast workers --model Qwen/Qwen3-0.6B",
 		"kvcast workers -o json | jq -r 'select(.state != \"WORKER_STATE_LIVE\").name'") + `
-SOURCE is the state of the connection to an engine: connecting, catching_up (its replay is being read), live, repairing (a replay after a gap), suspect (silent for long), stopped. The blocks that kvcast lists for an INCOMPLETE rank may differ from the engine's.
+SOURCE is the state of the connection to an engine: connecting, catching_up (its replay is being read), live, repairing (a replay after a gap), suspect (silent for long), stopped. REPLAY is whether its replay socket answers: none, never answered, answers, does not answer (the last time). The blocks that kvcast lists for an INCOMPLETE rank may differ from the engine's.
+
+Below the table is a line for each reason for which a rank is degraded, and for each source that is not as it should be, with what to do. As JSON they are reasons, tier_reasons and detail of a rank, and replay_state of a source.
 
 With several servers on one journal, INSTANCE is the server that reads the worker's engines, and SOURCE is known to that server alone. kvcast status lists the servers.`
 }
@@ -48,7 +52,10 @@ func (c *Workers) Run(ctx context.Context, std cli.Process) error {
 		workers := list.GetWorkers()
 		switch {
 		case c.Output == "text" && len(workers) > 0:
-			return writeTable(std.Out, workers)
+			if err := writeTable(std.Out, workers); err != nil {
+				return err
+			}
+			return writeNotes(std.Out, workers)
 		case c.Output == "text":
 			_, err := fmt.Fprintln(std.Out, "no workers")
 			return err
@@ -69,12 +76,12 @@ func writeTable(out io.Writer, workers []*kvcastv1.WorkerStatus) error {
 	if output.HasOwners(workers) {
 		owner = func(cell string) string { return cell + "\t" }
 	}
-	_, _ = fmt.Fprintln(t, owner("INSTANCE")+"WORKER\tMODEL\tSTATE\tRANK\tSOURCE\tBLOCKS\tGAPS\tLAST SEQ\tREAD FROM\tENDPOINT")
+	_, _ = fmt.Fprintln(t, owner("INSTANCE")+"WORKER\tMODEL\tSTATE\tRANK\tSOURCE\tREPLAY\tBLOCKS\tGAPS\tLAST SEQ\tREAD FROM\tENDPOINT")
 	for _, w := range workers {
-		row := func(rank, source, blocks, gaps, lastSeq, readFrom string) {
+		row := func(rank, source, replay, blocks, gaps, lastSeq, readFrom string) {
 			_, _ = fmt.Fprintln(t, owner(output.Owner(w))+strings.Join([]string{
 				output.Printable(w.GetName()), output.Printable(cmp.Or(w.GetModel(), "-")), output.WorkerState(w.GetState()),
-				rank, source, blocks, gaps, lastSeq, readFrom, output.Printable(cmp.Or(w.GetEndpoint(), "-")),
+				rank, source, replay, blocks, gaps, lastSeq, readFrom, output.Printable(cmp.Or(w.GetEndpoint(), "-")),
 			}, "\t"))
 		}
 		ranks := output.Ranks(w)
@@ -86,17 +93,26 @@ func writeTable(out io.Writer, workers []*kvcastv1.WorkerStatus) error {
 				if s.GetStarted() {
 					lastSeq = fmt.Sprint(s.GetLastSeq())
 				}
-				row(rank, output.EnumName(s.GetState(), "SOURCE_STATE_"), blocks, gaps, lastSeq, s.GetEndpoint())
+				row(rank, output.EnumName(s.GetState(), "SOURCE_STATE_"), output.ReplayState(s), blocks, gaps, lastSeq, s.GetEndpoint())
 			}
 			if len(sources) == 0 {
-				row(rank, "-", blocks, gaps, "-", "-")
+				row(rank, "-", "-", blocks, gaps, "-", "-")
 			}
 		}
 		if len(ranks) == 0 {
-			row("-", "-", "-", "-", "-", "-")
+			row("-", "-", "-", "-", "-", "-", "-")
 		}
 	}
 	return t.Flush()
+}
+
+// writeNotes writes what is wrong with workers and what to do, after an empty line.
+func writeNotes(out io.Writer, workers []*kvcastv1.WorkerStatus) error {
+	if notes := output.Notes(workers); len(notes) > 0 {
+		_, err := fmt.Fprintf(out, "\n%s\n", strings.Join(notes, "\n"))
+		return err
+	}
+	return nil
 }
 
 // blocksByTier returns numbers of blocks such as "512, disk 2048". The tier device is omitted.
@@ -117,6 +133,8 @@ type Status struct{ flags }
 // Help implements kong.HelpProvider.
 func (*Status) Help() string {
 	return cli.Examples("kvcast status", "kvcast status --addr kvcast.default.svc:50051 -o json") + `
+Below is a line for each reason for which a dp rank is degraded, and for each source that is not as it should be, with what to do. kvcast workers -o json has them as JSON.
+
 With several servers on one journal, each has a line: WORKERS is the number of workers that it reads (- if it reads none), and BEHIND the number of entries that it lags behind the server that answers, by its last heartbeat.`
 }
 
@@ -130,24 +148,37 @@ func (c *Status) Run(ctx context.Context, std cli.Process) error {
 		if c.Output == "json" {
 			return output.WriteJSON(std.Out, s)
 		}
-		return writeStatus(std.Out, s)
+		list, err := client.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{})
+		if err != nil {
+			_, _ = fmt.Fprintf(std.Err, "the states of the workers are not known: %v\n", err)
+		}
+		return writeStatus(std.Out, s, list.GetWorkers())
 	})
 }
 
-// writeStatus writes the status of a server, and of the servers that share its journal.
-func writeStatus(out io.Writer, s *kvcastv1.GetStatusResponse) error {
+// writeStatus writes the status of a server, of the servers that share its journal, and what is wrong with its workers.
+func writeStatus(out io.Writer, s *kvcastv1.GetStatusResponse, workers []*kvcastv1.WorkerStatus) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintf(t, "version\t%s\nepoch\t%s\nentries\t%d to %d (%.1f MiB)\nworkers\t%d\nblocks\t%d\nsubscribers\t%d\n",
 		s.GetVersion(), s.GetEpoch(), s.GetOldestSeq(), s.GetNewestSeq(), float64(s.GetJournalBytes())/(1<<20),
 		s.GetWorkers(), s.GetBlocks(), s.GetSubscribers())
+	if degraded := countTexts(degradedReasons(workers)); degraded != "" {
+		_, _ = fmt.Fprintf(t, "degraded\t%s\n", degraded)
+	}
+	if replays := countTexts(replayStates(workers)); replays != "" {
+		_, _ = fmt.Fprintf(t, "replay\t%s\n", replays)
+	}
 	if r := s.GetRecovery(); r != nil {
 		_, _ = fmt.Fprintf(t, "recovering\t%d workers, entry %d of %d\n", r.GetWorkers(), r.GetAppliedSeq(), r.GetNewestSeq())
 	}
 	if id := s.GetInstanceId(); id != "" {
 		_, _ = fmt.Fprintf(t, "instance\t%s\n", output.InstanceName(id))
 	}
-	if err := t.Flush(); err != nil || len(s.GetInstances()) == 0 {
+	if err := t.Flush(); err != nil {
 		return err
+	}
+	if len(s.GetInstances()) == 0 {
+		return writeNotes(out, workers)
 	}
 	_, _ = fmt.Fprintln(t, "\nINSTANCE\tSTATE\tHOST\tPID\tGRPC\tVERSION\tSTARTED\tWORKERS\tBEHIND")
 	for _, i := range s.GetInstances() {
@@ -159,5 +190,49 @@ func writeStatus(out io.Writer, s *kvcastv1.GetStatusResponse) error {
 			output.Printable(i.GetHost()), i.GetPid(), output.Printable(i.GetGrpcAddress()), output.Printable(i.GetVersion()),
 			output.InstanceStarted(i), workers, i.GetBehind())
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	return writeNotes(out, workers)
+}
+
+// degradedReasons yields the reasons of all dp ranks.
+func degradedReasons(workers []*kvcastv1.WorkerStatus) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, w := range workers {
+			for _, r := range w.GetRanks() {
+				for _, reason := range r.GetReasons() {
+					if !yield(output.EnumName(reason, "DEGRADED_REASON_")) {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+// replayStates yields the states of the replay sockets of all sources.
+func replayStates(workers []*kvcastv1.WorkerStatus) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, w := range workers {
+			for _, s := range w.GetSources() {
+				if !yield(output.ReplayState(s)) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// countTexts returns how often each text is there, such as "gap 2, joined_late 1".
+func countTexts(texts iter.Seq[string]) string {
+	counts := make(map[string]int)
+	for text := range texts {
+		counts[text]++
+	}
+	var parts []string
+	for _, text := range slices.Sorted(maps.Keys(counts)) {
+		parts = append(parts, fmt.Sprintf("%s %d", text, counts[text]))
+	}
+	return strings.Join(parts, ", ")
 }

@@ -14,7 +14,7 @@ func TestWorkersHaveAnInstanceInACluster(t *testing.T) {
 	live := kvcastv1.WorkerState_WORKER_STATE_LIVE
 	workers := []*kvcastv1.WorkerStatus{
 		{Name: "w0", Model: "m", State: live, Sources: []*kvcastv1.SourceStatus{
-			{Endpoint: "tcp://e:1", State: kvcastv1.SourceState_SOURCE_STATE_LIVE, Started: true, LastSeq: 7},
+			{Endpoint: "tcp://e:1", State: kvcastv1.SourceState_SOURCE_STATE_LIVE, Started: true, LastSeq: 7, ReplayState: kvcastv1.ReplayState_REPLAY_STATE_ANSWERS},
 		}},
 		{Name: "w1", Model: "m", Ranks: []*kvcastv1.RankStatus{{}}},
 		{Name: "w2"},
@@ -23,16 +23,16 @@ func TestWorkersHaveAnInstanceInACluster(t *testing.T) {
 		owners []*kvcastv1.WorkerOwner
 		want   string
 	}{
-		{nil, `WORKER  MODEL  STATE    RANK  SOURCE  BLOCKS  GAPS  LAST SEQ  READ FROM  ENDPOINT
-w0      m      live     0     live    0       0     7         tcp://e:1  -
-w1      m      unknown  0     -       0       0     -         -          -
-w2      -      unknown  -     -       -       -     -         -          -
+		{nil, `WORKER  MODEL  STATE    RANK  SOURCE  REPLAY   BLOCKS  GAPS  LAST SEQ  READ FROM  ENDPOINT
+w0      m      live     0     live    answers  0       0     7         tcp://e:1  -
+w1      m      unknown  0     -       -        0       0     -         -          -
+w2      -      unknown  -     -       -        -       -     -         -          -
 `},
 		{[]*kvcastv1.WorkerOwner{{InstanceId: "ABCDEFGHIJ"}, {InstanceId: "KLMNOPQRST", HandedOver: true}, {}},
-			`INSTANCE                WORKER  MODEL  STATE    RANK  SOURCE  BLOCKS  GAPS  LAST SEQ  READ FROM  ENDPOINT
-ABCDEFGH                w0      m      live     0     live    0       0     7         tcp://e:1  -
-KLMNOPQR (handed over)  w1      m      unknown  0     -       0       0     -         -          -
--                       w2      -      unknown  -     -       -       -     -         -          -
+			`INSTANCE                WORKER  MODEL  STATE    RANK  SOURCE  REPLAY   BLOCKS  GAPS  LAST SEQ  READ FROM  ENDPOINT
+ABCDEFGH                w0      m      live     0     live    answers  0       0     7         tcp://e:1  -
+KLMNOPQR (handed over)  w1      m      unknown  0     -       -        0       0     -         -          -
+-                       w2      -      unknown  -     -       -        -       -     -         -          -
 `},
 	} {
 		for i, o := range tt.owners {
@@ -76,11 +76,43 @@ UVWXYZAB  dead      ` + "h3\uFFFD" + `   9    [::]:50051  v1       2026-01-02T03
 	}{{nil, alone}, {clustered, cluster}} {
 		s.InstanceId, s.Instances = tt.cluster.GetInstanceId(), tt.cluster.GetInstances()
 		var out bytes.Buffer
-		if err := writeStatus(&out, s); err != nil {
+		if err := writeStatus(&out, s, nil); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(tt.want, out.String()); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
+	}
+}
+
+// TestStatusSaysWhatIsWrong has a worker with two dp ranks, of which one is degraded, and replay sockets in two states.
+func TestStatusSaysWhatIsWrong(t *testing.T) {
+	source := func(rank uint32, replay kvcastv1.ReplayState) *kvcastv1.SourceStatus {
+		return &kvcastv1.SourceStatus{
+			DpRank: rank, Endpoint: "tcp://e:1", ReplayEndpoint: "tcp://e:2", State: kvcastv1.SourceState_SOURCE_STATE_LIVE, Started: true, ReplayState: replay,
+		}
+	}
+	workers := []*kvcastv1.WorkerStatus{{
+		Name: "w", Ranks: []*kvcastv1.RankStatus{{}, {DpRank: 1, Reasons: []kvcastv1.DegradedReason{kvcastv1.DegradedReason_DEGRADED_REASON_CONFLICT}}},
+		Sources: []*kvcastv1.SourceStatus{source(0, kvcastv1.ReplayState_REPLAY_STATE_ANSWERS), source(1, kvcastv1.ReplayState_REPLAY_STATE_NEVER_ANSWERED)},
+	}}
+	var out bytes.Buffer
+	if err := writeStatus(&out, &kvcastv1.GetStatusResponse{Version: "v1", Epoch: "e", Workers: 1}, workers); err != nil {
+		t.Fatal(err)
+	}
+	want := `version      v1
+epoch        e
+entries      0 to 0 (0.0 MiB)
+workers      1
+blocks       0
+subscribers  0
+degraded     conflict 1
+replay       answers 1, never answered 1
+
+w rank 1: conflict: two publishers use one topic and rank, and their blocks are mixed; give each its own topic or rank
+w rank 1: replay never answered: tcp://e:2; check the endpoint, and open its port to kvcast
+`
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

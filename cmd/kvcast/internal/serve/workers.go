@@ -43,6 +43,15 @@ var sourceStates = map[ingest.SourceState]kvcastv1.SourceState{
 	ingest.SourceStopped:    kvcastv1.SourceState_SOURCE_STATE_STOPPED,
 }
 
+// replayStates maps the states of replay sockets of package ingest to those of the gRPC contract.
+var replayStates = map[ingest.ReplayState]kvcastv1.ReplayState{
+	ingest.ReplayNone:          kvcastv1.ReplayState_REPLAY_STATE_NONE,
+	ingest.ReplayNeverAnswered: kvcastv1.ReplayState_REPLAY_STATE_NEVER_ANSWERED,
+	ingest.ReplayAnswers:       kvcastv1.ReplayState_REPLAY_STATE_ANSWERS,
+	ingest.ReplayUnanswered:    kvcastv1.ReplayState_REPLAY_STATE_UNANSWERED,
+	ingest.ReplayForeign:       kvcastv1.ReplayState_REPLAY_STATE_FOREIGN,
+}
+
 // sourceStatus returns the sources of the workers that this server reads.
 func (s *Service) sourceStatus() map[string][]*kvcastv1.SourceStatus {
 	if !s.isAssembled() {
@@ -63,6 +72,7 @@ func exportSources(sources []ingest.SourceStatus) map[string][]*kvcastv1.SourceS
 			Engine:         string(src.Engine),
 			Endpoint:       src.Endpoint,
 			ReplayEndpoint: src.Replay,
+			ReplayState:    replayStates[src.ReplayState],
 			DpRank:         src.Rank,
 			State:          sourceStates[src.State],
 			Started:        src.Started,

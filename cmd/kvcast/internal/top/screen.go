@@ -159,5 +159,8 @@ func (s screen) body() []string {
 	if instances := s.instanceRows(); instances != nil {
 		lines = append(append(lines, ""), s.table(instances)...)
 	}
+	if notes := s.notes(); len(notes) > 0 {
+		lines = append(append(lines, ""), notes...)
+	}
 	return lines
 }

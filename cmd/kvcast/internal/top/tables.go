@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"charm.land/lipgloss/v2"
+	"github.com/charmbracelet/x/ansi"
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/output"
@@ -112,11 +113,23 @@ func (s screen) summary() []string {
 	}
 }
 
+// notes returns the lines that say what is wrong with workers and what to do, as wide as the screen.
+func (s screen) notes() (lines []string) {
+	for _, note := range output.Notes(s.now.workers) {
+		if s.width > 0 {
+			note = ansi.Wrap(note, s.width, " ")
+		}
+		lines = append(lines, strings.Split(note, "\n")...)
+	}
+	return lines
+}
+
 // rank is a row of the workers' table.
 type rank struct {
 	worker *kvcastv1.WorkerStatus
 	status *kvcastv1.RankStatus
 	source string    // states of the sources
+	replay string    // states of their replay sockets
 	rate   float64   // batches per second
 	blocks [5]uint64 // by tier
 	total  uint64
@@ -129,7 +142,7 @@ func (s screen) workerRows() [][]cell {
 	if owned {
 		heading = append(heading, text("INSTANCE"))
 	}
-	heading = append(heading, text("MODEL"), text("STATE"), right("RANK"), text("SOURCE"), right("BATCHES/S"))
+	heading = append(heading, text("MODEL"), text("STATE"), right("RANK"), text("SOURCE"), text("REPLAY"), right("BATCHES/S"))
 	ranks := s.ranks()
 	var tiers []kvcastv1.Tier // device, and the tiers in use
 	for t := kvcastv1.Tier_TIER_DEVICE; t <= kvcastv1.Tier_TIER_EXTERNAL; t++ {
@@ -142,13 +155,16 @@ func (s screen) workerRows() [][]cell {
 	rows := [][]cell{append(heading, text("GAPS"))}
 	for _, r := range ranks {
 		state := r.worker.GetState()
-		source, gaps := text(r.source), text(output.Gaps(r.status))
+		source, replay, gaps := text(r.source), text(r.replay), text(output.Gaps(r.status))
 		rate := rateText(r.rate)
 		if len(r.worker.GetSources()) == 0 { // another server has them
 			rate = "-"
 		}
 		if r.source != "live" && r.source != "-" {
 			source.style = output.Change
+		}
+		if r.replay != "answers" && r.replay != "-" {
+			replay.style = output.Change
 		}
 		if r.status.GetIncomplete() {
 			gaps.style = output.Bad
@@ -159,7 +175,7 @@ func (s screen) workerRows() [][]cell {
 		}
 		row = append(row,
 			text(cmp.Or(r.worker.GetModel(), "-")), text(output.WorkerState(state)).as(stateStyle(state)),
-			number(uint64(r.status.GetDpRank())), source, right(rate))
+			number(uint64(r.status.GetDpRank())), source, replay, right(rate))
 		for _, t := range tiers {
 			row = append(row, number(r.blocks[t]))
 		}
@@ -188,16 +204,19 @@ func (s screen) ranks() []rank {
 	for _, w := range s.now.workers {
 		for _, status := range output.Ranks(w) {
 			r := rank{worker: w, status: status}
-			var states []string
+			var states, replays []string
 			for _, src := range output.RankSources(w, status.GetDpRank()) {
 				if state := output.EnumName(src.GetState(), "SOURCE_STATE_"); !slices.Contains(states, state) {
 					states = append(states, state)
+				}
+				if replay := output.ReplayState(src); !slices.Contains(replays, replay) {
+					replays = append(replays, replay)
 				}
 				if last, ok := lastSeqs[key{w.GetName(), src.GetEndpoint(), src.GetDpRank()}]; ok {
 					r.rate += s.perSecond(last, src.GetLastSeq())
 				}
 			}
-			r.source = cmp.Or(strings.Join(states, ", "), "-")
+			r.source, r.replay = cmp.Or(strings.Join(states, ", "), "-"), cmp.Or(strings.Join(replays, ", "), "-")
 			for _, t := range status.GetBlocks() {
 				if int(t.GetTier()) < len(r.blocks) {
 					r.blocks[t.GetTier()] += t.GetBlocks()

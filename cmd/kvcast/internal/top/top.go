@@ -30,6 +30,8 @@ func (*Command) Help() string {
 		"kvcast top --once | head -20") + `
 Keys: q quits, s sorts by the next column (name, batches, blocks, gaps), arrow and page keys scroll.
 
+REPLAY is whether the engine's replay socket answers. Below the tables is a line for each reason for which a rank is degraded, and for each source that is not as it should be, with what to do.
+
 BEHIND is the number of entries that have not been sent to a subscriber, and with several servers on one journal the number that a server has not read.`
 }
 

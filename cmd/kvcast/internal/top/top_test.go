@@ -27,6 +27,7 @@ func sampled(second int, epoch string, rates ...uint64) *sample {
 			Ranks: []*kvcastv1.RankStatus{{DpRank: 0, Blocks: []*kvcastv1.TierBlocks{{Tier: kvcastv1.Tier_TIER_DEVICE, Blocks: 10 + uint64(i)}}}},
 			Sources: []*kvcastv1.SourceStatus{{
 				Endpoint: "tcp://e", State: kvcastv1.SourceState_SOURCE_STATE_LIVE, Started: true, LastSeq: rate * uint64(second),
+				ReplayState: kvcastv1.ReplayState_REPLAY_STATE_ANSWERS,
 			}},
 		}
 		if i == 1 {
@@ -65,12 +66,14 @@ func TestScreen(t *testing.T) {
 	want := `00:00:03 · h:1 v1 · seq 3,000, 1,000/s · retains 3,000, 1.5 MiB · epoch e
 2 workers (1 live, 1 degraded) · 1,234,567 blocks · 1 subscriber
 
-WORKER  MODEL  STATE     RANK  SOURCE     BATCHES/S  DEVICE       DISK  GAPS
-w0      m      live         0  live             3.0      10          0  0
-w1      m      degraded     0  repairing         50      11  1,048,576  2 (9 batches) INCOMPLETE
+WORKER  MODEL  STATE     RANK  SOURCE     REPLAY   BATCHES/S  DEVICE       DISK  GAPS
+w0      m      live         0  live       answers        3.0      10          0  0
+w1      m      degraded     0  repairing  answers         50      11  1,048,576  2 (9 batches) INCOMPLETE
 
 SUBSCRIBER  CLIENT      FOR    SEQ  BEHIND  ENTRIES/S  FILTER
-10.0.0.1:7  grpc-go/1  1m2s  2,995       5      1,000  --worker w1 --tier disk`
+10.0.0.1:7  grpc-go/1  1m2s  2,995       5      1,000  --worker w1 --tier disk
+
+w1 rank 0: repairing: the replay of tcp://e is being read; wait`
 	if diff := cmp.Diff(want, s.text()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -94,24 +97,30 @@ func TestScreenOfACluster(t *testing.T) {
 	}
 	s := updated(screen{addr: "h:1"}, polled{sample: sampled(1, "e", 3, 50)}, polled{sample: sample})
 	_, tables, _ := strings.Cut(s.text(), "\n\n")
-	want := `WORKER  INSTANCE                MODEL  STATE     RANK  SOURCE     BATCHES/S  DEVICE       DISK  GAPS
-w0      ABCDEFGH                m      live         0  live             3.0      10          0  0
-w1      KLMNOPQR (handed over)  m      degraded     0  repairing         50      11  1,048,576  2 (9 batches) INCOMPLETE
+	want := `WORKER  INSTANCE                MODEL  STATE     RANK  SOURCE     REPLAY   BATCHES/S  DEVICE       DISK  GAPS
+w0      ABCDEFGH                m      live         0  live       answers        3.0      10          0  0
+w1      KLMNOPQR (handed over)  m      degraded     0  repairing  answers         50      11  1,048,576  2 (9 batches) INCOMPLETE
 
 SUBSCRIBER  CLIENT      FOR    SEQ  BEHIND  ENTRIES/S  FILTER
 10.0.0.1:7  grpc-go/1  1m2s  2,995       5      1,000  --worker w1 --tier disk
 
 INSTANCE         STATE  HOST   PID  GRPC    VERSION     FOR  WORKERS  BEHIND
 ABCDEFGH (this)  live   h1       7  :50051  v1       1h0m0s        1       0
-KLMNOPQR         dead   h2    1808  :50051  v1       1h0m0s        -   2,000`
+KLMNOPQR         dead   h2    1808  :50051  v1       1h0m0s        -   2,000
+
+w1 rank 0: repairing: the replay of tcp://e is being read; wait`
 	if diff := cmp.Diff(want, tables); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
 func TestSortAndScroll(t *testing.T) {
-	s := updated(screen{}, tea.WindowSizeMsg{Width: 20, Height: 7},
-		polled{sample: sampled(1, "e", 1, 2, 3)}, polled{sample: sampled(2, "e", 1, 2, 3)})
+	live := func(second int) polled {
+		s := sampled(second, "e", 1, 2, 3)
+		s.workers[1].Sources[0].State = kvcastv1.SourceState_SOURCE_STATE_LIVE
+		return polled{sample: s}
+	}
+	s := updated(screen{}, tea.WindowSizeMsg{Width: 20, Height: 7}, live(1), live(2))
 	shown := func(s screen) (names []string) {
 		lines := strings.Split(s.text(), "\n")
 		if len(lines) != 7 {
@@ -189,5 +198,23 @@ func TestNamesCannotControlTheTerminal(t *testing.T) {
 	}
 	if !strings.Contains(text, "--worker 'x\uFFFD]0;owned\uFFFD\uFFFD[2J\uFFFDw0  m  live'") {
 		t.Errorf("got %q, want the quoted name with replaced control characters", text)
+	}
+}
+
+// TestScreenSaysWhatToDo checks that the lines about a degraded rank and a replay socket wrap at the width of the screen.
+func TestScreenSaysWhatToDo(t *testing.T) {
+	degraded := sampled(1, "e", 1)
+	degraded.workers[0].Ranks[0].Reasons = []kvcastv1.DegradedReason{kvcastv1.DegradedReason_DEGRADED_REASON_SHARED_TIER}
+	degraded.workers[0].Sources[0].ReplayEndpoint = "tcp://r"
+	degraded.workers[0].Sources[0].ReplayState = kvcastv1.ReplayState_REPLAY_STATE_NEVER_ANSWERED
+	s := updated(screen{}, tea.WindowSizeMsg{Width: 60, Height: 40}, polled{sample: degraded})
+	const want = `
+w0 rank 0: shared_tier: a source was cleared in a tier that
+it shares: blocks may be gone; set consolidate: dedup
+w0 rank 0: replay never answered: tcp://r; check the
+endpoint, and open its port to kvcast
+`
+	if got := s.text(); !strings.Contains(got, want) || !strings.Contains(got, "never answered ") {
+		t.Errorf("got:\n%s\nwant in it:\n%s", got, want)
 	}
 }
