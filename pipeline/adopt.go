@@ -92,7 +92,13 @@ func (p *Pipeline) resume(w *recoveredWorker, appended int64) {
 // blocks of an engine that announces blocks.
 func (l *Lane) resumeRank(rank uint32, r *rankState) {
 	l.tableBlocks.Adjust(int64(r.blocks()))
+	for tier, t := range &r.tables {
+		if t != nil {
+			l.countLower(wire.Tier(tier), t.blocks.len())
+		}
+	}
 	if tracker := l.tracker(rank); tracker != nil {
+		tracker.SetEvict(l.reserveEvicting)
 		l.log.recordTracker(tracker, rank)
 	}
 	for _, t := range &r.tables {

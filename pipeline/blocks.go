@@ -48,6 +48,8 @@ const (
 	flagParent blockFlags = 1 << iota
 	// flagCopies is set if the block may be in table.copies.
 	flagCopies
+	// flagRecent is set when the block is stored, and cleared when a search for old blocks visits it.
+	flagRecent
 
 	// childrenShift is the position of the number of children, generationShift of the generation.
 	childrenShift   = iota
@@ -69,7 +71,7 @@ func (t *blocks) put(hash uint64) (b *slot, existed bool) {
 	b, existed = t.table.Put(hash)
 	switch {
 	case !existed:
-		b.Value.flags = t.currentGeneration()
+		b.Value.flags = t.currentGeneration() | flagRecent
 		t.group(b.Cursor()).blocks++
 	case t.isStale(b):
 		t.refresh(b)

@@ -105,7 +105,9 @@ func TestBlocksOfAllWorkersAreBounded(t *testing.T) {
 		"passed through, each source's blocks take one": {
 			limit: 2, mode: feed.ConsolidatePassthrough,
 			calls: []call{batch(store(1)), by2(batch(inTier(wire.TierDisk, store(1)))), batch(store(2)), by2(batch(cleared())), batch(store(3))},
-			want:  [][]string{{"store [1]"}, {"DISK store [1]"}, {textTooMany}, {"cleared [TIER_DISK] ENGINE_CLEARED"}, {"store [3]"}}, used: 2,
+			want: [][]string{
+				{"store [1]"}, {"DISK store [1]"}, {"DISK remove [1]", textTooMany, "store [2]"}, {"cleared [TIER_DISK] ENGINE_CLEARED"}, {textTooMany},
+			}, used: 2,
 		},
 	}
 	for name, test := range tests {
@@ -232,6 +234,9 @@ func TestBudgetsAreReleasedCompletely(t *testing.T) {
 		}
 		if blocks, bytes := cfg.Blocks.Used(), cfg.AttributeBytes.Used(); blocks != 0 || bytes != 0 {
 			t.Errorf("accounted for without workers: got %d blocks and %d bytes, want none", blocks, bytes)
+		}
+		if n := s.pipeline.LowerBlocks(); n != 0 {
+			t.Errorf("blocks in lower tiers without workers: got %d, want none", n)
 		}
 	})
 }

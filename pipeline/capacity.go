@@ -18,23 +18,26 @@ import (
 // run more:
 //
 //  1. Blocks that the run's tier has are stored again, and are no longer stale.
-//  2. New blocks are stored in the run's order, as many as fit beside the rank's blocks that are
-//     not stale.
-//  3. The other new blocks are refused: neither the table nor the journal has them. The block
+//  2. For new blocks that do not fit beside the rank's blocks that are not stale, blocks of lower
+//     tiers are evicted.
+//  3. New blocks are stored in the run's order, as many as fit.
+//  4. The other new blocks are refused: neither the table nor the journal has them. The block
 //     after a refused block begins a new event, whose parent is the refused block. A Gap reports
-//     the first refusal since the rank was last cleared.
-//  4. Stale blocks are removed until the rank is within its limit, with a Removed for each tier.
+//     the first refusal since the tier was last cleared.
+//  5. Stale blocks are removed until the rank is within its limit, with a Removed for each tier.
 //     Which stale blocks is unspecified.
 //
 // If the process has reached the limit of blocks of all workers, each new block replaces a stale
-// block of the rank. Hence nothing is refused while the rank has a stale block, and no block is
-// removed without need.
+// block of the rank. Hence nothing is refused while the rank has a stale block or, for a block in
+// device memory, while any lane has a block of a lower tier that it can evict; see evict.go. No
+// stale block is removed without need.
 func (l *Lane) storeWithin(rank *rankState, t *table, r *run, slot uint32) {
 	for _, hash := range r.hashes {
 		if b := t.blocks.find(hash); b != nil && t.blocks.isStale(b) {
 			t.blocks.refresh(b)
 		}
 	}
+	units, credit := l.makeRoom(rank, t, r)
 	stale := rank.stale()
 	room := l.cfg.MaxBlocksPerRank - (rank.blocks() - stale)
 	first, replaced := 0, 0
@@ -42,9 +45,18 @@ func (l *Lane) storeWithin(rank *rankState, t *table, r *run, slot uint32) {
 	for i, hash := range r.hashes {
 		if !t.has(hash) {
 			why, fits := consolidate.RefusedRank, room > 0
-			if fits && !l.tableBlocks.Reserve(1) {
-				why, fits = consolidate.RefusedTotal, replaced < stale
+			switch {
+			case !fits:
+			case units > 0:
+				units--
+			case l.tableBlocks.Reserve(1):
+			case replaced < stale:
 				replaced++
+			case credit > 0:
+				credit--
+				l.tableBlocks.Adjust(1)
+			default:
+				why, fits = consolidate.RefusedTotal, false
 			}
 			if !fits {
 				l.emitSlice(r, first, i)
@@ -53,12 +65,14 @@ func (l *Lane) storeWithin(rank *rankState, t *table, r *run, slot uint32) {
 				continue
 			}
 			room--
+			l.countLower(r.key.tier, 1)
 		}
 		one := r.slice(i, i+1)
 		t.storeRun(&one, slot)
 	}
 	l.emitSlice(r, first, len(r.hashes))
-	l.expire(rank, r, min(replaced, stale))
+	l.tableBlocks.Release(int64(units))
+	l.expire(rank, r, replaced)
 	for why, n := range refused {
 		l.reportRefused(rank, r.key.rank, l.tiersOfRun(r), consolidate.Refusal(why), n)
 	}
@@ -85,6 +99,7 @@ func (l *Lane) expire(rank *rankState, r *run, replaced int) {
 		kept := min(replaced, len(gone)) // units used by the blocks that replaced them
 		replaced -= kept
 		l.tableBlocks.Release(int64(len(gone) - kept))
+		l.countLower(wire.Tier(tier), -len(gone))
 	}
 }
 
@@ -110,15 +125,23 @@ func (l *Lane) tiersOfRun(r *run) wire.Tiers {
 	return 1 << r.key.tier
 }
 
-// reportRefused counts refused blocks. It emits a Gap for the first of them since the tiers were last
-// cleared, since the rank lacks blocks of the engine from then on.
+// reportRefused counts refused blocks, and reports them.
 func (l *Lane) reportRefused(rank *rankState, name uint32, tiers wire.Tiers, why consolidate.Refusal, blocks int) {
 	l.counts.blocksRefused[why] += uint64(blocks)
-	if blocks == 0 || rank.hasReported(gapReason(why), tiers) {
+	if blocks > 0 {
+		l.logLimit(limitRefuses, why, name, tiers, blocks)
+		l.reportOmitted(rank, name, tiers, gapReason(why))
+	}
+}
+
+// reportOmitted emits a Gap for the first blocks that are refused or evicted since the tiers were last cleared, since the rank
+// lacks blocks of the engine from then on.
+func (l *Lane) reportOmitted(rank *rankState, name uint32, tiers wire.Tiers, reason kvcastv1.Gap_Reason) {
+	if rank.hasReported(reason, tiers) {
 		return
 	}
 	l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(name), Event: &kvcastv1.RouterEvent_Gap{
-		Gap: &kvcastv1.Gap{Reason: gapReason(why), Tiers: tiersOf(tiers)},
+		Gap: &kvcastv1.Gap{Reason: reason, Tiers: tiersOf(tiers)},
 	}})
 }
 
@@ -166,7 +189,7 @@ func (l *Lane) replaceBlockSize(size uint32) {
 				continue
 			}
 			gone := t.removeOtherSizes(size)
-			l.tableBlocks.Release(int64(len(gone)))
+			l.releaseBlocks(wire.Tier(tier), len(gone))
 			for part := range slices.Chunk(gone, l.cfg.MaxBlocks) {
 				l.emitRemoved(name, wire.Tier(tier), part)
 			}

@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"fmt"
+	"log/slog"
 	"math"
 	"time"
 
@@ -22,14 +23,18 @@ type Config struct {
 	OnGap OnGap
 	// MaxBlocksPerRank is the maximum number of blocks of a dp rank, in all its tiers: 1 to
 	// 2,147,483,647, default 4,000,000. A block uses some 90 bytes, 50 of them in the index,
-	// or 245 where two sources hold it. A full rank removes stale blocks, which were last stored before its last gap.
-	// If it has none, it refuses new blocks: see the contract's Gap.
+	// or 245 where two sources hold it. A full rank removes stale blocks, which were last stored before its last gap, and
+	// then blocks of lower tiers. If it has none, it refuses new blocks: see the contract's Gap.
 	MaxBlocksPerRank int
 	// Blocks bounds the blocks of all workers together, AttributeBytes the memory of all LoRA
 	// adapter names and cache salts. Blocks beyond either bound are refused: see the contract's
-	// Gap. nil means no bound. A block uses 1 unit of Blocks, some 90 bytes. A block of a worker
+	// Gap. Before, stale blocks of the rank are removed, and blocks of lower tiers of the worker with most of
+	// them. nil means no bound. A block uses 1 unit of Blocks, some 90 bytes. A block of a worker
 	// with consolidated sources uses 2 units, and 1 unit for each of its names.
 	Blocks, AttributeBytes *budget.Budget
+	// Logger logs blocks that are refused or evicted; nil: nothing is logged. Lines of one kind are at most one in
+	// 10 s for each worker.
+	Logger *slog.Logger
 	// Durable passes journal.Record.State to the journal, from which Recovery recovers the state.
 	Durable bool
 	// MaxRecordBytes is the size of the largest journal.Record that the journal takes, body and state: at least

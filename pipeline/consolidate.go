@@ -74,6 +74,7 @@ func (l *Lane) sources(rank uint32, r *rankState) *rankSources {
 		r.sources = &rankSources{incomplete: make([]bool, n), unproved: make([]bool, n), tiers: make([]journal.Tiers, n)}
 		if l.consolidation == dedup {
 			r.sources.tracker = consolidate.New(n, l.cfg.MaxBlocksPerRank, l.cfg.Blocks, l.cfg.AttributeBytes, &l.counts.tracker)
+			r.sources.tracker.SetEvict(l.reserveEvicting)
 			l.log.recordTracker(r.sources.tracker, rank)
 		}
 	}

@@ -43,6 +43,7 @@ func (l *Lane) flushStores(r *run) {
 	} else {
 		t.storeRun(r, slot)
 		l.tableBlocks.Release(int64(before + n - t.blocks.len())) // the blocks that existed
+		l.countLower(r.key.tier, t.blocks.len()-before)
 		l.emitStored(r)
 	}
 	t.attrs.Release(slot)
@@ -69,7 +70,7 @@ func (l *Lane) flushRemoves(r *run) {
 		}
 	}
 	l.log.endSuppressed(&r.key, l.entry.events)
-	l.tableBlocks.Release(int64(before - t.blocks.len()))
+	l.releaseBlocks(r.key.tier, before-t.blocks.len())
 	l.counts.removesSuppressed += uint64(len(r.hashes) - len(gone))
 	l.emitRemoved(r.key.rank, r.key.tier, gone)
 }
@@ -255,7 +256,7 @@ func (l *Lane) newTable(r *rankState, tier wire.Tier) *table {
 // dropTable drops the blocks of a rank's tier.
 func (l *Lane) dropTable(r *rankState, tier wire.Tier) {
 	if t := r.tables[tier]; t != nil {
-		l.tableBlocks.Release(int64(t.blocks.len()))
+		l.releaseBlocks(tier, t.blocks.len())
 		t.attrs.Reset()
 		r.tables[tier] = nil
 	}

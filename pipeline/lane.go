@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvcast/kvcast/feed"
@@ -25,7 +26,10 @@ type Lane struct {
 	// the blocks of tables too.
 	tableBlocks *budget.Budget
 	attributes  *budget.Budget // of the tables' attributes
-	failures    chan<- error   // see Pipeline.Failed
+	// holders has the lane after it had blocks in lower tiers. lower is their number; it changes under the lock.
+	holders  *holders
+	lower    atomic.Int64
+	failures chan<- error // see Pipeline.Failed
 	// cancelAppends ends an append that blocks, and makes later ones fail.
 	cancelAppends context.CancelCauseFunc
 	// desc is the worker as it was added. unclaimed reports whether it was recovered and not added since. Both are
@@ -49,6 +53,8 @@ type Lane struct {
 	timer       *time.Timer // flushes the pending run after Config.Timeout; nil if there is none
 	entry       entry
 	log         *stateLog // nil if the journal is not durable
+	isHolder    bool      // holders has the lane
+	limitLog    limitLog
 	counts      laneCounts
 	// event is reused by emitChanges.
 	event         wire.Event
@@ -113,6 +119,7 @@ func (l *Lane) Batch(b *feed.Batch) {
 		l.resolveUnproved(b)
 	}
 	l.reportDoubts(b)
+	l.payOwed()
 	l.prefetched = false
 	l.commit()
 }

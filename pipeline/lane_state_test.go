@@ -57,6 +57,7 @@ func StateOf(lane feed.Lane) LaneState {
 // StateOfLocked is StateOf for an append, during which the lane is locked.
 func StateOfLocked(lane feed.Lane) LaneState {
 	l := lane.(*Lane)
+	l.checkLower()
 	state := LaneState{
 		LastEventID: l.lastEventID, Blocks: make(map[Place]map[uint64]BlockState), Ranks: make(map[uint32]RankState),
 		RawIDs: make(map[int]uint64), Announcements: make(map[copies.Verdict]bool), Trackers: make(map[uint32]string),

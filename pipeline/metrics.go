@@ -46,6 +46,7 @@ type laneCounts struct {
 	removesSuppressed uint64
 	staleRemoved      uint64
 	blocksRefused     [consolidate.NumRefusals]uint64
+	blocksEvicted     [consolidate.RefusedAttributes]uint64 // of lower tiers, by limit
 	tracker           consolidate.Counts
 	gaps              uint64
 	missedBatches     uint64
@@ -61,6 +62,7 @@ var (
 	descRemovesSuppressed = workerDesc("removes_suppressed_total", "Removes not emitted: the engine has another copy, or another source of the worker holds the block.")
 	descStaleRemoved      = workerDesc("stale_blocks_removed_total", "Blocks from before a gap removed because their dp rank exceeded ingest.max_blocks_per_rank; also in blocks_removed_total.")
 	descBlocksRefused     = workerDesc("blocks_refused_total", "Stores of blocks refused because a bound was reached: ingest.max_blocks_per_rank (rank), ingest.max_blocks (total) or ingest.max_attribute_bytes (attributes).", "reason")
+	descBlocksEvicted     = workerDesc("blocks_evicted_total", "Blocks of lower tiers removed to make room because a bound was reached: ingest.max_blocks_per_rank (rank) or ingest.max_blocks (total); also in blocks_removed_total.", "reason")
 	descRemovesIgnored    = workerDesc("removes_ignored_total", "Removes without effect, of workers with several sources: of blocks without a holder (unknown), or that the source does not hold by that name (not_held).", "reason")
 	descTracked           = workerDesc("consolidated_blocks", "Distinct blocks held by the sources of a worker with several sources.", "dp_rank")
 	descNames             = workerDesc("consolidated_names", "Names that sources have or had for these blocks; kept as long as the block.", "dp_rank", "source")
@@ -78,7 +80,7 @@ var _ prometheus.Collector = (*Pipeline)(nil)
 func (p *Pipeline) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descEvents, descFlushes, descRawEventHoles, descBlocksStored, descBlocksRemoved,
-		descRemovesSuppressed, descStaleRemoved, descBlocksRefused, descGaps, descMissed, descRemovesIgnored, descTracked, descNames,
+		descRemovesSuppressed, descStaleRemoved, descBlocksRefused, descBlocksEvicted, descGaps, descMissed, descRemovesIgnored, descTracked, descNames,
 	} {
 		ch <- d
 	}
@@ -125,6 +127,9 @@ func (l *Lane) collect(ch chan<- prometheus.Metric) {
 	metric(descStaleRemoved, prometheus.CounterValue, counts.staleRemoved+counts.tracker.StaleRemoved)
 	for why, n := range counts.blocksRefused {
 		metric(descBlocksRefused, prometheus.CounterValue, n, refusalNames[why])
+	}
+	for why, n := range counts.blocksEvicted {
+		metric(descBlocksEvicted, prometheus.CounterValue, n, refusalNames[why])
 	}
 	metric(descGaps, prometheus.CounterValue, counts.gaps)
 	metric(descMissed, prometheus.CounterValue, counts.missedBatches)

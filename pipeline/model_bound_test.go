@@ -11,13 +11,14 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// flushStored decides which blocks of a run are admitted, and which stale blocks they
-// displace.
+// flushStored decides which blocks of a run are admitted, and which stale blocks and blocks of lower
+// tiers they displace.
 func (m *model) flushStored(mw *modelWorker, p *modelRun) {
 	at := func(h uint64) modelBlock { return modelBlock{p.key.rank, p.key.tier, h} }
 	for _, h := range p.hashes {
 		delete(mw.stale, at(h))
 	}
+	m.makeRoom(mw, p)
 	room := m.cfg.MaxBlocksPerRank - mw.rankBlocks(p.key.rank) + len(mw.staleOf(p.key.rank))
 	replaced, stale := 0, len(mw.staleOf(p.key.rank))
 	passes := make([]bool, len(p.hashes))

@@ -299,6 +299,9 @@ func (m *model) storeBlock(
 		if block == nil {
 			units += 2
 		}
+		if over := m.units() + units - m.limit(); over > 0 && m.lowerBlocks() >= over {
+			m.evictTotal(mw, nil, units)
+		}
 		if m.units()+units > m.limit() && (block != nil || !m.expireOldest(mw, b)) {
 			return nil, false
 		}

@@ -45,6 +45,7 @@ func compare(t harness.Fataler, cfg pipeline.Config, calls []call) string {
 	for metric, want := range map[string]map[string]float64{
 		"raw_event_holes_total":      m.holes(),
 		"stale_blocks_removed_total": m.count(func(w *modelWorker) int { return w.expired }),
+		"blocks_evicted_total":       m.count(func(w *modelWorker) int { return w.evicted }),
 		"blocks_refused_total":       m.count(func(w *modelWorker) int { return w.refused }),
 		"consolidated_blocks":        m.tracked(false),
 		"consolidated_names":         m.tracked(true),

@@ -49,9 +49,9 @@ type modelWorker struct {
 	usedTiers  map[modelTier]bool
 	// groupsOmitted are the ranks with other attention groups.
 	groupsOmitted map[uint32]bool
-	// expired and refused are numbers of blocks.
-	expired, refused int
-	pending          *modelRun
+	// expired, evicted and refused are numbers of blocks.
+	expired, evicted, refused int
+	pending                   *modelRun
 	// out are the events emitted by the current call.
 	out []*kvcastv1.RouterEvent
 	// rawIDs are the distinct raw event ids received, by source.

@@ -39,7 +39,8 @@ type Pipeline struct {
 	appends       context.Context
 	cancelAppends context.CancelFunc
 
-	totals checkpointTotals
+	totals  checkpointTotals
+	holders *holders
 
 	mu      sync.Mutex // guards the fields below; locked before any lane's
 	lanes   map[string]*Lane
@@ -64,6 +65,7 @@ func New(cfg Config, j Journal) (*Pipeline, error) {
 		failed:  make(chan error, 1),
 		lanes:   make(map[string]*Lane),
 		removed: newEventIDs(),
+		holders: newHolders(),
 	}
 	p.appends, p.cancelAppends = context.WithCancel(context.Background())
 	return p, nil
@@ -146,19 +148,21 @@ func validWorker(w feed.Worker) feed.Worker {
 	return w
 }
 
-// newLane returns an empty lane, whose tables reserve in no budget yet.
+// newLane returns an empty lane, whose tables reserve in no budget yet, and count among no other lanes' blocks.
 func newLane(cfg *Config, w feed.Worker) *Lane {
 	return &Lane{
 		worker: w.Name, desc: w, cfg: *cfg, limits: cfg.limits(),
 		consolidation: consolidationOf(w),
 		sourceNames:   sourceNames(w),
 		ranks:         make(map[uint32]*rankState),
+		holders:       newHolders(),
 	}
 }
 
 // attach connects a lane to the pipeline's journal and budgets.
 func (p *Pipeline) attach(l *Lane) {
-	l.failures = p.failed
+	l.failures, l.holders, l.isHolder = p.failed, p.holders, false
+	l.lower.Store(0) // resume counts the blocks of a recovered lane
 	var appends context.Context
 	appends, l.cancelAppends = context.WithCancelCause(p.appends)
 	l.entry = newEntry(appends, p.journal, l.worker, l.desc.Model, l.limits.entryBytes)
@@ -260,6 +264,7 @@ func (l *Lane) leaveStream(e *kvcastv1.RouterEvent) (removed removedWorker, ok b
 // leave makes the lane not count any more, since the pipeline has the worker no longer.
 func (l *Lane) leave() {
 	l.left = true
+	l.holders.remove(l)
 	l.cancelAppends(nil)
 	if l.log != nil {
 		at := &l.log.position

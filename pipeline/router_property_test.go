@@ -219,12 +219,14 @@ func (h blockSets) violation(engines blockSets, s *subject, counted harness.Metr
 		}
 	}
 	refused, expired := counted.By("kvcast_pipeline_blocks_refused_total", "worker"), counted.By("kvcast_pipeline_stale_blocks_removed_total", "worker")
+	evicted := counted.By("kvcast_pipeline_blocks_evicted_total", "worker") // of lower tiers
 	for p, blocks := range engines {
 		for hash := range blocks {
 			switch {
 			case h[p][hash]:
 			case !slices.Contains(s.incompleteRanks(p.worker), p.rank):
 				return fmt.Sprintf("no block %d of %+v, whose rank is not incomplete", hash, p)
+			case p.tier > kvcastv1.Tier_TIER_DEVICE && evicted[p.worker] > 0:
 			case refused[p.worker]+expired[p.worker] == 0:
 				return fmt.Sprintf("no block %d of %+v, none of which was left out", hash, p)
 			}

@@ -14,6 +14,8 @@ type table struct {
 	copies   map[uint64]copies.Count
 	children childCounts
 	attrs    attribute.Interner
+	// evictFrom is the cursor at which the search for old blocks continues.
+	evictFrom uint64
 }
 
 func newTable(bytes *budget.Budget) *table {
@@ -28,7 +30,7 @@ func (t *table) acquireAttributes(r *run) (slot uint32, ok bool) {
 
 // storeRun stores each block of a run with the attributes in a slot.
 func (t *table) storeRun(r *run, slot uint32) {
-	b := block{parent: r.parent, attr: slot, flags: t.blocks.currentGeneration()}
+	b := block{parent: r.parent, attr: slot, flags: t.blocks.currentGeneration() | flagRecent}
 	if r.hasParent {
 		b.flags |= flagParent
 	}
@@ -56,6 +58,7 @@ func (t *table) add(s *slot, b *block) {
 // storeAgain stores a block that the table has. op is the effect on its copies. A store with a tokens
 // hash (hashed) replaces the block's parent and attributes; a store without one only adds a copy.
 func (t *table) storeAgain(s *slot, b *block, op copies.Op, hashed bool) {
+	s.Value.flags |= flagRecent
 	if op != copies.AddNothing {
 		hash := s.Key()
 		c := t.copies[hash]

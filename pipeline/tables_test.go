@@ -1,6 +1,10 @@
 package pipeline
 
-import kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+import (
+	"fmt"
+
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
 
 // Place is a tier of a rank.
 type Place struct {
@@ -16,6 +20,7 @@ func (p *Pipeline) Tables() map[Place]map[uint64]bool {
 	all := make(map[Place]map[uint64]bool)
 	for name, l := range p.lanes {
 		l.mu.Lock()
+		l.checkLower()
 		for number, r := range l.ranks {
 			for tier, t := range r.tables {
 				if t == nil || t.blocks.len() == 0 {
@@ -30,3 +35,17 @@ func (p *Pipeline) Tables() map[Place]map[uint64]bool {
 	}
 	return all
 }
+
+// checkLower panics if the number of blocks in lower tiers is wrong. The lane must be locked.
+func (l *Lane) checkLower() {
+	n := 0
+	for _, r := range l.ranks {
+		n += r.lower()
+	}
+	if got := l.lower.Load(); got != int64(n) {
+		panic(fmt.Sprintf("blocks of %s in lower tiers: got %d, want %d", l.worker, got, n))
+	}
+}
+
+// LowerBlocks returns the number of blocks in lower tiers of all lanes.
+func (p *Pipeline) LowerBlocks() int64 { return p.holders.blocks.Load() }

@@ -5,6 +5,7 @@
 package budget
 
 import (
+	"math"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -50,7 +51,7 @@ func (b *Budget) Release(n int64) {
 }
 
 // Adjust adds n units, which may be negative, to those reserved, even beyond the limit. It is for
-// state that is recovered, whose units were reserved before.
+// state that is recovered, whose units were reserved before, and for units that are owed.
 func (b *Budget) Adjust(n int64) {
 	if b != nil {
 		b.used.Add(n)
@@ -59,6 +60,22 @@ func (b *Budget) Adjust(n int64) {
 
 // Full reports whether the limit is reached.
 func (b *Budget) Full() bool { return b != nil && b.limit > 0 && b.used.Load() >= b.limit }
+
+// Room returns how many units can be reserved: at least 0.
+func (b *Budget) Room() int64 {
+	if b == nil || b.limit <= 0 {
+		return math.MaxInt64
+	}
+	return max(0, b.limit-b.used.Load())
+}
+
+// Excess returns how many units are reserved beyond the limit: see Adjust.
+func (b *Budget) Excess() int64 {
+	if b == nil || b.limit <= 0 {
+		return 0
+	}
+	return max(0, b.used.Load()-b.limit)
+}
 
 // Used returns the number of reserved units.
 func (b *Budget) Used() int64 {

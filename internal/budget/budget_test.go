@@ -1,6 +1,7 @@
 package budget_test
 
 import (
+	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -95,5 +96,19 @@ kvcast_budget_used{resource="ranks"} 0
 `
 	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "kvcast_budget_used", "kvcast_budget_refused_total"); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestRoomAndExcess(t *testing.T) {
+	b := budget.New("blocks", 4)
+	for _, c := range []struct{ add, room, excess int64 }{{0, 4, 0}, {3, 1, 0}, {1, 0, 0}, {5, 0, 5}, {-6, 1, 0}} {
+		if b.Adjust(c.add); b.Room() != c.room || b.Excess() != c.excess {
+			t.Errorf("after %+d: room %d and excess %d, want %d and %d", c.add, b.Room(), b.Excess(), c.room, c.excess)
+		}
+	}
+	for _, none := range []*budget.Budget{nil, budget.New("none", 0)} {
+		if none.Adjust(9); none.Room() != math.MaxInt64 || none.Excess() != 0 {
+			t.Errorf("without a limit: room %d and excess %d", none.Room(), none.Excess())
+		}
 	}
 }

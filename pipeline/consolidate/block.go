@@ -154,7 +154,7 @@ func (t *Tracker) unreserve() {
 }
 
 // use uses the units of a new name, a new block, or both, and reports whether the budget has
-// them. It may remove a stale block to make room for a new block.
+// them, or evict reserves them. It may remove a stale block to make room for a new block.
 func (t *Tracker) use(newName, newBlock bool) bool {
 	units := int64(0)
 	if newName {
@@ -164,7 +164,8 @@ func (t *Tracker) use(newName, newBlock bool) bool {
 		units += unitsPerBlock
 	}
 	for t.reserved < units {
-		if t.check(t.budget.Reserve(units - t.reserved)) {
+		lack := units - t.reserved
+		if t.check(t.budget.Reserve(lack) || t.evict != nil && t.evict(lack)) {
 			t.reserved = units
 		} else if !newBlock || !t.removeStale() {
 			return false

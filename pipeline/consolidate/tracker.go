@@ -74,6 +74,8 @@ type Tracker struct {
 	// reserved units are not used yet.
 	budget   *budget.Budget
 	reserved int64
+	// evict reserves units that the budget does not have; nil if nothing can.
+	evict func(units int64) bool
 	// recorder records calls as those of a dp rank; nil if they are not recorded.
 	recorder *Recorder
 	rank     uint32
@@ -139,6 +141,10 @@ func New(sources, maxBlocks int, blocks, attributeBytes *budget.Budget, counts *
 		live:        make([]int, sources),
 	}
 }
+
+// SetEvict makes the tracker call evict for units that its budget does not have. evict reserves them, for instance by evicting
+// blocks of other workers, and reports whether it did.
+func (t *Tracker) SetEvict(evict func(units int64) bool) { t.evict = evict }
 
 // Len returns the number of blocks.
 func (t *Tracker) Len() int { return t.blocks.len() }
@@ -390,6 +396,6 @@ func (t *Tracker) reset() {
 	t.scopes.Reset()
 	empty := New(t.sources, t.maxBlocks, t.budget, nil, t.counts)
 	empty.changes, empty.removed, empty.scopes = t.changes, t.removed, t.scopes
-	empty.recorder, empty.rank, empty.checks = t.recorder, t.rank, t.checks
+	empty.recorder, empty.rank, empty.checks, empty.evict = t.recorder, t.rank, t.checks, t.evict
 	*t = *empty
 }

@@ -166,11 +166,12 @@ const (
 	Gap_REASON_AMBIGUOUS_PUBLISHER Gap_Reason = 5
 	// No batch was lost, but the engine reports more blocks than the server's limit per
 	// dp rank, or all engines together more than the total limit, and the rank has no
-	// blocks from before a Gap that could be removed. The server omits new blocks until
-	// other blocks are removed: the set lacks blocks, but has no wrong blocks. Sent at
-	// most once until the rank's next Cleared that names no tiers. If engines hold that
-	// many blocks, raise ingest.max_blocks_per_rank or ingest.max_blocks. Otherwise an
-	// engine reports stores without the removes.
+	// blocks from before a Gap that could be removed. The server has removed old blocks of
+	// the tiers named, which are lower than device memory, or omits new blocks until other
+	// blocks are removed: the set lacks blocks, but has no wrong blocks. Sent at most once
+	// for a tier until its next Cleared. If engines hold that many blocks, raise
+	// ingest.max_blocks_per_rank or ingest.max_blocks. Otherwise an engine reports stores
+	// without the removes.
 	Gap_REASON_TOO_MANY_BLOCKS Gap_Reason = 6
 	// The engine had published batches before the server first read it, and they could
 	// not be replayed. first_seq to last_seq is the known range of missing batches (both
@@ -843,6 +844,10 @@ func (x *Stored) GetTokenIds() []uint32 {
 // If a Gap has made a dp rank incomplete, and the rank then exceeds the server's limit
 // of blocks (ingest.max_blocks_per_rank), the server also removes blocks that were
 // stored before the Gap and not again after it. The engine may still hold these blocks.
+//
+// If a limit of blocks is reached (ingest.max_blocks_per_rank or ingest.max_blocks), the
+// server also removes blocks of lower tiers than device memory, which the engine still
+// holds, and reports them by a Gap with REASON_TOO_MANY_BLOCKS.
 type Removed struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The engine's hashes of the blocks. Blocks that are not in the set have no effect.

@@ -151,6 +151,7 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	}
 	s.newAdmin()
 	c.Pipeline.Blocks, c.Pipeline.AttributeBytes = budget.New("blocks", int64(c.MaxBlocks)), budget.New("attribute_bytes", c.MaxAttributeBytes)
+	c.Pipeline.Logger = log
 	c.Ingest.Metrics, c.Ingest.Logger, c.Ingest.Observer = s.registry, log, c.Server.Incidents
 	if err := c.Pipeline.Validate(); err != nil {
 		return nil, cli.UsageError{Err: err}

@@ -1,0 +1,59 @@
+package pipeline
+
+import (
+	"strings"
+	"time"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/pipeline/consolidate"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// limitLogInterval is the minimum time between two log lines of a worker about one limit, of one kind.
+const limitLogInterval = 10 * time.Second
+
+// limitEffect is what happens to blocks because of a limit.
+type limitEffect uint8
+
+const (
+	limitRefuses limitEffect = iota
+	limitEvicts
+	numLimitEffects
+)
+
+// limitLog has the times from which a line of each kind may be logged again.
+type limitLog [numLimitEffects][consolidate.NumRefusals]time.Time
+
+// logLimit logs that blocks of a rank's tiers were refused or evicted because of a limit.
+func (l *Lane) logLimit(effect limitEffect, why consolidate.Refusal, rank uint32, tiers wire.Tiers, blocks int) {
+	next := &l.limitLog[effect][why]
+	now := time.Now()
+	if l.cfg.Logger == nil || now.Before(*next) {
+		return
+	}
+	*next = now.Add(limitLogInterval)
+	limit, value := "ingest.max_blocks_per_rank", int64(l.cfg.MaxBlocksPerRank)
+	switch why {
+	case consolidate.RefusedTotal:
+		limit, value = "ingest.max_blocks", l.cfg.Blocks.Limit()
+	case consolidate.RefusedAttributes:
+		limit, value = "ingest.max_attribute_bytes", l.attributes.Limit()
+	default:
+	}
+	msg, hint := "blocks refused", "raise the limit; or does the engine report stores without the removes?"
+	if effect == limitEvicts {
+		msg, hint = "blocks of a lower tier evicted", "raise the limit, unless the tier is one that the engine never removes blocks from"
+	}
+	l.cfg.Logger.Warn(msg, "worker", l.worker, "rank", rank, "tiers", tierNames(tiers), "blocks", blocks, "limit", limit, "value", value, "hint", hint)
+}
+
+// tierNames returns the names of tiers, such as device+disk.
+func tierNames(tiers wire.Tiers) string {
+	var names []string
+	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
+		if tiers.Has(tier) {
+			names = append(names, strings.ToLower(strings.TrimPrefix(kvcastv1.Tier(tier).String(), "TIER_")))
+		}
+	}
+	return strings.Join(names, "+")
+}
