@@ -207,6 +207,7 @@ func (w *world) appendKey(b []byte) []byte {
 func sized(l limits) limits {
 	if !testclass.Full() {
 		l.batches--
+		l.others -= min(l.others, 1)
 	}
 	return l
 }

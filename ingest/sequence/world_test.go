@@ -550,7 +550,7 @@ func (w *world) check() string {
 		return "the replay socket of another engine is taken for this one's"
 	case v.blocks != want && !v.reported && !v.unproved:
 		return fmt.Sprintf("blocks %b, want %b, and nothing is reported", v.blocks, want)
-	case v.blocks[w.incarnation] != 0 && v.blocks != only(w.incarnation, v.blocks[w.incarnation]) && !v.doubted && !v.conflict && !(w.foreign && v.unproved):
+	case v.blocks[w.incarnation] != 0 && v.blocks != only(w.incarnation, v.blocks[w.incarnation]) && !v.doubted && !v.conflict && (!w.foreign || !v.unproved):
 		return "a restart is neither detected nor reported as possible"
 	case v.reported && !v.aborted && (w.replay || w.resumes) && w.lossless:
 		return "a loss is reported that could have been repaired"

@@ -40,6 +40,7 @@ func TestTrustTableIsDocumented(t *testing.T) {
 			r.tiers = "none"
 		case wire.EffectUpperBound:
 			r.tiers = "all"
+		case wire.EffectSkipped, wire.EffectBlockSize, wire.EffectUnknownContent:
 		}
 		if r.trust == "" || r.tiers == "" {
 			t.Errorf("%s: effect %d or tiers %b have no words", reason, reason.Effect(), reason.Tiers())

@@ -100,7 +100,7 @@ func (c *Checkpoints) info(ctx context.Context, subject string) (*jetstream.Obje
 	var info jetstream.ObjectInfo
 	if err := json.Unmarshal(m.Data, &info); err != nil {
 		// The error can repeat the text, which anything can have stored.
-		return nil, m.Sequence, fmt.Errorf("invalid description: %.200q", err)
+		return nil, m.Sequence, fmt.Errorf("invalid description: %.200q", err.Error())
 	}
 	return &info, m.Sequence, nil
 }

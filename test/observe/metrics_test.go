@@ -144,6 +144,9 @@ func TestMetricsOfBusyServersAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, source := range []*simulator.Publisher{engine, offload} {
+		if err := source.WaitReplays(harness.Context(t), 1); err != nil { // batches from replays have no delay
+			t.Fatal(err)
+		}
 		if _, err := source.Publish(enginetest.Stored(1), wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{1}, Medium: "unheard of"}); err != nil {
 			t.Fatal(err)
 		}
@@ -218,6 +221,9 @@ func TestMetricsOfAWorkerDisappearWithIt(t *testing.T) {
 			{Connect: engine.Endpoint(), Replay: engine.ReplayEndpoint()}, {Engine: "kvbm", Connect: offload.Endpoint()},
 		},
 	}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := engine.WaitReplays(harness.Context(t), 1); err != nil { // batches from replays have no delay
 		t.Fatal(err)
 	}
 	if _, err := engine.Publish(enginetest.Stored(1), wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{1}, Medium: "unheard of"}); err != nil {

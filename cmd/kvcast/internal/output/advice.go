@@ -161,6 +161,8 @@ func ReplayState(s *kvcastv1.SourceStatus) string {
 		return "-"
 	case kvcastv1.ReplayState_REPLAY_STATE_UNANSWERED:
 		return "does not answer"
+	case kvcastv1.ReplayState_REPLAY_STATE_FOREIGN:
+		return "another engine's"
 	default:
 		return strings.ReplaceAll(EnumName(s.GetReplayState(), "REPLAY_STATE_"), "_", " ")
 	}

@@ -78,7 +78,7 @@ func TestReplayStatesHaveWords(t *testing.T) {
 	for state := range kvcastv1.ReplayState(len(kvcastv1.ReplayState_name)) {
 		got = append(got, output.ReplayState(&kvcastv1.SourceStatus{ReplayState: state}))
 	}
-	if diff := cmp.Diff([]string{"-", "none", "never answered", "answers", "does not answer"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"-", "none", "never answered", "answers", "does not answer", "another engine's"}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
