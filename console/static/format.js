@@ -76,6 +76,8 @@ export const reasons = {
   DEGRADED_REASON_EVENTS_SKIPPED: ['events skipped', 'Events were unknown, malformed or contradictory: blocks may be missing, and known ones may be gone.'],
   DEGRADED_REASON_BLOCK_SIZE_MISMATCH: ['block size mismatch', 'The engine’s blocks have another size than the worker’s, and are skipped. Set the worker’s block_size to the engine’s.'],
   DEGRADED_REASON_UNKNOWN_CONTENT: ['unknown content', 'The content of some blocks is unknown: no prompt matches them.'],
+  DEGRADED_REASON_REPLAY_UNPROVED: ['replay unproved', 'The engine has published nothing since its replay was read: the replay socket may be another engine’s.'],
+  DEGRADED_REASON_REPLAY_FOREIGN: ['replay foreign', 'The replay socket belongs to another engine: blocks are missing. Set the worker’s replay to that of its own engine.'],
   DEGRADED_REASON_TIER_NOT_CLEARED: ['tier not cleared', 'The engine cleared its device memory, and perhaps this tier: its blocks may be gone.'],
 };
 
