@@ -207,6 +207,10 @@ func (r *running) start(ctx context.Context, w *connectedWorker) {
 	}
 	r.group.Go(func() {
 		defer close(w.done)
+		<-ctx.Done()
+		w.mu.Lock()
+		w.ending = true // the publishers' timers start no goroutine while the group is waited for
+		w.mu.Unlock()
 		group.Wait()
 		w.close()
 		stop()

@@ -212,7 +212,7 @@ func (p *publisher) tick() {
 	p.worker.mu.Lock()
 	defer p.worker.mu.Unlock()
 	p.timerAt = time.Time{}
-	if p.worker.inStream() {
+	if p.worker.inStream() && !p.worker.ending {
 		now := time.Now()
 		p.apply(now, p.machine.Tick(now, p.worker.connected()))
 	}

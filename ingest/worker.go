@@ -29,8 +29,8 @@ type worker struct {
 	mu sync.Mutex
 	// lane is nil while the worker is not in the stream.
 	lane feed.Lane
-	// closed reports whether reading has ended.
-	closed bool
+	// closed reports whether reading has ended, ending whether it is about to.
+	closed, ending bool
 	// hasConnected reports whether there was a connection since the worker is in the stream.
 	hasConnected bool
 	publishers   []*publisher
