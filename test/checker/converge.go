@@ -99,7 +99,8 @@ func (c *Checker) recordLosses(e *kvcastv1.Entry) {
 			c.reported[rankKey{e.GetWorker(), ev.GetDpRank()}]++
 		default:
 		}
-		if ev.GetGap() != nil {
+		// A replay socket that may be another engine's is no loss.
+		if g := ev.GetGap(); g != nil && g.GetReason() != kvcastv1.Gap_REASON_REPLAY_UNPROVED {
 			c.reported[rankKey{e.GetWorker(), ev.GetDpRank()}]++
 		}
 	}

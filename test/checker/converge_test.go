@@ -97,6 +97,9 @@ func TestReported(t *testing.T) {
 	wantProperty(t, withBlocks(t).Reported("a", 0), checker.Reported)
 	wantProperty(t, withBlocks(t, gap(0, 0)).Reported("a", 0), "")
 	wantProperty(t, withBlocks(t, gap(0, 0)).Reported("a", 1), checker.Reported)
+	unproved := gap(0, 0)
+	unproved.Event = &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_REPLAY_UNPROVED}}
+	wantProperty(t, withBlocks(t, unproved).Reported("a", 0), checker.Reported)
 	wantProperty(t, withBlocks(t, clearAll(0, 0, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)).Reported("a", 0), "")
 	wantProperty(t, withBlocks(t, clearAll(0, 0, kvcastv1.Cleared_REASON_ENGINE_CLEARED)).Reported("a", 0), checker.Reported)
 }
