@@ -70,7 +70,7 @@ func newLivePublisher(t *testing.T, kvEvents string, connects bool) (p *livePubl
 	}}
 	if connects {
 		p.args = append(p.args, "--connect", "--topic", "kv@w@m")
-		flags = []string{"--bind", fmt.Sprintf("tcp://127.0.0.1:%d,replay_port=%d", port, replay)}
+		flags = []string{"--bind", fmt.Sprintf("tcp://127.0.0.1:%d,engine=sglang,replay_port=%d", port, replay)}
 	} else {
 		flags = []string{"--worker", fmt.Sprintf(
 			"name=w,model=m,engine=sglang,dp_size=%d,connect=tcp://127.0.0.1:%d,replay=tcp://127.0.0.1:%d", liveRanks, port, replay)}

@@ -169,7 +169,7 @@ func (h *history) play() error {
 	if err == nil {
 		cancel(nil)
 		if err = h.Process.Stop(); err != nil && !strings.Contains(err.Error(), "did not exit") {
-			err = errEnded
+			err = fmt.Errorf("%w: %w", errEnded, err)
 		}
 	}
 	select {
@@ -244,7 +244,7 @@ func enumerate(t *testing.T, flags ...string) map[class]int {
 	h := newHistory(t, point{}, flags...)
 	for range 2 {
 		if err := h.play(); err != nil {
-			t.Fatal(err)
+			t.Fatalf("%v\n%s", err, strings.Join(h.Process.Log(), "\n"))
 		}
 		h.ops.next()
 	}

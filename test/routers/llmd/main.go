@@ -47,6 +47,8 @@ func run(ctx context.Context) error {
 		return err
 	}
 	cfg := kvevents.DefaultConfig()
+	// In version 0.9.0, the index can lose a block that one goroutine stores while another removes it for another pod.
+	cfg.Concurrency = 1
 	pool := kvevents.NewPool(cfg, index, tokens, engineadapter.NewVLLMAdapter())
 	pool.Start(ctx)
 	subscribers := kvevents.NewSubscriberManager(pool)
