@@ -10,6 +10,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 func TestMatchCommand(t *testing.T) {
@@ -75,12 +76,18 @@ func TestMatchReportsThatASourceIsDown(t *testing.T) {
 	s := serve(t, "--worker", "name=w,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint()+",endpoint=10.0.0.5:8000")
 	match := func() string { return kvcast(t, nil, "match", "--addr", s.addr(), "--tokens", "1,2").out }
 	s.metric(`kvcast_ingest_batches_total{worker="w"} 1`)
-	if got := match(); !strings.Contains(got, " 10.0.0.5:8000 ") || !strings.HasSuffix(got, " exact\n") {
-		t.Errorf("got %q", got)
+	if got := match(); !strings.HasSuffix(got, " degraded: replay_unproved\n") {
+		t.Errorf("after a replay: got %q", got)
 	}
+	publish(t, p)
+	await := func(want string) {
+		t.Helper()
+		re := regexp.MustCompile(want)
+		harness.WaitFor(t, func() bool { return re.MatchString(match()) })
+	}
+	await(` 10\.0\.0\.5:8000 .* exact\n$`)
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for !regexp.MustCompile(`degraded: source_down \d+s\n$`).MatchString(match()) { // until kvcast has noticed
-	}
+	await(`degraded: source_down \d+s\n$`)
 }

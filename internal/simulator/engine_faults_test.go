@@ -313,6 +313,23 @@ func TestPauseWaitsForTheEndOfFaults(t *testing.T) {
 	}
 }
 
+func TestPublishPausesAfterItsBatches(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t, simulator.Config{Pool: blockpool.Config{Capacity: 64}, Rate: 1e5})
+	run(t, e)
+	before, err := e.Pause(withTimeout(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []uint64{1, 0, 20, 1} {
+		after, err := e.Publish(withTimeout(t), n)
+		if err != nil || after.Batches != before.Batches+n {
+			t.Errorf("published %d batches (%v), want %d", after.Batches-before.Batches, err, n)
+		}
+		before = after
+	}
+}
+
 func TestPauseIsWithdrawnWhenItsContextEnds(t *testing.T) {
 	t.Parallel()
 	cfg := faulty(0, nil)

@@ -18,6 +18,7 @@ type Snapshot struct {
 
 // pause is a requested pause.
 type pause struct {
+	from    uint64        // number of batches before which the engine does not pause
 	reached chan struct{} // closed when the engine is paused
 }
 
@@ -43,10 +44,24 @@ func (e *Engine) Snapshot() Snapshot {
 func (e *Engine) Pause(ctx context.Context) (Snapshot, error) {
 	e.mu.Lock()
 	if e.pause == nil {
-		e.pause = &pause{make(chan struct{})}
+		e.pause = &pause{reached: make(chan struct{})}
 	}
 	reached := e.pause.reached
 	e.mu.Unlock()
+	return e.paused(ctx, reached)
+}
+
+// Publish ends a pause, and pauses again at the next quiet point after some batches, as Pause does.
+func (e *Engine) Publish(ctx context.Context, batches uint64) (Snapshot, error) {
+	reached := make(chan struct{})
+	e.mu.Lock()
+	e.pause = &pause{e.summary.Batches + batches, reached}
+	e.mu.Unlock()
+	return e.paused(ctx, reached)
+}
+
+// paused waits for a pause that was requested.
+func (e *Engine) paused(ctx context.Context, reached <-chan struct{}) (Snapshot, error) {
 	e.feed.wake()
 	select {
 	case <-reached:
@@ -71,9 +86,9 @@ func (e *Engine) serveWhilePaused(ctx context.Context) {
 	var reached *pause
 	for ctx.Err() == nil {
 		e.mu.Lock()
-		requested := e.pause
+		requested, batches := e.pause, e.summary.Batches
 		e.mu.Unlock()
-		if requested == nil || !e.isQuiet() {
+		if requested == nil || batches < requested.from || !e.isQuiet() {
 			return
 		}
 		if requested != reached {

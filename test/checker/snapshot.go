@@ -115,7 +115,9 @@ func (c *Checker) snapshotWorker(sw *kvcastv1.SnapshotWorker) error {
 		}
 	}
 	for _, rank := range sw.GetIncompleteRanks() {
-		c.reported[rankKey{name, rank}]++
+		if c.view.Incomplete(name, rank) {
+			c.reported[rankKey{name, rank}]++
+		}
 	}
 	c.snap.worker = name
 	clear(c.snap.missingParents)

@@ -5,7 +5,9 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync"
 	"testing"
 
 	"github.com/kvcast/kvcast/client"
@@ -109,29 +111,31 @@ func (f *Fleet) PauseAndWantViews(routers ...*Router) {
 // Publish makes each engine publish some batches, and returns what they hold then. They are paused before and after it.
 func (f *Fleet) Publish(batches uint64) map[string]client.BlocksDigest {
 	f.t.Helper()
-	var targets []uint64
-	for _, e := range f.engines {
-		targets = append(targets, e.Summary().Batches+batches)
-	}
-	f.Resume()
-	for i, e := range f.engines {
-		harness.WaitFor(f.t, func() bool { return e.Summary().Batches >= targets[i] })
-	}
-	return f.Pause()
+	return f.pause(func(ctx context.Context, e Engine) (simulator.Snapshot, error) { return e.Engine.Publish(ctx, batches) })
 }
 
 // Pause pauses the engines, and returns what they hold.
 func (f *Fleet) Pause() map[string]client.BlocksDigest {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), harness.Timeout)
-	defer cancel()
+	return f.pause(func(ctx context.Context, e Engine) (simulator.Snapshot, error) { return e.Engine.Pause(ctx) })
+}
+
+// pause calls a function that pauses an engine for all engines at a time, and returns what they hold.
+func (f *Fleet) pause(call func(context.Context, Engine) (simulator.Snapshot, error)) map[string]client.BlocksDigest {
+	f.t.Helper()
+	ctx := harness.Context(f.t)
+	snapshots, errs := make([]simulator.Snapshot, len(f.engines)), make([]error, len(f.engines))
+	var wg sync.WaitGroup
+	for i, e := range f.engines {
+		wg.Go(func() { snapshots[i], errs[i] = call(ctx, e) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		f.t.Fatal(err)
+	}
 	states := make(map[string]client.BlocksDigest)
-	for _, e := range f.engines {
-		s, err := e.Pause(ctx)
-		if err != nil {
-			f.t.Fatal(err)
-		}
-		states[e.Worker] = client.BlocksDigest{Blocks: uint64(len(s.Blocks)), XOR: s.Digest}
+	for i, e := range f.engines {
+		states[e.Worker] = client.BlocksDigest{Blocks: uint64(len(snapshots[i].Blocks)), XOR: snapshots[i].Digest}
 	}
 	return states
 }

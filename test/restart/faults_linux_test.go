@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -30,8 +31,7 @@ var faultPoints = flag.Int("faults", testclass.Size(4, 1000), "number of operati
 const (
 	faultEngines = 2
 	// faultRate is the rate of each engine, in batches a second, while it publishes turnBatches. Then the router receives
-	// them. So what the router lacks is never more than the server keeps, however slow that is: engines publish at most
-	// what was due in a second at once.
+	// them. So what the router lacks is never more than the server keeps, however slow that is.
 	faultRate, turnBatches = 100, 15
 	// faultPool and faultPrompts are the size of an engine's pool and the least length of a prompt, in blocks: few entries
 	// fill the journal.
@@ -363,9 +363,14 @@ func crashMachine(t *testing.T, interval string, continues bool) {
 	var mu sync.Mutex
 	synced := make(map[string]int64) // sizes
 	h.fs.OnOp(func(op faultfs.Op) faultfs.Fault {
-		if info, err := os.Stat(filepath.Join(h.fs.Files(), op.Path)); err == nil && op.Kind == faultfs.Fsync {
-			mu.Lock()
-			defer mu.Unlock()
+		mu.Lock()
+		defer mu.Unlock()
+		switch info, err := os.Stat(filepath.Join(h.fs.Files(), op.Path)); {
+		case op.Kind == faultfs.Rename && continues:
+			synced[op.Path] = math.MaxInt64 // nats-server has written the file with O_SYNC
+		case op.Kind == faultfs.Rename:
+			delete(synced, op.Path)
+		case op.Kind == faultfs.Fsync && err == nil:
 			synced[op.Path] = info.Size()
 		}
 		return faultfs.Fault{}
@@ -399,9 +404,10 @@ func crashMachine(t *testing.T, interval string, continues bool) {
 			t.Fatal(err)
 		}
 		mu.Lock()
-		lost += info.Size() - synced[path]
-		err = os.Truncate(name, synced[path])
+		kept := min(info.Size(), synced[path])
 		mu.Unlock()
+		lost += info.Size() - kept
+		err = os.Truncate(name, kept)
 		if err != nil {
 			t.Fatal(err)
 		}
