@@ -146,6 +146,8 @@ const (
 	GapReplayUnproved GapReason = 14
 	// GapReplayForeign: the replay socket is another publisher's. All blocks were discarded before.
 	GapReplayForeign GapReason = 15
+	// GapCopiesUnsure: the engine announces blocks that it reuses, so that its copies cannot be counted.
+	GapCopiesUnsure GapReason = 16
 )
 
 var gapReasonNames = [...]string{
@@ -161,6 +163,7 @@ var gapReasonNames = [...]string{
 	GapTierNotCleared:     "tier_not_cleared",
 	GapReplayUnproved:     "replay_unproved",
 	GapReplayForeign:      "replay_foreign",
+	GapCopiesUnsure:       "copies_unsure",
 }
 
 // String returns the reason's name, which is also its metric label.

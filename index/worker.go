@@ -178,6 +178,8 @@ func gapReason(g kvcastv1.Gap_Reason) kvcastv1.DegradedReason {
 		return kvcastv1.DegradedReason_DEGRADED_REASON_REPLAY_UNPROVED
 	case kvcastv1.Gap_REASON_REPLAY_FOREIGN:
 		return kvcastv1.DegradedReason_DEGRADED_REASON_REPLAY_FOREIGN
+	case kvcastv1.Gap_REASON_COPIES_UNSURE:
+		return kvcastv1.DegradedReason_DEGRADED_REASON_COPIES_UNSURE
 	default: // also a reason of a later version
 		return kvcastv1.DegradedReason_DEGRADED_REASON_GAP
 	}

@@ -389,7 +389,9 @@ func (l *Lane) rankSourcesState(rank uint32) *statev1.RankSources {
 }
 
 func announcementsState(v copies.Verdict) *statev1.Announcements {
-	return &statev1.Announcements{DpRank: v.Rank, Source: uint32(v.Source), Count: uint32(v.Announcements)}
+	return &statev1.Announcements{
+		DpRank: v.Rank, Source: uint32(v.Source), Count: v.Announcements, Loads: v.Announcements - v.Certain, Branches: v.Branches,
+	}
 }
 
 // state returns the state of a run that is not empty.

@@ -98,9 +98,9 @@ func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 	case e.Kind == wire.KindRemoved && l.consolidation == passthrough:
 		l.remove(b, e)
 	case e.Kind == wire.KindRemoved:
-		announces := l.announces(b, e)
+		detected := l.removeOp(b, e)
 		for i, hash := range e.BlockHashes {
-			s.tracker.Remove(b.Source, hash, copies.RemoveOp(b.CopyRule, e, i, announces))
+			s.tracker.Remove(b.Source, hash, copies.RemoveOp(b.CopyRule, e, i, detected))
 		}
 		l.emitChanges(b, s.tracker, nil)
 	}

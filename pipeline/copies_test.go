@@ -3,6 +3,7 @@ package pipeline_test
 import (
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -47,6 +48,11 @@ func TestCopies(t *testing.T) {
 	announces := detected(batch(store(1, 2), after(2, store(4)), remove(4)))
 	// opened opens the gate of an engine, and stores 1, 2 and 3.
 	opened := []call{detected(prompt), announces, announces, announces}
+	// loads stores 1 and 2 again, which host memory has, and another child of 2.
+	loads := detected(batch(store(1, 2), after(2, store(4)), remove(4)))
+	offloads := detected(batch(store(1, 2), host(store(1, 2)), after(2, store(3))))
+	// branches stores another child of 2 without an announcement.
+	branches := detected(batch(after(2, store(5)), remove(5)))
 	last := func(e ...wire.Event) call { return byRule(feed.CopyRuleAnnouncedLast, batch(e...)) }
 	tests := map[string]struct {
 		before []call
@@ -130,6 +136,29 @@ func TestCopies(t *testing.T) {
 		"after a gap children are known": {
 			before: opened, calls: []call{gap(0), detected(batch(store(1, 2))), detected(batch(remove(2)))}, want: []uint64{1, 2, 3},
 		},
+		"offload: loads of branches are copies": {
+			calls: []call{offloads, branches, loads, loads, loads, detected(batch(remove(2, 2, 2)))}, want: []uint64{1, 2, 3},
+		},
+		"offload: loads without branches are announcements": {
+			calls: []call{offloads, loads, loads, loads, detected(batch(remove(3, 2)))}, want: []uint64{1},
+		},
+		"offload: an announced block leaves before its child": {
+			calls: []call{offloads, loads, loads, loads, detected(batch(remove(2)))}, want: []uint64{1, 3},
+		},
+		"offload: a block that is not offloaded is announced": {
+			calls: []call{offloads, branches, detected(batch(host(remove(1)))), loads, loads, loads, detected(batch(remove(3, 2)))}, want: []uint64{1},
+		},
+		"offload: the child of an announcement is no branch": {
+			calls: []call{offloads, loads, loads, detected(batch(store(1, 2), after(2, store(6)))), detected(batch(remove(6, 3, 2)))}, want: []uint64{1},
+		},
+		"offload: a block of host memory is no branch": {
+			calls: []call{
+				offloads, detected(batch(after(2, host(store(7))), after(2, store(7)), remove(7), host(remove(7)))), loads, loads, loads, detected(batch(remove(3, 2))),
+			}, want: []uint64{1},
+		},
+		"offload: after a branch a block stays as long as a child does": {
+			calls: []call{offloads, loads, loads, loads, branches, detected(batch(remove(2)))}, want: []uint64{1, 2, 3},
+		},
 		"announced last: one remove takes all copies away": {
 			calls: []call{last(store(1)), last(store(1)), last(after(9, store(1))), last(remove(1))},
 		},
@@ -158,7 +187,11 @@ func TestCopies(t *testing.T) {
 		},
 	}
 	for name, test := range tests {
+		offload := strings.HasPrefix(name, "offload:")
 		for _, mode := range []feed.Consolidate{"", feed.ConsolidatePassthrough, feed.ConsolidateDedup} {
+			if offload && mode == feed.ConsolidateDedup {
+				continue // trackers do not tell tiers apart
+			}
 			t.Run(name+"/"+string(mode), func(t *testing.T) {
 				s, err := newSubject(pipeline.Config{})
 				if err != nil {
@@ -178,7 +211,9 @@ func TestCopies(t *testing.T) {
 				if blocks == nil {
 					blocks = make(map[uint64]bool)
 				}
-				maps.Copy(blocks, r.blocksIn(wire.TierHostPinned))
+				if !offload {
+					maps.Copy(blocks, r.blocksIn(wire.TierHostPinned))
+				}
 				if diff := cmp.Diff(test.want, slices.Sorted(maps.Keys(blocks))); diff != "" {
 					t.Errorf("blocks (-want +got):\n%s", diff)
 				}

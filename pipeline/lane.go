@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,6 +60,7 @@ type Lane struct {
 	// event is reused by emitChanges.
 	event         wire.Event
 	announcements copies.Detector
+	engineBlocks  engineBlocks
 }
 
 // rankState is the state of one dp rank: an engine with its own cache.
@@ -117,6 +119,9 @@ func (l *Lane) Batch(b *feed.Batch) {
 	l.deferFlush()
 	if b.Proved {
 		l.resolveUnproved(b)
+	}
+	if b.CopyRule == feed.CopyRuleDetected && l.announcements.Announces(b.Rank, b.Source) {
+		l.reportDoubt(b.Rank, b.Source, feed.Doubt{Reason: feed.GapCopiesUnsure, Tiers: 1 << wire.TierDevice})
 	}
 	l.reportDoubts(b)
 	l.payOwed()
@@ -295,14 +300,14 @@ func (l *Lane) remove(b *feed.Batch, e *wire.Event) {
 		l.extendRun(b, &key, e, false, copies.Remove)
 		return
 	}
-	announces := l.announces(b, e)
+	detected := l.removeOp(b, e)
 	if e.Rare == nil {
-		l.extendRun(b, &key, e, false, copies.RemoveOp(b.CopyRule, e, 0, announces))
+		l.extendRun(b, &key, e, false, copies.RemoveOp(b.CopyRule, e, 0, detected))
 		return
 	}
 	for i := range e.BlockHashes { // the operations may differ
 		one := wire.Event{BlockHashes: e.BlockHashes[i : i+1]}
-		l.extendRun(b, &key, &one, false, copies.RemoveOp(b.CopyRule, e, i, announces))
+		l.extendRun(b, &key, &one, false, copies.RemoveOp(b.CopyRule, e, i, detected))
 	}
 }
 
@@ -344,32 +349,72 @@ func (l *Lane) room() int {
 // announcements examine the store. No run may be pending if the store is rooted.
 func (l *Lane) storeOp(b *feed.Batch, e *wire.Event, rooted bool) copies.Op {
 	if copies.Detects(b.CopyRule, e) {
-		allPresent := func() bool { return l.hasAll(b, e) }
-		if l.announcements.Store(b.Rank, b.Source, e, rooted, allPresent) {
+		l.engineBlocks = engineBlocks{l, b}
+		if l.announcements.Store(b.Rank, b.Source, e, rooted, l.usesLowerTiers(b.Rank), &l.engineBlocks) {
 			l.countChildren(b, e.Tier)
 		}
 	}
 	return copies.StoreOp(b.CopyRule, e, rooted)
 }
 
-// announces reports whether a remove is by an engine that announces blocks, and the children
-// of all its blocks are counted.
-func (l *Lane) announces(b *feed.Batch, e *wire.Event) bool {
-	return copies.Detects(b.CopyRule, e) && l.announcements.Announces(b.Rank, b.Source) && l.countChildren(b, e.Tier)
+// removeOp returns the effect of a remove, unless the event or the source's rule says otherwise.
+func (l *Lane) removeOp(b *feed.Batch, e *wire.Event) copies.Op {
+	switch {
+	case !copies.Detects(b.CopyRule, e) || !l.announcements.Announces(b.Rank, b.Source):
+		return copies.Remove
+	case l.usesLowerTiers(b.Rank) && !l.announcements.Branches(b.Rank, b.Source):
+		return copies.RemoveCopy
+	case l.countChildren(b, e.Tier):
+		return copies.RemoveAnnounced
+	default:
+		return copies.Remove
+	}
 }
 
-// hasAll reports whether a source already has all blocks of a store.
-func (l *Lane) hasAll(b *feed.Batch, e *wire.Event) bool {
-	t, tr := l.rank(b.Rank).tables[e.Tier], l.tracker(b.Rank)
+// usesLowerTiers reports whether blocks of a rank have been stored in tiers below device memory. Trackers do not tell tiers
+// apart.
+func (l *Lane) usesLowerTiers(rank uint32) bool {
+	return l.consolidation != dedup && l.rank(rank).used&wire.LowerTiers != 0
+}
+
+// engineBlocks are the blocks of the engine that a batch is from.
+type engineBlocks struct {
+	lane  *Lane
+	batch *feed.Batch
+}
+
+var _ copies.Blocks = (*engineBlocks)(nil)
+
+func (s *engineBlocks) HasAll(e *wire.Event) bool {
+	t, tr := s.lane.rank(s.batch.Rank).tables[e.Tier], s.lane.tracker(s.batch.Rank)
 	for _, hash := range e.BlockHashes {
 		switch {
-		case tr != nil && tr.Has(b.Source, hash):
+		case tr != nil && tr.Has(s.batch.Source, hash):
 		case tr == nil && t != nil && t.has(hash):
 		default:
 			return false
 		}
 	}
 	return true
+}
+
+func (s *engineBlocks) LowerHasAll(e *wire.Event) bool {
+	lower := s.lane.rank(s.batch.Rank).tables[wire.TierDevice+1:]
+	for _, hash := range e.BlockHashes {
+		if !slices.ContainsFunc(lower, func(t *table) bool { return t != nil && t.has(hash) }) {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *engineBlocks) HasChild(block uint64) bool {
+	t := s.lane.rank(s.batch.Rank).tables[wire.TierDevice]
+	if t == nil || !t.children.complete {
+		return false
+	}
+	b := t.blocks.find(block)
+	return b != nil && b.Value.flags&flagChildren != 0
 }
 
 // countChildren starts or continues counting the children of a source's blocks, and reports whether

@@ -24,13 +24,14 @@ type modelStoreOp int
 const (
 	modelCopy modelStoreOp = iota
 	modelUnsure
-	modelReuse
+	modelReused
 )
 
 // modelRemoveOp describes a remove.
 type modelRemoveOp struct {
-	// gateOpen reports whether the rank's announcements are recognized.
-	gateOpen bool
+	// gateOpen reports whether the rank's announcements are recognized; certain, whether all unsure stores are taken for
+	// announcements then.
+	gateOpen, certain bool
 	// last reports whether the remove is of all copies.
 	last bool
 	// remaining is the engine's number of remaining copies; nil if it is not given.
@@ -44,7 +45,7 @@ func (c *modelCopies) store(op modelStoreOp) {
 		c.copies++
 	case modelUnsure:
 		c.unsure++
-	case modelReuse:
+	case modelReused:
 	}
 }
 
@@ -57,7 +58,7 @@ func (c *modelCopies) remove(op modelRemoveOp, hasChild bool) (gone bool) {
 		c.copies = 0
 	case c.copies > 1:
 		c.copies--
-	case c.unsure > 0 && (!op.gateOpen || hasChild):
+	case c.unsure > 0 && (!op.gateOpen || hasChild && !op.certain):
 		c.unsure--
 	default:
 		c.copies = 0
@@ -75,32 +76,84 @@ type modelEngine struct {
 // stored.
 type modelCandidate struct {
 	last uint64
+	// loaded reports whether all blocks are in lower tiers as well.
+	loaded bool
+}
+
+// modelReuses is what tells an engine that announces reused blocks from one that loads blocks from lower tiers.
+type modelReuses struct {
+	// repeats are stores that continue the last store of their group in the same batch, which was a root store of at least two
+	// blocks that were all already stored; original are those with a block that was in no lower tier.
+	repeats, original int
+	// branches are stores after a block with another child that no root store has just announced, of blocks that no lower
+	// tier had.
+	branches int
+	open     bool
+}
+
+// inLower reports whether all blocks of an event are in some lower tier.
+func (mw *modelWorker) inLower(rank uint32, e wire.Event) bool {
+	for _, h := range e.BlockHashes {
+		found := false
+		for tier := wire.TierDevice + 1; tier < wire.NumTiers; tier++ {
+			found = found || mw.blocks[modelBlock{rank, tier, h}] != nil
+		}
+		if !found {
+			return false
+		}
+	}
+	return true
+}
+
+// usesLower reports whether lower tiers of a rank have been used; unknown with trackers, which do not tell tiers apart.
+func (mw *modelWorker) usesLower(rank uint32) bool {
+	for at, used := range mw.usedTiers {
+		if at.rank == rank && at.tier > wire.TierDevice && used {
+			return mw.mode != feed.ConsolidateDedup
+		}
+	}
+	return false
 }
 
 // sawStore returns the effect of a store on blocks that are already stored. It also detects
-// an engine that announces reused blocks: the store continues the last store of its group in
-// this batch, which was a root store of at least two blocks that were all already stored.
+// an engine that announces reused blocks.
 func (mw *modelWorker) sawStore(b feed.Batch, e wire.Event, rooted bool, has func(hash uint64) bool) modelStoreOp {
 	if b.CopyRule == feed.CopyRuleDetected && e.Tier == wire.TierDevice {
 		group := e.GroupIdx
 		if !e.HasGroupIdx {
 			group = -1
 		}
-		if c, ok := mw.candidates[group]; ok && !rooted && e.Parent == c.last {
-			mw.announcements[modelEngine{b.Rank, b.Source}]++
+		reuse := mw.announcements[modelEngine{b.Rank, b.Source}]
+		if c, ok := mw.candidates[group]; ok && !rooted && e.Parent == c.last && (!reuse.open || mw.usesLower(b.Rank)) {
+			reuse.repeats++
+			if !c.loaded {
+				reuse.original++
+			}
+			reuse.open = reuse.open || reuse.original >= 3 || reuse.repeats >= 3 && 4*reuse.branches <= reuse.repeats
 		}
+		if parent := (modelBlock{b.Rank, wire.TierDevice, e.Parent}); !rooted && mw.usesLower(b.Rank) && len(e.BlockHashes) > 0 &&
+			mw.blocks[parent] != nil && mw.hasChild(parent) && (mw.root == nil || *mw.root != e.Parent) && !mw.inLower(b.Rank, e) {
+			reuse.branches++
+		}
+		if n := len(e.BlockHashes); n > 0 {
+			mw.root = nil
+			if rooted {
+				mw.root = &e.BlockHashes[n-1]
+			}
+		}
+		mw.announcements[modelEngine{b.Rank, b.Source}] = reuse
 		delete(mw.candidates, group)
 		all := rooted && len(e.BlockHashes) >= 2 && e.Origin == wire.OriginUnknown
 		for _, h := range e.BlockHashes {
 			all = all && has(h)
 		}
 		if all {
-			mw.candidates[group] = modelCandidate{e.BlockHashes[len(e.BlockHashes)-1]}
+			mw.candidates[group] = modelCandidate{e.BlockHashes[len(e.BlockHashes)-1], mw.usesLower(b.Rank) && mw.inLower(b.Rank, e)}
 		}
 	}
 	switch {
 	case b.CopyRule == feed.CopyRuleAnnouncedLast || e.Origin == wire.OriginReused:
-		return modelReuse
+		return modelReused
 	case e.Origin == wire.OriginUnknown && b.CopyRule == feed.CopyRuleDetected && e.Tier == wire.TierDevice && rooted:
 		return modelUnsure
 	}
@@ -109,9 +162,11 @@ func (mw *modelWorker) sawStore(b feed.Batch, e wire.Event, rooted bool, has fun
 
 // removeOps returns the operation of a remove for each block.
 func (mw *modelWorker) removeOps(b feed.Batch, e wire.Event) (ops []modelRemoveOp) {
+	reuse := mw.announcements[modelEngine{b.Rank, b.Source}]
 	for i := range e.BlockHashes {
 		op := modelRemoveOp{
-			gateOpen: b.CopyRule == feed.CopyRuleDetected && e.Tier == wire.TierDevice && mw.announcements[modelEngine{b.Rank, b.Source}] >= 3,
+			gateOpen: b.CopyRule == feed.CopyRuleDetected && e.Tier == wire.TierDevice && reuse.open,
+			certain:  mw.usesLower(b.Rank) && reuse.repeats > 4*reuse.branches,
 			last:     b.CopyRule == feed.CopyRuleAnnouncedLast,
 		}
 		if e.Rare != nil && len(e.Rare.RemainingCopies) == len(e.BlockHashes) {
@@ -125,7 +180,8 @@ func (mw *modelWorker) removeOps(b feed.Batch, e wire.Event) (ops []modelRemoveO
 // closeGates resets the announcements of one source of a rank, or of all.
 func (mw *modelWorker) closeGates(rank uint32, source int) {
 	clear(mw.candidates)
-	maps.DeleteFunc(mw.announcements, func(e modelEngine, _ int) bool {
+	mw.root = nil
+	maps.DeleteFunc(mw.announcements, func(e modelEngine, _ modelReuses) bool {
 		return e.rank == rank && (source == everySource || e.source == source)
 	})
 }

@@ -62,9 +62,10 @@ type modelWorker struct {
 	sources int
 	ranks   map[uint32]*modelRank
 	ignored map[string]int
-	// announcements counts the stores which showed that an engine announces reused blocks;
-	// candidates are the possible ones of the current batch, by attention group.
-	announcements map[modelEngine]int
+	// announcements is whether an engine announces reused blocks; candidates are the stores of the current batch that may show
+	// it, by attention group, and root is the last block of its last store if that was a root store.
+	root          *uint64
+	announcements map[modelEngine]modelReuses
 	candidates    map[int64]modelCandidate
 }
 
@@ -120,7 +121,7 @@ func (m *model) add(w feed.Worker) {
 	mw := &modelWorker{
 		name: w.Name, modelName: w.Model,
 		blocks: make(map[modelBlock]*modelCopies), stale: make(map[modelBlock]bool),
-		announcements: make(map[modelEngine]int), candidates: make(map[int64]modelCandidate),
+		announcements: make(map[modelEngine]modelReuses), candidates: make(map[int64]modelCandidate),
 		incomplete: make(map[modelTier]bool), reported: make(map[modelReport]bool), usedTiers: make(map[modelTier]bool), groupsOmitted: make(map[uint32]bool),
 		rawIDs: make(map[int][]uint64),
 		mode:   modelMode(w), sources: len(w.Sources), ranks: make(map[uint32]*modelRank), ignored: make(map[string]int),
@@ -202,6 +203,7 @@ func (m *model) restarted(name string, r feed.Restart) {
 func (m *model) batch(name string, b feed.Batch) {
 	mw := m.workers[name]
 	clear(mw.candidates)
+	mw.root = nil
 	if b.GroupsOmitted && !mw.groupsOmitted[b.Rank] {
 		m.flush(mw)
 		m.emit(mw, &kvcastv1.RouterEvent{DpRank: &b.Rank, Event: &kvcastv1.RouterEvent_GroupsOmitted{
@@ -227,6 +229,9 @@ func (m *model) batch(name string, b feed.Batch) {
 	}
 	if m.cfg.Timeout == 0 {
 		m.flush(mw)
+	}
+	if b.CopyRule == feed.CopyRuleDetected && mw.announcements[modelEngine{b.Rank, b.Source}].open {
+		m.doubt(mw, b, kvcastv1.Gap_REASON_COPIES_UNSURE, wire.TierDevice)
 	}
 	for _, d := range b.Doubts {
 		var tiers []wire.Tier

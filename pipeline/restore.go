@@ -114,7 +114,9 @@ func (l *Lane) restoreState(rawIDs []*statev1.RawEventId, announcements []*state
 			return fmt.Errorf("announcements of source %d", a.GetSource())
 		}
 		l.announcements.Restore(copies.Verdict{
-			Rank: a.GetDpRank(), Source: int(a.GetSource()), Announcements: uint8(min(a.GetCount(), 255)),
+			Rank: a.GetDpRank(), Source: int(a.GetSource()), Counts: copies.Counts{
+				Announcements: a.GetCount(), Certain: a.GetCount() - min(a.GetCount(), a.GetLoads()), Branches: a.GetBranches(),
+			},
 		})
 	}
 	l.pending.reset()

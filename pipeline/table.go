@@ -88,9 +88,10 @@ func (t *table) storeAgain(s *slot, b *block, op copies.Op, hashed bool) {
 func (t *table) remove(hash uint64, op copies.Op) (gone bool) {
 	b := t.blocks.find(hash)
 	if b == nil {
-		return op <= copies.RemoveDownTo
+		return op <= copies.RemoveDownTo || op == copies.RemoveCopy
 	}
-	if b.Value.flags&flagCopies != 0 || op > copies.RemoveDownTo {
+	leaves := op > copies.RemoveDownTo && op != copies.RemoveCopy
+	if b.Value.flags&flagCopies != 0 || leaves {
 		c := t.copies[hash] // zero if a gap dropped it
 		gone = c.Removed(op, b.Value.flags&flagChildren != 0)
 		if gone || c == (copies.Count{}) {
@@ -100,7 +101,7 @@ func (t *table) remove(hash uint64, op copies.Op) (gone bool) {
 			b.Value.flags |= flagCopies
 		}
 		if !gone {
-			if op > copies.RemoveDownTo && t.blocks.isStale(b) {
+			if leaves && t.blocks.isStale(b) {
 				t.blocks.refresh(b) // the engine has the block, so it is not stale
 			}
 			return false

@@ -17,7 +17,8 @@
 //  2. A remove removes a copy while there are several. At the last copy, a remove uses up one
 //     unsure store instead, if the block has any and the engine does not announce blocks. If
 //     the engine does, this applies only while the engine has a child of the block: it
-//     evicts the child before the last copy of the parent.
+//     evicts the child before the last copy of the parent. An engine that also uses lower
+//     tiers may do so later, so that unsure stores of such an engine are not used up.
 //  3. A [Detector] finds out whether an engine announces blocks.
 package copies
 
@@ -53,6 +54,9 @@ const (
 	RemoveDownTo
 )
 
+// RemoveCopy is Remove by an engine whose unsure stores are taken for announcements.
+const RemoveCopy Op = math.MaxUint32
+
 // Stored counts a store of a present block.
 func (c *Count) Stored(op Op) {
 	switch {
@@ -69,11 +73,11 @@ func (c *Count) Removed(op Op, hasChild bool) (gone bool) {
 	switch {
 	case op == RemoveAll || op == RemoveDownTo:
 		return true
-	case op > RemoveDownTo:
+	case op > RemoveDownTo && op != RemoveCopy:
 		*c = Count{Further: uint32(op-RemoveDownTo) - 1}
 	case c.Further > 0:
 		c.Further--
-	case c.Unsure > 0 && (op == Remove || hasChild):
+	case c.Unsure > 0 && (op == Remove || op == RemoveAnnounced && hasChild):
 		c.Unsure--
 	default:
 		return true
@@ -94,18 +98,16 @@ func StoreOp(rule feed.CopyRule, e *wire.Event, rooted bool) Op {
 	}
 }
 
-// RemoveOp returns the effect of a remove event on its block i. announces reports whether the
-// engine announces blocks.
-func RemoveOp(rule feed.CopyRule, e *wire.Event, i int, announces bool) Op {
+// RemoveOp returns the effect of a remove event on its block i. detected is Remove, RemoveAnnounced or RemoveCopy: the effect
+// unless the event or the rule says otherwise.
+func RemoveOp(rule feed.CopyRule, e *wire.Event, i int, detected Op) Op {
 	switch {
 	case e.Rare != nil && len(e.Rare.RemainingCopies) == len(e.BlockHashes):
-		return RemoveDownTo + Op(min(e.Rare.RemainingCopies[i], math.MaxUint32-uint32(RemoveDownTo)))
+		return RemoveDownTo + Op(min(e.Rare.RemainingCopies[i], math.MaxUint32-uint32(RemoveDownTo)-1))
 	case rule == feed.CopyRuleAnnouncedLast:
 		return RemoveAll
-	case announces && Detects(rule, e):
-		return RemoveAnnounced
 	default:
-		return Remove
+		return detected
 	}
 }
 

@@ -15,7 +15,7 @@ func TestCopyCountSaturates(t *testing.T) {
 	if got != full {
 		t.Errorf("count: got %+v, want %+v", got, full)
 	}
-	if got.Removed(RemoveOp(0, &wire.Event{BlockHashes: make([]uint64, 1), Rare: &wire.Rare{RemainingCopies: []uint32{1<<32 - 1}}}, 0, false), false) {
+	if got.Removed(RemoveOp(0, &wire.Event{BlockHashes: make([]uint64, 1), Rare: &wire.Rare{RemainingCopies: []uint32{1<<32 - 1}}}, 0, Remove), false) {
 		t.Error("block with the most copies left: removed, want it to remain")
 	}
 }

@@ -111,13 +111,13 @@ func (f *Fleet) PauseAndWantViews(routers ...*Router) {
 // Publish makes each engine publish some batches, and returns what they hold then. They are paused before and after it.
 func (f *Fleet) Publish(batches uint64) map[string]client.BlocksDigest {
 	f.t.Helper()
-	return f.pause(func(ctx context.Context, e Engine) (simulator.Snapshot, error) { return e.Engine.Publish(ctx, batches) })
+	return f.pause(func(ctx context.Context, e Engine) (simulator.Snapshot, error) { return e.Publish(ctx, batches) })
 }
 
 // Pause pauses the engines, and returns what they hold.
 func (f *Fleet) Pause() map[string]client.BlocksDigest {
 	f.t.Helper()
-	return f.pause(func(ctx context.Context, e Engine) (simulator.Snapshot, error) { return e.Engine.Pause(ctx) })
+	return f.pause(func(ctx context.Context, e Engine) (simulator.Snapshot, error) { return e.Pause(ctx) })
 }
 
 // pause calls a function that pauses an engine for all engines at a time, and returns what they hold.

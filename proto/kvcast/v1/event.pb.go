@@ -215,6 +215,9 @@ const (
 	// endpoint. A Cleared of all that was known precedes. The set lacks the blocks that the
 	// engine stored before.
 	Gap_REASON_REPLAY_FOREIGN Gap_Reason = 15
+	// The engine announces blocks that it reuses, and a store of one that it has computed
+	// again looks the same. Blocks may be missing, of which the engine had two copies.
+	Gap_REASON_COPIES_UNSURE Gap_Reason = 16
 )
 
 // Enum value maps for Gap_Reason.
@@ -236,6 +239,7 @@ var (
 		13: "REASON_TIER_NOT_CLEARED",
 		14: "REASON_REPLAY_UNPROVED",
 		15: "REASON_REPLAY_FOREIGN",
+		16: "REASON_COPIES_UNSURE",
 	}
 	Gap_Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":         0,
@@ -254,6 +258,7 @@ var (
 		"REASON_TIER_NOT_CLEARED":    13,
 		"REASON_REPLAY_UNPROVED":     14,
 		"REASON_REPLAY_FOREIGN":      15,
+		"REASON_COPIES_UNSURE":       16,
 	}
 )
 
@@ -1328,14 +1333,14 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x15REASON_ENGINE_CLEARED\x10\x01\x12\x1b\n" +
 	"\x17REASON_ENGINE_RESTARTED\x10\x02\x12\x19\n" +
 	"\x15REASON_UNREPAIRED_GAP\x10\x03\x12\x19\n" +
-	"\x15REASON_SOURCE_CLEARED\x10\x04\"\xa3\x05\n" +
+	"\x15REASON_SOURCE_CLEARED\x10\x04\"\xbd\x05\n" +
 	"\x03Gap\x12-\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x15.kvcast.v1.Gap.ReasonR\x06reason\x12%\n" +
 	"\x0emissed_batches\x18\x02 \x01(\x04R\rmissedBatches\x12\x1b\n" +
 	"\tfirst_seq\x18\x03 \x01(\x04R\bfirstSeq\x12\x19\n" +
 	"\blast_seq\x18\x04 \x01(\x04R\alastSeq\x12%\n" +
 	"\x05tiers\x18\x05 \x03(\x0e2\x0f.kvcast.v1.TierR\x05tiers\x12\x16\n" +
-	"\x06detail\x18\x06 \x01(\tR\x06detail\"\xce\x03\n" +
+	"\x06detail\x18\x06 \x01(\tR\x06detail\"\xe8\x03\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19REASON_REPLAY_UNAVAILABLE\x10\x01\x12\x1c\n" +
@@ -1353,7 +1358,8 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x16REASON_UNKNOWN_CONTENT\x10\f\x12\x1b\n" +
 	"\x17REASON_TIER_NOT_CLEARED\x10\r\x12\x1a\n" +
 	"\x16REASON_REPLAY_UNPROVED\x10\x0e\x12\x19\n" +
-	"\x15REASON_REPLAY_FOREIGN\x10\x0f\"\x0f\n" +
+	"\x15REASON_REPLAY_FOREIGN\x10\x0f\x12\x18\n" +
+	"\x14REASON_COPIES_UNSURE\x10\x10\"\x0f\n" +
 	"\rGroupsOmitted\";\n" +
 	"\bResolved\x12/\n" +
 	"\areasons\x18\x01 \x03(\x0e2\x15.kvcast.v1.Gap.ReasonR\areasons\"\xeb\x01\n" +

@@ -493,6 +493,9 @@ const (
 	DegradedReason_DEGRADED_REASON_REPLAY_UNPROVED DegradedReason = 12
 	// The replay socket belongs to another engine: blocks are missing.
 	DegradedReason_DEGRADED_REASON_REPLAY_FOREIGN DegradedReason = 13
+	// The engine announces blocks that it reuses, so that its copies cannot be counted: blocks
+	// may be missing.
+	DegradedReason_DEGRADED_REASON_COPIES_UNSURE DegradedReason = 14
 )
 
 // Enum value maps for DegradedReason.
@@ -512,6 +515,7 @@ var (
 		11: "DEGRADED_REASON_TIER_NOT_CLEARED",
 		12: "DEGRADED_REASON_REPLAY_UNPROVED",
 		13: "DEGRADED_REASON_REPLAY_FOREIGN",
+		14: "DEGRADED_REASON_COPIES_UNSURE",
 	}
 	DegradedReason_value = map[string]int32{
 		"DEGRADED_REASON_UNSPECIFIED":         0,
@@ -528,6 +532,7 @@ var (
 		"DEGRADED_REASON_TIER_NOT_CLEARED":    11,
 		"DEGRADED_REASON_REPLAY_UNPROVED":     12,
 		"DEGRADED_REASON_REPLAY_FOREIGN":      13,
+		"DEGRADED_REASON_COPIES_UNSURE":       14,
 	}
 )
 
@@ -1471,7 +1476,7 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x11TRUST_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vTRUST_EXACT\x10\x01\x12\x15\n" +
 	"\x11TRUST_UPPER_BOUND\x10\x02\x12\x12\n" +
-	"\x0eTRUST_DEGRADED\x10\x03*\xf6\x03\n" +
+	"\x0eTRUST_DEGRADED\x10\x03*\x99\x04\n" +
 	"\x0eDegradedReason\x12\x1f\n" +
 	"\x1bDEGRADED_REASON_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bDEGRADED_REASON_JOINED_LATE\x10\x01\x12\x17\n" +
@@ -1487,7 +1492,8 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x12$\n" +
 	" DEGRADED_REASON_TIER_NOT_CLEARED\x10\v\x12#\n" +
 	"\x1fDEGRADED_REASON_REPLAY_UNPROVED\x10\f\x12\"\n" +
-	"\x1eDEGRADED_REASON_REPLAY_FOREIGN\x10\rB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
+	"\x1eDEGRADED_REASON_REPLAY_FOREIGN\x10\r\x12!\n" +
+	"\x1dDEGRADED_REASON_COPIES_UNSURE\x10\x0eB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
 
 var (
 	file_kvcast_v1_worker_proto_rawDescOnce sync.Once

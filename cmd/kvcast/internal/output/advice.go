@@ -24,6 +24,7 @@ const (
 	tierNotCleared    = kvcastv1.DegradedReason_DEGRADED_REASON_TIER_NOT_CLEARED
 	replayUnproved    = kvcastv1.DegradedReason_DEGRADED_REASON_REPLAY_UNPROVED
 	replayForeign     = kvcastv1.DegradedReason_DEGRADED_REASON_REPLAY_FOREIGN
+	copiesUnsure      = kvcastv1.DegradedReason_DEGRADED_REASON_COPIES_UNSURE
 )
 
 // advice says what each reason means for the blocks of a rank, and after the semicolon what to do. docs/troubleshooting.md has
@@ -42,6 +43,7 @@ var advice = map[kvcastv1.DegradedReason]string{
 	tierNotCleared:    "the engine cleared its device memory, and perhaps this tier; rely on the device, or set clear: all if the engine clears all tiers",
 	replayUnproved:    "the engine has published nothing since its replay was read, so that the replay socket may be another engine's; send it a request",
 	replayForeign:     "the replay socket belongs to another engine: blocks are missing; set the worker's replay to that of its own engine",
+	copiesUnsure:      "the engine announces blocks that it reuses (kv_cache_report_mode full), so that copies cannot be counted: blocks may be missing; use report mode incremental",
 }
 
 // laterReason is the advice for a reason of a later version.

@@ -616,15 +616,19 @@ func (x *RawEventId) GetId() uint64 {
 	return 0
 }
 
-// How many announcements of reused blocks an engine has made, up to three.
+// How many stores an engine has made by which it is decided whether it announces the blocks that it reuses.
 type Announcements struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The dp rank.
 	DpRank uint32 `protobuf:"varint,1,opt,name=dp_rank,json=dpRank,proto3" json:"dp_rank,omitempty"`
 	// Index of the source.
 	Source uint32 `protobuf:"varint,2,opt,name=source,proto3" json:"source,omitempty"`
-	// The number; 0 if it was reset.
-	Count         uint32 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
+	// The number of stores that may be announcements; 0 if it was reset.
+	Count uint32 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
+	// Of these, those that may be loads from a lower tier.
+	Loads uint32 `protobuf:"varint,4,opt,name=loads,proto3" json:"loads,omitempty"`
+	// The number of stores that branch off without an announcement.
+	Branches      uint32 `protobuf:"varint,5,opt,name=branches,proto3" json:"branches,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -676,6 +680,20 @@ func (x *Announcements) GetSource() uint32 {
 func (x *Announcements) GetCount() uint32 {
 	if x != nil {
 		return x.Count
+	}
+	return 0
+}
+
+func (x *Announcements) GetLoads() uint32 {
+	if x != nil {
+		return x.Loads
+	}
+	return 0
+}
+
+func (x *Announcements) GetBranches() uint32 {
+	if x != nil {
+		return x.Branches
 	}
 	return 0
 }
@@ -1653,11 +1671,13 @@ const file_kvcast_state_v1_pipeline_proto_rawDesc = "" +
 	"\n" +
 	"RawEventId\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\rR\x06source\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\x04R\x02id\"V\n" +
+	"\x02id\x18\x02 \x01(\x04R\x02id\"\x88\x01\n" +
 	"\rAnnouncements\x12\x17\n" +
 	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\rR\x06source\x12\x14\n" +
-	"\x05count\x18\x03 \x01(\rR\x05count\"x\n" +
+	"\x05count\x18\x03 \x01(\rR\x05count\x12\x14\n" +
+	"\x05loads\x18\x04 \x01(\rR\x05loads\x12\x1a\n" +
+	"\bbranches\x18\x05 \x01(\rR\bbranches\"x\n" +
 	"\vRankSources\x12\x17\n" +
 	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x12\x1e\n" +
 	"\n" +
