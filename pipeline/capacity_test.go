@@ -77,8 +77,8 @@ func TestBlocksPerRankAreBounded(t *testing.T) {
 			want:  [][]string{{"store [1 2 3]", textOverfull}, {"remove [4]"}},
 		},
 		"tiers count together": {
-			calls: []call{batch(store(1, 2)), batch(host(store(2, 1)))},
-			want:  [][]string{{"store [1 2]"}, {"HOST_PINNED store [2]", textOverfull}},
+			calls: []call{batch(store(1, 2)), batch(host(store(1, 3)))},
+			want:  [][]string{{"store [1 2]"}, {"HOST_PINNED store [1]", textOverfull}},
 		},
 		"ranks count apart": {
 			calls: []call{full, rankBatch(1, store(4, 5, 6)), rankBatch(1, store(7))},

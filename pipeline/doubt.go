@@ -117,6 +117,37 @@ func (l *Lane) doubtUnknown(b *feed.Batch, e *wire.Event) {
 	}
 }
 
+// contradicts reports whether a store of blocks in a tier below device memory says of a block that device memory holds that
+// it has another parent. vLLM's offload connector does so in hybrid models: it takes the tokens and the parent of another
+// block. What device memory holds is right, since the engine computed it. No run of device memory may be pending.
+func (l *Lane) contradicts(b *feed.Batch, e *wire.Event, hasParent bool) bool {
+	device := l.rank(b.Rank).tables[wire.TierDevice]
+	if l.consolidation == dedup || e.Tier <= wire.TierDevice || device == nil {
+		return false
+	}
+	parent := e.Parent
+	for _, hash := range e.BlockHashes {
+		if held := device.blocks.find(hash); held != nil {
+			if heldParent := held.Value.flags&flagParent != 0; heldParent != hasParent || hasParent && held.Value.parent != parent {
+				return true
+			}
+		}
+		parent, hasParent = hash, true
+	}
+	return false
+}
+
+// storeWithoutContent applies a store that contradicts what device memory holds: its hashes alone, which name the blocks that
+// device memory holds.
+func (l *Lane) storeWithoutContent(b *feed.Batch, e *wire.Event) {
+	l.reportDoubt(b.Rank, b.Source, feed.Doubt{
+		Reason: feed.GapUnknownContent, Tiers: 1 << e.Tier, Detail: "a store says of a block that device memory holds that it has another parent",
+	})
+	hashes := *e
+	hashes.Parent, hashes.HasParent, hashes.TokensHashes, hashes.Tokens = 0, false, nil, nil
+	l.store(b, &hashes)
+}
+
 // names reports whether a source's hash names a block of the rank.
 func (l *Lane) names(b *feed.Batch, hash uint64) bool {
 	if tr := l.tracker(b.Rank); tr != nil {

@@ -58,6 +58,7 @@ func TestDoubtsAreReportedOnce(t *testing.T) {
 		e.HashesOnly, e.BlockSize, e.TokensHashes, e.Tokens = true, 0, nil, nil
 		return e
 	}
+	const otherParent = "a store says of a block that device memory holds that it has another parent"
 	const hashesAlone = "a store of hashes alone names a block that is in no tier"
 	for name, c := range map[string]struct {
 		calls []call
@@ -78,6 +79,10 @@ func TestDoubtsAreReportedOnce(t *testing.T) {
 		"remove of an unknown block in another tier":      {[]call{doubting(batch(store(1)), size, onHost, ""), batch(remove(2))}, [][]string{{"remove [2]"}}},
 		"hashes alone of a block in another tier":         {[]call{batch(store(1)), batch(unknown(host(store(1))))}, [][]string{{"HOST_PINNED store [1] block size 0 hash only"}}},
 		"hashes alone of no block":                        {[]call{batch(store(1)), batch(unknown(host(store(1, 2))))}, [][]string{{"gap UNKNOWN_CONTENT HOST_PINNED " + hashesAlone, "HOST_PINNED store [1 2] block size 0 hash only"}}},
+		"another parent than on the device":               {[]call{batch(store(1, 2)), batch(host(after(9, store(2))))}, [][]string{{"gap UNKNOWN_CONTENT HOST_PINNED " + otherParent, "HOST_PINNED store [2] hash only"}}},
+		"no parent, unlike on the device":                 {[]call{batch(store(1), host(store(2, 1)), host(store(2, 1)))}, [][]string{{"store [1]", "gap UNKNOWN_CONTENT HOST_PINNED " + otherParent, "HOST_PINNED store [2 1] hash only", "HOST_PINNED store [2 1] hash only"}}},
+		"the parent that it has on the device":            {[]call{batch(store(1, 2)), batch(host(after(1, store(2))))}, [][]string{{"HOST_PINNED store [2] after 1"}}},
+		"a device that has another parent afterwards":     {[]call{batch(host(after(9, store(2)))), batch(store(1, 2))}, [][]string{{"store [1 2]"}}},
 		"a clear of device memory without other tiers":    {[]call{batch(store(1)), batch(clearOf(wire.TierDevice, ""))}, [][]string{{"cleared [] ENGINE_CLEARED"}}},
 		"a clear of device memory after a late join":      {[]call{gap(0), batch(store(1)), batch(clearOf(wire.TierDevice, ""))}, [][]string{{"cleared [] ENGINE_CLEARED"}}},
 		"a clear of device memory beside host memory":     {[]call{batch(store(1), host(store(1))), batch(clearOf(wire.TierDevice, ""))}, [][]string{{"cleared [TIER_DEVICE] ENGINE_CLEARED", "gap TIER_NOT_CLEARED HOST_PINNED"}}},

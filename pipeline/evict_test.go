@@ -78,8 +78,8 @@ func TestLowerTiersMakeRoom(t *testing.T) {
 			other: [][]string{{"store [1 2 3]", "HOST_PINNED store [1]"}, {"HOST_PINNED remove 1", textHostGap}}, used: 4,
 		},
 		"only for what is new": {
-			limit: 4, calls: []call{batch(store(1, 2), onHost(store(1, 2))), batch(store(1, 2)), batch(onHost(store(2, 2, 1)))},
-			want: [][]string{{"store [1 2]", "HOST_PINNED store [1 2]"}, {"store [1 2]"}, {"HOST_PINNED store [2 2 1]"}}, used: 4,
+			limit: 4, calls: []call{batch(store(1, 2), onHost(store(1, 2))), batch(store(1, 2)), batch(onHost(store(1)), onHost(store(1, 2)))},
+			want: [][]string{{"store [1 2]", "HOST_PINNED store [1 2]"}, {"store [1 2]"}, {"HOST_PINNED store [1]", "HOST_PINNED store [1 2]"}}, used: 4,
 		},
 		"but no block that is stored again": {
 			limit: 4, calls: []call{batch(onHost(store(1, 2, 3, 4))), batch(onHost(store(2, 3, 9, 8)))},

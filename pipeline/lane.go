@@ -279,6 +279,10 @@ func (l *Lane) store(b *feed.Batch, e *wire.Event) {
 	l.flushIncompatible(&key)
 	// Some engines write 0 for the parent of a first block.
 	hasParent := e.HasParent && (e.Parent != 0 || l.known(b.Rank, 0))
+	if key.hashed && l.contradicts(b, e, hasParent) {
+		l.storeWithoutContent(b, e)
+		return
+	}
 	if !l.pending.empty() && (!hasParent || e.Parent != l.pending.last()) {
 		l.flush(flushParent)
 	}

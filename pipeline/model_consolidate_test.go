@@ -392,12 +392,12 @@ func (m *model) clearedSource(mw *modelWorker, b feed.Batch, e wire.Event) {
 		}
 	}
 	if mw.mode == feed.ConsolidateDedup && e.Tier > wire.TierDevice {
-		m.doubt(mw, b, kvcastv1.Gap_REASON_TIER_NOT_CLEARED)
+		m.doubt(mw, b, kvcastv1.Gap_REASON_TIER_NOT_CLEARED, "")
 		return
 	}
 	m.releaseSource(mw, b, kvcastv1.Cleared_REASON_ENGINE_CLEARED, e.Tier)
 	if e.Tier != 0 && e.Medium == "" && len(others) > 0 {
-		m.doubt(mw, b, kvcastv1.Gap_REASON_TIER_NOT_CLEARED, others...)
+		m.doubt(mw, b, kvcastv1.Gap_REASON_TIER_NOT_CLEARED, "", others...)
 	}
 }
 

@@ -231,7 +231,7 @@ func (m *model) batch(name string, b feed.Batch) {
 		m.flush(mw)
 	}
 	if b.CopyRule == feed.CopyRuleDetected && mw.announcements[modelEngine{b.Rank, b.Source}].open {
-		m.doubt(mw, b, kvcastv1.Gap_REASON_COPIES_UNSURE, wire.TierDevice)
+		m.doubt(mw, b, kvcastv1.Gap_REASON_COPIES_UNSURE, "", wire.TierDevice)
 	}
 	for _, d := range b.Doubts {
 		var tiers []wire.Tier
@@ -240,7 +240,7 @@ func (m *model) batch(name string, b feed.Batch) {
 				tiers = append(tiers, tier)
 			}
 		}
-		m.doubt(mw, b, kvcastv1.Gap_Reason(d.Reason), tiers...)
+		m.doubt(mw, b, kvcastv1.Gap_Reason(d.Reason), d.Detail, tiers...)
 	}
 	m.commit(mw, b.EngineTime, b.IngestTime)
 }
@@ -332,6 +332,12 @@ func (m *model) store(mw *modelWorker, b feed.Batch, e wire.Event) {
 	if e.HasParent && (e.Parent != 0 || m.knowsZero(mw, b.Rank)) {
 		parent = &e.Parent
 	}
+	if key.hashed && mw.mode != feed.ConsolidateDedup && e.Tier > wire.TierDevice && mw.deviceDiffers(b.Rank, parent, e.BlockHashes) {
+		m.doubt(mw, b, kvcastv1.Gap_REASON_UNKNOWN_CONTENT, "a store says of a block that device memory holds that it has another parent", e.Tier)
+		e.HasParent, e.TokensHashes, e.Tokens = false, nil, nil
+		m.store(mw, b, e)
+		return
+	}
 	if parent == nil {
 		m.flush(mw) // the operations depend on the flushed state
 	}
@@ -357,6 +363,22 @@ func (m *model) store(mw *modelWorker, b feed.Batch, e wire.Event) {
 		m.contributed(mw, b)
 		parent = &h
 	}
+}
+
+// deviceDiffers reports whether device memory holds one of a chain of blocks after another parent.
+func (mw *modelWorker) deviceDiffers(rank uint32, parent *uint64, chain []uint64) bool {
+	for _, h := range chain {
+		held := mw.blocks[modelBlock{rank, wire.TierDevice, h}]
+		if held != nil && !equalPointers(held.parent, parent) {
+			return true
+		}
+		parent = &h
+	}
+	return false
+}
+
+func equalPointers(a, b *uint64) bool {
+	return a == nil && b == nil || a != nil && b != nil && *a == *b
 }
 
 // contributed records that the pending run grew by a block, and flushes it at the cap.
@@ -510,7 +532,7 @@ func (mw *modelWorker) incompleteRanks() (ranks []uint32) {
 }
 
 // doubt reports why tiers may differ, unless Gaps have reported it of all of them.
-func (m *model) doubt(mw *modelWorker, b feed.Batch, reason kvcastv1.Gap_Reason, tiers ...wire.Tier) {
+func (m *model) doubt(mw *modelWorker, b feed.Batch, reason kvcastv1.Gap_Reason, detail string, tiers ...wire.Tier) {
 	if mw.mode == feed.ConsolidateDedup {
 		tiers = namedTiers(nil)
 	}
@@ -528,7 +550,7 @@ func (m *model) doubt(mw *modelWorker, b feed.Batch, reason kvcastv1.Gap_Reason,
 	}
 	m.flush(mw)
 	mw.gapOf(b.Rank, b.Source)
-	m.emit(mw, &kvcastv1.RouterEvent{DpRank: &b.Rank, Event: &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{Reason: reason, Tiers: named}}})
+	m.emit(mw, &kvcastv1.RouterEvent{DpRank: &b.Rank, Event: &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{Reason: reason, Tiers: named, Detail: detail}}})
 }
 
 // cleared applies a clear of an engine that is the worker's only source.
@@ -558,7 +580,7 @@ func (m *model) cleared(mw *modelWorker, b feed.Batch, e wire.Event) {
 	maps.DeleteFunc(mw.stale, func(k modelBlock, _ bool) bool { return k.rank == b.Rank && k.tier == e.Tier })
 	m.emitCleared(mw, b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED, kvcastv1.Tier(e.Tier))
 	if e.Medium == "" {
-		m.doubt(mw, b, kvcastv1.Gap_REASON_TIER_NOT_CLEARED, others...)
+		m.doubt(mw, b, kvcastv1.Gap_REASON_TIER_NOT_CLEARED, "", others...)
 	}
 }
 
