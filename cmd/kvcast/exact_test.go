@@ -1,0 +1,245 @@
+package main_test
+
+import (
+	"cmp"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/testclass"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/enginetest"
+)
+
+// probe is a prompt, and what an engine would have reused of it after a batch.
+type probe struct {
+	AfterBatch int      `json:"after_batch"` // number of the recording's message, from 0
+	Engine     string   `json:"engine"`      // e and the dp rank
+	Tokens     []uint32 `json:"tokens"`
+	LoRA       string   `json:"lora"`
+	Salt       string   `json:"salt"`
+	HitTokens  int      `json:"hit_tokens"` // in device memory
+	Effective  int      `json:"effective"`  // the same of the prompt without its last token, which an engine always computes
+	CPUExtra   int      `json:"cpu_extra"`  // in host memory after Effective
+}
+
+// rank returns the dp rank that was asked.
+func (p probe) rank(t *testing.T) uint32 {
+	t.Helper()
+	n, err := strconv.ParseUint(strings.TrimPrefix(p.Engine, "e"), 10, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return uint32(n)
+}
+
+func readProbes(t *testing.T, file string) (all []probe) {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for lines := json.NewDecoder(z); ; {
+		var p probe
+		if err := lines.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatalf("read %s: probe %d: %v", file, len(all), err)
+		}
+		all = append(all, p)
+	}
+}
+
+// probedEngines are the dp ranks of a recorded engine, which kvcast reads.
+type probedEngines struct {
+	t          *testing.T
+	server     *process
+	client     kvcastv1.RouterEventServiceClient
+	ranks      []*enginetest.Engine
+	duplicates int
+}
+
+// startProbed starts ranks without messages, and a server that is subscribed to them.
+func startProbed(t *testing.T, ranks int) *probedEngines {
+	t.Helper()
+	port, err := harness.AllocatePorts(ranks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &probedEngines{t: t}
+	for rank := range ranks {
+		e := newEngine(t)
+		if _, err := e.Bind(fmt.Sprintf("tcp://127.0.0.1:%d", port+rank)); err != nil {
+			t.Fatal(err)
+		}
+		p.ranks = append(p.ranks, e)
+	}
+	p.server = serve(t, "--worker", fmt.Sprintf("name=w,model=m,dp_size=%d,connect=tcp://127.0.0.1:%d", ranks, port))
+	p.client = p.server.client()
+	for _, e := range p.ranks {
+		if _, err := e.AwaitSubscription(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return p
+}
+
+// publish publishes a message at the dp rank that its payload names.
+func (p *probedEngines) publish(m message) {
+	p.t.Helper()
+	b, err := new(wire.Decoder).Decode(m.payload)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.ranks[b.Rank].Publish(m.topic, m.seq, m.payload)
+}
+
+// await waits until the index has the last message that was published, which it publishes once more: a duplicate is counted
+// after the message was processed.
+func (p *probedEngines) await(last message) {
+	p.t.Helper()
+	p.publish(last)
+	p.duplicates++
+	p.server.metric(fmt.Sprintf(`kvcast_ingest_duplicates_total{worker="w"} %d`, p.duplicates))
+	p.server.metric("kvcast_index_behind_entries 0")
+}
+
+// answer is how far the answer to a prompt goes, in tokens.
+type answer struct {
+	trust, deviceTrust kvcastv1.Trust
+	all, device        int
+}
+
+// match matches prompts on a dp rank. A rank that is no match holds nothing of the prompt: its trust is that of its status.
+func (p *probedEngines) match(rank uint32, prompts ...*kvcastv1.Prompt) (answers []answer, blockSize int) {
+	p.t.Helper()
+	list, err := p.client.ListWorkers(p.t.Context(), &kvcastv1.ListWorkersRequest{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	got, err := p.client.MatchPrefix(p.t.Context(), &kvcastv1.MatchPrefixRequest{Prompts: prompts})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	worker := list.GetWorkers()[0]
+	unmatched := answer{trust: kvcastv1.Trust_TRUST_EXACT, deviceTrust: kvcastv1.Trust_TRUST_EXACT}
+	for _, r := range worker.GetRanks() {
+		if r.GetDpRank() == rank {
+			unmatched.trust, unmatched.deviceTrust = r.GetTrust(), r.GetTrust()
+		}
+	}
+	for _, matches := range got.GetPrompts() {
+		a := unmatched
+		for _, m := range matches.GetMatches() {
+			if m.GetDpRank() != rank {
+				continue
+			}
+			a = answer{trust: m.GetTrust(), deviceTrust: m.GetTrust(), all: int(m.GetTokens())}
+			for _, tier := range m.GetTiers() {
+				if tier.GetTier() == kvcastv1.Tier_TIER_DEVICE {
+					a.device = int(tier.GetTokens())
+					if tier.GetTrust() != kvcastv1.Trust_TRUST_UNSPECIFIED {
+						a.deviceTrust = tier.GetTrust()
+					}
+				}
+			}
+		}
+		answers = append(answers, a)
+	}
+	return answers, int(worker.GetBlockSize())
+}
+
+// checkHit returns an error if an answer is not what the engine would reuse, in whole blocks, though it says so, or if it is
+// less, though it says that it is an upper bound.
+func checkHit(trust kvcastv1.Trust, got, hit, blockSize int) error {
+	want := hit / max(1, blockSize) * blockSize
+	switch {
+	case trust == kvcastv1.Trust_TRUST_EXACT && got != want:
+		return fmt.Errorf("exact: got %d tokens, the engine has %d", got, want)
+	case trust == kvcastv1.Trust_TRUST_UPPER_BOUND && got < want:
+		return fmt.Errorf("upper bound: got %d tokens, the engine has %d", got, want)
+	}
+	return nil
+}
+
+// check asks for the prompt of a probe, and returns the trust of the answer for device memory.
+func (p *probedEngines) check(probe probe) (kvcastv1.Trust, error) {
+	p.t.Helper()
+	whole := &kvcastv1.Prompt{TokenIds: probe.Tokens, LoraName: probe.LoRA, CacheSalt: probe.Salt}
+	reused := &kvcastv1.Prompt{TokenIds: probe.Tokens[:max(1, len(probe.Tokens)-1)], LoraName: probe.LoRA, CacheSalt: probe.Salt}
+	answers, blockSize := p.match(probe.rank(p.t), whole, reused)
+	var errs []error
+	for _, c := range []struct {
+		what     string
+		trust    kvcastv1.Trust
+		got, hit int
+	}{
+		{"device", answers[0].deviceTrust, answers[0].device, probe.HitTokens},
+		{"device without the last token", answers[1].deviceTrust, answers[1].device, probe.Effective},
+		{"all tiers without the last token", answers[1].trust, answers[1].all, probe.Effective + probe.CPUExtra},
+	} {
+		if err := checkHit(c.trust, c.got, c.hit, blockSize); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", c.what, err))
+		}
+	}
+	return answers[0].deviceTrust, errors.Join(errs...)
+}
+
+// announcing are the recordings with requests of report mode full, after which a rank is degraded.
+var announcing = map[string]bool{"k_oss_mixed": true, "k_qwen_mixed": true, "l_cpu_full_report_full": true}
+
+// TestExactMatchesEqualTheEnginesAnswers plays recordings of vLLM with several attention groups or an offload tier into the real
+// binary. After the batches after which the engine was asked for a prompt, it is asked for the same prompt. An answer that is
+// exact is the engine's.
+func TestExactMatchesEqualTheEnginesAnswers(t *testing.T) {
+	testclass.Process(t)
+	testclass.WithoutRace(t)
+	dirs, err := filepath.Glob(filepath.Join(captures, "hybrid", "*"))
+	if err != nil || len(dirs) == 0 {
+		t.Fatalf("got recordings %v, %v", dirs, err)
+	}
+	for _, dir := range dirs {
+		name := filepath.Base(dir)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			messages, probes := readMessages(t, filepath.Join(dir, "frames.jsonl.gz")), readProbes(t, filepath.Join(dir, "probes.jsonl.gz"))
+			engines := startProbed(t, 1+int(slices.MaxFunc(probes, func(a, b probe) int { return cmp.Compare(a.rank(t), b.rank(t)) }).rank(t)))
+			counts, wrong, next := make(map[kvcastv1.Trust]int), []error(nil), 0
+			for i, p := range probes {
+				if next <= p.AfterBatch {
+					for ; next <= p.AfterBatch; next++ {
+						engines.publish(messages[next])
+					}
+					engines.await(messages[p.AfterBatch])
+				}
+				trust, err := engines.check(p)
+				counts[trust]++
+				if err != nil {
+					wrong = append(wrong, fmt.Errorf("probe %d, after batch %d: %d tokens, LoRA %q, salt %q: %w", i, p.AfterBatch, len(p.Tokens), p.LoRA, p.Salt, err))
+				}
+			}
+			if len(wrong) > 0 {
+				t.Errorf("%d probes have a wrong answer:\n%v", len(wrong), errors.Join(wrong...))
+			}
+			if degraded := counts[kvcastv1.Trust_TRUST_DEGRADED]; degraded > len(probes)/2 && !announcing[name] {
+				t.Errorf("%d of %d answers are degraded", degraded, len(probes))
+			}
+			t.Logf("%d probes: %v", len(probes), counts)
+		})
+	}
+}
