@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 	"github.com/kvcast/kvcast/internal/simulator/workload"
 )
@@ -46,6 +47,17 @@ type Config struct {
 	Subscribers int
 	// Linger makes Run serve replay after the last batch until its context ends.
 	Linger bool
+	// Observe is called with each change of the cache before any of it is sent, one after the other; nil means not. It must
+	// not call the engine.
+	Observe func(Change)
+}
+
+// Change is a batch, or a restart of the engine, which empties the cache.
+type Change struct {
+	// Time is the time of the batch, in whole microseconds; zero for a restart.
+	Time time.Time
+	// Events are the events of the batch, once for all attention groups; they must not be modified.
+	Events []wire.Event
 }
 
 // Engine publishes the events of its pool under its workload.

@@ -125,10 +125,17 @@ func (e *Engine) restart(f Fault) {
 	}
 	t.until, t.delayed, e.feed.delayed = [numFaults]uint64{}, nil, nil
 	e.load.Restart()
+	e.observe(Change{})
 	e.feed.restart(next)
 	e.summary.NextSeq = next
 	if f != FaultRestartInPlace {
 		e.feed.closePorts(0) // updateSockets opens them
+	}
+}
+
+func (e *Engine) observe(c Change) {
+	if e.cfg.Observe != nil {
+		e.cfg.Observe(c)
 	}
 }
 
@@ -141,6 +148,7 @@ func (e *Engine) deliver(events []wire.Event) error {
 	if err != nil {
 		return err
 	}
+	e.observe(Change{e.feed.encoder.last, events})
 	t.last, t.lastSentLive = b, false
 	switch {
 	case lost, slices.Contains(t.batch, FaultDrop):

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
+	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 )
@@ -186,6 +187,54 @@ func blocksAfter(t *testing.T, messages []message) map[uint64]struct{} {
 		present[h] = struct{}{}
 	}
 	return present
+}
+
+// TestObserverKnowsTheCache derives the cache from what an engine with restarts and resets tells its observer.
+func TestObserverKnowsTheCache(t *testing.T) {
+	t.Parallel()
+	cfg := faulty(200, map[uint64][]simulator.Fault{
+		50: {simulator.FaultLose}, 90: {simulator.FaultRestart}, 140: {simulator.FaultRestartInPlace},
+	})
+	cfg.Subscribers, cfg.Linger, cfg.Workload.ResetEvery = 0, false, 35
+	cache, batches, restarts := make(map[uint64]int), uint64(0), 0
+	var last time.Time
+	cfg.Observe = func(c simulator.Change) {
+		if c.Time.IsZero() {
+			clear(cache)
+			restarts++
+			return
+		}
+		batches++
+		if !c.Time.After(last) || c.Time != c.Time.Truncate(time.Microsecond) {
+			t.Errorf("batch at %v after %v", c.Time, last)
+		}
+		last = c.Time
+		for _, e := range c.Events {
+			switch e.Kind {
+			case wire.KindStored:
+				for _, h := range e.BlockHashes {
+					cache[h]++
+				}
+			case wire.KindRemoved:
+				if cache[e.BlockHashes[0]]--; cache[e.BlockHashes[0]] == 0 {
+					delete(cache, e.BlockHashes[0])
+				}
+			case wire.KindCleared:
+				clear(cache)
+			}
+		}
+	}
+	e := newEngine(t, cfg)
+	if err := e.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var digest uint64
+	for h := range cache {
+		digest ^= blockpool.SplitMix64(h)
+	}
+	if s := e.Summary(); batches != s.Batches || restarts != 2 || digest != s.Digest || len(cache) != s.Blocks {
+		t.Errorf("observed %d batches, %d restarts and %d blocks, digest %x; want 2 restarts and %+v", batches, restarts, len(cache), digest, s)
+	}
 }
 
 func TestRestartPassedPublishesAboveTheOldSeq(t *testing.T) {

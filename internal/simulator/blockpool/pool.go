@@ -7,6 +7,7 @@ package blockpool
 import (
 	"encoding/binary"
 	"errors"
+	"slices"
 
 	"github.com/zeebo/xxh3"
 
@@ -38,6 +39,26 @@ func (c Config) withDefaults() (Config, error) {
 		return c, errors.New("configure pool: capacity and block_size must be positive")
 	}
 	return c, nil
+}
+
+// Hashes returns the hashes of the whole blocks of a prompt, in order.
+func (c Config) Hashes(prompt []uint32) []uint64 {
+	c, _ = c.withDefaults() // New reports the error
+	hashes := make([]uint64, 0, len(prompt)/c.BlockSize)
+	var buffer []byte
+	for block := range slices.Chunk(prompt, c.BlockSize) {
+		if len(block) < c.BlockSize {
+			break
+		}
+		parent := c.HashSeed
+		if len(hashes) > 0 {
+			parent = hashes[len(hashes)-1]
+		}
+		var h uint64
+		h, buffer = hash(buffer, parent, block)
+		hashes = append(hashes, h)
+	}
+	return hashes
 }
 
 // Pool is a block pool with the rules of vLLM. A block is found by the hash of all tokens up to its
@@ -210,12 +231,18 @@ func (p *Pool) release(ids []int) {
 }
 
 // hash returns the hash of the block that continues parent with tokens.
-func (p *Pool) hash(parent uint64, tokens []uint32) uint64 {
-	p.buffer = p.buffer[:0]
+func (p *Pool) hash(parent uint64, tokens []uint32) (h uint64) {
+	h, p.buffer = hash(p.buffer, parent, tokens)
+	return h
+}
+
+// hash returns the hash of a block, and the buffer for the next one.
+func hash(buffer []byte, parent uint64, tokens []uint32) (h uint64, reuse []byte) {
+	buffer = buffer[:0]
 	for _, t := range tokens {
-		p.buffer = binary.LittleEndian.AppendUint32(p.buffer, t)
+		buffer = binary.LittleEndian.AppendUint32(buffer, t)
 	}
-	return xxh3.HashSeed(p.buffer, parent)
+	return xxh3.HashSeed(buffer, parent), buffer
 }
 
 // SplitMix64 returns the first output of Vigna's SplitMix64 generator with seed x:

@@ -114,6 +114,19 @@ func TestPoolsWithOtherSeedsUseOtherHashes(t *testing.T) {
 	}
 }
 
+func TestHashesAreThoseOfThePool(t *testing.T) {
+	cfg := blockpool.Config{HashSeed: 3, BlockSize: 4}
+	p := newPool(t, cfg)
+	prompt := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}
+	r, _, _ := p.Start(prompt)
+	if diff := cmp.Diff(r.Hashes(), cfg.Hashes(prompt)); diff != "" || len(r.Hashes()) != 2 {
+		t.Errorf("(-pool +config):\n%s", diff)
+	}
+	if got := cfg.Hashes(prompt[:3]); len(got) != 0 {
+		t.Errorf("a part of a block: got %x", got)
+	}
+}
+
 func TestReplicaEqualsThePool(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		capacity := rapid.IntRange(1, 24).Draw(t, "capacity")
