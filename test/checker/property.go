@@ -29,6 +29,9 @@ const (
 	Reported Property = "Reported"
 	// Convergent: the view equals the blocks of the engine.
 	Convergent Property = "Convergent"
+	// True: no answer of MatchPrefix that says EXACT is wrong, and none that says UPPER_BOUND is below the truth. Package truth
+	// checks it.
+	True Property = "True"
 	// Protocol: messages have the form that the contract specifies.
 	Protocol Property = "Protocol"
 )
