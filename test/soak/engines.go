@@ -11,6 +11,7 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 	"github.com/kvcast/kvcast/internal/simulator/workload"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/truth"
 )
 
 // engine is a dp rank of a worker.
@@ -59,9 +60,13 @@ func faultsOf(seed uint64, lossless bool) simulator.Faults {
 // fleet contains the engines, and the server flags for reading them.
 type fleet struct {
 	engines []*engine
+	truth   *truth.Checker
 	flags   []string
 	cancel  context.CancelFunc
 }
+
+// truthBatches is the number of batches of each engine that answers are compared with.
+const truthBatches = 400
 
 // ranksOf returns the number of ranks of the next worker: every fourth worker has three.
 func ranksOf(worker, left int) int {
@@ -75,7 +80,7 @@ func ranksOf(worker, left int) int {
 // the server.
 func newFleet(ctx context.Context, c config) (_ *fleet, err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	f := &fleet{cancel: cancel}
+	f := &fleet{truth: truth.New(truthBatches), cancel: cancel}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, f.stop())
@@ -129,13 +134,15 @@ func newFleet(ctx context.Context, c config) (_ *fleet, err error) {
 // start adds an engine that waits for a subscriber.
 func (f *fleet) start(ctx context.Context, c config, sockets simulator.SocketConfig, e engine) error {
 	e.seed = c.seed + uint64(len(f.engines))
+	pool := blockpool.Config{Capacity: 512, HashSeed: e.seed}
 	var err error
 	e.Engine, err = simulator.New(simulator.Config{
 		SocketConfig: sockets,
 		BatchConfig:  simulator.BatchConfig{Rank: e.rank},
-		Pool:         blockpool.Config{Capacity: 512, HashSeed: e.seed},
+		Pool:         pool,
 		Workload:     workload.Config{ResetEvery: 600 + 100*len(f.engines)%700},
 		Seed:         e.seed, Faults: faultsOf(e.seed, e.lossless), Rate: c.rate, Subscribers: 1,
+		Observe: f.truth.AddEngine(truth.Rank{Worker: e.worker, DPRank: e.rank}, pool),
 	})
 	if err != nil {
 		return err

@@ -19,6 +19,7 @@ import (
 	"github.com/kvcast/kvcast/client"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/checker"
+	"github.com/kvcast/kvcast/test/truth"
 )
 
 // behavior is the behavior of a subscriber.
@@ -43,6 +44,7 @@ type router struct {
 	conn   *grpc.ClientConn
 	client kvcastv1.RouterEventServiceClient
 	rng    *rand.Rand
+	truth  *truth.Checker // that its entries go to; nil: none
 	// uninterrupted, while true, suspends maxStream and delay.
 	uninterrupted atomic.Bool
 
@@ -168,8 +170,20 @@ func (r *router) receive(m *kvcastv1.SubscribeResponse) error {
 		return err
 	}
 	at := r.checker.Position() // nil within a snapshot
+	if r.truth != nil {
+		for _, e := range m.GetEntries() {
+			r.truth.Receive(m.GetPosition().GetEpoch(), e)
+		}
+	}
 	r.view.Apply(client.Update{Message: m, Position: client.Position{Epoch: at.GetEpoch(), Seq: at.GetSeq()}})
 	return nil
+}
+
+// bounds returns how old an answer of the server may be: it has what the router has received.
+func (r *router) bounds() truth.Bounds {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return truth.Bounds{Delivered: r.checker.Position()}
 }
 
 func (r *router) totals() received {

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/kvcast/kvcast/test/truth"
 )
 
 const (
@@ -34,7 +36,7 @@ type soakRun struct {
 	fleet        *fleet
 	server       *server
 	routers      []*router
-	routerErrors chan error // errors that ended a router or the matcher
+	routerErrors chan error // errors that ended a router, the matcher or the prober
 	matcher      *matcher
 
 	baselineAlone, baselineRouters usage // before the routers subscribe, and at the first check
@@ -107,6 +109,9 @@ func (s *soakRun) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if i == 0 {
+			r.truth = s.fleet.truth
+		}
 		s.routers = append(s.routers, r)
 		all.Go(func() {
 			if err := r.run(following); err != nil {
@@ -117,6 +122,14 @@ func (s *soakRun) run(ctx context.Context) error {
 	s.matcher = &matcher{router: s.routers[0], rng: rand.New(rand.NewPCG(s.seed, 3))}
 	all.Go(func() {
 		if err := s.matcher.run(following); err != nil {
+			s.routerErrors <- err
+		}
+	})
+	prober := truth.Prober{
+		Checker: s.fleet.truth, Client: s.routers[0].client, Seed: s.seed, Interval: matchInterval, Bounds: s.routers[0].bounds,
+	}
+	all.Go(func() {
+		if err := prober.Run(following); err != nil {
 			s.routerErrors <- err
 		}
 	})

@@ -36,6 +36,7 @@ func TestSoak(t *testing.T) {
 		`(?m)^ +\d+s  batches \d+, events \d+, faults [1-9]\d*, repairs [1-9]\d*, .* ranks equal [1-9]`,
 		`(?m)^subscriber reconnecting: \d+ entries, .* [1-9]\d* resumes`,
 		`(?m)^matches: \d+ requests, [1-9]\d* answers compared .*, [1-9]\d* blocks`,
+		`(?m)^truth: [1-9]\d* requests .* [1-9]\d* exact .* 0 wrong$`,
 		`(?m)^server: rss [1-9]`,
 	} {
 		if !regexp.MustCompile(want).MatchString(out.String()) {

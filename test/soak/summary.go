@@ -12,6 +12,7 @@ import (
 // summarise prints the summary of the soak.
 func (s *soakRun) summarise() {
 	s.fail("memory", checkMemory(s.rss))
+	s.fail("true", s.fleet.truth.Counts().Meaningful())
 	sum := s.fleet.summary()
 	s.logf("in all: %d batches, %d events, %d blocks stored, %d removed, %d clears", sum.Batches, sum.Events, sum.Stored, sum.Removed, sum.Cleared)
 	var faults []string
@@ -26,6 +27,7 @@ func (s *soakRun) summarise() {
 	}
 	m := s.matcher.counts
 	s.logf("matches: %d requests, %d answers compared with the view of subscriber %s, %d blocks", m.requests, m.compared, s.routers[0].name, m.blocks)
+	s.logf("truth: %v", s.fleet.truth.Counts())
 	s.logf("ranks compared in %d checks: %d equal, %d incomplete; %.0f repairs", s.checks, s.equal, s.incomplete, s.repaired)
 	if len(s.rss) > 0 {
 		s.logf("server: rss %d to %d MiB; at first %v; without subscribers %v", slices.Min(s.rss)>>20, slices.Max(s.rss)>>20, s.baselineRouters, s.baselineAlone)
