@@ -21,6 +21,7 @@ const (
 	metricEntriesSent   = "kvcast_server_entries_sent_total"
 	metricEntryBytes    = "kvcast_server_entry_bytes_sent_total"
 	metricResponsesSent = "kvcast_server_responses_sent_total"
+	metricBehind        = "kvcast_index_behind_entries"
 	metricOldest        = "kvcast_server_journal_oldest_seq"
 	metricNewest        = "kvcast_server_journal_newest_seq"
 	metricMallocs       = "go_memstats_mallocs_total"

@@ -112,7 +112,10 @@ func (r *replicas) measure(batches int) (delivered, error) {
 		if err := paced(batches, replicaRate, r.rig.send); err != nil {
 			return err
 		}
-		return r.rig.arrive()
+		if err := r.rig.arrive(); err != nil {
+			return err
+		}
+		return r.rig.arriveAtServer() // it also reads the stream, as the replicas do
 	})
 	if err != nil {
 		return delivered{}, err

@@ -167,6 +167,23 @@ func (r *rig) arrive() error {
 	return nil
 }
 
+// arriveAtServer waits until the server has all that was sent, which has no subscribers if they are connected to others.
+func (r *rig) arriveAtServer() error {
+	ctx, cancel := context.WithTimeout(context.Background(), stall)
+	defer cancel()
+	for {
+		m, err := r.server.metrics(ctx)
+		if err == nil && m[metricNewest] >= float64(r.newest()) && m[metricBehind] == 0 {
+			return nil
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the server: it is at %.0f, want %d: %w", m[metricNewest], r.newest(), errors.Join(err, ctx.Err()))
+		}
+	}
+}
+
 // until waits until every subscriber has received a seq.
 func (r *rig) until(seq uint64) error {
 	timer := time.NewTimer(stall)
