@@ -125,8 +125,11 @@ func TestRecordingsMatchTheEnginesBlocks(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			messages := readMessages(t, filepath.Join(captures, c.name+".jsonl.gz"))
 			account := account{missing: c.missing, hybrid: slices.Contains(hybrid, c.name)}
-			if c.name == "vllm-real/offload_cpu_reset/frames" {
+			switch {
+			case c.name == "vllm-real/offload_cpu_reset/frames":
 				account.reports = kvcastv1.Gap_REASON_TIER_NOT_CLEARED // the pool in device memory was cleared
+			case c.missing > 0:
+				account.reports = kvcastv1.Gap_REASON_COPIES_UNSURE
 			}
 			if dir, ok := strings.CutSuffix(c.name, "/frames"); ok {
 				var err error
@@ -176,7 +179,7 @@ type account struct {
 	missing int
 	// hybrid reports whether the engine has other attention groups.
 	hybrid bool
-	// reports is the reason of the one Gap of the recording; 0 if it has none.
+	// reports is the reason of all Gaps of the recording; 0 if it has none.
 	reports kvcastv1.Gap_Reason
 }
 
@@ -302,8 +305,8 @@ func followRecording(t *testing.T, s *process, worker string, messages []message
 			t.Errorf("a gap was reported though nothing was lost: %v", g)
 		}
 	}
-	if want := account.reports != 0; want != (len(gaps) == 1) {
-		t.Errorf("%d gaps were reported, want one for %v: %v", len(gaps), account.reports, want)
+	if account.reports != 0 && len(gaps) == 0 {
+		t.Errorf("no gap was reported, want one for %v", account.reports)
 	}
 }
 
