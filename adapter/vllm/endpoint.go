@@ -119,7 +119,7 @@ func (e *Egress) checkRank(w *worker, rank uint32) {
 	}
 	if own && !published && !w.unpublished {
 		w.unpublished = true
-		e.logger.Warn("worker has more dp ranks than its publisher, which does not publish the others; raise dp_size under egress.zmq.publishers",
+		e.logger.Warn("worker has more dp ranks than its publisher, which does not publish the others; set first_rank and dp_size under egress.zmq.publishers",
 			"worker", w.name, "rank", rank)
 	}
 	if all && len(w.streams) > 1 && !e.oneTopic && !strings.Contains(e.cfg.Topic, "{rank}") {

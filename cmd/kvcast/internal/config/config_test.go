@@ -169,6 +169,8 @@ func TestConfigFileMistakes(t *testing.T) {
 		{withZMQ("connect: [\"tcp://*:1\"]"), `f:4: egress.zmq.connect[0]: "tcp://*:1" is not allowed: want tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH`},
 		{withZMQ("publishers: [{worker: a}]"), `f:4: egress.zmq.publishers[0].bind: is missing: want worker and bind`},
 		{withZMQ("publishers: [{worker: a, bind: \"tcp://*:65535\", dp_size: 2}]"), `f:4: egress.zmq.publishers[0].bind: "tcp://*:65535" is not allowed: want a port with 1 ports after it, one for each dp rank`},
+		{withZMQ("publishers: [{worker: a, bind: \"tcp://*:1\", first_rank: 1023, dp_size: 2}]"), `f:4: egress.zmq.publishers[0].first_rank: "1023" is not allowed: want at most 1022 with 2 dp ranks`},
+		{withZMQ("publishers: [{worker: a, bind: \"tcp://*:1\", first_rank: -1}]"), `f:4: egress.zmq.publishers[0].first_rank: "-1" is not allowed: want 0 to 1023`},
 		{withZMQ("events: maps"), `f:4: egress.zmq.events: "maps" is not allowed: want map or array`},
 		{"egress: {smg: {enabled: true}}", `f:1: egress.smg.enabled: "true" is not allowed: want retain_token_ids: true and emit_token_ids: true as well, since gateways hash token ids`},
 		{"egress:\n  smg:\n    workers: [{worker: a}]", `f:3: egress.smg.workers[0].authority: is missing: want authority and worker`},

@@ -36,10 +36,10 @@ type ZMQ struct {
 	MaxConsumers   int
 }
 
-// Publisher is the endpoints of a worker. Rank r has the ports + r.
+// Publisher is the endpoints of DPSize dp ranks of a worker, from FirstRank on: rank FirstRank + i has the ports + i.
 type Publisher struct {
 	Worker, Bind, Replay string
-	DPSize               int
+	FirstRank, DPSize    int
 }
 
 // EventForm is the encoding of events.
@@ -189,6 +189,7 @@ func publisherFields(p *Publisher) mapping {
 		{key: "worker", node: text(&p.Worker, "", func(s string) bool { return s != "" }, "the name of a worker")},
 		{key: "bind", node: text(&p.Bind, "", isBind, ingestconfig.AllowedBind)},
 		{key: "replay", node: text(&p.Replay, "", isBind, ingestconfig.AllowedBind)},
+		{key: "first_rank", node: rank(&p.FirstRank)},
 		{key: "dp_size", node: number(&p.DPSize, 1, feed.MaxRanks)},
 	}
 }
@@ -309,6 +310,9 @@ func (r *reader) validateZMQ() {
 	for i, p := range z.Publishers {
 		item := fmt.Sprintf("egress.zmq.publishers[%d]", i)
 		r.validateBoth(item, "worker", "bind")
+		if p.FirstRank+p.DPSize > feed.MaxRanks {
+			r.wrongGiven(join(item, "first_rank"), notAllowed(strconv.Itoa(p.FirstRank), fmt.Sprintf("at most %d with %d dp ranks", feed.MaxRanks-p.DPSize, p.DPSize)))
+		}
 		for key, endpoint := range map[string]string{"bind": p.Bind, "replay": p.Replay} {
 			at, ok := ingestconfig.ParseEndpoint(endpoint, true)
 			if ok && at.Transport == ingestconfig.TransportTCP && p.DPSize > 1 && (at.Port == 0 || at.Port+p.DPSize-1 > ingestconfig.MaxPort) {

@@ -113,10 +113,10 @@ func endpoints(c *config.ZMQ) (all []vllm.EndpointConfig) {
 	for _, p := range c.Publishers {
 		bind, _ := ingestconfig.ParseEndpoint(p.Bind, true)
 		replay, hasReplay := ingestconfig.ParseEndpoint(p.Replay, true)
-		for rank := range p.DPSize {
-			e := vllm.EndpointConfig{Worker: p.Worker, Rank: uint32(rank), Bind: bind.OfRank(rank).String()}
+		for i := range p.DPSize {
+			e := vllm.EndpointConfig{Worker: p.Worker, Rank: uint32(p.FirstRank + i), Bind: bind.OfRank(i).String()}
 			if hasReplay {
-				e.Replay = replay.OfRank(rank).String()
+				e.Replay = replay.OfRank(i).String()
 			}
 			all = append(all, e)
 		}
