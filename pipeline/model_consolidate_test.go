@@ -40,6 +40,7 @@ type modelNameState struct {
 	block    *modelTracked
 	sure     bool
 	released int
+	hasChild bool // a store has named it as a parent
 }
 
 // modelIdleNames bounds the names without copies per block and source, not counting the name
@@ -76,12 +77,20 @@ func (mw *modelWorker) rankOf(rank uint32) *modelRank {
 
 // resolve returns the block that a source's hash names.
 func (r *modelRank) resolve(mw *modelWorker, source int, hash uint64) *modelTracked {
-	if h := r.names[modelName{source, hash}]; h != nil {
+	if h := r.nameOf(mw, source, hash); h != nil {
 		return h.block
+	}
+	return nil
+}
+
+// nameOf returns the name that a hash is for a source; nil if there is none.
+func (r *modelRank) nameOf(mw *modelWorker, source int, hash uint64) *modelNameState {
+	if h := r.names[modelName{source, hash}]; h != nil {
+		return h
 	}
 	for other := range mw.sources {
 		if h := r.names[modelName{other, hash}]; h != nil {
-			return h.block
+			return h
 		}
 	}
 	return nil
@@ -108,7 +117,7 @@ func (r *modelRank) liveNames() (n int) {
 }
 
 // release drops a name's copies. The name still resolves, unless its source has too many
-// such names for the block: then the earliest released is deleted.
+// such names for the block: then the earliest released is deleted, of those without children if there are any.
 func (r *modelRank) release(name modelName) {
 	released := r.names[name]
 	r.releases++
@@ -120,6 +129,10 @@ func (r *modelRank) release(name modelName) {
 		}
 	}
 	if len(idle) > modelIdleNames {
+		childless := slices.DeleteFunc(slices.Clone(idle), func(n modelName) bool { return r.names[n].hasChild })
+		if len(childless) > 0 {
+			idle = childless
+		}
 		delete(r.names, slices.MinFunc(idle, func(a, b modelName) int { return r.names[a].released - r.names[b].released }))
 	}
 }
@@ -188,6 +201,7 @@ func (m *model) track(mw *modelWorker, b feed.Batch, e wire.Event) {
 		switch p := r.resolve(mw, b.Source, e.Parent); {
 		case p != nil:
 			parent, parentHash = p.content, p.first
+			r.nameOf(mw, b.Source, e.Parent).hasChild = true
 		case e.Parent == 0:
 			rooted = true
 		}
@@ -232,6 +246,9 @@ func (m *model) track(mw *modelWorker, b feed.Batch, e wire.Event) {
 			refused++
 		} else {
 			parent, parentHash = block.content, block.first
+			if i+1 < len(e.BlockHashes) {
+				r.names[modelName{b.Source, hash}].hasChild = true
+			}
 		}
 	}
 	if refused > 0 {

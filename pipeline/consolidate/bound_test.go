@@ -1,6 +1,7 @@
 package consolidate
 
 import (
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -131,6 +132,38 @@ func TestIdleNamesAreBounded(t *testing.T) {
 	}
 	if _, gone := tr.play(removes(offload, 11)), tr.names.len(); gone != 0 {
 		t.Errorf("names after the last remove: got %d, want 0", gone)
+	}
+}
+
+// TestIdleNamesWithChildrenAreKept renames a block of one source repeatedly, which has stored a child of its first name, or of all names.
+func TestIdleNamesWithChildrenAreKept(t *testing.T) {
+	for name, c := range map[string]struct {
+		parents, kept []uint64
+	}{
+		"none": {nil, []uint64{102, 103, 104, 105}},
+		"one":  {[]uint64{100}, []uint64{100, 103, 104, 105}},
+		"two":  {[]uint64{101, 103}, []uint64{101, 103, 104, 105}},
+		"all":  {[]uint64{100, 101, 102, 103, 104, 105}, []uint64{102, 103, 104, 105}},
+	} {
+		tr := New(2, 100, nil, nil, &Counts{})
+		tr.play(stores(offload, storeOf(contents(7), 11)))
+		for h := uint64(100); h < 106; h++ {
+			tr.play(stores(engine, storeOf(contents(7), h)))
+			if slices.Contains(c.parents, h) {
+				tr.play(stores(engine, continuing(h, storeOf(contents(h), 1000+h))))
+			}
+			tr.play(removes(engine, h))
+		}
+		var kept []uint64
+		for h := uint64(100); h < 106; h++ {
+			if tr.Resolves(engine, h) {
+				kept = append(kept, h)
+			}
+		}
+		if diff := cmp.Diff(c.kept, kept); diff != "" {
+			t.Errorf("%s: names that resolve (-want +got):\n%s", name, diff)
+		}
+		checkTracker(t, tr)
 	}
 }
 

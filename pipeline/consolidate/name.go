@@ -28,8 +28,10 @@ const (
 	flagIdle    nameFlags = 1 << 7
 	// flagCopies is set if Tracker.copies may have the name.
 	flagCopies      nameFlags = 1 << 8
-	flagParent      nameFlags = 1 << 9
-	generationShift           = 10
+	flagParent nameFlags = 1 << 9
+	// flagNamed is set if a store has named the name as the parent of a block.
+	flagNamed       nameFlags = 1 << 10
+	generationShift           = 11
 	maxGeneration             = 1<<(32-generationShift) - 1
 )
 
@@ -61,16 +63,22 @@ func (t *Tracker) name(source int, hash uint64) uint32 {
 
 // resolve returns the block that a hash names for a source; 0 if no source has such a name.
 func (t *Tracker) resolve(source int, hash uint64) uint32 {
+	nameID := t.resolveName(source, hash)
+	if nameID == 0 {
+		return 0
+	}
+	return t.names.at(nameID).block
+}
+
+// resolveName returns the name that a hash is for a source: its own, or that of another source; 0 if there is none.
+func (t *Tracker) resolveName(source int, hash uint64) uint32 {
 	nameID := t.name(source, hash)
 	for other := 0; nameID == 0 && other < t.sources; other++ {
 		if other != source {
 			nameID = t.name(other, hash)
 		}
 	}
-	if nameID == 0 {
-		return 0
-	}
-	return t.names.at(nameID).block
+	return nameID
 }
 
 // Resolves reports whether a hash names a block for a source.
@@ -146,7 +154,7 @@ func (t *Tracker) setCount(nameID uint32, c copies.Count) {
 	if n.flags&flagCopies != 0 {
 		delete(t.copies, nameID)
 	}
-	n.flags = n.flags&(flagsSource|flagParent) | t.generation(n.source())
+	n.flags = n.flags&(flagsSource|flagParent|flagNamed) | t.generation(n.source())
 	if c != (copies.Count{}) {
 		n.flags |= flagCopies
 		t.copies[nameID] = c
@@ -253,18 +261,25 @@ func (t *Tracker) makeIdle(nameID uint32) {
 	t.boundIdle(source, block)
 }
 
-// boundIdle erases the idle name of a source for a block that became idle first, if there are
-// more than maxIdleNames. It never erases the router hash, since other sources' stores may name
-// it as a parent.
+// boundIdle erases an idle name of a source for a block, if there are more than maxIdleNames: of
+// those that no store has named as a parent the one that became idle first, else of all. It never
+// erases the router hash, since other sources' stores may name it as a parent.
 func (t *Tracker) boundIdle(source int, block uint32) {
 	b := t.blocks.at(block)
-	idle, first := 0, uint32(0)
+	idle, first, unnamed := 0, uint32(0), uint32(0)
 	for nameID, n := range t.ring(b.idle) {
 		if n.source() == source && n.hash != b.routerHash {
 			idle, first = idle+1, nameID
+			if n.flags&flagNamed == 0 {
+				unnamed = nameID
+			}
 		}
 	}
-	if idle > maxIdleNames {
+	switch {
+	case idle <= maxIdleNames:
+	case unnamed != 0:
+		t.eraseName(unnamed)
+	default:
 		t.eraseName(first)
 	}
 }

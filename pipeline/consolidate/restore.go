@@ -263,7 +263,7 @@ func (r *restoration) name(block uint32, live bool) error {
 	}
 	r.namesPrefetched--
 	hash, flags := next(r, &s.NameHashes), next(r, &s.NameFlags)
-	source := int(flags >> storedSourceShift)
+	source := int(flags &^ storedNamed >> storedSourceShift)
 	if source >= r.sources {
 		return fmt.Errorf("name %x of source %d, want less than %d", hash, source, r.sources)
 	}
@@ -271,6 +271,9 @@ func (r *restoration) name(block uint32, live bool) error {
 		return fmt.Errorf("name %x of source %d: another name is the same", hash, source)
 	}
 	nameID := r.addName(source, hash, block)
+	if flags&storedNamed != 0 {
+		r.names.at(nameID).flags |= flagNamed
+	}
 	if !live {
 		if flags&(1<<storedSourceShift-1) != 0 {
 			return fmt.Errorf("name %x of source %d is idle, and has flags %#x", hash, source, flags)

@@ -10,14 +10,25 @@ import (
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 
-// Flags of names in stored state. Idle names have none: the store that makes a name live sets its parent,
-// copies and generation.
+// Flags of names in stored state, beside the source. Idle names have storedNamed alone: the store that makes a name live sets
+// its parent, copies and generation.
 const (
 	storedParent = 1 << iota
 	storedStale
 	storedCopies
 	storedSourceShift = iota
+	// storedNamed is above the source.
+	storedNamed = 1 << (storedSourceShift + 7)
 )
+
+// storedFlags returns the source and the flag that names have whether they are idle or not.
+func storedFlags(n *name) uint64 {
+	flags := uint64(n.source()) << storedSourceShift
+	if n.flags&flagNamed != 0 {
+		flags |= storedNamed
+	}
+	return flags
+}
 
 // AppendState appends the tracker's state, an encoded kvcast.state.v1.Tracker, from which Restore makes
 // a tracker that decides everything as this tracker does. The state does not include changes that
@@ -100,7 +111,7 @@ func (t *Tracker) appendNames(c *columns, b *block) {
 	live := len(c.NameHashes) - first
 	for _, n := range t.ring(b.idle) {
 		c.NameHashes = append(c.NameHashes, n.hash)
-		c.nameFlags = protowire.AppendVarint(c.nameFlags, uint64(n.source())<<storedSourceShift)
+		c.nameFlags = protowire.AppendVarint(c.nameFlags, storedFlags(n))
 	}
 	names := c.NameHashes[first:]
 	router := slices.Index(names, b.routerHash) + 1
@@ -113,7 +124,7 @@ func (t *Tracker) appendNames(c *columns, b *block) {
 }
 
 func (t *Tracker) appendLive(c *columns, id uint32, n *name) {
-	flags := uint64(n.source()) << storedSourceShift
+	flags := storedFlags(n)
 	if n.flags&flagParent != 0 {
 		flags |= storedParent
 		c.NameParents = append(c.NameParents, n.parent)

@@ -48,7 +48,7 @@ func TestRestoreReportsInvalidState(t *testing.T) {
 			func(s *statev1.Tracker) { s.CountedNames = append(s.CountedNames, 0) }, "generations of 2 and counted names of 3 sources, want 2",
 		},
 		"generation": {
-			func(s *statev1.Tracker) { s.Generations[1] = maxGeneration + 1 }, "source 1: generation 4194304, want at most 4194303",
+			func(s *statev1.Tracker) { s.Generations[1] = maxGeneration + 1 }, "source 1: generation 2097152, want at most 2097151",
 		},
 		"counted names": {
 			func(s *statev1.Tracker) { s.CountedNames[1] = 8 }, "source 1: children of 8 names counted, of up to 7",

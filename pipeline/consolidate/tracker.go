@@ -38,8 +38,8 @@ import (
 //     name the same blocks. A name that its source stores as another block refers to that block
 //     from then on.
 //   - A source has at most maxIdleNames idle names for a block, apart from the block's router
-//     hash; the name that became idle first is dropped. This bounds the names of an engine
-//     that keeps renaming its blocks.
+//     hash. Of those that no store has named as a parent the one that became idle first is
+//     dropped, else of all. This bounds the names of an engine that keeps renaming its blocks.
 //   - Routers know a block by its router hash: the hash of its first store.
 //   - A gap of a source makes its names stale, with one copy each, until it stores them
 //     again. A block with only stale names is removed when any source removes it, or to make
@@ -158,6 +158,8 @@ type blockStore struct {
 	rooted    bool
 	hasTokens bool
 	op        copies.Op
+	// name is the name of the block, which storeBlock sets; 0 if it was refused.
+	name uint32
 }
 
 // Store applies a store event of a source. op is its effect on blocks that the source has.
@@ -181,7 +183,12 @@ func (t *Tracker) storeBlocks(source int, e *wire.Event, op copies.Op, scope uin
 	firstChange := len(t.changes)
 	parent := parentBlock{rooted: !e.HasParent}
 	if e.HasParent {
-		id := t.resolve(source, e.Parent)
+		nameID, id := t.resolveName(source, e.Parent), uint32(0)
+		if nameID != 0 {
+			n := t.names.at(nameID)
+			n.flags |= flagNamed
+			id = n.block
+		}
 		parent = t.parentBlock(id, e.Parent)
 		parent.rooted = id == 0 && e.Parent == 0 // some engines write 0 for the parent of a first block
 	}
@@ -195,6 +202,9 @@ func (t *Tracker) storeBlocks(source int, e *wire.Event, op copies.Op, scope uin
 			c = content{scope, wire.SequenceHash(parent.content.sequence, e.TokensHashes[i])}
 		}
 		id, isNew := t.storeBlock(&s, c)
+		if s.name != 0 && i+1 < len(e.BlockHashes) {
+			t.names.at(s.name).flags |= flagNamed
+		}
 		s.parent, s.rooted = hash, false
 		if isNew {
 			t.queueStored(firstChange, i, parent)
@@ -257,10 +267,12 @@ func (t *Tracker) storeBlock(s *blockStore, c content) (id uint32, isNew bool) {
 	if becomesLive {
 		if !t.check(t.liveNames < t.sources*t.maxBlocks) || nameID == 0 && t.names.len() >= maxRecords || id == 0 && !t.makeRoom() {
 			t.counts.Refused[RefusedRank]++
+			s.name = 0
 			return 0, false
 		}
 		if !t.use(nameID == 0, id == 0) {
 			t.counts.Refused[RefusedTotal]++
+			s.name = 0
 			return 0, false
 		}
 		if id == 0 {
@@ -280,6 +292,7 @@ func (t *Tracker) storeBlock(s *blockStore, c content) (id uint32, isNew bool) {
 		t.makeLive(nameID)
 	}
 	t.setCount(nameID, count)
+	s.name = nameID
 	return id, isNew
 }
 
