@@ -148,6 +148,8 @@ const (
 	GapReplayForeign GapReason = 15
 	// GapCopiesUnsure: the engine announces blocks that it reuses, so that its copies cannot be counted.
 	GapCopiesUnsure GapReason = 16
+	// GapConnectorTier: a connector keeps chunks of several blocks in a tier, and may not tell which it removes.
+	GapConnectorTier GapReason = 17
 )
 
 var gapReasonNames = [...]string{
@@ -164,6 +166,7 @@ var gapReasonNames = [...]string{
 	GapReplayUnproved:     "replay_unproved",
 	GapReplayForeign:      "replay_foreign",
 	GapCopiesUnsure:       "copies_unsure",
+	GapConnectorTier:      "connector_tier",
 }
 
 // String returns the reason's name, which is also its metric label.

@@ -17,6 +17,7 @@ var effects = map[wire.Effect]struct {
 	wire.EffectSkipped:        {feed.GapEventsSkipped, "events skipped: blocks may be missing, or known although they are gone"},
 	wire.EffectBlockSize:      {feed.GapBlockSizeMismatch, "blocks skipped: not the worker's block size"},
 	wire.EffectUnknownContent: {feed.GapUnknownContent, "content of blocks unknown: no prompt matches them"},
+	wire.EffectConnector:      {feed.GapConnectorTier, "a connector keeps chunks of several blocks below device memory, and may not tell which it removes"},
 }
 
 // doubts returns what the rules have left out or not understood of the batch that the intake has decoded, and logs it.
@@ -47,12 +48,17 @@ func (p *publisher) detail(in *intake, reason wire.Reason) (detail string, args 
 		got, want := p.rules.ForeignBlockSize, p.worker.blockSize.Tokens
 		args = []any{"block_size", got, "want", want, "hint", "set the worker's block_size to the engine's"}
 		switch {
-		case p.rules.ForeignTier == wire.TierHostPinned:
-			args[5] = "LMCache stores chunks: set its chunk_size to the worker's block size"
+		case p.rules.ForeignTier != wire.TierDevice:
+			args[5] = "a connector's chunks must be a multiple of the worker's block size, as LMCache's chunk_size"
 		case !p.worker.blockSize.Configured:
 			args[5] = "the engine stores blocks of several sizes"
 		}
 		return fmt.Sprintf("the engine's blocks have %d tokens; want %d", got, want), args
+	case wire.ReasonChunks:
+		if p.rules.ForeignBlockSize == 0 { // they came before the size of the worker's blocks was known, and were removed
+			return "blocks of another size were removed", nil
+		}
+		return fmt.Sprintf("chunks of %d tokens", p.rules.ForeignBlockSize), []any{"chunk_tokens", p.rules.ForeignBlockSize, "block_size", p.worker.blockSize.Tokens}
 	case wire.ReasonObjectKey:
 		return reason.String(), []any{"hint", "the source names objects in place of blocks: remove it, and read the engines' own events"}
 	default:

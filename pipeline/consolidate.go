@@ -100,7 +100,11 @@ func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 	case e.Kind == wire.KindRemoved:
 		detected := l.removeOp(b, e)
 		for i, hash := range e.BlockHashes {
-			s.tracker.Remove(b.Source, hash, copies.RemoveOp(b.CopyRule, e, i, detected))
+			op := copies.RemoveOp(b.CopyRule, e, i, detected)
+			s.tracker.Remove(b.Source, hash, op)
+			for part := wire.PartBefore(hash); e.Tier > wire.TierDevice && s.tracker.Has(b.Source, part); part = wire.PartBefore(part) {
+				s.tracker.Remove(b.Source, part, op)
+			}
 		}
 		l.emitChanges(b, s.tracker, nil)
 	}

@@ -59,6 +59,7 @@ type Lane struct {
 	counts      laneCounts
 	// event is reused by emitChanges.
 	event         wire.Event
+	parts         []uint64 // is reused by remove
 	announcements copies.Detector
 	engineBlocks  engineBlocks
 }
@@ -293,8 +294,30 @@ func (l *Lane) store(b *feed.Batch, e *wire.Event) {
 	l.extendRun(b, &key, e, hasParent, op)
 }
 
-// remove appends a remove to the pending run, and emits the run if it is full.
+// remove applies a remove, and below device memory the removes of the blocks of the chunks that it names.
 func (l *Lane) remove(b *feed.Batch, e *wire.Event) {
+	l.removeBlocks(b, e)
+	if e.Tier <= wire.TierDevice || l.consolidation == dedup {
+		return
+	}
+	t := l.rank(b.Rank).tables[e.Tier]
+	if t == nil {
+		return
+	}
+	parts := l.parts[:0]
+	for _, hash := range e.BlockHashes {
+		for part := wire.PartBefore(hash); t.has(part); part = wire.PartBefore(part) {
+			parts = append(parts, part)
+		}
+	}
+	l.removeBlocks(b, &wire.Event{Kind: wire.KindRemoved, Tier: e.Tier, BlockHashes: parts})
+	if cap(parts) <= maxPrefetch {
+		l.parts = parts
+	}
+}
+
+// removeBlocks appends a remove to the pending run, and emits the run if it is full.
+func (l *Lane) removeBlocks(b *feed.Batch, e *wire.Event) {
 	if len(e.BlockHashes) == 0 {
 		return
 	}

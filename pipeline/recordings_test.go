@@ -212,7 +212,7 @@ func (p *recordingPlayer) play(t *testing.T, b recordedBatch) {
 // doubtsOf returns the doubts of a batch as ingest passes them on.
 func doubtsOf(b *wire.Batch) (all []feed.Doubt) {
 	gaps := map[wire.Effect]feed.GapReason{
-		wire.EffectSkipped: feed.GapEventsSkipped, wire.EffectBlockSize: feed.GapBlockSizeMismatch, wire.EffectUnknownContent: feed.GapUnknownContent,
+		wire.EffectSkipped: feed.GapEventsSkipped, wire.EffectBlockSize: feed.GapBlockSizeMismatch, wire.EffectUnknownContent: feed.GapUnknownContent, wire.EffectConnector: feed.GapConnectorTier,
 	}
 	for reason, tiers := range b.Doubts {
 		if tiers != 0 {

@@ -122,6 +122,55 @@ func TestSnapshotCommand(t *testing.T) {
 	}
 }
 
+// TestChunksOfAConnectorMatch has chunks of four tokens in host memory beside blocks of two on the device.
+func TestChunksOfAConnectorMatch(t *testing.T) {
+	testclass.Process(t)
+	t.Parallel()
+	p := publisherOf(t, simulator.SocketConfig{})
+	s := serve(t, "--worker", "name=w,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint())
+	if err := p.WaitSubscribed(harness.Context(t), 1); err != nil {
+		t.Fatal(err)
+	}
+	batches := 0
+	match := func(events ...wire.Event) string {
+		t.Helper()
+		publish(t, p, events...)
+		batches++
+		s.metric(fmt.Sprintf(`kvcast_ingest_batches_total{worker="w"} %d`, batches))
+		s.metric("kvcast_index_behind_entries 0")
+		got, err := s.client().MatchPrefix(t.Context(), &kvcastv1.MatchPrefixRequest{Prompts: []*kvcastv1.Prompt{{TokenIds: []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := ""
+		for _, m := range got.GetPrompts()[0].GetMatches() {
+			text += fmt.Sprintf("%d tokens", m.GetTokens())
+			for _, tier := range m.GetTiers() {
+				text += fmt.Sprintf(", %v %v %d", tier.GetTier(), tier.GetTrust(), tier.GetTokens())
+			}
+		}
+		return text
+	}
+	chunks := wire.Event{
+		Kind: wire.KindStored, Medium: "CPU", BlockHashes: []uint64{71, 72}, BlockSize: 4, Tokens: []uint32{1, 2, 3, 4, 5, 6, 7, 8},
+	}
+	for _, c := range []struct {
+		event wire.Event
+		want  string
+	}{
+		{wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1}, BlockSize: 2, Tokens: []uint32{1, 2}}, "2 tokens, TIER_DEVICE TRUST_UNSPECIFIED 2"},
+		{chunks, "8 tokens, TIER_DEVICE TRUST_EXACT 2, TIER_HOST_PINNED TRUST_DEGRADED 8"},
+		{wire.Event{Kind: wire.KindRemoved, Medium: "CPU", BlockHashes: []uint64{72}}, "4 tokens, TIER_DEVICE TRUST_EXACT 2, TIER_HOST_PINNED TRUST_DEGRADED 4"},
+		{wire.Event{Kind: wire.KindRemoved, Medium: "CPU", BlockHashes: []uint64{71}}, "2 tokens, TIER_DEVICE TRUST_EXACT 2"},
+	} {
+		if got := match(c.event); got != c.want {
+			t.Errorf("after %v: got %s, want %s", c.event.BlockHashes, got, c.want)
+		}
+	}
+	s.metric(`kvcast_index_degraded{dp_rank="0",reason="connector_tier",worker="w"} 1`)
+	s.metric(`kvcast_ingest_events_skipped_total{reason="chunks",worker="w"} 1`)
+}
+
 // TestBlocksOfAnotherSizeAreReported has a worker whose block size is not the engine's: kvcast must say so wherever an operator
 // looks.
 func TestBlocksOfAnotherSizeAreReported(t *testing.T) {

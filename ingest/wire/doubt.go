@@ -27,6 +27,8 @@ const (
 	EffectBlockSize
 	// EffectUnknownContent: the engine may reuse blocks that no tokens match.
 	EffectUnknownContent
+	// EffectConnector: a connector keeps the blocks of the tier, and may not tell which it removes.
+	EffectConnector
 )
 
 // reasons are the rows of the table of all that Decoder and Rules leave out, or do not understand. Nothing is left out
@@ -54,6 +56,7 @@ var reasons = [NumReasons]struct {
 	ReasonUnknownContent:        {"unknown_content", EffectUnknownContent, 0},
 	ReasonPartialBlock:          {"partial_block", EffectUpperBound, 0},
 	ReasonObjectKey:             {"object_key_only", EffectSkipped, 0},
+	ReasonChunks:                {"chunks", EffectConnector, 0},
 }
 
 // String returns the reason's metric label.

@@ -68,7 +68,11 @@ func TestTrustTable(t *testing.T) {
 		wire.ReasonBadUTF8: {{"medium", []any{stored(obj{"medium": raw("\xa1\xff")}, 1)}, wire.AllTiers, wire.EffectSkipped}},
 		wire.ReasonBlockSizeMismatch: {
 			{"device", []any{good, stored(obj{"block_size": 2, "token_ids": []any{1, 2}}, 1)}, device, wire.EffectBlockSize},
-			{"host memory", []any{good, stored(with(host, obj{"block_size": 2, "token_ids": []any{1, 2}}), 1)}, tier(wire.TierHostPinned), wire.EffectBlockSize},
+			{"host memory", []any{sized(2, nil, 1), sized(3, host, 2)}, tier(wire.TierHostPinned), wire.EffectBlockSize},
+		},
+		wire.ReasonChunks: {
+			{"host memory", []any{sized(2, nil, 1), sized(4, host, 2)}, tier(wire.TierHostPinned), wire.EffectConnector},
+			{"before the blocks of the device", []any{sized(3, host, 2), sized(2, nil, 1)}, wire.LowerTiers, wire.EffectConnector},
 		},
 		wire.ReasonTokensShort:  {{"store", []any{stored(obj{"token_ids": []any{1}}, 1, 2)}, device, wire.EffectSkipped}},
 		wire.ReasonRepeatedHash: {{"store", []any{stored(host, 1, 1)}, tier(wire.TierHostPinned), wire.EffectSkipped}},

@@ -303,6 +303,9 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 		r.doubt(ReasonPartialBlock, ev.Tier, counts)
 		return false
 	}
+	if !hashOnly && r.isChunk(ev) {
+		known = r.splitChunks(ev, known, counts)
+	}
 	if !hashOnly && !r.fitsBlockSize(ev, rank) {
 		r.doubt(ReasonBlockSizeMismatch, ev.Tier, counts)
 		r.ForeignBlockSize, r.ForeignTier = ev.BlockSize, ev.Tier
@@ -316,7 +319,7 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 		ev.HashesOnly, ev.BlockSize = true, 0 // the size says nothing about blocks with tokens
 		return true
 	}
-	r.learnBlockSize(ev)
+	r.learnBlockSize(ev, counts)
 	if ev.HasLoRAID && ev.LoRAName == "" || ev.OpaqueTokens || ev.sparse() {
 		known, told = 0, false
 	}
@@ -443,10 +446,15 @@ func (r *Rules) fitsBlockSize(ev *Event, rank uint32) bool {
 }
 
 // learnBlockSize sets the worker's block size to the block size of an admitted store.
-func (r *Rules) learnBlockSize(ev *Event) {
+func (r *Rules) learnBlockSize(ev *Event, counts *Counts) {
 	if ev.BlockSize == r.blockSize.Tokens {
 		r.blockSize.offDevice = r.blockSize.offDevice && ev.Tier != TierDevice
 		return
+	}
+	if r.blockSize.offDevice { // the blocks of a connector, which are removed
+		counts[ReasonChunks]++
+		r.doubts[ReasonChunks] |= LowerTiers
+		r.hasDoubts = true
 	}
 	ev.ReplacesBlockSize = r.blockSize.Tokens != 0
 	*r.blockSize = BlockSize{Tokens: ev.BlockSize, offDevice: ev.Tier != TierDevice}

@@ -346,6 +346,8 @@ const (
 	ReasonPartialBlock
 	// ReasonObjectKey is an event that names an object of a store, and no block.
 	ReasonObjectKey
+	// ReasonChunks is a store that is not left out, of chunks of several blocks below device memory.
+	ReasonChunks
 
 	NumReasons = iota
 )

@@ -496,6 +496,9 @@ const (
 	// The engine announces blocks that it reuses, so that its copies cannot be counted: blocks
 	// may be missing.
 	DegradedReason_DEGRADED_REASON_COPIES_UNSURE DegradedReason = 14
+	// A connector keeps the blocks of this tier, and may not tell which it removes: known
+	// blocks may be gone.
+	DegradedReason_DEGRADED_REASON_CONNECTOR_TIER DegradedReason = 15
 )
 
 // Enum value maps for DegradedReason.
@@ -516,6 +519,7 @@ var (
 		12: "DEGRADED_REASON_REPLAY_UNPROVED",
 		13: "DEGRADED_REASON_REPLAY_FOREIGN",
 		14: "DEGRADED_REASON_COPIES_UNSURE",
+		15: "DEGRADED_REASON_CONNECTOR_TIER",
 	}
 	DegradedReason_value = map[string]int32{
 		"DEGRADED_REASON_UNSPECIFIED":         0,
@@ -533,6 +537,7 @@ var (
 		"DEGRADED_REASON_REPLAY_UNPROVED":     12,
 		"DEGRADED_REASON_REPLAY_FOREIGN":      13,
 		"DEGRADED_REASON_COPIES_UNSURE":       14,
+		"DEGRADED_REASON_CONNECTOR_TIER":      15,
 	}
 )
 
@@ -1476,7 +1481,7 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x11TRUST_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vTRUST_EXACT\x10\x01\x12\x15\n" +
 	"\x11TRUST_UPPER_BOUND\x10\x02\x12\x12\n" +
-	"\x0eTRUST_DEGRADED\x10\x03*\x99\x04\n" +
+	"\x0eTRUST_DEGRADED\x10\x03*\xbd\x04\n" +
 	"\x0eDegradedReason\x12\x1f\n" +
 	"\x1bDEGRADED_REASON_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bDEGRADED_REASON_JOINED_LATE\x10\x01\x12\x17\n" +
@@ -1493,7 +1498,8 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	" DEGRADED_REASON_TIER_NOT_CLEARED\x10\v\x12#\n" +
 	"\x1fDEGRADED_REASON_REPLAY_UNPROVED\x10\f\x12\"\n" +
 	"\x1eDEGRADED_REASON_REPLAY_FOREIGN\x10\r\x12!\n" +
-	"\x1dDEGRADED_REASON_COPIES_UNSURE\x10\x0eB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
+	"\x1dDEGRADED_REASON_COPIES_UNSURE\x10\x0e\x12\"\n" +
+	"\x1eDEGRADED_REASON_CONNECTOR_TIER\x10\x0fB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
 
 var (
 	file_kvcast_v1_worker_proto_rawDescOnce sync.Once

@@ -25,6 +25,7 @@ const (
 	replayUnproved    = kvcastv1.DegradedReason_DEGRADED_REASON_REPLAY_UNPROVED
 	replayForeign     = kvcastv1.DegradedReason_DEGRADED_REASON_REPLAY_FOREIGN
 	copiesUnsure      = kvcastv1.DegradedReason_DEGRADED_REASON_COPIES_UNSURE
+	connectorTier     = kvcastv1.DegradedReason_DEGRADED_REASON_CONNECTOR_TIER
 )
 
 // advice says what each reason means for the blocks of a rank, and after the semicolon what to do. docs/troubleshooting.md has
@@ -44,6 +45,7 @@ var advice = map[kvcastv1.DegradedReason]string{
 	replayUnproved:    "the engine has published nothing since its replay was read, so that the replay socket may be another engine's; send it a request",
 	replayForeign:     "the replay socket belongs to another engine: blocks are missing; set the worker's replay to that of its own engine",
 	copiesUnsure:      "the engine announces blocks that it reuses (kv_cache_report_mode full), so that copies cannot be counted: blocks may be missing; use report mode incremental",
+	connectorTier:     "a connector keeps chunks of several blocks in this tier, and may not tell which it removes; rely on the device",
 }
 
 // laterReason is the advice for a reason of a later version.
