@@ -26,8 +26,9 @@ type Router struct {
 	first   uint64            // seq of the first entry
 	view    *client.View
 	gaps    int
-	err     error         // the first violation
-	changed chan struct{} // closed by the next update
+	lost    map[string]bool // workers with gaps
+	err     error           // the first violation
+	changed chan struct{}   // closed by the next update
 }
 
 // RouterConfig configures a Router.
@@ -42,7 +43,7 @@ type RouterConfig struct {
 // Follow follows the entries from the first on, of a server or of several, separated by commas.
 func Follow(t *testing.T, addr string, config RouterConfig) *Router {
 	t.Helper()
-	r := &Router{config: config, view: client.NewView(), eventID: make(map[string]uint64), changed: make(chan struct{})}
+	r := &Router{config: config, view: client.NewView(), eventID: make(map[string]uint64), lost: make(map[string]bool), changed: make(chan struct{})}
 	c, err := client.New(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -91,8 +92,9 @@ func (r *Router) receive(u client.Update) error {
 				return fmt.Errorf("entry %d: got event id %d of %s after %d", e.GetSeq(), ev.GetEventId(), e.GetWorker(), last)
 			}
 			r.eventID[e.GetWorker()] = ev.GetEventId()
-			if g := ev.GetGap(); g != nil {
+			if g := ev.GetGap(); g != nil && g.GetReason() != kvcastv1.Gap_REASON_REPLAY_UNPROVED { // an unproved socket is no loss
 				r.gaps++
+				r.lost[e.GetWorker()] = true
 				if !r.config.Lossless {
 					continue
 				}
@@ -184,7 +186,7 @@ func (r *Router) Converge(ctx context.Context, engines map[string]client.BlocksD
 			if len(w.Ranks) != 1 {
 				return fmt.Errorf("%s has ranks %+v, want one", w.Name, w.Ranks)
 			}
-			if w.Ranks[0].Gaps > 0 && !r.config.Lossless {
+			if r.lost[w.Name] && !r.config.Lossless {
 				continue
 			}
 			if got, want := w.Ranks[0].Blocks[kvcastv1.Tier_TIER_DEVICE], engines[w.Name]; got != want {
