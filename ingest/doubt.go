@@ -55,10 +55,10 @@ func (p *publisher) detail(in *intake, reason wire.Reason) (detail string, args 
 		}
 		return fmt.Sprintf("the engine's blocks have %d tokens; want %d", got, want), args
 	case wire.ReasonChunks:
-		if p.rules.ForeignBlockSize == 0 { // they came before the size of the worker's blocks was known, and were removed
+		if p.rules.ChunkSize == 0 { // they came before the size of the worker's blocks was known, and were removed
 			return "blocks of another size were removed", nil
 		}
-		return fmt.Sprintf("chunks of %d tokens", p.rules.ForeignBlockSize), []any{"chunk_tokens", p.rules.ForeignBlockSize, "block_size", p.worker.blockSize.Tokens}
+		return fmt.Sprintf("chunks of %d tokens", p.rules.ChunkSize), []any{"chunk_tokens", p.rules.ChunkSize, "block_size", p.worker.blockSize.Tokens}
 	case wire.ReasonObjectKey:
 		return reason.String(), []any{"hint", "the source names objects in place of blocks: remove it, and read the engines' own events"}
 	default:

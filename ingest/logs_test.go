@@ -32,9 +32,8 @@ func TestLogNamesSources(t *testing.T) {
 	)
 }
 
-// TestLogNamesLMCacheIfItsChunksAreSkipped sends stores of a connector with another block size than
-// the engine.
-func TestLogNamesLMCacheIfItsChunksAreSkipped(t *testing.T) {
+// TestChunksOfConnectorsAreLogged sends stores of a connector of four blocks, and of a size that is no multiple of the engine's.
+func TestChunksOfConnectorsAreLogged(t *testing.T) {
 	t.Parallel()
 	var log harness.Log
 	e := newEngine(t)
@@ -43,14 +42,20 @@ func TestLogNamesLMCacheIfItsChunksAreSkipped(t *testing.T) {
 	r := newRecorder(t)
 	_, stop := start(t, c, r)
 	e.awaitSubscriber("")
-	chunk := storedBlocks(4*blockSize, 2)
-	chunk = append(chunk[:len(chunk)-len("GPU")], "CPU"...)
-	e.publish(0, stored(1), chunk, chunk)
+	chunk := func(size int) []byte {
+		chunk := storedBlocks(size, 2)
+		return append(chunk[:len(chunk)-len("GPU")], "CPU"...)
+	}
+	e.publish(0, stored(1), chunk(4*blockSize), chunk(4*blockSize), chunk(blockSize+1))
 	for !strings.Contains(r.next(), "batch") {
 	}
 	stop()
-	log.Want(t, fmt.Sprintf(`level=WARN msg="blocks skipped: not the worker's block size" worker=w source=0 rank=0 seq=0 reason=block_size_mismatch block_size=%d want=%d `+
-		`hint="LMCache stores chunks: set its chunk_size to the worker's block size" suppressed=0`, 4*blockSize, blockSize))
+	log.Want(t,
+		fmt.Sprintf(`level=WARN msg="blocks skipped: not the worker's block size" worker=w source=0 rank=0 seq=0 reason=block_size_mismatch block_size=%d want=%d `+
+			`hint="a connector's chunks must be a multiple of the worker's block size, as LMCache's chunk_size" suppressed=0`, blockSize+1, blockSize),
+		fmt.Sprintf(`level=WARN msg="a connector keeps chunks of several blocks below device memory, and may not tell which it removes" worker=w source=0 rank=0 seq=0 `+
+			`reason=chunks chunk_tokens=%d block_size=%d suppressed=0`, 4*blockSize, blockSize),
+	)
 }
 
 // TestObjectsInPlaceOfBlocksAreLogged sends an event of the form that Mooncake's master has.

@@ -32,7 +32,7 @@ type Config struct {
 	// them. nil means no bound. A block uses 1 unit of Blocks, some 90 bytes. A block of a worker
 	// with consolidated sources uses 2 units, and 1 unit for each of its names.
 	Blocks, AttributeBytes *budget.Budget
-	// Logger logs blocks that are refused or evicted; nil: nothing is logged. Lines of one kind are at most one in
+	// Logger logs blocks that are refused or evicted, and doubts; nil: nothing is logged. Lines of one kind are at most one in
 	// 10 s for each worker.
 	Logger *slog.Logger
 	// Durable passes journal.Record.State to the journal, from which Recovery recovers the state.

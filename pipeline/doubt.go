@@ -31,9 +31,16 @@ func (l *Lane) reportDoubts(b *feed.Batch) {
 	}
 }
 
-// reportDoubt emits a Gap, unless one was emitted for the reason in all of the tiers since they were cleared. Routers hold
-// the blocks of deduplicated sources in one tier, so that a doubt about another concerns it.
-func (l *Lane) reportDoubt(rank uint32, source int, d feed.Doubt) {
+// doubt reports a doubt of the pipeline's own, and logs it.
+func (l *Lane) doubt(b *feed.Batch, d feed.Doubt) {
+	if l.reportDoubt(b.Rank, b.Source, d) {
+		l.logDoubt(b, d)
+	}
+}
+
+// reportDoubt emits a Gap, unless one was emitted for the reason in all of the tiers since they were cleared: reported is false
+// then. Routers hold the blocks of deduplicated sources in one tier, so that a doubt about another concerns it.
+func (l *Lane) reportDoubt(rank uint32, source int, d feed.Doubt) (reported bool) {
 	r := l.rank(rank)
 	if l.consolidation == dedup {
 		d.Tiers = wire.AllTiers
@@ -42,7 +49,7 @@ func (l *Lane) reportDoubt(rank uint32, source int, d feed.Doubt) {
 		l.markUnproved(rank, r, source, true)
 	}
 	if r.hasReported(kvcastv1.Gap_Reason(d.Reason), d.Tiers) {
-		return
+		return false
 	}
 	l.flush(flushUnmergeable)
 	if d.Reason != feed.GapReplayUnproved {
@@ -51,6 +58,7 @@ func (l *Lane) reportDoubt(rank uint32, source int, d feed.Doubt) {
 	l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(rank), Event: &kvcastv1.RouterEvent_Gap{
 		Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_Reason(d.Reason), Tiers: tiersOf(d.Tiers), Detail: detailOf(d.Detail)},
 	}})
+	return true
 }
 
 // markUnproved records whether a source's replay socket may be another engine's.
@@ -109,7 +117,7 @@ func tiersOf(set wire.Tiers) (tiers []kvcastv1.Tier) {
 func (l *Lane) doubtUnknown(b *feed.Batch, e *wire.Event) {
 	for _, hash := range e.BlockHashes {
 		if !l.names(b, hash) {
-			l.reportDoubt(b.Rank, b.Source, feed.Doubt{
+			l.doubt(b, feed.Doubt{
 				Reason: feed.GapUnknownContent, Tiers: 1 << e.Tier, Detail: "a store of hashes alone names a block that is in no tier",
 			})
 			return
@@ -140,7 +148,7 @@ func (l *Lane) contradicts(b *feed.Batch, e *wire.Event, hasParent bool) bool {
 // storeWithoutContent applies a store that contradicts what device memory holds: its hashes alone, which name the blocks that
 // device memory holds.
 func (l *Lane) storeWithoutContent(b *feed.Batch, e *wire.Event) {
-	l.reportDoubt(b.Rank, b.Source, feed.Doubt{
+	l.doubt(b, feed.Doubt{
 		Reason: feed.GapUnknownContent, Tiers: 1 << e.Tier, Detail: "a store says of a block that device memory holds that it has another parent",
 	})
 	hashes := *e
@@ -187,6 +195,6 @@ func (l *Lane) clearEvent(b *feed.Batch, e *wire.Event) {
 // doubtNotCleared reports that tiers may have been cleared with device memory.
 func (l *Lane) doubtNotCleared(b *feed.Batch, tiers wire.Tiers) {
 	if tiers != 0 {
-		l.reportDoubt(b.Rank, b.Source, feed.Doubt{Reason: feed.GapTierNotCleared, Tiers: tiers})
+		l.doubt(b, feed.Doubt{Reason: feed.GapTierNotCleared, Tiers: tiers})
 	}
 }

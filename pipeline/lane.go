@@ -56,6 +56,7 @@ type Lane struct {
 	log         *stateLog // nil if the journal is not durable
 	isHolder    bool      // holders has the lane
 	limitLog    limitLog
+	doubtLog    doubtLog
 	counts      laneCounts
 	// event is reused by emitChanges.
 	event         wire.Event
@@ -122,7 +123,7 @@ func (l *Lane) Batch(b *feed.Batch) {
 		l.resolveUnproved(b)
 	}
 	if b.CopyRule == feed.CopyRuleDetected && l.announcements.Announces(b.Rank, b.Source) {
-		l.reportDoubt(b.Rank, b.Source, feed.Doubt{Reason: feed.GapCopiesUnsure, Tiers: 1 << wire.TierDevice})
+		l.doubt(b, feed.Doubt{Reason: feed.GapCopiesUnsure, Tiers: 1 << wire.TierDevice})
 	}
 	l.reportDoubts(b)
 	l.payOwed()

@@ -21,6 +21,7 @@ import (
 type connections struct {
 	quota   *quota
 	refused func(from net.Addr, err error) // called for each refused connection
+	writes  atomic.Uint64                  // to all connections
 
 	mu     sync.Mutex // guards all below
 	open   map[*connection]struct{}
@@ -53,6 +54,11 @@ func (c *connection) RemoteAddr() net.Addr { return remoteAddr{c.Conn.RemoteAddr
 func connectionOf(ctx context.Context) *connection {
 	p, _ := peer.FromContext(ctx)
 	return p.Addr.(remoteAddr).conn // all connections are accepted by trackedListener
+}
+
+func (c *connection) Write(b []byte) (int, error) {
+	c.owner.writes.Add(1)
+	return c.Conn.Write(b)
 }
 
 func (c *connection) Close() error {

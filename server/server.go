@@ -38,7 +38,7 @@ const (
 	keepaliveTime    = 30 * time.Second
 	keepaliveTimeout = 10 * time.Second
 	handshakeTimeout = 5 * time.Second
-	// gracefulStopTimeout bounds the graceful stop once all streams have ended.
+	// gracefulStopTimeout is the time without writes after which the graceful stop ends, once all streams have ended.
 	gracefulStopTimeout = time.Second
 	maxRequestBytes     = 1 << 20  // see maxReceiving
 	maxHeaderBytes      = 16 << 10 // as HTTP/2 counts them; several times the largest token
@@ -233,25 +233,43 @@ func (s *Server) Serve(l net.Listener) error {
 
 // Shutdown ends each Subscribe stream when it has sent all entries of the journal, waits for Snapshot and Replay
 // streams, and stops the server. The caller must not append to the journal any more. When ctx ends, the open
-// streams are aborted. Health watches and connections without calls are closed after a second.
+// streams are aborted. Once all streams have ended, the connections are closed when a second has passed in which
+// nothing was written: health watches and connections without calls do not end by themselves.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.StopServing()
 	s.drain()
 	s.waitForStreams(ctx)
-	ctx, cancel := context.WithTimeout(ctx, gracefulStopTimeout)
-	defer cancel()
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
 		s.grpc.GracefulStop()
 	}()
-	select {
-	case <-stopped:
-	case <-ctx.Done():
+	if !awaitStop(ctx, stopped, s.connections.writes.Load) {
 		// GracefulStop and Stop both wait for connections in their handshake.
 		s.connections.close()
 		s.grpc.Stop()
 		<-stopped
+	}
+}
+
+// awaitStop waits for the graceful stop. It returns false if ctx ends before, or if there are no writes for gracefulStopTimeout: a
+// subscriber may still read what was sent.
+func awaitStop(ctx context.Context, stopped <-chan struct{}, writes func() uint64) bool {
+	quiet := time.NewTicker(gracefulStopTimeout)
+	defer quiet.Stop()
+	for before := writes(); ; {
+		select {
+		case <-stopped:
+			return true
+		case <-ctx.Done():
+			return false
+		case <-quiet.C:
+			now := writes()
+			if now == before {
+				return false
+			}
+			before = now
+		}
 	}
 }
 

@@ -80,13 +80,13 @@ func TestBlockSize(t *testing.T) {
 			nil, nil, wire.BlockSize{Tokens: 4},
 		},
 		{
-			"a larger multiple in another tier does not replace", wire.BlockSize{Tokens: 4}, []any{sized(16, obj{"medium": "CPU"}, 2)},
-			nil, nil, wire.BlockSize{Tokens: 4},
+			"a larger multiple in another tier does not replace: it is a chunk", wire.BlockSize{Tokens: 4}, []any{sized(8, obj{"medium": "CPU"}, 2)},
+			[]uint64{wire.PartBefore(2)}, nil, wire.BlockSize{Tokens: 4},
 		},
 		{
 			"any size in device memory replaces a size from another tier", wire.BlockSize{},
-			[]any{sized(16, obj{"medium": "CPU"}, 1), without(sized(4, nil, 2), group...), sized(16, obj{"medium": "CPU"}, 3), without(sized(8, nil, 4), group...)},
-			[]uint64{1, 2}, []uint64{2}, wire.BlockSize{Tokens: 4},
+			[]any{sized(8, obj{"medium": "CPU"}, 1), without(sized(4, nil, 2), group...), sized(8, obj{"medium": "CPU"}, 3), without(sized(8, nil, 4), group...)},
+			[]uint64{1, 2, wire.PartBefore(3)}, []uint64{2}, wire.BlockSize{Tokens: 4},
 		},
 		{
 			"a size from another tier is not replaced by another size of that tier", wire.BlockSize{}, []any{sized(4, obj{"medium": "CPU"}, 1), sized(8, obj{"medium": "CPU"}, 2)},

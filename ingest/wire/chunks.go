@@ -37,7 +37,7 @@ func (r *Raw) isNil() bool {
 // whose content is known. It returns that of the first blocks: all of them or none.
 func (r *Rules) splitChunks(ev *Event, known int, counts *Counts) int {
 	r.doubt(ReasonChunks, ev.Tier, counts)
-	r.ForeignBlockSize, r.ForeignTier = ev.BlockSize, ev.Tier
+	r.ChunkSize = ev.BlockSize
 	chunks, parts, whole := len(ev.BlockHashes), int(ev.BlockSize/r.blockSize.Tokens), len(ev.Tokens)/int(r.blockSize.Tokens)
 	if whole <= (chunks-1)*parts { // a chunk has no whole block
 		r.doubt(ReasonTokensShort, ev.Tier, counts)

@@ -30,6 +30,7 @@ func TestTrustTableIsDocumented(t *testing.T) {
 	trust := map[wire.Effect]string{
 		wire.EffectNone: "stays exact", wire.EffectUpperBound: "`UPPER_BOUND`",
 		wire.EffectSkipped: "`EVENTS_SKIPPED`", wire.EffectBlockSize: "`BLOCK_SIZE_MISMATCH`", wire.EffectUnknownContent: "`UNKNOWN_CONTENT`",
+		wire.EffectConnector: "`CONNECTOR_TIER`",
 	}
 	tiers := map[wire.Tiers]string{0: "its tier", wire.AllTiers: "all", wire.LowerTiers: "all below the device"}
 	want := make(map[string]row)
@@ -40,7 +41,7 @@ func TestTrustTableIsDocumented(t *testing.T) {
 			r.tiers = "none"
 		case wire.EffectUpperBound:
 			r.tiers = "all"
-		case wire.EffectSkipped, wire.EffectBlockSize, wire.EffectUnknownContent:
+		case wire.EffectSkipped, wire.EffectBlockSize, wire.EffectUnknownContent, wire.EffectConnector:
 		}
 		if r.trust == "" || r.tiers == "" {
 			t.Errorf("%s: effect %d or tiers %b have no words", reason, reason.Effect(), reason.Tiers())

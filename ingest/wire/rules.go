@@ -64,6 +64,8 @@ type Rules struct {
 	// worker's, and ForeignTier its tier; both 0 if there was none.
 	ForeignBlockSize uint32
 	ForeignTier      Tier
+	// ChunkSize is the number of tokens in the chunks of a store that the last Admit split; 0 if there was none.
+	ChunkSize uint32
 	// ClearsDevice reports whether a clear that names no medium is of device memory, and not of all tiers.
 	ClearsDevice bool
 	// doubts are those of the current Admit.
@@ -151,7 +153,7 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 	omitted := counts[ReasonNonMainAttentionGroup] + counts[ReasonPartialBlock]
 	skipped := b.Skipped
 	kept := 0
-	r.ForeignBlockSize, r.ForeignTier = 0, 0
+	r.ForeignBlockSize, r.ForeignTier, r.ChunkSize = 0, 0, 0
 	r.doubts, r.hasDoubts = Doubts{}, false
 	for k := range b.Events {
 		ev := &b.Events[k]

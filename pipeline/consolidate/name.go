@@ -27,7 +27,7 @@ const (
 	flagsSource nameFlags = 1<<7 - 1
 	flagIdle    nameFlags = 1 << 7
 	// flagCopies is set if Tracker.copies may have the name.
-	flagCopies      nameFlags = 1 << 8
+	flagCopies nameFlags = 1 << 8
 	flagParent nameFlags = 1 << 9
 	// flagNamed is set if a store has named the name as the parent of a block.
 	flagNamed       nameFlags = 1 << 10

@@ -101,6 +101,8 @@ func (w *world) follow() {
 	}
 	for _, m := range w.members {
 		m.router = fleet.Follow(w.t, m.Proxy.Addr(), config)
+		m.router.Tell(w.engines.Truth)
+		w.engines.Ask(m.Proxy.Addr())
 	}
 }
 
@@ -320,6 +322,11 @@ func (w *world) check() {
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	truth := w.engines.Truth.Counts()
+	if truth.Exact < 100 {
+		w.t.Errorf("few answers were exact: %v", truth)
+	}
+	w.t.Logf("answers: %v", truth)
 	w.t.Logf("checked after %d entries, %d of them records, %d in batches and %d removed, %d gaps, in %v",
 		last, records, batches, stored.CachedInfo().State.FirstSeq-1, gaps, time.Since(began).Round(time.Millisecond))
 }

@@ -9,12 +9,15 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 	"github.com/kvcast/kvcast/internal/simulator/workload"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/truth"
 )
 
 // Model is the model of all engines.
@@ -30,6 +33,8 @@ type Fleet struct {
 	Pool, Prompts int
 	// Seed is the seed of the engines and their faults.
 	Seed uint64
+	// Truth knows what the engines held. It needs the entries that routers receive: see Router.Tell.
+	Truth *truth.Checker
 
 	t       *testing.T
 	engines []Engine
@@ -44,10 +49,33 @@ type Engine struct {
 // New returns a fleet without engines.
 func New(t *testing.T, seed uint64) *Fleet {
 	t.Helper()
-	return &Fleet{t: t, Rate: 60, Pool: 512, Seed: seed, Faults: map[simulator.Fault]float64{
+	return &Fleet{t: t, Rate: 60, Pool: 512, Seed: seed, Truth: truth.New(truthBatches), Faults: map[simulator.Fault]float64{
 		simulator.FaultDrop: 0.01, simulator.FaultDuplicate: 0.01, simulator.FaultDelay: 0.01, simulator.FaultTruncate: 0.005,
 		simulator.FaultRestartInPlace: 0.0005,
 	}}
+}
+
+// truthBatches is the number of batches of each engine that answers are compared with.
+const truthBatches = 4000
+
+// askInterval is the time between two requests of Ask.
+const askInterval = 100 * time.Millisecond
+
+// Ask asks the server at an address for prompts until the test ends, and compares each answer that says EXACT with what the engines
+// held at its position. A server may be away.
+func (f *Fleet) Ask(addr string) {
+	f.t.Helper()
+	conn := harness.Dial(f.t, addr)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	prober := truth.Prober{Checker: f.Truth, Client: kvcastv1.NewRouterEventServiceClient(conn), Seed: f.Seed, Interval: askInterval}
+	go func() { ended <- prober.Run(ctx) }()
+	f.t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			f.t.Errorf("the answers of %s: %v", addr, err)
+		}
+	})
 }
 
 // Bound returns sockets that servers connect to.
@@ -59,9 +87,11 @@ func Bound() simulator.SocketConfig {
 func (f *Fleet) Add(worker string, servers int, sockets simulator.SocketConfig) Engine {
 	f.t.Helper()
 	i := len(f.engines)
+	pool := blockpool.Config{Capacity: f.Pool, HashSeed: f.Seed + uint64(i)}
 	e, err := simulator.New(simulator.Config{
 		SocketConfig: sockets,
-		Pool:         blockpool.Config{Capacity: f.Pool, HashSeed: f.Seed + uint64(i)},
+		Pool:         pool,
+		Observe:      f.Truth.AddEngine(truth.Rank{Worker: worker}, pool),
 		Workload:     workload.Config{ResetEvery: 700 + 100*i, MinPrompt: f.Prompts, MaxPrompt: 3 * f.Prompts},
 		Seed:         f.Seed + uint64(i), Rate: f.Rate, Subscribers: servers,
 		Faults: simulator.Faults{Seed: f.Seed + uint64(i), Rates: f.Faults},

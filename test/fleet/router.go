@@ -14,6 +14,7 @@ import (
 	"github.com/kvcast/kvcast/client"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/truth"
 )
 
 // Router follows a server, or one of several, over all their runs. It needs no snapshot.
@@ -26,6 +27,7 @@ type Router struct {
 	first   uint64            // seq of the first entry
 	view    *client.View
 	gaps    int
+	truth   *truth.Checker  // gets the entries, unless it is nil
 	lost    map[string]bool // workers with gaps
 	err     error           // the first violation
 	changed chan struct{}   // closed by the next update
@@ -86,6 +88,9 @@ func (r *Router) receive(u client.Update) error {
 			return fmt.Errorf("got entry %d after entry %d", e.GetSeq(), r.at.Seq)
 		}
 		r.at.Seq = e.GetSeq()
+		if r.truth != nil {
+			r.truth.Receive(r.at.Epoch, e)
+		}
 		for _, ev := range e.GetEvents() {
 			// A worker whose entries were discarded continues with a larger event id.
 			if last := r.eventID[e.GetWorker()]; ev.GetEventId() != last+1 && (last > 0 || r.first == 1) {
@@ -120,6 +125,13 @@ func (r *Router) fail(err error) {
 	r.err = err
 	close(r.changed)
 	r.changed = make(chan struct{})
+}
+
+// Tell passes the entries that are received from now on to a Checker.
+func (r *Router) Tell(c *truth.Checker) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.truth = c
 }
 
 // Seq returns the seq of the last entry.

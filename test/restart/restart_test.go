@@ -42,6 +42,8 @@ func TestNothingIsLostWhenTheServerIsKilled(t *testing.T) {
 	reference := fleet.Start(t, flags...)
 	follower := follow(t, fleet.Address(t, reference))
 	s := newServer(t, flags...)
+	s.router.Tell(engines.Truth)
+	engines.Ask(s.Proxy.Addr())
 	s.kill(*kills)
 	engines.WantViews(s.router, follower)
 	// Copies that were lost would show when the engines evict everything.
@@ -49,6 +51,7 @@ func TestNothingIsLostWhenTheServerIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	engines.WantViews(s.router, follower)
+	t.Logf("answers: %v", engines.Truth.Counts())
 	for _, p := range []*harness.Process{s.Process, reference} {
 		if err := p.Stop(); err != nil {
 			t.Error(err)

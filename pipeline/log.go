@@ -4,12 +4,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// limitLogInterval is the minimum time between two log lines of a worker about one limit, of one kind.
+// limitLogInterval is the minimum time between two log lines of a worker about one limit, of one kind, or about one doubt.
 const limitLogInterval = 10 * time.Second
 
 // limitEffect is what happens to blocks because of a limit.
@@ -45,6 +46,31 @@ func (l *Lane) logLimit(effect limitEffect, why consolidate.Refusal, rank uint32
 		msg, hint = "blocks of a lower tier evicted", "raise the limit, unless the tier is one that the engine never removes blocks from"
 	}
 	l.cfg.Logger.Warn(msg, "worker", l.worker, "rank", rank, "tiers", tierNames(tiers), "blocks", blocks, "limit", limit, "value", value, "hint", hint)
+}
+
+// doubtTexts are the log lines for doubts of the pipeline's own, and what to do.
+var doubtTexts = map[feed.GapReason]struct{ msg, hint string }{
+	feed.GapUnknownContent: {"content of blocks unknown: no prompt matches them", "rely on the device's blocks"},
+	feed.GapTierNotCleared: {"the engine cleared its device memory, and perhaps other tiers", "set clear: all if the engine clears all tiers"},
+	feed.GapCopiesUnsure:   {"the engine announces blocks that it reuses, so that its copies cannot be counted", "use kv_cache_report_mode incremental"},
+}
+
+// doubtLog has the times from which a line of each reason may be logged again.
+type doubtLog map[feed.GapReason]time.Time
+
+// logDoubt logs a doubt that was reported.
+func (l *Lane) logDoubt(b *feed.Batch, d feed.Doubt) {
+	now := time.Now()
+	if l.cfg.Logger == nil || now.Before(l.doubtLog[d.Reason]) {
+		return
+	}
+	if l.doubtLog == nil {
+		l.doubtLog = make(doubtLog, len(doubtTexts))
+	}
+	l.doubtLog[d.Reason] = now.Add(limitLogInterval)
+	text := doubtTexts[d.Reason]
+	l.cfg.Logger.Warn(text.msg, "worker", l.worker, "source", b.Source, "rank", b.Rank, "reason", d.Reason.String(), "tiers", tierNames(d.Tiers),
+		"detail", d.Detail, "hint", text.hint)
 }
 
 // tierNames returns the names of tiers, such as device+disk.
