@@ -166,6 +166,18 @@ func askVLLM(ctx context.Context, server string) (a answer, err error) {
 	return a, a.check()
 }
 
+// sleeps asks vLLM whether it sleeps: a sleeping engine has discarded its cache, and publishes no event for that. told is false if the
+// engine does not tell: GET /is_sleeping (vllm/entrypoints/serve/sleep/api_router.py) is there if it can be sent to sleep.
+func sleeps(ctx context.Context, server string) (asleep, told bool) {
+	var answer struct {
+		IsSleeping *bool `json:"is_sleeping"`
+	}
+	if err := get(ctx, server+"/is_sleeping", &answer); err != nil || answer.IsSleeping == nil {
+		return false, false
+	}
+	return *answer.IsSleeping, true
+}
+
 // askSGLang asks SGLang. Its GET /server_info, in earlier versions /get_server_info, has the key kv_events with what
 // describe_kv_events_publisher (python/sglang/srt/runtime_context.py of 0.5.23) returns. Versions without the key do not tell.
 // None tells the first of its ranks, which is the configured one.

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/discovery"
 )
@@ -19,13 +20,16 @@ const (
 	minBackoff, maxBackoff = time.Second, 30 * time.Second
 	// refreshInterval is the time until an engine that has answered is asked again. It may have restarted at other ports.
 	refreshInterval = time.Minute
+	// sleepInterval is that time for an engine that can be sent to sleep.
+	sleepInterval = 5 * time.Second
 	// maxRequests bounds the requests in flight.
 	maxRequests = 16
 )
 
 // Asker stands between a discovery.Watch and what finds its workers, and asks the engines of those with config.Worker.HTTP.
 // A worker is found when its engine has answered. Until then it is in discovery.Rejected with the last error. An engine that
-// has answered and fails later leaves its worker as it is.
+// has answered and fails later leaves its worker as it is. A worker whose engine sleeps is not found: its cache is empty, and nothing tells
+// that in its events before it has been awake for a step.
 type Asker struct {
 	// Find and Follow are those of the discovery.Watch without the Asker. Follow may be nil.
 	Find   func(context.Context) ([]config.Worker, error)
@@ -52,6 +56,7 @@ type engine struct {
 	answer   config.Worker
 	answered bool
 	reported bool  // the engine has reported its ports
+	asleep   bool  // the engine has told so
 	err      error // of the last request
 }
 
@@ -129,6 +134,7 @@ func (a *Asker) update(ctx context.Context, workers []config.Worker, rejected di
 			e = &engine{config: w, gone: make(chan struct{})}
 			if before != nil { // the worker stays as it was until the engine has answered
 				e.answer, e.answered, e.reported = before.answer, before.answered, before.reported && before.config.HTTP == w.HTTP
+				e.asleep = before.asleep
 			}
 			added = append(added, e)
 		}
@@ -181,7 +187,9 @@ func (a *Asker) answers(workers []config.Worker, rejected discovery.Rejected) (r
 		case w.HTTP == "":
 			r.workers = append(r.workers, w)
 		case e.answered:
-			r.workers, isFirst = append(r.workers, e.answer), false
+			if isFirst = false; !e.asleep {
+				r.workers = append(r.workers, e.answer)
+			}
 		case e.err != nil:
 			r.rejected[w.Name] = e.err
 		default:
@@ -206,11 +214,11 @@ func (a *Asker) ask(ctx context.Context, e *engine, changed func()) {
 	}()
 	backoff := minBackoff
 	for ctx.Err() == nil {
-		answer, reported, err := a.request(ctx, e.config)
+		r, err := a.request(ctx, e.config)
 		if ctx.Err() != nil {
 			return
 		}
-		if err == nil && !reported && a.hasReported(e) {
+		if err == nil && !r.reported && a.hasReported(e) {
 			err = fmt.Errorf("ask engine at %s: %w, although it has reported its ports before", e.config.HTTP, errNotFound)
 		}
 		wait := refreshInterval
@@ -219,8 +227,11 @@ func (a *Asker) ask(ctx context.Context, e *engine, changed func()) {
 			wait, backoff = backoff, min(2*backoff, maxBackoff)
 		} else {
 			backoff = minBackoff
+			if r.tellsSleep {
+				wait = sleepInterval
+			}
 		}
-		if a.store(e, answer, reported, err) {
+		if a.store(e, r, err) {
 			changed()
 		}
 		timer := time.NewTimer(wait)
@@ -232,15 +243,26 @@ func (a *Asker) ask(ctx context.Context, e *engine, changed func()) {
 	}
 }
 
+// reply is what an engine has answered.
+type reply struct {
+	worker             config.Worker
+	reported           bool // its ports
+	asleep, tellsSleep bool
+}
+
 // request asks an engine once, when the limiter allows it.
-func (a *Asker) request(ctx context.Context, w config.Worker) (_ config.Worker, reported bool, err error) {
+func (a *Asker) request(ctx context.Context, w config.Worker) (r reply, err error) {
 	select {
 	case a.limiter <- struct{}{}:
 	case <-ctx.Done():
-		return w, false, ctx.Err()
+		return reply{}, ctx.Err()
 	}
 	defer func() { <-a.limiter }()
-	return Ask(ctx, w)
+	r.worker, r.reported, err = Ask(ctx, w)
+	if err == nil && w.Sources[0].Engine == feed.EngineVLLM {
+		r.asleep, r.tellsSleep = sleeps(ctx, w.HTTP)
+	}
+	return r, err
 }
 
 // hasReported reports whether an engine has reported its ports before.
@@ -251,13 +273,16 @@ func (a *Asker) hasReported(e *engine) bool {
 }
 
 // store stores the result of a request, and reports whether it changes what FindAsked returns.
-func (a *Asker) store(e *engine, answer config.Worker, reported bool, err error) (changed bool) {
+func (a *Asker) store(e *engine, r reply, err error) (changed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
 	case err == nil:
-		changed = !e.answered || !reflect.DeepEqual(e.answer, answer)
-		e.answer, e.answered, e.reported, e.err = answer, true, reported, nil
+		changed = !e.answered || e.asleep != r.asleep || !reflect.DeepEqual(e.answer, r.worker)
+		if e.asleep != r.asleep {
+			a.logSleep(e.config.Name, r.asleep)
+		}
+		e.answer, e.answered, e.reported, e.asleep, e.err = r.worker, true, r.reported, r.asleep, nil
 	case !e.answered:
 		changed = e.err == nil || e.err.Error() != err.Error()
 		e.err = err
@@ -267,4 +292,12 @@ func (a *Asker) store(e *engine, answer config.Worker, reported bool, err error)
 		a.changed = make(chan struct{})
 	}
 	return changed
+}
+
+func (a *Asker) logSleep(worker string, asleep bool) {
+	if asleep {
+		a.Logger.Info("engine sleeps, and has discarded its cache: its worker is removed until it wakes up", "worker", worker)
+	} else {
+		a.Logger.Info("engine has woken up", "worker", worker)
+	}
 }

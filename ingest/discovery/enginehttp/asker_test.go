@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -144,6 +145,10 @@ func TestEngineThatNoLongerTellsKeepsItsPorts(t *testing.T) {
 		count := 0
 		defer enginehttp.SetTransport(func(r *http.Request) (*http.Response, error) {
 			answer := httptest.NewRecorder()
+			if r.URL.Path == "/is_sleeping" {
+				http.NotFound(answer, r)
+				return answer.Result(), nil
+			}
 			if count++; count == 1 {
 				_, _ = answer.WriteString(`{"0": ` + vllm("tcp://*:6000", "null") + `}`)
 			} else {
@@ -166,6 +171,72 @@ func TestEngineThatNoLongerTellsKeepsItsPorts(t *testing.T) {
 			}
 			<-asked
 			synctest.Wait()
+		}
+	})
+}
+
+// TestSleepingEnginesAreNotFound has an engine that is sent to sleep and woken up, one that cannot be sent to sleep, and one that does not tell.
+func TestSleepingEnginesAreNotFound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var isAsleep atomic.Bool
+		var mu sync.Mutex // guards asked
+		asked := make(map[string]int)
+		defer enginehttp.SetTransport(func(r *http.Request) (*http.Response, error) {
+			answer := httptest.NewRecorder()
+			switch {
+			case r.URL.Path == "/kv_event_sources":
+				mu.Lock()
+				asked[r.URL.Host]++
+				mu.Unlock()
+				_, _ = answer.WriteString(`{"0": ` + vllm("tcp://*:6000", "null") + `}`)
+			case r.URL.Host == "sleepy:8000":
+				_, _ = answer.WriteString(`{"is_sleeping": ` + strconv.FormatBool(isAsleep.Load()) + `}`)
+			case r.URL.Host == "odd:8000":
+				_, _ = answer.WriteString(`{"is_sleeping": null}`)
+			default:
+				http.NotFound(answer, r)
+			}
+			return answer.Result(), nil
+		})()
+		worker := func(name string, engine feed.Engine) config.Worker {
+			return config.Worker{Name: name, HTTP: "http://" + name + ":8000", Sources: []config.Source{{Engine: engine, Connect: "tcp://" + name + ":5557"}}}
+		}
+		var log strings.Builder
+		var changes atomic.Int32
+		asker := &enginehttp.Asker{
+			Find: func(context.Context) ([]config.Worker, error) {
+				return []config.Worker{worker("sleepy", feed.EngineVLLM), worker("odd", feed.EngineVLLM), worker("plain", feed.EngineVLLM)}, nil
+			},
+			Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); asker.FollowAsked(ctx, func() { changes.Add(1) }) }()
+		defer func() { cancel(); <-done }()
+		if _, err := asker.FindAsked(ctx); err != nil { // the first that answers
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		for step, want := range []string{"sleepy odd plain", "odd plain", "odd plain", "sleepy odd plain"} {
+			isAsleep.Store(want == "odd plain")
+			if step > 0 {
+				time.Sleep(enginehttp.SleepInterval) // of the test's own clock
+				synctest.Wait()
+			}
+			found, err := asker.FindAsked(ctx)
+			var names []string
+			for _, w := range found {
+				names = append(names, w.Name)
+			}
+			if got := strings.Join(names, " "); got != want || err != nil {
+				t.Errorf("step %d: found %q, error %v; want %q", step, got, err, want)
+			}
+		}
+		if n := changes.Load(); n != 5 || strings.Count(log.String(), "engine sleeps") != 1 || strings.Count(log.String(), "engine has woken up") != 1 {
+			t.Errorf("%d changes, want 3 answers, a sleep and its end:\n%s", n, log.String())
+		}
+		if asked["sleepy:8000"] != 4 || asked["plain:8000"] != 1 {
+			t.Errorf("asked %v times in %v, want the engine that can sleep every %v", asked, 3*enginehttp.SleepInterval, enginehttp.SleepInterval)
 		}
 	})
 }

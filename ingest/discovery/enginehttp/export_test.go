@@ -5,6 +5,9 @@ import "net/http"
 // Timeout bounds a request and the first FindAsked.
 const Timeout = timeout
 
+// SleepInterval is the time until an engine that can be sent to sleep is asked again.
+const SleepInterval = sleepInterval
+
 // roundTrip is an http.RoundTripper.
 type roundTrip func(*http.Request) (*http.Response, error)
 
