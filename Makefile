@@ -49,8 +49,8 @@ demo-llmd: ## Run simulated engines, a server and pools of llm-d that read it, w
 	@GO=$(GO) tools/scripts/routers.sh llmd
 	$(suite) -class peers -run LLMDPool ./test/routers
 
-test: ## Run the tests of class quick, with the race detector if there is cgo: a few minutes. CLASSES (quick) and PACKAGES (./...) select others.
-	$(suite) -class $(CLASSES) $(PACKAGES)
+test: ## Run the tests of class quick, with the race detector if there is cgo: a few minutes. CLASSES (quick) and PACKAGES (./...) select others, RACE=0 is without it.
+	$(suite) -class $(CLASSES) $(if $(RACE),-race=$(RACE)) $(PACKAGES)
 
 test-all: libzmq prepare kube-apiserver $(TOOLS)/helm $(TOOLS)/kubeconform ## Run each test there is at full size, and check that none was left out; needs root and etcd, and takes hours.
 	$(suite) -forget

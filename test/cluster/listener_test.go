@@ -43,6 +43,8 @@ func TestWorkerFollowsItsConnection(t *testing.T) {
 	config := fleet.RouterConfig{Lossless: *lossless, IdleTimeout: idleTimeout}
 	for i, m := range members {
 		m.router = fleet.Follow(t, m.Proxy.Addr(), config)
+		m.router.Tell(engines.Truth)
+		engines.Ask(m.Proxy.Addr())
 		w.routers = append(w.routers, fleet.Follow(t, m.Proxy.Addr()+","+members[1-i].Proxy.Addr(), config))
 	}
 	for move, how := range []string{"connect", "cut", "kill", "pause", "cut"} {
