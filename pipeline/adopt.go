@@ -163,8 +163,8 @@ func (p *Pipeline) Drop(name string) {
 		return
 	}
 	l.cancelAppends(errDropped)
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.lock()
+	defer l.unlock()
 	l.leave()
 	l.fail(errDropped)
 }

@@ -113,8 +113,9 @@ func (c *checkpointPosition) isOlder(seq uint64) bool {
 }
 
 // Checkpoint returns the state of a worker, or of the removed workers, which ingest's state of the worker becomes part of.
-// No call of the worker's lane may be in progress, and ingest must be the state after the last call. The lane is locked
-// for some 20 ns a block. ok is false if there is no such worker, or if its state is lost after a failed append.
+// ingest must be its state after the last call of the worker's lane. The lane is locked for some 20 ns a block. ok is false if
+// there is no such worker, if its state is lost after a failed append, or while a call of its lane is in progress, which may
+// wait for an append.
 func (p *Pipeline) Checkpoint(worker string, ingest []byte) (_ Checkpoint, ok bool) {
 	if worker == RemovedWorkers && p.cfg.Durable && !p.cfg.Shared {
 		return p.checkpointRemoved(), true
@@ -122,11 +123,11 @@ func (p *Pipeline) Checkpoint(worker string, ingest []byte) (_ Checkpoint, ok bo
 	p.mu.Lock()
 	l := p.lanes[worker]
 	p.mu.Unlock()
-	if l == nil {
+	if l == nil || !l.turn.TryLock() {
 		return Checkpoint{}, false
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	if l.log == nil || l.failed != nil || l.behind || l.left {
 		return Checkpoint{}, false
 	}
@@ -145,7 +146,6 @@ func (p *Pipeline) checkpointRemoved() Checkpoint {
 	state, unstored := p.removed.state()
 	lanes := maps.Clone(p.lanes)
 	p.mu.Unlock()
-	// The pipeline is unlocked now, since a lane's lock may be held for long: while its append waits.
 	for _, l := range lanes {
 		l.mu.Lock()
 		if l.earlier != nil && l.earlier.isDurable() && l.log.position.size == 0 {
@@ -213,16 +213,21 @@ func (p *Pipeline) RetainAfter(newest uint64) uint64 {
 	p.mu.Lock()
 	needed, lanes, adopted := p.removed.needed(), maps.Clone(p.lanes), p.adopted
 	p.mu.Unlock()
+	unknown := false
 	for _, l := range lanes {
 		l.mu.Lock()
-		if l.log != nil && l.log.position.needed.exists {
+		switch {
+		case l.log == nil:
+		case l.log.position.needed.exists:
 			needed = append(needed, l.log.position.needed.append)
+		case l.entry.appending: // recovery needs the entry, whose seq is not known
+			unknown = true
 		}
 		l.mu.Unlock()
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.adopted != adopted { // workers that were adopted meanwhile may need earlier entries
+	if unknown || p.adopted != adopted { // workers that were adopted meanwhile may need earlier entries
 		return p.retainAfter
 	}
 	for _, a := range needed {

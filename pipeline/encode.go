@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"slices"
+	"sync"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -17,6 +18,7 @@ import (
 // appended.
 type entry struct {
 	ctx     context.Context // of appends
+	mu      *sync.Mutex     // of the lane, not held while an append waits
 	journal Journal
 	source  *journal.Source
 	head    []byte // worker and model, the same in all entries of a lane
@@ -27,6 +29,8 @@ type entry struct {
 	// appends nothing more.
 	appended journal.Pending
 	err      error
+	// appending reports whether an append waits, so that appended does not include it yet, though it may be visible.
+	appending bool
 	// onFailure is called when an append fails asynchronously.
 	onFailure func(error)
 	// events is the number of events in buf.
@@ -36,7 +40,7 @@ type entry struct {
 	log      *stateLog
 }
 
-func newEntry(ctx context.Context, j Journal, worker, model string, maxBytes int) entry {
+func newEntry(ctx context.Context, mu *sync.Mutex, j Journal, worker, model string, maxBytes int) entry {
 	var head []byte
 	head = protowire.AppendTag(head, kvcastv1.EntryWorkerField, protowire.BytesType)
 	head = protowire.AppendString(head, worker)
@@ -44,7 +48,7 @@ func newEntry(ctx context.Context, j Journal, worker, model string, maxBytes int
 		head = protowire.AppendTag(head, kvcastv1.EntryModelField, protowire.BytesType)
 		head = protowire.AppendString(head, model)
 	}
-	return entry{ctx: ctx, journal: j, source: &journal.Source{Worker: worker, Model: model}, head: head, maxBytes: maxBytes}
+	return entry{ctx: ctx, mu: mu, journal: j, source: &journal.Source{Worker: worker, Model: model}, head: head, maxBytes: maxBytes}
 }
 
 // begin starts a new entry; times are nanoseconds since the Unix epoch, or 0.
@@ -107,7 +111,11 @@ func (e *entry) append(body, state []byte) {
 	if e.err != nil {
 		return
 	}
+	e.appending = true
+	e.mu.Unlock()
 	appended, err := e.journal.Append(e.ctx, journal.Record{Source: e.source, Tiers: e.tiers, Body: body, State: state})
+	e.mu.Lock()
+	e.appending = false
 	if err != nil {
 		e.err = err
 		return

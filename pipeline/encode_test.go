@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"math"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -84,7 +85,9 @@ func drawStored(t *rapid.T) (*run, *kvcastv1.Stored) {
 func entryIsWhatMarshalGives(t *rapid.T) {
 	j := journal.NewMemory(journal.Config{})
 	worker, model := rapid.StringN(1, 200, 253).Draw(t, "worker"), rapid.StringN(0, 200, -1).Draw(t, "model")
-	e := newEntry(context.Background(), j, worker, model, maxEntryBytes)
+	mu := new(sync.Mutex)
+	mu.Lock()
+	e := newEntry(context.Background(), mu, j, worker, model, maxEntryBytes)
 	want := &kvcastv1.SubscribeResponse{}
 	for seq := range rapid.Uint64Range(1, 3).Draw(t, "entries") {
 		engine, ingest := rapid.Int64().Draw(t, "engine time"), rapid.Int64().Draw(t, "ingest time")

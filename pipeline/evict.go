@@ -19,8 +19,8 @@ import (
 //
 //   - A full dp rank evicts blocks of its own.
 //   - If all workers together are at the limit, the lane that stores evicts blocks of the lane with most of them. If that is
-//     another lane, it appends the removes as an entry of that lane, under that lane's lock.
-//   - A lane never waits for the lock of another. If a lane is in use, its blocks are owed: the limit is exceeded, by at most
+//     another lane, it appends the removes as an entry of that lane, in a turn of that lane.
+//   - A lane never waits for the turn of another. If a lane is in use, its blocks are owed: the limit is exceeded, by at most
 //     maxOwed, and the owner evicts as many at its next batch. Only blocks in device memory are stored on credit.
 //   - Of a tier, the stale blocks go first. The others are visited in turn, and one that was stored since the last visit is passed
 //     over once (CLOCK), unless too many are. So old blocks go before new ones, roughly.
@@ -37,7 +37,7 @@ const (
 // holders are the lanes with blocks in lower tiers.
 type holders struct {
 	blocks atomic.Int64 // in lower tiers, of all lanes
-	mu     sync.Mutex   // guards lanes; locked after the lock of a lane
+	mu     sync.Mutex   // guards lanes; locked after the mu of a lane
 	lanes  map[*Lane]struct{}
 }
 
@@ -168,9 +168,12 @@ func (l *Lane) evictHolders(units int, s *storing) (evicted, owed int) {
 		switch n := want - evicted; {
 		case h.lane == l:
 			evicted += l.evictTables(l.ranks, n, s, consolidate.RefusedTotal)
-		case h.lane.mu.TryLock():
+		case h.lane.turn.TryLock():
+			l.mu.Unlock() // an append may wait
+			h.lane.mu.Lock()
 			evicted += h.lane.evictForOther(n)
-			h.lane.mu.Unlock()
+			h.lane.unlock()
+			l.mu.Lock()
 		default:
 			owed += int(h.blocks)
 		}

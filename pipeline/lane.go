@@ -40,12 +40,17 @@ type Lane struct {
 	// earlier is the removed worker of the same name; nil if it is not known.
 	earlier *removedWorker
 
-	mu          sync.Mutex // guards the fields below; locked before the journal's locks
-	closed      bool       // no further events are emitted
-	behind      bool       // a call was ignored, since the lane was closed
-	failed      error      // of a failed append, after which the state is discarded
-	fenced      bool       // it failed, which Config.Fenced reports
-	left        bool       // the worker was removed or dropped
+	// turn is held during a call of the lane. An append of the call may wait for as long as the journal does not answer, so
+	// only what may wait as long locks turn: lock does. It is locked before the pipeline's lock.
+	turn sync.Mutex
+	// mu guards the fields below. It is not held while an append waits: whoever locks mu alone reads the state after an event
+	// of a call, and must not change what calls use. Nobody locks the mu of two lanes.
+	mu          sync.Mutex
+	closed      bool  // no further events are emitted
+	behind      bool  // a call was ignored, since the lane was closed
+	failed      error // of a failed append, after which the state is discarded
+	fenced      bool  // it failed, which Config.Fenced reports
+	left        bool  // the worker was removed or dropped
 	lastEventID uint64
 	ranks       map[uint32]*rankState
 	lastRawIDs  []uint64 // by source index
@@ -80,10 +85,21 @@ type rankState struct {
 
 var _ feed.Lane = (*Lane)(nil)
 
+// lock locks the lane for a call, which may append.
+func (l *Lane) lock() {
+	l.turn.Lock()
+	l.mu.Lock()
+}
+
+func (l *Lane) unlock() {
+	l.mu.Unlock()
+	l.turn.Unlock()
+}
+
 // Batch applies a batch of a source. Its events become one entry.
 func (l *Lane) Batch(b *feed.Batch) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.lock()
+	defer l.unlock()
 	if l.closed {
 		l.behind = true
 		return
@@ -183,8 +199,8 @@ func (l *Lane) prefetch(b *feed.Batch) {
 // exhausted, it clears the rank's blocks instead. The rank is incomplete then too, since the engine
 // may have blocks. OnGapClear does not apply to a late join, at which no block can be stale.
 func (l *Lane) Gap(g feed.Gap) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.lock()
+	defer l.unlock()
 	if l.flushAlone(flushUnmergeable); l.closed {
 		l.behind = true
 		return
@@ -214,8 +230,8 @@ func (l *Lane) Gap(g feed.Gap) {
 
 // Restarted emits that the engine restarted with an empty cache.
 func (l *Lane) Restarted(r feed.Restart) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.lock()
+	defer l.unlock()
 	if l.flushAlone(flushUnmergeable); l.closed {
 		l.behind = true
 		return
@@ -480,8 +496,8 @@ func (l *Lane) deferFlush() {
 func (l *Lane) startTimer() {
 	var timer *time.Timer
 	timer = time.AfterFunc(l.cfg.Timeout, func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
+		l.lock()
+		defer l.unlock()
 		if l.timer == timer { // else the run was flushed while this function waited for the lock
 			l.flushAlone(flushTimeout)
 		}

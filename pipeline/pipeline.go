@@ -42,7 +42,7 @@ type Pipeline struct {
 	totals  checkpointTotals
 	holders *holders
 
-	mu      sync.Mutex // guards the fields below; locked before any lane's
+	mu      sync.Mutex // guards the fields below; locked after a lane's turn and before its mu
 	lanes   map[string]*Lane
 	closed  bool // Close was called: no events are emitted
 	removed eventIDs
@@ -97,9 +97,9 @@ func (p *Pipeline) AddWorker(w feed.Worker) feed.Lane {
 	if l.log != nil {
 		l.log.worker = true
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	p.mu.Unlock() // an append may block
+	l.lock() // nobody else has it yet
+	defer l.unlock()
+	p.mu.Unlock()
 	l.emitEntry(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: &kvcastv1.WorkerAdded{
 		Model: w.Model, BlockSize: w.BlockSize, Endpoint: w.Endpoint, Labels: w.Labels, Ranks: w.Ranks,
 	}}})
@@ -109,26 +109,31 @@ func (p *Pipeline) AddWorker(w feed.Worker) feed.Lane {
 // rejoin returns the lane of a recovered worker that continues, or the lane of a worker that was fenced; nil if there is
 // none. It removes a recovered worker that does not continue.
 func (p *Pipeline) rejoin(w feed.Worker) *Lane {
+	l := p.lane(w.Name)
+	if l == nil {
+		return nil
+	}
+	l.turn.Lock()
 	p.mu.Lock()
-	l := p.lanes[w.Name]
-	if l == nil || p.closed {
+	if p.closed || p.lanes[w.Name] != l { // it was dropped meanwhile
 		p.mu.Unlock()
+		l.turn.Unlock()
 		return nil
 	}
 	unclaimed, continues := l.unclaimed, w.Continues(&l.desc)
 	l.mu.Lock()
 	fenced := l.fenced
-	if unclaimed && continues && !fenced {
+	resumes := unclaimed && continues && !fenced
+	if resumes {
 		l.desc, l.unclaimed = w, false
-		p.mu.Unlock() // an append may block
-		l.continuePending()
-		l.mu.Unlock()
-		return l
 	}
-	l.mu.Unlock()
 	p.mu.Unlock()
+	if resumes {
+		l.continuePending()
+	}
+	l.unlock()
 	switch {
-	case fenced:
+	case resumes, fenced:
 		return l
 	case unclaimed:
 		p.RemoveWorker(w.Name, feed.RemovedDiscovery)
@@ -165,10 +170,10 @@ func (p *Pipeline) attach(l *Lane) {
 	l.lower.Store(0) // resume counts the blocks of a recovered lane
 	var appends context.Context
 	appends, l.cancelAppends = context.WithCancelCause(p.appends)
-	l.entry = newEntry(appends, p.journal, l.worker, l.desc.Model, l.limits.entryBytes)
+	l.entry = newEntry(appends, &l.mu, p.journal, l.worker, l.desc.Model, l.limits.entryBytes)
 	l.entry.onFailure = func(err error) {
-		l.mu.Lock()
-		defer l.mu.Unlock()
+		l.lock()
+		defer l.unlock()
 		l.fail(err)
 	}
 	if l.consolidation != dedup {
@@ -241,8 +246,8 @@ func (l *Lane) emitEntry(e *kvcastv1.RouterEvent) {
 // leaveStream drops the lane's blocks and emits the event. ok is false if the lane remains: the pipeline is closed, or the
 // worker was fenced.
 func (l *Lane) leaveStream(e *kvcastv1.RouterEvent) (removed removedWorker, ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.lock()
+	defer l.unlock()
 	if l.closed && l.failed == nil {
 		return removedWorker{}, false
 	}
@@ -275,8 +280,8 @@ func (l *Lane) leave() {
 
 // close emits the pending run and closes the lane. It returns the error of a failed append.
 func (l *Lane) close() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.lock()
+	defer l.unlock()
 	l.flushAlone(flushShutdown)
 	l.closed = true
 	return l.failed
