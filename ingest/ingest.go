@@ -37,6 +37,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/configured"
+	"github.com/kvcast/kvcast/internal/loglimit"
 	"github.com/kvcast/kvcast/internal/zmtp"
 )
 
@@ -92,7 +93,7 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 	}
 	in.shared.recovered.load(in.shared)
 	in.shared.config.Recovered = nil // it may be large
-	in.shared.rejections.limits = make(map[zmtp.Reason]*logLimit)
+	in.shared.rejections.limits = make(map[zmtp.Reason]*loglimit.Limit)
 	in.shared.metrics = newMetrics(&in.shared.sources)
 	in.shared.metrics.registry.MustRegister(in.shared.budgets.all())
 	var err error

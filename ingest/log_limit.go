@@ -4,10 +4,8 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/loglimit"
 )
-
-// logInterval is the minimum time between two log lines of one kind, of one worker or listener.
-const logInterval = 10 * time.Second
 
 // logKind is a kind of log line that a faulty engine could cause with every batch.
 type logKind uint8
@@ -40,27 +38,9 @@ const (
 func logKindOf(r refusal) logKind { return logRefused + logKind(r) }
 
 // logLimiter suppresses log lines. It is not safe for concurrent use.
-type logLimiter [numLogKinds]logLimit
+type logLimiter [numLogKinds]loglimit.Limit
 
-// allow reports whether a line of a kind may be logged now: see logLimit.
+// allow reports whether a line of a kind may be logged now: see loglimit.Limit.
 func (l *logLimiter) allow(kind logKind, now time.Time) (suppressed int, ok bool) {
-	return l[kind].allow(now)
-}
-
-// logLimit suppresses log lines of one kind. It is not safe for concurrent use.
-type logLimit struct {
-	next       time.Time
-	suppressed int
-}
-
-// allow reports whether a line may be logged now. suppressed is how many lines were not logged since the
-// last.
-func (l *logLimit) allow(now time.Time) (suppressed int, ok bool) {
-	if now.Before(l.next) {
-		l.suppressed++
-		return 0, false
-	}
-	suppressed = l.suppressed
-	l.suppressed, l.next = 0, now.Add(logInterval)
-	return suppressed, true
+	return l[kind].Allow(now)
 }

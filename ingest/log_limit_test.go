@@ -3,6 +3,8 @@ package ingest
 import (
 	"testing"
 	"time"
+
+	"github.com/kvcast/kvcast/internal/loglimit"
 )
 
 func TestLogLinesAreSuppressed(t *testing.T) {
@@ -18,10 +20,10 @@ func TestLogLinesAreSuppressed(t *testing.T) {
 		{logGap, 0, 0, true},
 		{logGap, time.Second, 0, false},
 		{logRestart, time.Second, 0, true},
-		{logGap, logInterval - 1, 0, false},
-		{logGap, logInterval, 2, true},
-		{logGap, logInterval + 1, 0, false},
-		{logGap, 2 * logInterval, 1, true},
+		{logGap, loglimit.Interval - 1, 0, false},
+		{logGap, loglimit.Interval, 2, true},
+		{logGap, loglimit.Interval + 1, 0, false},
+		{logGap, 2 * loglimit.Interval, 1, true},
 	}
 	for i, s := range steps {
 		if suppressed, due := n.allow(s.kind, at.Add(s.after)); suppressed != s.suppressed || due != s.due {

@@ -332,7 +332,7 @@ func (p *publisher) reportJoinedLate(now time.Time, rank uint32) {
 	})
 }
 
-// warn logs a warning about the publisher, at most once every logInterval for each kind, and reports
+// warn logs a warning about the publisher, at most once every loglimit.Interval for each kind, and reports
 // whether it was logged.
 func (p *publisher) warn(kind logKind, now time.Time, msg string, args ...any) bool {
 	return p.worker.warn(kind, now, msg, append([]any{"source", p.source, "rank", p.rank}, args...)...)

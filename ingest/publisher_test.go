@@ -18,6 +18,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/sequence"
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/loglimit"
 	"github.com/kvcast/kvcast/internal/testclass"
 )
 
@@ -126,7 +127,7 @@ func TestRankMismatchIsLoggedOncePerPublisher(t *testing.T) {
 			p.messageAt(now, named)
 		}
 		ranks[0].messageAt(now, testMessage("kv", seq, 1)) // has no rank
-		now = now.Add(logInterval)
+		now = now.Add(loglimit.Interval)
 	}
 	for _, rank := range []string{"rank=0 batch_rank=1", "rank=2 batch_rank=1"} {
 		if n := strings.Count(log.String(), rank); n != 1 {

@@ -11,6 +11,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/configured"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/loglimit"
 	"github.com/kvcast/kvcast/internal/zmtp"
 )
 
@@ -32,7 +33,7 @@ type shared struct {
 	intakes    sync.Pool
 	rejections struct {
 		sync.Mutex
-		limits map[zmtp.Reason]*logLimit // guarded by Mutex
+		limits map[zmtp.Reason]*loglimit.Limit // guarded by Mutex
 	}
 }
 
@@ -84,10 +85,10 @@ func (s *shared) reject(peer netip.Addr, err *zmtp.Error) {
 	defer s.rejections.Unlock()
 	limit := s.rejections.limits[err.Reason]
 	if limit == nil {
-		limit = new(logLimit)
+		limit = new(loglimit.Limit)
 		s.rejections.limits[err.Reason] = limit
 	}
-	if n, ok := limit.allow(time.Now()); ok {
+	if n, ok := limit.Allow(time.Now()); ok {
 		s.config.Logger.Warn("peer disconnected", "peer", peer, "reason", string(err.Reason), "error", err, "suppressed", n)
 	}
 }

@@ -304,7 +304,7 @@ func (w *worker) restoreRank(rank uint32) {
 	}
 }
 
-// warn logs a warning, at most once every logInterval for each kind, and reports whether it was
+// warn logs a warning, at most once every loglimit.Interval for each kind, and reports whether it was
 // logged.
 func (w *worker) warn(kind logKind, now time.Time, msg string, args ...any) bool {
 	return w.logLimited(slog.LevelWarn, kind, now, msg, args)

@@ -171,8 +171,8 @@ func TestDoubtsAreLogged(t *testing.T) {
 	})
 	log.Want(t,
 		`level=WARN msg="content of blocks unknown: no prompt matches them" worker=w source=0 rank=0 reason=unknown_content tiers=host_pinned `+
-			`detail="a store of hashes alone names a block that is in no tier" hint="rely on the device's blocks"`,
+			`detail="a store of hashes alone names a block that is in no tier" hint="rely on the device's blocks" suppressed=0`,
 		`level=WARN msg="the engine cleared its device memory, and perhaps other tiers" worker=w source=0 rank=0 reason=tier_not_cleared tiers=host_pinned `+
-			`detail="" hint="set clear: all if the engine clears all tiers"`,
+			`detail="" hint="set clear: all if the engine clears all tiers" suppressed=0`,
 	)
 }

@@ -161,13 +161,13 @@ func TestLimitsAreLogged(t *testing.T) {
 	})
 	log.Want(t,
 		`level=WARN msg="blocks of a lower tier evicted" worker=other rank=0 tiers=host_pinned blocks=2 limit=ingest.max_blocks value=4 `+
-			`hint="raise the limit, unless the tier is one that the engine never removes blocks from"`,
+			`hint="raise the limit, unless the tier is one that the engine never removes blocks from" suppressed=0`,
 		`level=WARN msg="blocks refused" worker=w rank=0 tiers=device blocks=2 limit=ingest.max_blocks_per_rank value=3 `+
-			`hint="raise the limit; or does the engine report stores without the removes?"`,
+			`hint="raise the limit; or does the engine report stores without the removes?" suppressed=0`,
 		`level=WARN msg="blocks refused" worker=w rank=0 tiers=device blocks=1 limit=ingest.max_attribute_bytes value=1 `+
-			`hint="raise the limit; or does the engine report stores without the removes?"`,
+			`hint="raise the limit; or does the engine report stores without the removes?" suppressed=0`,
 		`level=WARN msg="blocks refused" worker=other rank=1 tiers=device blocks=1 limit=ingest.max_blocks value=4 `+
-			`hint="raise the limit; or does the engine report stores without the removes?"`,
+			`hint="raise the limit; or does the engine report stores without the removes?" suppressed=0`,
 	)
 }
 

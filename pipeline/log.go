@@ -6,12 +6,10 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/loglimit"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
-
-// limitLogInterval is the minimum time between two log lines of a worker about one limit, of one kind, or about one doubt.
-const limitLogInterval = 10 * time.Second
 
 // limitEffect is what happens to blocks because of a limit.
 type limitEffect uint8
@@ -22,17 +20,15 @@ const (
 	numLimitEffects
 )
 
-// limitLog has the times from which a line of each kind may be logged again.
-type limitLog [numLimitEffects][consolidate.NumRefusals]time.Time
+// limitLog limits the lines of each kind.
+type limitLog [numLimitEffects][consolidate.NumRefusals]loglimit.Limit
 
 // logLimit logs that blocks of a rank's tiers were refused or evicted because of a limit.
 func (l *Lane) logLimit(effect limitEffect, why consolidate.Refusal, rank uint32, tiers wire.Tiers, blocks int) {
-	next := &l.limitLog[effect][why]
-	now := time.Now()
-	if l.cfg.Logger == nil || now.Before(*next) {
+	suppressed, ok := l.limitLog[effect][why].Allow(time.Now())
+	if l.cfg.Logger == nil || !ok {
 		return
 	}
-	*next = now.Add(limitLogInterval)
 	limit, value := "ingest.max_blocks_per_rank", int64(l.cfg.MaxBlocksPerRank)
 	switch why {
 	case consolidate.RefusedTotal:
@@ -45,7 +41,7 @@ func (l *Lane) logLimit(effect limitEffect, why consolidate.Refusal, rank uint32
 	if effect == limitEvicts {
 		msg, hint = "blocks of a lower tier evicted", "raise the limit, unless the tier is one that the engine never removes blocks from"
 	}
-	l.cfg.Logger.Warn(msg, "worker", l.worker, "rank", rank, "tiers", tierNames(tiers), "blocks", blocks, "limit", limit, "value", value, "hint", hint)
+	l.cfg.Logger.Warn(msg, "worker", l.worker, "rank", rank, "tiers", tierNames(tiers), "blocks", blocks, "limit", limit, "value", value, "hint", hint, "suppressed", suppressed)
 }
 
 // doubtTexts are the log lines for doubts of the pipeline's own, and what to do.
@@ -55,22 +51,24 @@ var doubtTexts = map[feed.GapReason]struct{ msg, hint string }{
 	feed.GapCopiesUnsure:   {"the engine announces blocks that it reuses, so that its copies cannot be counted", "use kv_cache_report_mode incremental"},
 }
 
-// doubtLog has the times from which a line of each reason may be logged again.
-type doubtLog map[feed.GapReason]time.Time
+// doubtLog limits the lines of each reason.
+type doubtLog map[feed.GapReason]*loglimit.Limit
 
 // logDoubt logs a doubt that was reported.
 func (l *Lane) logDoubt(b *feed.Batch, d feed.Doubt) {
-	now := time.Now()
-	if l.cfg.Logger == nil || now.Before(l.doubtLog[d.Reason]) {
-		return
-	}
 	if l.doubtLog == nil {
 		l.doubtLog = make(doubtLog, len(doubtTexts))
 	}
-	l.doubtLog[d.Reason] = now.Add(limitLogInterval)
+	if l.doubtLog[d.Reason] == nil {
+		l.doubtLog[d.Reason] = new(loglimit.Limit)
+	}
+	suppressed, ok := l.doubtLog[d.Reason].Allow(time.Now())
+	if l.cfg.Logger == nil || !ok {
+		return
+	}
 	text := doubtTexts[d.Reason]
 	l.cfg.Logger.Warn(text.msg, "worker", l.worker, "source", b.Source, "rank", b.Rank, "reason", d.Reason.String(), "tiers", tierNames(d.Tiers),
-		"detail", d.Detail, "hint", text.hint)
+		"detail", d.Detail, "hint", text.hint, "suppressed", suppressed)
 }
 
 // tierNames returns the names of tiers, such as device+disk.

@@ -10,10 +10,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-)
 
-// logInterval is the minimum time between log lines about a failing handler.
-const logInterval = 10 * time.Second
+	"github.com/kvcast/kvcast/internal/loglimit"
+)
 
 // PanicError is a panic of a Handler.
 type PanicError struct {
@@ -55,10 +54,7 @@ type delivery struct {
 	ready    chan struct{}
 	setReady sync.Once
 
-	// logAfter is when the next failure may be logged, and suppressed the number of failures that
-	// were not logged since the last. Only run uses them.
-	logAfter   time.Time
-	suppressed int
+	failures loglimit.Limit // of log lines; only run uses it
 
 	handled   atomic.Uint64
 	failed    atomic.Uint64 // handled events whose handler returned an error
@@ -137,13 +133,9 @@ func (d *delivery) recordFailure(e *Event, err error) {
 	} else {
 		d.failed.Add(1)
 	}
-	now := time.Now()
-	if now.Before(d.logAfter) {
-		d.suppressed++
-		return
+	if suppressed, ok := d.failures.Allow(time.Now()); ok {
+		d.config.Logger.Error("handler failed", append(args, "suppressed", suppressed)...)
 	}
-	d.config.Logger.Error("handler failed", append(args, "suppressed", d.suppressed)...)
-	d.logAfter, d.suppressed = now.Add(logInterval), 0
 }
 
 // discardQueue counts the events in the queue as discarded. It is called when no event is added or

@@ -2,6 +2,7 @@ package cluster_test
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"slices"
 	"syscall"
@@ -17,10 +18,19 @@ var (
 	lossless = flag.Bool("lossless", false, "fail if a server reports a gap: every batch can be replayed, unless the machine is too busy")
 	seed     = flag.Uint64("seed", 1, "seed of the engines, their faults, and the faults of the servers")
 	maxBytes = flag.String("max-bytes", "16MiB", "size of the entries that the servers keep: at least those of two minutes, or a server ends that was paused for long")
-	logs     = flag.String("logs", "", "directory to which the servers' logs are written at the end")
+	logs     = flag.String("logs", "", "directory to which the servers' logs are written at the end; it is created")
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.RunTests(m)) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if *logs != "" {
+		if err := os.MkdirAll(*logs, 0o755); err != nil {
+			fmt.Fprintln(os.Stderr, "flag -logs:", err)
+			os.Exit(2)
+		}
+	}
+	os.Exit(harness.RunTests(m))
+}
 
 // maxEntries is the maximum number of entries between two faults.
 const maxEntries = 200

@@ -26,7 +26,9 @@ func (m *Member) execute(ctx context.Context, a cluster.Action) {
 		m.claiming--
 		if err != nil {
 			if ctx.Err() == nil && !errors.Is(err, journal.ErrFenced) {
-				log.Warn("a worker is not taken: it is tried again", "error", err)
+				if suppressed, ok := m.notTaken.Allow(time.Now()); ok {
+					log.Warn("a worker is not taken: it is tried again", "error", err, "suppressed", suppressed)
+				}
 			}
 			delete(m.recovered, a.Worker)
 			m.machine.Claimed(a.Worker, false, time.Now())

@@ -12,6 +12,7 @@ import (
 	"github.com/kvcast/kvcast/cluster"
 	"github.com/kvcast/kvcast/ingest"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/loglimit"
 	"github.com/kvcast/kvcast/journal/jetstream"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -153,11 +154,14 @@ func (m *Member) beat(ctx context.Context) {
 	ticker := time.NewTicker(m.cfg.TTL / 3)
 	defer ticker.Stop()
 	announced := time.Time{}
+	var failed loglimit.Limit
 	for {
 		m.putHeartbeat(ctx)
 		if workers, ok := m.workers(time.Since(announced) > announceEvery); ok && !m.left() {
 			if err := m.announce(ctx, workers); err != nil {
-				m.cfg.Log.Warn("other instances do not get to know the workers that this one has found", "error", err)
+				if suppressed, ok := failed.Allow(time.Now()); ok {
+					m.cfg.Log.Warn("other instances do not get to know the workers that this one has found", "error", err, "suppressed", suppressed)
+				}
 				announced = time.Time{}
 			} else {
 				announced = time.Now()
@@ -236,12 +240,15 @@ const (
 
 // watch watches a bucket until ctx ends.
 func (m *Member) watch(ctx context.Context, kv *jetstream.KV, changed func(jetstream.Value), loaded func()) {
+	var interrupted loglimit.Limit
 	for ctx.Err() == nil {
 		err := kv.Watch(ctx, changed, loaded)
 		if ctx.Err() != nil {
 			return
 		}
-		m.cfg.Log.Warn("watching is interrupted", "error", err)
+		if suppressed, ok := interrupted.Allow(time.Now()); ok {
+			m.cfg.Log.Warn("watching is interrupted", "error", err, "suppressed", suppressed)
+		}
 		select {
 		case <-time.After(watchRetry):
 		case <-ctx.Done():

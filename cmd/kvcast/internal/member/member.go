@@ -24,6 +24,7 @@ import (
 	"github.com/kvcast/kvcast/ingest"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/incident"
+	"github.com/kvcast/kvcast/internal/loglimit"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/journal/jetstream"
 	"github.com/kvcast/kvcast/pipeline"
@@ -62,6 +63,7 @@ type Member struct {
 	owners     map[string]jetstream.Owner
 	claims     map[string]uint64 // seqs of the claims of the workers that are ingested here
 	claiming   int               // claims in progress
+	notTaken   loglimit.Limit    // lines about claims that failed
 	local      map[string]ingestconfig.Worker
 	changed    bool // local has changed since it was announced
 	announced  map[string]map[string]ingestconfig.Worker
