@@ -11,6 +11,7 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/faultfs"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -21,7 +22,7 @@ var (
 	seed     = flag.Uint64("seed", 1, "seed of the engines, their faults, and the points at which the server is killed")
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.RunTests(m)) }
+func TestMain(m *testing.M) { os.Exit(faultfs.RunTests(m)) }
 
 const (
 	engineCount = 4
