@@ -44,8 +44,8 @@ func TestStreamKeepsWhatTheMirrorAndRecoveryNeed(t *testing.T) {
 	// Records of the owner are between the entries.
 	first := slices.IndexFunc(want, func(e jetstream.Entry) bool { return e.Seq >= was.Oldest })
 	wantEntries(t, got, want[first:])
-	if b := j.Bounds(); b != was {
-		t.Errorf("bounds after a restart: got %+v, want %+v", b, was)
+	if b := j.Bounds(); b.Epoch != was.Epoch || b.Oldest != was.Oldest || b.Newest-was.Newest > 1 { // the owner's record may be renewed again
+		t.Errorf("bounds after a restart: got %+v, want %+v, or one entry more", b, was)
 	}
 }
 
