@@ -40,13 +40,39 @@ func (j *Journal) Mark(ctx context.Context) error {
 	return nil
 }
 
-// Newest returns the newest seq of the stream, which a journal in Servers may not have read yet.
+// Newest returns the newest seq of the stream, which a journal in Servers may not have read yet. It is an error if the NATS
+// server that answers may no longer be the stream's leader, since another may have accepted later entries.
 func (j *Journal) Newest(ctx context.Context) (uint64, error) {
 	_, info, err := j.streamInfo(ctx)
+	if err == nil {
+		err = hearsMajority(info.Cluster)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("read the state of %s: %w", j.place(), err)
 	}
 	return info.State.LastSeq, nil
+}
+
+// peerSilence is the time after which a leader may have been replaced that has not heard a replica: replicas elect another after 4 s
+// without it at the earliest, and it hears them every second (minElectionTimeout and hbInterval of nats-server's raft.go).
+const peerSilence = 3 * time.Second
+
+// hearsMajority returns an error unless the leader of a stream, which has told cluster, has lately heard so many replicas that there is no
+// other. cluster is nil if the stream has one replica.
+func hearsMajority(cluster *jetstream.ClusterInfo) error {
+	if cluster == nil || len(cluster.Replicas) == 0 {
+		return nil
+	}
+	heard, all := 1, 1+len(cluster.Replicas)
+	for _, peer := range cluster.Replicas {
+		if !peer.Offline && peer.Active <= peerSilence {
+			heard++
+		}
+	}
+	if 2*heard <= all {
+		return fmt.Errorf("the leader %s has heard %d of %d replicas in %v, itself included", cluster.Leader, heard, all, peerSilence)
+	}
+	return nil
 }
 
 // First returns the seq of the oldest entry of the stream, or of the next one if it has none.
