@@ -67,6 +67,8 @@ func (p *Pipeline) adopt(r *Recovery) (lost []string, _ error) {
 // resume adds the lane of a recovered worker. appended is checkpointTotals.appended before the entries of the worker.
 func (p *Pipeline) resume(w *recoveredWorker, appended int64) {
 	l := w.lane
+	l.lock() // others get to know it when its blocks of lower tiers are counted
+	defer l.unlock()
 	l.lastEventID = w.lastEventID
 	p.attach(l)
 	for rank, r := range l.ranks {

@@ -19,6 +19,8 @@ func TestRemovesOfChunksRemoveTheirBlocks(t *testing.T) {
 	both := slices.Concat(first, second)
 	last := remove(7, 8)
 	last.Rare = &wire.Rare{RemainingCopies: []uint32{0, 0}}
+	one := remove(7, 8)
+	one.Rare = &wire.Rare{RemainingCopies: []uint32{1, 0}}
 	stored := batch(host(store(both...)))
 	for name, c := range map[string]struct {
 		calls []call
@@ -28,6 +30,9 @@ func TestRemovesOfChunksRemoveTheirBlocks(t *testing.T) {
 		"both":                 {[]call{stored, batch(host(remove(7, 8)))}, nil},
 		"in the same batch":    {[]call{batch(host(store(both...)), host(remove(8)))}, first},
 		"of the last copy":     {[]call{stored, batch(host(last))}, nil},
+		"of one of two copies": {[]call{stored, batch(host(one))}, first},
+		"named again":          {[]call{stored, batch(host(remove(7, 8, 7, 7)))}, nil},
+		"with its blocks":      {[]call{stored, batch(host(remove(both...)))}, nil},
 		"a part of it is gone": {[]call{stored, batch(host(remove(first[1]))), batch(host(remove(7)))}, second},
 		"on the device":        {[]call{stored, batch(store(both...)), batch(remove(7, 8))}, both},
 		"an unknown block":     {[]call{stored, batch(host(remove(9)))}, both},
@@ -63,4 +68,26 @@ func TestRemovesOfChunksRemoveTheirBlocks(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestRemovesOfAChunkAreBounded removes a chunk of many blocks by a hash that the event names very often.
+func TestRemovesOfAChunkAreBounded(t *testing.T) {
+	var blocks []uint64
+	for hash := uint64(5); len(blocks) < 4096; hash = wire.PartBefore(hash) {
+		blocks = append(blocks, hash)
+	}
+	slices.Reverse(blocks)
+	often := make([]uint64, 100_000)
+	for i := range often {
+		often[i] = 5
+	}
+	check := func(t *testing.T, s *subject) {
+		s.play(t, batch(inTier(wire.TierHostPinned, store(blocks...))))
+		s.play(t, batch(inTier(wire.TierHostPinned, remove(often...))))
+		if n := s.blocks(testWorker); n != 0 {
+			t.Errorf("%d blocks are left", n)
+		}
+	}
+	withWorker(t, pipeline.Config{}, check)
+	withSharing(t, pipeline.Config{}, feed.ConsolidateDedup, check)
 }

@@ -101,9 +101,15 @@ func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 		detected := l.removeOp(b, e)
 		for i, hash := range e.BlockHashes {
 			op := copies.RemoveOp(b.CopyRule, e, i, detected)
+			had := e.Tier > wire.TierDevice && s.tracker.Has(b.Source, hash)
 			s.tracker.Remove(b.Source, hash, op)
-			for part := wire.PartBefore(hash); e.Tier > wire.TierDevice && s.tracker.Has(b.Source, part); part = wire.PartBefore(part) {
-				s.tracker.Remove(b.Source, part, op)
+			if !had || s.tracker.Has(b.Source, hash) {
+				continue
+			}
+			for part := wire.PartBefore(hash); s.tracker.Has(b.Source, part); part = wire.PartBefore(part) { // of a chunk
+				if s.tracker.Remove(b.Source, part, op); s.tracker.Has(b.Source, part) {
+					break
+				}
 			}
 		}
 		l.emitChanges(b, s.tracker, nil)

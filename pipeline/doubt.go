@@ -116,6 +116,9 @@ func tiersOf(set wire.Tiers) (tiers []kvcastv1.Tier) {
 // tier: a hash names the same content in each tier.
 func (l *Lane) doubtUnknown(b *feed.Batch, e *wire.Event) {
 	for _, hash := range e.BlockHashes {
+		if e.Tier > wire.TierDevice && l.names(b, wire.PartBefore(hash)) { // a chunk, of which only the last block is known here
+			l.doubt(b, feed.Doubt{Reason: feed.GapConnectorTier, Tiers: 1 << e.Tier, Detail: "a store of hashes alone names a chunk"})
+		}
 		if !l.names(b, hash) {
 			l.doubt(b, feed.Doubt{
 				Reason: feed.GapUnknownContent, Tiers: 1 << e.Tier, Detail: "a store of hashes alone names a block that is in no tier",
@@ -135,7 +138,9 @@ func (l *Lane) contradicts(b *feed.Batch, e *wire.Event, hasParent bool) bool {
 	}
 	parent := e.Parent
 	for _, hash := range e.BlockHashes {
-		if held := device.blocks.find(hash); held != nil {
+		// A chunk's blocks have parents within the chunk, and blocks that were stored by their hashes alone have none.
+		held, inChunk := device.blocks.find(hash), hasParent && parent == wire.PartBefore(hash)
+		if held != nil && device.attrs.At(held.Value.attr).BlockSize > 0 && !inChunk {
 			if heldParent := held.Value.flags&flagParent != 0; heldParent != hasParent || hasParent && held.Value.parent != parent {
 				return true
 			}

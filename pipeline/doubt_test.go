@@ -1,6 +1,7 @@
 package pipeline_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -83,6 +84,9 @@ func TestDoubtsAreReportedOnce(t *testing.T) {
 		"another parent than on the device":               {[]call{batch(store(1, 2)), batch(host(after(9, store(2))))}, [][]string{{"gap UNKNOWN_CONTENT HOST_PINNED " + otherParent, "HOST_PINNED store [2] hash only"}}},
 		"no parent, unlike on the device":                 {[]call{batch(store(1), host(store(2, 1)), host(store(2, 1)))}, [][]string{{"store [1]", "gap UNKNOWN_CONTENT HOST_PINNED " + otherParent, "HOST_PINNED store [2 1] hash only", "HOST_PINNED store [2 1] hash only"}}},
 		"the parent that it has on the device":            {[]call{batch(store(1, 2)), batch(host(after(1, store(2))))}, [][]string{{"HOST_PINNED store [2] after 1"}}},
+		"a chunk whose last block is on the device":       {[]call{batch(store(2)), batch(host(store(wire.PartBefore(2), 2)))}, [][]string{{fmt.Sprintf("HOST_PINNED store [%d 2]", wire.PartBefore(2))}}},
+		"hashes alone on the device":                      {[]call{batch(unknown(store(2))), batch(host(after(1, store(2))))}, [][]string{{"HOST_PINNED store [2] after 1"}}},
+		"hashes alone of a chunk":                         {[]call{batch(host(store(wire.PartBefore(2), 2))), batch(unknown(inTier(wire.TierDisk, store(2))))}, [][]string{{"gap CONNECTOR_TIER DISK a store of hashes alone names a chunk", "DISK store [2] block size 0 hash only"}}},
 		"a device that has another parent afterwards":     {[]call{batch(host(after(9, store(2)))), batch(store(1, 2))}, [][]string{{"store [1 2]"}}},
 		"a clear of device memory without other tiers":    {[]call{batch(store(1)), batch(clearOf(wire.TierDevice, ""))}, [][]string{{"cleared [] ENGINE_CLEARED"}}},
 		"a clear of device memory after a late join":      {[]call{gap(0), batch(store(1)), batch(clearOf(wire.TierDevice, ""))}, [][]string{{"cleared [] ENGINE_CLEARED"}}},

@@ -180,6 +180,7 @@ const (
 // the others replace their blocks in device memory. No block in device memory is refused.
 func TestSharedStorageLeavesRoomForDevices(t *testing.T) {
 	const limit, devices, each = 4096, 3, 500
+	const window = 40 // batches of a device; those of all need less than what a busy worker may owe
 	cfg := pipeline.Config{Blocks: budget.New("blocks", limit)}
 	s, err := newSubject(cfg)
 	if err != nil {
@@ -207,8 +208,8 @@ func TestSharedStorageLeavesRoomForDevices(t *testing.T) {
 		group.Go(func() {
 			for i := range uint64(each) {
 				lane.Batch(batch(store(4*i, 4*i+1, 4*i+2, 4*i+3)).Batch)
-				if i >= 60 {
-					lane.Batch(batch(remove(4*(i-60), 4*(i-60)+1, 4*(i-60)+2, 4*(i-60)+3)).Batch)
+				if i >= window {
+					lane.Batch(batch(remove(4*(i-window), 4*(i-window)+1, 4*(i-window)+2, 4*(i-window)+3)).Batch)
 				}
 			}
 		})

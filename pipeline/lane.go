@@ -65,7 +65,6 @@ type Lane struct {
 	counts      laneCounts
 	// event is reused by emitChanges.
 	event         wire.Event
-	parts         []uint64 // is reused by remove
 	announcements copies.Detector
 	engineBlocks  engineBlocks
 }
@@ -321,15 +320,28 @@ func (l *Lane) remove(b *feed.Batch, e *wire.Event) {
 	if t == nil {
 		return
 	}
-	parts := l.parts[:0]
-	for _, hash := range e.BlockHashes {
-		for part := wire.PartBefore(hash); t.has(part); part = wire.PartBefore(part) {
-			parts = append(parts, part)
+	// The blocks may stay in the table until the run is flushed, so that those of this event are listed: each is removed once.
+	var listed map[uint64]struct{}
+	for i, hash := range e.BlockHashes {
+		part := wire.PartBefore(hash)
+		if !t.has(part) {
+			continue
 		}
-	}
-	l.removeBlocks(b, &wire.Event{Kind: wire.KindRemoved, Tier: e.Tier, BlockHashes: parts})
-	if cap(parts) <= maxPrefetch {
-		l.parts = parts
+		if listed == nil {
+			listed = make(map[uint64]struct{}, len(e.BlockHashes))
+			for _, named := range e.BlockHashes {
+				listed[named] = struct{}{}
+			}
+		}
+		key, op := runKey{kind: wire.KindRemoved, rank: b.Rank, tier: e.Tier}, copies.RemoveOp(b.CopyRule, e, i, copies.Remove)
+		for ; t.has(part); part = wire.PartBefore(part) {
+			if _, twice := listed[part]; twice {
+				break
+			}
+			listed[part] = struct{}{}
+			l.flushIncompatible(&key)
+			l.extendRun(b, &key, &wire.Event{BlockHashes: []uint64{part}}, false, op)
+		}
 	}
 }
 

@@ -369,7 +369,8 @@ func (m *model) store(mw *modelWorker, b feed.Batch, e wire.Event) {
 func (mw *modelWorker) deviceDiffers(rank uint32, parent *uint64, chain []uint64) bool {
 	for _, h := range chain {
 		held := mw.blocks[modelBlock{rank, wire.TierDevice, h}]
-		if held != nil && !equalPointers(held.parent, parent) {
+		inChunk := parent != nil && *parent == wire.PartBefore(h)
+		if held != nil && held.blockSize > 0 && !inChunk && !equalPointers(held.parent, parent) {
 			return true
 		}
 		parent = &h

@@ -305,7 +305,8 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 		r.doubt(ReasonPartialBlock, ev.Tier, counts)
 		return false
 	}
-	if !hashOnly && r.isChunk(ev) {
+	isChunks := !hashOnly && r.isChunk(ev)
+	if isChunks {
 		known = r.splitChunks(ev, known, counts)
 	}
 	if !hashOnly && !r.fitsBlockSize(ev, rank) {
@@ -344,13 +345,13 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 		overlap = 0
 	}
 	ev.Tokens = ev.Tokens[:blocks*size+overlap]
-	r.hashTokens(ev, rank, min(known, blocks))
+	r.hashTokens(ev, rank, min(known, blocks), isChunks)
 	return true
 }
 
-// hashTokens sets the tokens hashes of a store's first known blocks. The others have none: the hashes would equal those of
+// hashTokens sets the tokens hashes of a store's first known blocks. Scopes know the blocks of a split store (isSplit) as chunks. The others have none: the hashes would equal those of
 // blocks without adapter and salt.
-func (r *Rules) hashTokens(ev *Event, rank uint32, known int) {
+func (r *Rules) hashTokens(ev *Event, rank uint32, known int, isSplit bool) {
 	if known == 0 {
 		return
 	}
@@ -361,7 +362,9 @@ func (r *Rules) hashTokens(ev *Event, rank uint32, known int) {
 	seed := BlockSeed(ev.LoRAName, ev.CacheSalt)
 	hashes := AppendTokensHashes(r.hashes.reserve(known)[:0], tokens, size, seed, ev.Eagle, r.multimodal.read(ev))
 	ev.TokensHashes = r.hashes.allocate(len(hashes))
-	r.scopes.setTokens(ev, rank)
+	if !isSplit {
+		r.scopes.setTokens(ev, rank)
+	}
 }
 
 // eagleOverlap returns how many tokens the last block has beside its own.

@@ -166,16 +166,21 @@ func askVLLM(ctx context.Context, server string) (a answer, err error) {
 	return a, a.check()
 }
 
-// sleeps asks vLLM whether it sleeps: a sleeping engine has discarded its cache, and publishes no event for that. told is false if the
-// engine does not tell: GET /is_sleeping (vllm/entrypoints/serve/sleep/api_router.py) is there if it can be sent to sleep.
-func sleeps(ctx context.Context, server string) (asleep, told bool) {
+// sleeps asks vLLM whether it sleeps: a sleeping engine has discarded its cache, and publishes no event for that. tells is false if the
+// engine does not tell: GET /is_sleeping (vllm/entrypoints/serve/sleep/api_router.py) is there if it can be sent to sleep. An
+// error means that it is not known.
+func sleeps(ctx context.Context, server string) (asleep, tells bool, err error) {
 	var answer struct {
 		IsSleeping *bool `json:"is_sleeping"`
 	}
-	if err := get(ctx, server+"/is_sleeping", &answer); err != nil || answer.IsSleeping == nil {
-		return false, false
+	err = get(ctx, server+"/is_sleeping", &answer)
+	switch {
+	case errors.Is(err, errNotFound) || err == nil && answer.IsSleeping == nil:
+		return false, false, nil
+	case err != nil:
+		return false, true, err
 	}
-	return *answer.IsSleeping, true
+	return *answer.IsSleeping, true, nil
 }
 
 // askSGLang asks SGLang. Its GET /server_info, in earlier versions /get_server_info, has the key kv_events with what

@@ -248,6 +248,7 @@ type reply struct {
 	worker             config.Worker
 	reported           bool // its ports
 	asleep, tellsSleep bool
+	sleepErr           error // it is not known whether the engine sleeps
 }
 
 // request asks an engine once, when the limiter allows it.
@@ -260,7 +261,7 @@ func (a *Asker) request(ctx context.Context, w config.Worker) (r reply, err erro
 	defer func() { <-a.limiter }()
 	r.worker, r.reported, err = Ask(ctx, w)
 	if err == nil && w.Sources[0].Engine == feed.EngineVLLM {
-		r.asleep, r.tellsSleep = sleeps(ctx, w.HTTP)
+		r.asleep, r.tellsSleep, r.sleepErr = sleeps(ctx, w.HTTP)
 	}
 	return r, err
 }
@@ -276,6 +277,9 @@ func (a *Asker) hasReported(e *engine) bool {
 func (a *Asker) store(e *engine, r reply, err error) (changed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if r.sleepErr != nil {
+		r.asleep = e.asleep
+	}
 	switch {
 	case err == nil:
 		changed = !e.answered || e.asleep != r.asleep || !reflect.DeepEqual(e.answer, r.worker)

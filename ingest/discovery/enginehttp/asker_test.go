@@ -176,9 +176,10 @@ func TestEngineThatNoLongerTellsKeepsItsPorts(t *testing.T) {
 }
 
 // TestSleepingEnginesAreNotFound has an engine that is sent to sleep and woken up, one that cannot be sent to sleep, and one that does not tell.
+// An error means that it goes on sleeping.
 func TestSleepingEnginesAreNotFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var isAsleep atomic.Bool
+		var isAsleep, fails atomic.Bool
 		var mu sync.Mutex // guards asked
 		asked := make(map[string]int)
 		defer enginehttp.SetTransport(func(r *http.Request) (*http.Response, error) {
@@ -189,6 +190,8 @@ func TestSleepingEnginesAreNotFound(t *testing.T) {
 				asked[r.URL.Host]++
 				mu.Unlock()
 				_, _ = answer.WriteString(`{"0": ` + vllm("tcp://*:6000", "null") + `}`)
+			case r.URL.Host == "sleepy:8000" && fails.Load():
+				answer.WriteHeader(http.StatusServiceUnavailable)
 			case r.URL.Host == "sleepy:8000":
 				_, _ = answer.WriteString(`{"is_sleeping": ` + strconv.FormatBool(isAsleep.Load()) + `}`)
 			case r.URL.Host == "odd:8000":
@@ -219,6 +222,7 @@ func TestSleepingEnginesAreNotFound(t *testing.T) {
 		synctest.Wait()
 		for step, want := range []string{"sleepy odd plain", "odd plain", "odd plain", "sleepy odd plain"} {
 			isAsleep.Store(want == "odd plain")
+			fails.Store(step == 2)
 			if step > 0 {
 				time.Sleep(enginehttp.SleepInterval) // of the test's own clock
 				synctest.Wait()
