@@ -335,7 +335,8 @@ func (m *model) storeBlock(
 			copies.parent = s.parent
 		}
 	}
-	r.names[name] = &modelNameState{modelCopies: copies, block: block, sure: true}
+	before := r.names[name] // of the same block
+	r.names[name] = &modelNameState{modelCopies: copies, block: block, sure: true, hasChild: before != nil && before.hasChild}
 	return block, isNew
 }
 
