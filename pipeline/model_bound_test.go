@@ -124,7 +124,7 @@ func (m *model) units() (n int) {
 			n += len(mw.blocks)
 		}
 		for _, r := range mw.ranks {
-			n += 2*len(r.blocks) + len(r.names)
+			n += r.units()
 		}
 	}
 	return n

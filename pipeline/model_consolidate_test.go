@@ -21,6 +21,8 @@ type modelRank struct {
 	blocks []*modelTracked
 	// releases counts the names that were released.
 	releases int
+	// spare are the units that the current store has freed, of which it uses none yet: fewer are evicted for it.
+	spare int
 	// incomplete are the sources that lost events or had blocks refused since they were last
 	// cleared; used are the tiers that each source has stored into since then.
 	incomplete map[int]bool
@@ -105,6 +107,9 @@ func (r *modelRank) isFresh(b *modelTracked) bool {
 	}
 	return false
 }
+
+// units returns what the blocks and names count of the budget of all workers.
+func (r *modelRank) units() int { return 2*len(r.blocks) + len(r.names) }
 
 // liveNames returns the number of live names.
 func (r *modelRank) liveNames() (n int) {
@@ -209,6 +214,7 @@ func (m *model) track(mw *modelWorker, b feed.Batch, e wire.Event) {
 	if len(e.BlockHashes) == 0 {
 		return
 	}
+	r.spare = 0
 	one := modelStore{hashed: hashed}
 	one.op = mw.sawStore(b, e, rooted, func(hash uint64) bool {
 		h := r.names[modelName{b.Source, hash}]
@@ -274,6 +280,8 @@ func (m *model) storeBlock(
 	mw *modelWorker, b feed.Batch, hash uint64, content *modelContent, s modelStore,
 ) (block *modelTracked, isNew bool) {
 	r := mw.rankOf(b.Rank)
+	before := r.units()
+	defer func() { r.spare = max(0, r.spare+before-r.units()) }()
 	meant := r.resolve(mw, b.Source, hash)
 	if content == nil {
 		block = meant
@@ -317,7 +325,7 @@ func (m *model) storeBlock(
 			units += 2
 		}
 		if over := m.units() + units - m.limit(); over > 0 && m.lowerBlocks() >= over {
-			m.evictTotal(mw, nil, units)
+			m.evictTotal(mw, nil, units-(r.spare+before-r.units()))
 		}
 		if m.units()+units > m.limit() && (block != nil || !m.expireOldest(mw, b)) {
 			return nil, false
@@ -335,8 +343,8 @@ func (m *model) storeBlock(
 			copies.parent = s.parent
 		}
 	}
-	before := r.names[name] // of the same block
-	r.names[name] = &modelNameState{modelCopies: copies, block: block, sure: true, hasChild: before != nil && before.hasChild}
+	earlier := r.names[name] // of the same block
+	r.names[name] = &modelNameState{modelCopies: copies, block: block, sure: true, hasChild: earlier != nil && earlier.hasChild}
 	return block, isNew
 }
 
