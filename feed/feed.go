@@ -150,6 +150,8 @@ const (
 	GapCopiesUnsure GapReason = 16
 	// GapConnectorTier: a connector keeps chunks of several blocks in a tier, and may not tell which it removes.
 	GapConnectorTier GapReason = 17
+	// GapRelayed: the events come from a relay, which leaves some out without telling.
+	GapRelayed GapReason = 18
 )
 
 var gapReasonNames = [...]string{
@@ -167,6 +169,7 @@ var gapReasonNames = [...]string{
 	GapReplayForeign:      "replay_foreign",
 	GapCopiesUnsure:       "copies_unsure",
 	GapConnectorTier:      "connector_tier",
+	GapRelayed:            "relayed",
 }
 
 // String returns the reason's name, which is also its metric label.

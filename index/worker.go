@@ -182,6 +182,8 @@ func gapReason(g kvcastv1.Gap_Reason) kvcastv1.DegradedReason {
 		return kvcastv1.DegradedReason_DEGRADED_REASON_COPIES_UNSURE
 	case kvcastv1.Gap_REASON_CONNECTOR_TIER:
 		return kvcastv1.DegradedReason_DEGRADED_REASON_CONNECTOR_TIER
+	case kvcastv1.Gap_REASON_RELAYED:
+		return kvcastv1.DegradedReason_DEGRADED_REASON_RELAYED
 	default: // also a reason of a later version
 		return kvcastv1.DegradedReason_DEGRADED_REASON_GAP
 	}

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"math"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
@@ -111,6 +114,36 @@ func startCalls(t *testing.T, e *callEngine, source config.Source) (r *recorder,
 }
 
 const added = "add w model m block_size 0 ranks [0]"
+
+// doubtSink passes on the doubts of each batch.
+type doubtSink chan []feed.Doubt
+
+func (s doubtSink) AddWorker(feed.Worker) feed.Lane        { return s }
+func (s doubtSink) RemoveWorker(string, feed.RemoveReason) {}
+func (s doubtSink) Batch(b *feed.Batch)                    { s <- b.Doubts }
+func (doubtSink) Gap(feed.Gap)                             {}
+func (doubtSink) Restarted(feed.Restart)                   {}
+
+// TestRelayedBatchesAreDoubted reads a relay: each batch has the doubt, since a clear ends those of earlier ones.
+func TestRelayedBatchesAreDoubted(t *testing.T) {
+	t.Parallel()
+	e := newCallEngine(t)
+	sink := make(doubtSink, 2)
+	start(t, worker(config.Source{Connect: "smg://" + e.address}), sink)
+	c := e.accept(0)
+	c.batch(0, 0, 1)
+	c.batch(0, 1, 0)
+	for range 2 {
+		select {
+		case got := <-sink:
+			if d := cmp.Diff([]feed.Doubt{{Reason: feed.GapRelayed, Tiers: wire.AllTiers}}, got); d != "" {
+				t.Errorf("doubts (-want +got):\n%s", d)
+			}
+		case <-time.After(harness.Timeout):
+			t.Fatal("no batch came")
+		}
+	}
+}
 
 func TestCallThatBreaksIsResumed(t *testing.T) {
 	t.Parallel()

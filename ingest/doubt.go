@@ -22,8 +22,11 @@ var effects = map[wire.Effect]struct {
 
 // doubts returns what the rules have left out or not understood of the batch that the intake has decoded, and logs it.
 func (p *publisher) doubts(in *intake, now time.Time, rank uint32, seq uint64) (all []feed.Doubt) {
+	if p.relayed {
+		all = append(all, feed.Doubt{Reason: feed.GapRelayed, Tiers: wire.AllTiers})
+	}
 	if !in.batch.HasDoubts {
-		return nil
+		return all
 	}
 	for reason, tiers := range in.batch.Doubts {
 		if tiers == 0 {

@@ -168,7 +168,7 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 		in.out.CopyRule = feed.CopyRuleCounted // a snapshot announces nothing
 	}
 	if b.Unproved {
-		in.out.Doubts = append(in.out.Doubts, feed.Doubt{Reason: feed.GapReplayUnproved, Tiers: wire.AllTiers, Detail: p.replayEndpoint})
+		in.out.Doubts = append(in.out.Doubts, feed.Doubt{Reason: feed.GapReplayUnproved, Tiers: wire.AllTiers})
 	}
 	if in.batch.HasTime && !b.Restored {
 		in.out.EngineTime = unixNano(in.batch.Time)

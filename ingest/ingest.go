@@ -28,6 +28,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -238,6 +239,7 @@ func (in *Ingest) worker(c config.Worker) *connectedWorker {
 			l.p = newPublisher(w.worker, i, status, l.reconnect)
 			l.p.attempt = l.attempt
 			l.p.copyRule = src.Copies.Rule(src.Engine)
+			l.p.relayed = strings.HasPrefix(e.Connect, config.TransportSMG+"://")
 			l.p.rules.ClearsDevice = src.Clears.Device(src.Engine)
 			// A source with a single rank may be any rank of the worker, unless the rank is configured.
 			l.p.rankMismatchLogged = src.DPSize == 1 && src.FirstRank == 0

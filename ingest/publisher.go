@@ -24,6 +24,7 @@ type publisher struct {
 	// rank is the dp rank of batches that have no rank.
 	rank     uint32
 	copyRule feed.CopyRule
+	relayed  bool // by a server that leaves events out without telling
 	machine  *sequence.Machine
 	// rules are shared by the publishers of the source's ranks.
 	rules *wire.Rules

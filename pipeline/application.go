@@ -197,7 +197,7 @@ func engineGap(reason kvcastv1.Gap_Reason) bool {
 	case kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES, kvcastv1.Gap_REASON_SHARED_TIER,
 		kvcastv1.Gap_REASON_EVENTS_SKIPPED, kvcastv1.Gap_REASON_BLOCK_SIZE_MISMATCH, kvcastv1.Gap_REASON_UNKNOWN_CONTENT,
 		kvcastv1.Gap_REASON_TIER_NOT_CLEARED, kvcastv1.Gap_REASON_REPLAY_UNPROVED, kvcastv1.Gap_REASON_COPIES_UNSURE,
-		kvcastv1.Gap_REASON_CONNECTOR_TIER:
+		kvcastv1.Gap_REASON_CONNECTOR_TIER, kvcastv1.Gap_REASON_RELAYED:
 		return false
 	default:
 		return true

@@ -148,7 +148,7 @@ func (g *generator) batch(w *generatorWorker) *feed.Batch {
 	b.GroupsOmitted = g.chance(5, "groups omitted")
 	if g.chance(10, "doubt") {
 		b.Doubts = []feed.Doubt{{
-			Reason: rapid.SampledFrom([]feed.GapReason{feed.GapEventsSkipped, feed.GapBlockSizeMismatch, feed.GapUnknownContent, feed.GapTierNotCleared, feed.GapCopiesUnsure, feed.GapConnectorTier}).Draw(g.t, "reason"),
+			Reason: rapid.SampledFrom([]feed.GapReason{feed.GapEventsSkipped, feed.GapBlockSizeMismatch, feed.GapUnknownContent, feed.GapTierNotCleared, feed.GapCopiesUnsure, feed.GapConnectorTier, feed.GapRelayed}).Draw(g.t, "reason"),
 			Tiers:  rapid.SampledFrom([]wire.Tiers{wire.AllTiers, wire.LowerTiers, 1 << w.like.Tier}).Draw(g.t, "tiers"),
 		}}
 	}

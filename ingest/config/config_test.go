@@ -266,6 +266,7 @@ func TestFieldErrorSaysWhatIsAllowed(t *testing.T) {
 func TestWarnings(t *testing.T) {
 	const replay = "no replay socket: lost batches are reported and cannot be repaired; want replay, and replay_endpoint of the engine"
 	const model = "no model: no request that names a model matches the worker; want model"
+	const relay = "a relay of the engine's events leaves some out without telling, so that the worker is degraded (relayed); want the engine's own publisher, tcp://HOST:PORT"
 	source := func(connect, replay string) config.Source { return config.Source{Connect: connect, Replay: replay} }
 	for _, tt := range []struct {
 		name   string
@@ -276,7 +277,8 @@ func TestWarnings(t *testing.T) {
 		{"no replay", config.Worker{Model: "m", Sources: []config.Source{source("tcp://h:1", "")}}, []string{replay}},
 		{"no model", config.Worker{Sources: []config.Source{source("tcp://h:1", "tcp://h:2")}}, []string{model}},
 		{"a second source without replay", config.Worker{Sources: []config.Source{source("tcp://h:1", "tcp://h:2"), source("tcp://h:3", "")}}, []string{model, "source 1: " + replay}},
-		{"gRPC", config.Worker{Model: "m", Sources: []config.Source{source("smg://h:1", "")}}, nil},
+		{"SMG", config.Worker{Model: "m", Sources: []config.Source{source("smg://h:1", "")}}, []string{relay}},
+		{"OpenEngine", config.Worker{Model: "m", Sources: []config.Source{source("openengine://h:1", "")}}, nil},
 		{"another engine", config.Worker{Model: "m", Sources: []config.Source{{Engine: feed.EngineKVBM, Connect: "tcp://h:1"}}}, nil},
 		{"listed ranks", config.Worker{Model: "m", Sources: []config.Source{{Connect: "tcp://h:1", Ranks: []config.RankEndpoints{{Connect: "tcp://h:1", Replay: "tcp://h:2"}}}}}, nil},
 		{"a listed rank without", config.Worker{Model: "m", Sources: []config.Source{{Connect: "tcp://h:1", Replay: "tcp://h:2", Ranks: []config.RankEndpoints{

@@ -64,7 +64,8 @@ func eventFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
 var reasonsWithoutBatches = []kvcastv1.Gap_Reason{
 	kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, kvcastv1.Gap_REASON_SHARED_TIER, kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES,
 	kvcastv1.Gap_REASON_EVENTS_SKIPPED, kvcastv1.Gap_REASON_BLOCK_SIZE_MISMATCH, kvcastv1.Gap_REASON_UNKNOWN_CONTENT,
-	kvcastv1.Gap_REASON_TIER_NOT_CLEARED, kvcastv1.Gap_REASON_REPLAY_UNPROVED, kvcastv1.Gap_REASON_REPLAY_FOREIGN, kvcastv1.Gap_REASON_COPIES_UNSURE, kvcastv1.Gap_REASON_CONNECTOR_TIER,
+	kvcastv1.Gap_REASON_TIER_NOT_CLEARED, kvcastv1.Gap_REASON_REPLAY_UNPROVED, kvcastv1.Gap_REASON_REPLAY_FOREIGN, kvcastv1.Gap_REASON_COPIES_UNSURE,
+	kvcastv1.Gap_REASON_CONNECTOR_TIER, kvcastv1.Gap_REASON_RELAYED,
 }
 
 func kindFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {

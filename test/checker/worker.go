@@ -117,6 +117,7 @@ var reasonsSentOnce = []kvcastv1.Gap_Reason{
 	kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES, kvcastv1.Gap_REASON_EVENTS_SKIPPED,
 	kvcastv1.Gap_REASON_BLOCK_SIZE_MISMATCH, kvcastv1.Gap_REASON_UNKNOWN_CONTENT, kvcastv1.Gap_REASON_TIER_NOT_CLEARED,
 	kvcastv1.Gap_REASON_REPLAY_UNPROVED, kvcastv1.Gap_REASON_COPIES_UNSURE, kvcastv1.Gap_REASON_CONNECTOR_TIER,
+	kvcastv1.Gap_REASON_RELAYED,
 }
 
 // follow applies an event to its rank. It returns what the event repeats although it still holds;

@@ -25,6 +25,7 @@ type heldBlocks struct {
 	blocks   map[uint64]bool
 	complete bool // no loss was reported since the last clear
 	gaps     []feed.GapReason
+	relayed  bool // the last batch has said that it comes from a relay
 	restarts int
 }
 
@@ -32,6 +33,7 @@ type heldBlocks struct {
 type heldView struct {
 	Blocks   []uint64
 	Complete bool
+	Relayed  bool
 }
 
 func (h *heldBlocks) AddWorker(feed.Worker) feed.Lane { return h }
@@ -45,6 +47,9 @@ func (h *heldBlocks) clear() {
 }
 
 func (h *heldBlocks) Batch(b *feed.Batch) {
+	h.mu.Lock()
+	h.relayed = slices.ContainsFunc(b.Doubts, func(d feed.Doubt) bool { return d.Reason == feed.GapRelayed && d.Tiers == wire.AllTiers })
+	h.mu.Unlock()
 	for _, e := range b.Events {
 		if e.Kind == wire.KindCleared {
 			h.clear()
@@ -77,7 +82,7 @@ func (h *heldBlocks) Restarted(feed.Restart) {
 func (h *heldBlocks) view() heldView {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return heldView{slices.Sorted(maps.Keys(h.blocks)), h.complete}
+	return heldView{slices.Sorted(maps.Keys(h.blocks)), h.complete, h.relayed}
 }
 
 func (h *heldBlocks) reported() (gaps []feed.GapReason, restarts int) {
@@ -88,7 +93,7 @@ func (h *heldBlocks) reported() (gaps []feed.GapReason, restarts int) {
 
 // view returns the blocks that the engine holds.
 func (e *engine) view() heldView {
-	v := heldView{Complete: true}
+	v := heldView{Complete: true, Relayed: true}
 	for path := range e.held {
 		v.Blocks = append(v.Blocks, e.hash(path))
 	}
@@ -227,6 +232,7 @@ func TestSMGRelayAsASource(t *testing.T) {
 	check("after a restart of the relay")
 
 	e.restart()
+	e.awaitRelay() // it knows a restart by a lower sequence number alone
 	e.steps(50)
 	wantReport(1)
 	e.clear()

@@ -221,6 +221,9 @@ const (
 	// A connector keeps chunks of several blocks in these tiers, which Stored has as blocks
 	// of the worker's size. Some connectors do not tell which they remove.
 	Gap_REASON_CONNECTOR_TIER Gap_Reason = 17
+	// The events come from a relay of the engine's events (smg://), which leaves some out
+	// without telling: those of other attention groups, and those that it does not know.
+	Gap_REASON_RELAYED Gap_Reason = 18
 )
 
 // Enum value maps for Gap_Reason.
@@ -244,6 +247,7 @@ var (
 		15: "REASON_REPLAY_FOREIGN",
 		16: "REASON_COPIES_UNSURE",
 		17: "REASON_CONNECTOR_TIER",
+		18: "REASON_RELAYED",
 	}
 	Gap_Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":         0,
@@ -264,6 +268,7 @@ var (
 		"REASON_REPLAY_FOREIGN":      15,
 		"REASON_COPIES_UNSURE":       16,
 		"REASON_CONNECTOR_TIER":      17,
+		"REASON_RELAYED":             18,
 	}
 )
 
@@ -1338,14 +1343,14 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x15REASON_ENGINE_CLEARED\x10\x01\x12\x1b\n" +
 	"\x17REASON_ENGINE_RESTARTED\x10\x02\x12\x19\n" +
 	"\x15REASON_UNREPAIRED_GAP\x10\x03\x12\x19\n" +
-	"\x15REASON_SOURCE_CLEARED\x10\x04\"\xd8\x05\n" +
+	"\x15REASON_SOURCE_CLEARED\x10\x04\"\xec\x05\n" +
 	"\x03Gap\x12-\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x15.kvcast.v1.Gap.ReasonR\x06reason\x12%\n" +
 	"\x0emissed_batches\x18\x02 \x01(\x04R\rmissedBatches\x12\x1b\n" +
 	"\tfirst_seq\x18\x03 \x01(\x04R\bfirstSeq\x12\x19\n" +
 	"\blast_seq\x18\x04 \x01(\x04R\alastSeq\x12%\n" +
 	"\x05tiers\x18\x05 \x03(\x0e2\x0f.kvcast.v1.TierR\x05tiers\x12\x16\n" +
-	"\x06detail\x18\x06 \x01(\tR\x06detail\"\x83\x04\n" +
+	"\x06detail\x18\x06 \x01(\tR\x06detail\"\x97\x04\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19REASON_REPLAY_UNAVAILABLE\x10\x01\x12\x1c\n" +
@@ -1365,7 +1370,8 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x16REASON_REPLAY_UNPROVED\x10\x0e\x12\x19\n" +
 	"\x15REASON_REPLAY_FOREIGN\x10\x0f\x12\x18\n" +
 	"\x14REASON_COPIES_UNSURE\x10\x10\x12\x19\n" +
-	"\x15REASON_CONNECTOR_TIER\x10\x11\"\x0f\n" +
+	"\x15REASON_CONNECTOR_TIER\x10\x11\x12\x12\n" +
+	"\x0eREASON_RELAYED\x10\x12\"\x0f\n" +
 	"\rGroupsOmitted\";\n" +
 	"\bResolved\x12/\n" +
 	"\areasons\x18\x01 \x03(\x0e2\x15.kvcast.v1.Gap.ReasonR\areasons\"\xeb\x01\n" +

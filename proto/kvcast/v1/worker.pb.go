@@ -499,6 +499,9 @@ const (
 	// A connector keeps the blocks of this tier, and may not tell which it removes: known
 	// blocks may be gone.
 	DegradedReason_DEGRADED_REASON_CONNECTOR_TIER DegradedReason = 15
+	// The events come from a relay, which leaves some out without telling: blocks may be
+	// missing, and known blocks may be gone.
+	DegradedReason_DEGRADED_REASON_RELAYED DegradedReason = 16
 )
 
 // Enum value maps for DegradedReason.
@@ -520,6 +523,7 @@ var (
 		13: "DEGRADED_REASON_REPLAY_FOREIGN",
 		14: "DEGRADED_REASON_COPIES_UNSURE",
 		15: "DEGRADED_REASON_CONNECTOR_TIER",
+		16: "DEGRADED_REASON_RELAYED",
 	}
 	DegradedReason_value = map[string]int32{
 		"DEGRADED_REASON_UNSPECIFIED":         0,
@@ -538,6 +542,7 @@ var (
 		"DEGRADED_REASON_REPLAY_FOREIGN":      13,
 		"DEGRADED_REASON_COPIES_UNSURE":       14,
 		"DEGRADED_REASON_CONNECTOR_TIER":      15,
+		"DEGRADED_REASON_RELAYED":             16,
 	}
 )
 
@@ -1481,7 +1486,7 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x11TRUST_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vTRUST_EXACT\x10\x01\x12\x15\n" +
 	"\x11TRUST_UPPER_BOUND\x10\x02\x12\x12\n" +
-	"\x0eTRUST_DEGRADED\x10\x03*\xbd\x04\n" +
+	"\x0eTRUST_DEGRADED\x10\x03*\xda\x04\n" +
 	"\x0eDegradedReason\x12\x1f\n" +
 	"\x1bDEGRADED_REASON_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bDEGRADED_REASON_JOINED_LATE\x10\x01\x12\x17\n" +
@@ -1499,7 +1504,8 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x1fDEGRADED_REASON_REPLAY_UNPROVED\x10\f\x12\"\n" +
 	"\x1eDEGRADED_REASON_REPLAY_FOREIGN\x10\r\x12!\n" +
 	"\x1dDEGRADED_REASON_COPIES_UNSURE\x10\x0e\x12\"\n" +
-	"\x1eDEGRADED_REASON_CONNECTOR_TIER\x10\x0fB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
+	"\x1eDEGRADED_REASON_CONNECTOR_TIER\x10\x0f\x12\x1b\n" +
+	"\x17DEGRADED_REASON_RELAYED\x10\x10B3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
 
 var (
 	file_kvcast_v1_worker_proto_rawDescOnce sync.Once

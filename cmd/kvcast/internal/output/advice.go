@@ -26,6 +26,7 @@ const (
 	replayForeign     = kvcastv1.DegradedReason_DEGRADED_REASON_REPLAY_FOREIGN
 	copiesUnsure      = kvcastv1.DegradedReason_DEGRADED_REASON_COPIES_UNSURE
 	connectorTier     = kvcastv1.DegradedReason_DEGRADED_REASON_CONNECTOR_TIER
+	relayed           = kvcastv1.DegradedReason_DEGRADED_REASON_RELAYED
 )
 
 // advice says what each reason means for the blocks of a rank, and after the semicolon what to do. docs/troubleshooting.md has
@@ -46,6 +47,7 @@ var advice = map[kvcastv1.DegradedReason]string{
 	replayForeign:     "the replay socket belongs to another engine: blocks are missing; set the worker's replay to that of its own engine",
 	copiesUnsure:      "the engine announces blocks that it reuses (kv_cache_report_mode full), so that copies cannot be counted: blocks may be missing; use report mode incremental",
 	connectorTier:     "a connector keeps chunks of several blocks in this tier, and may not tell which it removes; rely on the device",
+	relayed:           "a relay (smg://) leaves events out without telling: blocks may be missing or gone; read the engine's own ZeroMQ publisher instead",
 }
 
 // laterReason is the advice for a reason of a later version.
@@ -118,7 +120,7 @@ func tiersOf(r *kvcastv1.RankStatus, reason kvcastv1.DegradedReason) string {
 }
 
 // detailed are the reasons that have a detail.
-var detailed = []kvcastv1.DegradedReason{eventsSkipped, blockSizeMismatch, unknownContent, replayUnproved, replayForeign}
+var detailed = []kvcastv1.DegradedReason{eventsSkipped, blockSizeMismatch, unknownContent, replayForeign}
 
 // detailReason returns the reason that the rank's detail is of; 0 if there is no detail, or several reasons may have it.
 func detailReason(r *kvcastv1.RankStatus) (found kvcastv1.DegradedReason) {
