@@ -193,7 +193,7 @@ func TestCheckAndStartWarnOfProbableMistakes(t *testing.T) {
 workers:
   - {name: a, model: m, sources: [{connect: "tcp://127.0.0.1:1"}]}
   - {name: b, model: m, sources: [{connect: "tcp://127.0.0.1:2", replay: "tcp://127.0.0.1:12"}, {engine: kvbm, connect: "tcp://127.0.0.1:4"}]}
-  - {name: d, sources: [{connect: "smg://127.0.0.1:5"}]}
+  - {name: d, sources: [{connect: "openengine://127.0.0.1:5"}]}
 discovery: [{file: %q}]
 `, filepath.Base(watched)))
 	if err := os.Rename(watched, filepath.Join(filepath.Dir(file), filepath.Base(watched))); err != nil {
