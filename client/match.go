@@ -58,6 +58,8 @@ type Match struct {
 	TierTrust [numTiers + 1]kvcastv1.Trust
 	// Down is how long a source of the rank has had no connection; 0: each has one. Only the server knows it.
 	Down time.Duration
+	// Age is how old the server's knowledge of the rank is. Only the server knows it.
+	Age time.Duration
 }
 
 // matchesPool reuses the memory of matches.

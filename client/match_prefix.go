@@ -105,7 +105,7 @@ func newMatch(model string, p *kvcastv1.PrefixMatch) Match {
 	m := Match{
 		Worker: p.GetWorker(), Model: model, Endpoint: p.GetEndpoint(), Rank: p.GetDpRank(),
 		Blocks: int(p.GetBlocks()), Tokens: int(p.GetTokens()),
-		Trust: p.GetTrust(), Reasons: p.GetReasons(), Down: time.Duration(p.GetDownNano()),
+		Trust: p.GetTrust(), Reasons: p.GetReasons(), Down: time.Duration(p.GetDownNano()), Age: time.Duration(p.GetAgeNano()),
 	}
 	if model == "" {
 		m.Model = p.GetModel()

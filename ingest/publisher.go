@@ -182,6 +182,13 @@ func (p *publisher) setState(s SourceState) {
 		p.observeConnection(true, time.Since(*p.status.downSince.Load()))
 		p.status.downSince.Store(nil)
 	}
+	switch wasBehind := p.state.behind(); {
+	case s.behind() && !wasBehind:
+		now := time.Now()
+		p.status.behindSince.Store(&now)
+	case wasBehind && !s.behind():
+		p.status.behindSince.Store(nil)
+	}
 	p.state = s
 	p.status.state.Store(uint32(s))
 }

@@ -28,6 +28,8 @@ type SourceStatus struct {
 	// DownSince is when the connection was lost, the engine ceased to answer or reading ended, or when the source was added if there
 	// has been no connection; zero while there is a connection.
 	DownSince time.Time
+	// BehindSince is since when batches are being replayed that the engine has published; zero if none are.
+	BehindSince time.Time
 	// Started reports whether a batch was read; LastSeq is the seq of the last batch.
 	Started bool
 	LastSeq uint64
@@ -117,6 +119,9 @@ func (s SourceState) down() bool {
 	return s == SourceConnecting || s == SourceSuspect || s == SourceStopped
 }
 
+// behind reports whether the engine has published batches that are being replayed.
+func (s SourceState) behind() bool { return s == SourceCatchingUp || s == SourceRepairing }
+
 // sourceList lists the publishers for Ingest.Sources.
 type sourceList struct {
 	mu      sync.Mutex // guards entries
@@ -133,6 +138,7 @@ type sourceEntry struct {
 	replayState atomic.Uint32
 	state       atomic.Uint32
 	downSince   atomic.Pointer[time.Time] // nil: there is a connection
+	behindSince atomic.Pointer[time.Time] // nil: no replay is in progress
 	started     atomic.Bool
 	lastSeq     atomic.Uint64
 	// engineDelay is the time.Duration from the engine's time of the last live batch that has one to its receipt; noEngineTime
@@ -189,6 +195,9 @@ func (in *Ingest) Sources() []SourceStatus {
 		all[i].State = SourceState(e.state.Load())
 		if since := e.downSince.Load(); since != nil {
 			all[i].DownSince = *since
+		}
+		if since := e.behindSince.Load(); since != nil {
+			all[i].BehindSince = *since
 		}
 		all[i].LastSeq = e.lastSeq.Load()
 		all[i].Started = e.started.Load()

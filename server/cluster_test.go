@@ -19,13 +19,13 @@ type sharing struct {
 	instances []*kvcastv1.InstanceStatus
 	owners    map[string]*kvcastv1.WorkerOwner
 	states    map[string]kvcastv1.WorkerState
-	down      []server.SourceDown
+	down      []server.RankSince
 }
 
 func (s sharing) ID() string                               { return s.instances[0].GetId() }
 func (s sharing) Instances() []*kvcastv1.InstanceStatus    { return s.instances }
 func (s sharing) Owners() map[string]*kvcastv1.WorkerOwner { return s.owners }
-func (s sharing) SourcesDown() []server.SourceDown         { return s.down }
+func (s sharing) SourcesDown() []server.RankSince          { return s.down }
 
 func (s sharing) WorkerStates() map[string]kvcastv1.WorkerState { return s.states }
 
@@ -99,7 +99,7 @@ func TestSourcesThatOthersHaveLostAreDown(t *testing.T) {
 	c := sharing{
 		instances: []*kvcastv1.InstanceStatus{{Id: "a", Live: true}, {Id: "b", Live: true}},
 		owners:    map[string]*kvcastv1.WorkerOwner{"w": {InstanceId: "b"}},
-		down:      []server.SourceDown{{Worker: "w", Rank: 0, For: time.Hour}, {Worker: "w", Rank: 1, For: time.Hour}},
+		down:      []server.RankSince{{Worker: "w", Rank: 0, For: time.Hour}, {Worker: "w", Rank: 1, For: time.Hour}},
 	}
 	h := overTCP(t, server.Config{Cluster: c}, journal.Config{})
 	h.addWorker()

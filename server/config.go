@@ -121,6 +121,9 @@ type Config struct {
 	Recovery func() *kvcastv1.Recovery
 	// Cluster shows the servers that share the journal; nil: it is not shared. Its methods must be safe for concurrent use.
 	Cluster Cluster
+	// Knowledge returns how recent what the server knows of the workers is; nil: it is always up to date. It must be safe for
+	// concurrent use.
+	Knowledge func() Knowledge
 	// Newest returns the newest seq of a journal that another server writes. Subscribe and Replay then wait for a position
 	// that this server has not read yet. Nil: the journal is written by this server.
 	Newest func(context.Context) (uint64, error)
@@ -153,14 +156,7 @@ type Cluster interface {
 	// WorkerStates returns the states of the workers that other servers own, as far as they have reported them. The caller keeps it.
 	WorkerStates() map[string]kvcastv1.WorkerState
 	// SourcesDown returns the dp ranks that other servers ingest and have no connection to.
-	SourcesDown() []SourceDown
-}
-
-// SourceDown is a dp rank to which a source has had no connection for a time.
-type SourceDown struct {
-	Worker string
-	Rank   uint32
-	For    time.Duration
+	SourcesDown() []RankSince
 }
 
 func (c Config) withDefaults() Config {

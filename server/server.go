@@ -86,7 +86,7 @@ type Server struct {
 	inspections    *queryLimiter // ListIncidents, ListEntries and GetChain
 	sharingScans   *queryLimiter // ListSharedPrefixes
 	sharing        sharingCache
-	sourcesDown    *sourcesDown
+	recency        *recency
 	access         atomic.Pointer[Access]
 
 	calls        calls
@@ -126,7 +126,7 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 		matchStreams:   newQuota(all, "match_streams", maxMatchStreams, maxMatchStreamsPerAddress),
 		inspections:    newQueryLimiter(all, "inspection", maxInspections, maxQueriesWaiting),
 		sharingScans:   newQueryLimiter(all, "shared_prefixes", maxSharingScans, maxQueriesWaiting),
-		sourcesDown:    &sourcesDown{sources: cfg.Sources, cluster: cfg.Cluster},
+		recency:        &recency{sources: cfg.Sources, cluster: cfg.Cluster, knowledge: cfg.Knowledge},
 	}
 	s.SetAccess(cfg.Access)
 	s.connections = newConnections(newQuota(all, "connections", cfg.MaxConnections, cfg.MaxConnectionsPerAddress), s.connectionRefused)

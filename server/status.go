@@ -119,7 +119,7 @@ func (s routerEvents) addSourcesAndOwners(out *kvcastv1.ListWorkersResponse, sel
 			out.Workers = append(out.Workers, &kvcastv1.WorkerStatus{Name: name})
 		}
 	}
-	down := s.sourcesDown.lookup(time.Now())
+	recency := s.recency.lookup(time.Now())
 	for _, w := range out.GetWorkers() {
 		w.Sources = sources[w.GetName()]
 		if w.State = WorkerState(w.GetSources()); w.State == kvcastv1.WorkerState_WORKER_STATE_UNSPECIFIED {
@@ -129,13 +129,14 @@ func (s routerEvents) addSourcesAndOwners(out *kvcastv1.ListWorkersResponse, sel
 			w.Owner = &kvcastv1.WorkerOwner{} // it was released to no instance
 		}
 		for _, r := range w.GetRanks() {
-			if down == nil {
+			if recency == nil {
 				break
 			}
-			if nano := down(w.GetName(), r.GetDpRank()); nano > 0 {
-				r.Trust, r.DownNano = kvcastv1.Trust_TRUST_DEGRADED, nano
-				r.Reasons = append(r.Reasons, kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN)
-				slices.Sort(r.Reasons)
+			of := recency(w.GetName(), r.GetDpRank())
+			r.DownNano, r.AgeNano = of.Down, of.Age
+			of.Degrade(&r.Trust, &r.Reasons)
+			if of.Stale && w.State == kvcastv1.WorkerState_WORKER_STATE_LIVE {
+				w.State = kvcastv1.WorkerState_WORKER_STATE_DEGRADED
 			}
 		}
 	}

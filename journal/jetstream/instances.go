@@ -25,6 +25,8 @@ type Value struct {
 	Key string
 	// Revision grows with each change of any key.
 	Revision uint64
+	// Stored is when the servers have stored it, by their clock; see KV.Clock.
+	Stored time.Time
 	// Data is nil if the key was deleted.
 	Data []byte
 }
@@ -147,6 +149,19 @@ func (k *KV) Delete(ctx context.Context, key string) error {
 	return nil
 }
 
+// Clock returns the time of the server that stores the values. It is an error if that server may no longer be the one which stores
+// them.
+func (k *KV) Clock(ctx context.Context) (time.Time, error) {
+	s, err := k.j.js.Stream(ctx, "KV_"+k.name)
+	if err == nil {
+		info := s.CachedInfo() // of this call
+		if err = hearsMajority(info.Cluster); err == nil {
+			return info.TimeStamp, nil
+		}
+	}
+	return time.Time{}, fmt.Errorf("read the state of KV bucket %q: %w", k.name, err)
+}
+
 // Watch calls changed with the values that there are, then loaded, and then changed with each change, until ctx ends. After
 // a loss of the connection, it continues; values may come again.
 func (k *KV) Watch(ctx context.Context, changed func(Value), loaded func()) error {
@@ -164,9 +179,9 @@ func (k *KV) Watch(ctx context.Context, changed func(Value), loaded func()) erro
 			case e == nil:
 				loaded()
 			case e.Operation() == jetstream.KeyValuePut:
-				changed(Value{e.Key(), e.Revision(), append([]byte{}, e.Value()...)})
+				changed(Value{e.Key(), e.Revision(), e.Created(), append([]byte{}, e.Value()...)})
 			default:
-				changed(Value{e.Key(), e.Revision(), nil})
+				changed(Value{e.Key(), e.Revision(), e.Created(), nil})
 			}
 		case <-ctx.Done():
 			return ctx.Err()

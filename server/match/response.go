@@ -2,6 +2,7 @@ package match
 
 import (
 	"math/bits"
+	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -17,12 +18,48 @@ type Response struct {
 	Seq     uint64
 	// WithModel reports whether each match has the worker's model.
 	WithModel bool
-	// Down returns how long a source of a rank has been down, in nanoseconds; 0: none is. nil: no source is down.
-	Down func(worker string, rank uint32) uint64
+	// Recency returns how recent the knowledge of a rank is; nil: all ranks are up to date.
+	Recency func(worker string, rank uint32) Recency
 
-	matchSizes  []int    // of all matches
-	promptSizes []int    // of all prompts
-	down        []uint64 // of all matches
+	matchSizes  []int     // of all matches
+	promptSizes []int     // of all prompts
+	recency     []Recency // of all matches
+}
+
+// Recency is how recent the knowledge of a dp rank is. The zero value is of one that is up to date with its engine.
+type Recency struct {
+	// Down is how long a source has been down, in nanoseconds; 0: none is.
+	Down uint64
+	// Age is the time since the rank was known to be up to date, in nanoseconds.
+	Age uint64
+	// Stale reports whether that is too long.
+	Stale bool
+}
+
+// reasons returns the reasons that follow, as index.Reasons.
+func (r Recency) reasons() (all index.Reasons) {
+	if r.Down > 0 {
+		all |= 1 << kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN
+	}
+	if r.Stale {
+		all |= 1 << kvcastv1.DegradedReason_DEGRADED_REASON_STALE
+	}
+	return all
+}
+
+// Degrade adds to a trust and its reasons, ascending, what follows from the recency.
+func (r Recency) Degrade(t *kvcastv1.Trust, all *[]kvcastv1.DegradedReason) {
+	reasons := r.reasons()
+	*t = r.trust(*t)
+	*all = append(*all, reasons.List()...)
+	slices.Sort(*all)
+}
+
+func (r Recency) trust(t kvcastv1.Trust) kvcastv1.Trust {
+	if r.reasons() != 0 {
+		return kvcastv1.Trust_TRUST_DEGRADED
+	}
+	return t
 }
 
 // tagSize is the encoded size of a field's tag, in bytes: all field numbers here are below 16.
@@ -31,21 +68,21 @@ const tagSize = 1
 // Size returns the encoded size of the MatchPrefixResponse, in bytes. It must be called before Append, after all
 // fields are set.
 func (r *Response) Size() int {
-	r.matchSizes, r.promptSizes, r.down = r.matchSizes[:0], r.promptSizes[:0], r.down[:0]
+	r.matchSizes, r.promptSizes, r.recency = r.matchSizes[:0], r.promptSizes[:0], r.recency[:0]
 	size := tagSize + protowire.SizeBytes(r.positionSize())
 	for _, matches := range r.Matches.Prompts {
 		prompt := 0
 		for i := range matches {
 			m := &matches[i]
-			down := uint64(0)
-			if r.Down != nil {
-				down = r.Down(m.Worker, m.Rank)
+			var recency Recency
+			if r.Recency != nil {
+				recency = r.Recency(m.Worker, m.Rank)
 			}
-			n := matchSize(m, down)
+			n := matchSize(m, recency)
 			if r.WithModel {
 				n += optionalString(m.Model)
 			}
-			r.matchSizes, r.down = append(r.matchSizes, n), append(r.down, down)
+			r.matchSizes, r.recency = append(r.matchSizes, n), append(r.recency, recency)
 			prompt += tagSize + protowire.SizeBytes(n)
 		}
 		r.promptSizes = append(r.promptSizes, prompt)
@@ -72,7 +109,7 @@ func (r *Response) Append(b []byte) []byte {
 		for j := range matches {
 			b = protowire.AppendTag(b, kvcastv1.PromptMatchesMatchesField, protowire.BytesType)
 			b = protowire.AppendVarint(b, uint64(r.matchSizes[next]))
-			b = appendMatch(b, &matches[j], r.down[next])
+			b = appendMatch(b, &matches[j], r.recency[next])
 			if r.WithModel {
 				b = appendString(b, kvcastv1.PrefixMatchModelField, matches[j].Model)
 			}
@@ -93,23 +130,23 @@ func AppendID(b []byte, id uint64, size int) []byte {
 const MaxIDSize = 2 * (tagSize + 10)
 
 // matchSize returns the encoded size of a PrefixMatch.
-func matchSize(m *index.Match, down uint64) int {
+func matchSize(m *index.Match, r Recency) int {
 	size := optionalString(m.Worker) + optionalString(m.Endpoint) + optionalVarint(uint64(m.Rank)) +
 		optionalVarint(uint64(m.Blocks)) + optionalVarint(tokens(m, m.Blocks)) +
-		optionalVarint(uint64(trust(m.Trust(), down))) + optionalVarint(down)
+		optionalVarint(uint64(r.trust(m.Trust()))) + optionalVarint(r.Down) + optionalVarint(r.Age)
 	for tier, blocks := range m.TierBlocks {
 		if blocks > 0 {
-			size += tagSize + protowire.SizeBytes(tierSize(m, tier, down))
+			size += tagSize + protowire.SizeBytes(tierSize(m, tier, r))
 		}
 	}
-	return size + reasonsSize(reasons(m.Reasons, down))
+	return size + reasonsSize(uint32(m.Reasons|r.reasons()))
 }
 
-func tierSize(m *index.Match, tier int, down uint64) int {
+func tierSize(m *index.Match, tier int, r Recency) int {
 	blocks := m.TierBlocks[tier]
 	size := optionalVarint(uint64(tier+1)) + optionalVarint(uint64(blocks)) + optionalVarint(tokens(m, blocks))
 	if m.TiersDiffer() {
-		size += tagSize + 1 + reasonsSize(reasons(m.TierReasons[tier], down)) // the trust takes a byte
+		size += tagSize + 1 + reasonsSize(uint32(m.TierReasons[tier]|r.reasons())) // the trust takes a byte
 	}
 	return size
 }
@@ -136,7 +173,7 @@ func appendReasons(b []byte, field protowire.Number, all uint32) []byte {
 }
 
 // appendMatch appends the body of a PrefixMatch.
-func appendMatch(b []byte, m *index.Match, down uint64) []byte {
+func appendMatch(b []byte, m *index.Match, r Recency) []byte {
 	b = appendString(b, kvcastv1.PrefixMatchWorkerField, m.Worker)
 	b = appendString(b, kvcastv1.PrefixMatchEndpointField, m.Endpoint)
 	b = appendVarint(b, kvcastv1.PrefixMatchDpRankField, uint64(m.Rank))
@@ -145,38 +182,24 @@ func appendMatch(b []byte, m *index.Match, down uint64) []byte {
 	for tier, blocks := range m.TierBlocks {
 		if blocks > 0 {
 			b = protowire.AppendTag(b, kvcastv1.PrefixMatchTiersField, protowire.BytesType)
-			b = protowire.AppendVarint(b, uint64(tierSize(m, tier, down)))
+			b = protowire.AppendVarint(b, uint64(tierSize(m, tier, r)))
 			b = appendVarint(b, kvcastv1.TierPrefixTierField, uint64(tier+1))
 			b = appendVarint(b, kvcastv1.TierPrefixBlocksField, uint64(blocks))
 			b = appendVarint(b, kvcastv1.TierPrefixTokensField, tokens(m, blocks))
 			if m.TiersDiffer() {
-				b = appendVarint(b, kvcastv1.TierPrefixTrustField, uint64(trust(m.TierTrust(tier), down)))
-				b = appendReasons(b, kvcastv1.TierPrefixReasonsField, reasons(m.TierReasons[tier], down))
+				b = appendVarint(b, kvcastv1.TierPrefixTrustField, uint64(r.trust(m.TierTrust(tier))))
+				b = appendReasons(b, kvcastv1.TierPrefixReasonsField, uint32(m.TierReasons[tier]|r.reasons()))
 			}
 		}
 	}
-	b = appendVarint(b, kvcastv1.PrefixMatchTrustField, uint64(trust(m.Trust(), down)))
-	b = appendReasons(b, kvcastv1.PrefixMatchReasonsField, reasons(m.Reasons, down))
-	return appendVarint(b, kvcastv1.PrefixMatchDownNanoField, down)
+	b = appendVarint(b, kvcastv1.PrefixMatchTrustField, uint64(r.trust(m.Trust())))
+	b = appendReasons(b, kvcastv1.PrefixMatchReasonsField, uint32(m.Reasons|r.reasons()))
+	b = appendVarint(b, kvcastv1.PrefixMatchDownNanoField, r.Down)
+	return appendVarint(b, kvcastv1.PrefixMatchAgeNanoField, r.Age)
 }
 
 // tokens returns the tokens in a prefix, modulo 2^32 as the field; 0 if the block size is unknown.
 func tokens(m *index.Match, blocks int) uint64 { return uint64(uint32(blocks) * m.BlockSize) }
-
-// reasons returns reasons of a match as a set, as index.Reasons, with that of a source that is down.
-func reasons(all index.Reasons, down uint64) uint32 {
-	if down > 0 {
-		all |= 1 << kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN
-	}
-	return uint32(all)
-}
-
-func trust(t kvcastv1.Trust, down uint64) kvcastv1.Trust {
-	if down > 0 {
-		return kvcastv1.Trust_TRUST_DEGRADED
-	}
-	return t
-}
 
 // appendString appends a string field, unless the string is empty.
 func appendString(b []byte, field protowire.Number, s string) []byte {

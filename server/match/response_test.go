@@ -34,12 +34,18 @@ func reference(r *match.Response) *kvcastv1.MatchPrefixResponse {
 			if r.WithModel {
 				p.Model = m.Model
 			}
-			if r.Down != nil {
-				p.DownNano = r.Down(m.Worker, m.Rank)
-			}
-			if p.GetDownNano() > 0 {
-				p.Trust = kvcastv1.Trust_TRUST_DEGRADED
-				p.Reasons = (m.Reasons | 1<<kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN).List()
+			if r.Recency != nil {
+				of, reasons := r.Recency(m.Worker, m.Rank), m.Reasons
+				p.DownNano, p.AgeNano = of.Down, of.Age
+				if of.Down > 0 {
+					reasons |= 1 << kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN
+				}
+				if of.Stale {
+					reasons |= 1 << kvcastv1.DegradedReason_DEGRADED_REASON_STALE
+				}
+				if of.Down > 0 || of.Stale {
+					p.Trust, p.Reasons = kvcastv1.Trust_TRUST_DEGRADED, reasons.List()
+				}
 			}
 			prompt.Matches = append(prompt.Matches, p)
 		}
@@ -69,8 +75,10 @@ func TestResponseEqualsGeneratedCode(t *testing.T) {
 		r.Epoch, r.Seq = name.Draw(t, "epoch"), rapid.Uint64().Draw(t, "seq")
 		r.Matches.Prompts = rapid.SliceOfN(rapid.SliceOfN(one, 0, 4), 1, 4).Draw(t, "prompts")
 		r.WithModel = rapid.Bool().Draw(t, "with model")
-		if r.Down = nil; rapid.Bool().Draw(t, "some are down") {
-			r.Down = func(_ string, rank uint32) uint64 { return uint64(rank%3) << (rank % 60) }
+		if r.Recency = nil; rapid.Bool().Draw(t, "some are not up to date") {
+			r.Recency = func(_ string, rank uint32) match.Recency {
+				return match.Recency{Down: uint64(rank%3) << (rank % 60), Age: uint64(rank%5) << (rank % 50), Stale: rank%2 == 0}
+			}
 		}
 		size := r.Size()
 		encoded := r.Append(nil)

@@ -89,6 +89,18 @@ func TestServerIsObservableWhileItsJournalHangs(t *testing.T) {
 		return err != nil && strings.Contains(err.Error(), "503")
 	})
 	look("while the journal stalls")
+	harness.WaitFor(t, func() bool {
+		list, err := client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range list.GetWorkers() {
+			if w.GetState() != kvcastv1.WorkerState_WORKER_STATE_DEGRADED || !isStale(w.GetRanks()[0]) {
+				return false
+			}
+		}
+		return len(list.GetWorkers()) == 4
+	})
 	began := time.Now()
 	if err := s.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)

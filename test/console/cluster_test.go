@@ -29,7 +29,7 @@ func (s shared) Owners() map[string]*kvcastv1.WorkerOwner {
 	return map[string]*kvcastv1.WorkerOwner{"w": {InstanceId: s.ID()}}
 }
 
-func (s shared) SourcesDown() []server.SourceDown { return nil }
+func (s shared) SourcesDown() []server.RankSince { return nil }
 
 func (s shared) WorkerStates() map[string]kvcastv1.WorkerState { return nil }
 

@@ -61,6 +61,10 @@ const truthBatches = 4000
 // askInterval is the time between two requests of Ask.
 const askInterval = 100 * time.Millisecond
 
+// answerAge is the age beyond which what routers have received must be in an answer that is not degraded: the default of
+// cluster.ttl, and a second.
+const answerAge = 4 * time.Second
+
 // Ask asks the server at an address for prompts until the test ends, and compares each answer that says EXACT with what the engines
 // held at its position. A server may be away.
 func (f *Fleet) Ask(addr string) {
@@ -68,7 +72,10 @@ func (f *Fleet) Ask(addr string) {
 	conn := harness.Dial(f.t, addr)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	prober := truth.Prober{Checker: f.Truth, Client: kvcastv1.NewRouterEventServiceClient(conn), Seed: f.Seed, Interval: askInterval}
+	prober := truth.Prober{
+		Checker: f.Truth, Client: kvcastv1.NewRouterEventServiceClient(conn), Seed: f.Seed, Interval: askInterval,
+		Bounds: func() truth.Bounds { return truth.Bounds{MaxAge: answerAge} },
+	}
 	go func() { ended <- prober.Run(ctx) }()
 	f.t.Cleanup(func() {
 		cancel()

@@ -77,6 +77,7 @@ const (
 	PrefixMatchTrustField    protowire.Number = 7
 	PrefixMatchReasonsField  protowire.Number = 8
 	PrefixMatchDownNanoField protowire.Number = 9
+	PrefixMatchAgeNanoField  protowire.Number = 11
 	PrefixMatchModelField    protowire.Number = 10
 
 	TierPrefixTierField    protowire.Number = 1

@@ -90,6 +90,7 @@ func TestFieldNumbersMatchDescriptors(t *testing.T) {
 			"trust":     kvcastv1.PrefixMatchTrustField,
 			"reasons":   kvcastv1.PrefixMatchReasonsField,
 			"down_nano": kvcastv1.PrefixMatchDownNanoField,
+			"age_nano":  kvcastv1.PrefixMatchAgeNanoField,
 			"model":     kvcastv1.PrefixMatchModelField,
 		}},
 		{&kvcastv1.TierPrefix{}, fields{

@@ -466,7 +466,10 @@ type PrefixMatch struct {
 	// With DEGRADED_REASON_SOURCE_DOWN, how long the source has been down, in nanoseconds.
 	DownNano uint64 `protobuf:"varint,9,opt,name=down_nano,json=downNano,proto3" json:"down_nano,omitempty"`
 	// Name of the worker's model; empty if the request has a model.
-	Model         string `protobuf:"bytes,10,opt,name=model,proto3" json:"model,omitempty"`
+	Model string `protobuf:"bytes,10,opt,name=model,proto3" json:"model,omitempty"`
+	// How old the server's knowledge of the rank is, in nanoseconds: the time since it was known
+	// to be up to date with the engine. 0: it is. See DEGRADED_REASON_STALE.
+	AgeNano       uint64 `protobuf:"varint,11,opt,name=age_nano,json=ageNano,proto3" json:"age_nano,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -569,6 +572,13 @@ func (x *PrefixMatch) GetModel() string {
 		return x.Model
 	}
 	return ""
+}
+
+func (x *PrefixMatch) GetAgeNano() uint64 {
+	if x != nil {
+		return x.AgeNano
+	}
+	return 0
 }
 
 // The longest prefix of a prompt that a dp rank holds in one tier.
@@ -685,7 +695,7 @@ const file_kvcast_v1_match_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12:\n" +
 	"\bresponse\x18\x02 \x01(\v2\x1e.kvcast.v1.MatchPrefixResponseR\bresponse\"A\n" +
 	"\rPromptMatches\x120\n" +
-	"\amatches\x18\x01 \x03(\v2\x16.kvcast.v1.PrefixMatchR\amatches\"\xc7\x02\n" +
+	"\amatches\x18\x01 \x03(\v2\x16.kvcast.v1.PrefixMatchR\amatches\"\xe2\x02\n" +
 	"\vPrefixMatch\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x1a\n" +
 	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12\x17\n" +
@@ -697,7 +707,8 @@ const file_kvcast_v1_match_proto_rawDesc = "" +
 	"\areasons\x18\b \x03(\x0e2\x19.kvcast.v1.DegradedReasonR\areasons\x12\x1b\n" +
 	"\tdown_nano\x18\t \x01(\x04R\bdownNano\x12\x14\n" +
 	"\x05model\x18\n" +
-	" \x01(\tR\x05model\"\xbe\x01\n" +
+	" \x01(\tR\x05model\x12\x19\n" +
+	"\bage_nano\x18\v \x01(\x04R\aageNano\"\xbe\x01\n" +
 	"\n" +
 	"TierPrefix\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvcast.v1.TierR\x04tier\x12\x16\n" +

@@ -456,7 +456,7 @@ func (Trust) EnumDescriptor() ([]byte, []int) {
 }
 
 // Why the known blocks of a dp rank may differ from the engine's blocks. All reasons but
-// SOURCE_DOWN follow from Gap and Cleared events, and end with incompleteness; see Gap.
+// SOURCE_DOWN and STALE follow from Gap and Cleared events, and end with incompleteness; see Gap.
 type DegradedReason int32
 
 const (
@@ -502,6 +502,11 @@ const (
 	// The events come from a relay, which leaves some out without telling: blocks may be
 	// missing, and known blocks may be gone.
 	DegradedReason_DEGRADED_REASON_RELAYED DegradedReason = 16
+	// The blocks are those of a position of the stream, but the server cannot tell whether they
+	// are the engine's now: for longer than cluster.ttl (3 s) it was not known to be up to date
+	// with the engine, or no server reads the engine. The server is cut off, the journal accepts
+	// no entries, a replay takes long, or a worker moves to another server.
+	DegradedReason_DEGRADED_REASON_STALE DegradedReason = 17
 )
 
 // Enum value maps for DegradedReason.
@@ -524,6 +529,7 @@ var (
 		14: "DEGRADED_REASON_COPIES_UNSURE",
 		15: "DEGRADED_REASON_CONNECTOR_TIER",
 		16: "DEGRADED_REASON_RELAYED",
+		17: "DEGRADED_REASON_STALE",
 	}
 	DegradedReason_value = map[string]int32{
 		"DEGRADED_REASON_UNSPECIFIED":         0,
@@ -543,6 +549,7 @@ var (
 		"DEGRADED_REASON_COPIES_UNSURE":       14,
 		"DEGRADED_REASON_CONNECTOR_TIER":      15,
 		"DEGRADED_REASON_RELAYED":             16,
+		"DEGRADED_REASON_STALE":               17,
 	}
 )
 
@@ -991,11 +998,14 @@ type RankStatus struct {
 	// With DEGRADED_REASON_SOURCE_DOWN, how long the source has been down, in nanoseconds.
 	DownNano uint64 `protobuf:"varint,8,opt,name=down_nano,json=downNano,proto3" json:"down_nano,omitempty"`
 	// The reasons by tier, of tiers that have some, if the tiers differ; never
-	// SOURCE_DOWN, which concerns all.
+	// SOURCE_DOWN or STALE, which concern all.
 	TierReasons []*TierReasons `protobuf:"bytes,9,rep,name=tier_reasons,json=tierReasons,proto3" json:"tier_reasons,omitempty"`
 	// For people: what the last Gap with a detail has said; empty if there is none, and
 	// while the rank is complete.
-	Detail        string `protobuf:"bytes,10,opt,name=detail,proto3" json:"detail,omitempty"`
+	Detail string `protobuf:"bytes,10,opt,name=detail,proto3" json:"detail,omitempty"`
+	// How old the server's knowledge of the rank is, in nanoseconds: the time since it was known
+	// to be up to date with the engine. 0: it is. See DEGRADED_REASON_STALE.
+	AgeNano       uint64 `protobuf:"varint,11,opt,name=age_nano,json=ageNano,proto3" json:"age_nano,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1098,6 +1108,13 @@ func (x *RankStatus) GetDetail() string {
 		return x.Detail
 	}
 	return ""
+}
+
+func (x *RankStatus) GetAgeNano() uint64 {
+	if x != nil {
+		return x.AgeNano
+	}
+	return 0
 }
 
 // Why the blocks in a tier of a dp rank may differ from the engine's.
@@ -1408,7 +1425,7 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x1f\n" +
 	"\vhanded_over\x18\x02 \x01(\bR\n" +
-	"handedOver\"\xfc\x02\n" +
+	"handedOver\"\x97\x03\n" +
 	"\n" +
 	"RankStatus\x12\x17\n" +
 	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x12\x1e\n" +
@@ -1423,7 +1440,8 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\tdown_nano\x18\b \x01(\x04R\bdownNano\x129\n" +
 	"\ftier_reasons\x18\t \x03(\v2\x16.kvcast.v1.TierReasonsR\vtierReasons\x12\x16\n" +
 	"\x06detail\x18\n" +
-	" \x01(\tR\x06detail\"g\n" +
+	" \x01(\tR\x06detail\x12\x19\n" +
+	"\bage_nano\x18\v \x01(\x04R\aageNano\"g\n" +
 	"\vTierReasons\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvcast.v1.TierR\x04tier\x123\n" +
 	"\areasons\x18\x02 \x03(\x0e2\x19.kvcast.v1.DegradedReasonR\areasons\"I\n" +
@@ -1486,7 +1504,7 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x11TRUST_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vTRUST_EXACT\x10\x01\x12\x15\n" +
 	"\x11TRUST_UPPER_BOUND\x10\x02\x12\x12\n" +
-	"\x0eTRUST_DEGRADED\x10\x03*\xda\x04\n" +
+	"\x0eTRUST_DEGRADED\x10\x03*\xf5\x04\n" +
 	"\x0eDegradedReason\x12\x1f\n" +
 	"\x1bDEGRADED_REASON_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bDEGRADED_REASON_JOINED_LATE\x10\x01\x12\x17\n" +
@@ -1505,7 +1523,8 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x1eDEGRADED_REASON_REPLAY_FOREIGN\x10\r\x12!\n" +
 	"\x1dDEGRADED_REASON_COPIES_UNSURE\x10\x0e\x12\"\n" +
 	"\x1eDEGRADED_REASON_CONNECTOR_TIER\x10\x0f\x12\x1b\n" +
-	"\x17DEGRADED_REASON_RELAYED\x10\x10B3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
+	"\x17DEGRADED_REASON_RELAYED\x10\x10\x12\x19\n" +
+	"\x15DEGRADED_REASON_STALE\x10\x11B3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
 
 var (
 	file_kvcast_v1_worker_proto_rawDescOnce sync.Once

@@ -40,7 +40,12 @@ type heartbeat struct {
 	RetainAfter uint64 `json:"retain_after"`
 	RetainAt    uint64 `json:"retain_at"`
 	// Down are the dp ranks without a connection to a source; if there are more than maxDown, those without one for longest.
-	Down []downSource `json:"down,omitempty"`
+	Down []sourceSince `json:"down,omitempty"`
+	// Behind are the dp ranks of which published batches are being replayed, bounded as Down. If there are more, Stalled has the time
+	// of the one that comes next.
+	Behind []sourceSince `json:"behind,omitempty"`
+	// Stalled is how long the stream has not accepted what the instance appends.
+	Stalled time.Duration `json:"stalled_nano,omitempty"`
 	// States has the workers that the instance owned at Seq and that are not live, at most maxStates. OthersLive reports whether
 	// its other workers are live. Otherwise, their states are unknown: there are too many, or the heartbeat is of a version
 	// without states.
@@ -78,23 +83,32 @@ func (h *heartbeat) state(worker string) kvcastv1.WorkerState {
 	return kvcastv1.WorkerState_WORKER_STATE_LIVE
 }
 
-// downSource is a dp rank whose source has had no connection for a time, when the heartbeat was made.
-type downSource struct {
+// sourceSince is a dp rank whose source had been in a state for a time when the heartbeat was made.
+type sourceSince struct {
 	Worker string        `json:"worker"`
 	Rank   uint32        `json:"dp_rank,omitempty"`
 	For    time.Duration `json:"for_nano"`
 }
 
-// downSources returns the Down of a heartbeat.
-func downSources(sources []ingest.SourceStatus, now time.Time) (down []downSource) {
-	for _, s := range sources {
-		if !s.DownSince.IsZero() {
-			down = append(down, downSource{s.Worker, s.Rank, max(now.Sub(s.DownSince), 1)})
+// longest returns the ranks that have been in a state, which began at since, for longest, at most maxDown, and for how long the next
+// one has been.
+func longest(sources []ingest.SourceStatus, since func(*ingest.SourceStatus) time.Time, now time.Time) (all []sourceSince, next time.Duration) {
+	for i := range sources {
+		s := &sources[i]
+		if at := since(s); !at.IsZero() {
+			all = append(all, sourceSince{s.Worker, s.Rank, max(now.Sub(at), 1)})
 		}
 	}
-	slices.SortStableFunc(down, func(a, b downSource) int { return cmp.Compare(b.For, a.For) })
-	return down[:min(len(down), maxDown)]
+	slices.SortStableFunc(all, func(a, b sourceSince) int { return cmp.Compare(b.For, a.For) })
+	if len(all) <= maxDown {
+		return all, 0
+	}
+	return all[:maxDown], all[maxDown].For
 }
+
+func downSince(s *ingest.SourceStatus) time.Time { return s.DownSince }
+
+func behindSince(s *ingest.SourceStatus) time.Time { return s.BehindSince }
 
 // engines is a cluster.Reach in a heartbeat.
 type engines cluster.Reach
@@ -114,8 +128,9 @@ func (e *engines) UnmarshalText(b []byte) error {
 type instance struct {
 	heartbeat
 	seen   time.Time
-	before uint64 // the seq of the heartbeat before
-	behind uint64 // number of entries that this instance had read when the heartbeat was seen, and that one had not applied
+	stored time.Time // by the clock of the NATS servers
+	before uint64    // the seq of the heartbeat before
+	behind uint64    // number of entries that this instance had read when the heartbeat was seen, and that one had not applied
 }
 
 // Heartbeats are those of the instances that ingest.
@@ -201,16 +216,23 @@ func (m *Member) putHeartbeat(ctx context.Context) {
 func (m *Member) tryHeartbeat(ctx context.Context) error {
 	m.beating.Lock() // so that the newest is stored last
 	defer m.beating.Unlock()
-	var down []downSource
+	var down, behind []sourceSince
+	var stalled time.Duration
 	var states map[string]kvcastv1.WorkerState
 	if m.parts.Ingest != nil {
 		sources := m.parts.Ingest.Sources()
-		down, states = downSources(sources, time.Now()), m.parts.States(sources)
+		now := time.Now()
+		down, _ = longest(sources, downSince, now)
+		behind, stalled = longest(sources, behindSince, now)
+		if since := m.parts.Journal.Stalled(); !since.IsZero() {
+			stalled = max(stalled, now.Sub(since))
+		}
+		states = m.parts.States(sources)
 	}
 	m.mu.Lock()
 	h, hasLeft, owned := m.heartbeat(), m.hasLeft, m.owned()
 	m.mu.Unlock()
-	h.Down = down
+	h.Down, h.Behind, h.Stalled = down, behind, stalled
 	h.setStates(owned, states)
 	if hasLeft {
 		return nil
@@ -293,7 +315,7 @@ func (m *Member) instanceChanged(v jetstream.Value) {
 		known = new(instance)
 	}
 	newest := m.parts.Journal.Bounds().Newest
-	m.instances[v.Key] = &instance{heartbeat: h, seen: now, before: known.Seq, behind: newest - min(newest, h.Seq)}
+	m.instances[v.Key] = &instance{heartbeat: h, seen: now, stored: v.Stored, before: known.Seq, behind: newest - min(newest, h.Seq)}
 	if v.Key == m.cfg.ID && m.isBehind() {
 		return // what it would decide rests on outdated records
 	}

@@ -60,7 +60,11 @@ func TestHeartbeatHasTheSourcesThatAreDown(t *testing.T) {
 	for i := range maxDown {
 		sources = append(sources, ingest.SourceStatus{Worker: fmt.Sprint(i), DownSince: now})
 	}
-	b, err := json.Marshal(heartbeat{Down: downSources(sources, now)})
+	down, next := longest(sources, downSince, now)
+	if next != 1 {
+		t.Errorf("the next source is down for %v, want 1ns", next)
+	}
+	b, err := json.Marshal(heartbeat{Down: down})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +72,7 @@ func TestHeartbeatHasTheSourcesThatAreDown(t *testing.T) {
 	if err := json.Unmarshal(b, &got); err != nil {
 		t.Fatal(err)
 	}
-	want := []downSource{{"b", 0, time.Minute}, {"a", 1, time.Second}, {"c", 0, 1}, {"0", 0, 1}}
+	want := []sourceSince{{"b", 0, time.Minute}, {"a", 1, time.Second}, {"c", 0, 1}, {"0", 0, 1}}
 	if diff := cmp.Diff(want, got.Down[:4]); diff != "" || len(got.Down) != maxDown {
 		t.Errorf("%d sources are down (-want +got):\n%s", len(got.Down), diff)
 	}

@@ -60,7 +60,8 @@ type Member struct {
 
 	mu         sync.Mutex // guards all below
 	machine    *cluster.Machine
-	owners     map[string]jetstream.Owner
+	owners     map[string]owner
+	recency    recency
 	claims     map[string]uint64 // seqs of the claims of the workers that are ingested here
 	claiming   int               // claims in progress
 	notTaken   loglimit.Limit    // lines about claims that failed
@@ -89,7 +90,7 @@ type Member struct {
 	isolated   time.Time // since when the machine is; zero: it is not
 	draining   bool
 	engines    cluster.Reach // as the machine knows it
-	settled    chan struct{} // closed when every wanted worker had a live owner once
+	settled    chan struct{} // closed when every wanted worker had a live owner once that had confirmed it
 	isSettled  bool
 	isLoaded   bool // the machine is
 	hasLeft    bool // no heartbeat is written any more
@@ -102,7 +103,7 @@ func New(c Config) *Member {
 	m := &Member{
 		cfg: c, wake: make(chan struct{}, 1), settled: make(chan struct{}),
 		machine:    cluster.New(cluster.Config{ID: c.ID, Ingest: c.About.Ingest, TTL: c.TTL, Grace: c.Grace}),
-		owners:     make(map[string]jetstream.Owner),
+		owners:     make(map[string]owner),
 		claims:     make(map[string]uint64),
 		local:      make(map[string]ingestconfig.Worker),
 		announced:  make(map[string]map[string]ingestconfig.Worker),
@@ -151,7 +152,11 @@ func (m *Member) signal() {
 func (m *Member) Owned(source journal.Source, o jetstream.Owner) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.owners[source.Worker] = o
+	confirmed := m.recency.stream // there was nothing to confirm
+	if before, ok := m.owners[source.Worker]; ok {
+		confirmed = m.confirmed(source.Worker, before, time.Time{})
+	}
+	m.owners[source.Worker] = owner{o, confirmed}
 	if now := time.Now(); o.IsReleased() {
 		m.machine.ReleaseRead(source.Worker, o.Seq, o.Instance, now)
 	} else {
@@ -172,7 +177,7 @@ func (m *Member) Fenced(worker string) {
 	m.signal()
 }
 
-// Settled returns a channel that is closed when every wanted worker has had a live owner once.
+// Settled returns a channel that is closed when every wanted worker has had a live owner once that has confirmed it.
 func (m *Member) Settled() <-chan struct{} { return m.settled }
 
 // Claimed returns the seq of the claim of a worker that is ingested here; 0 for another worker.
@@ -202,6 +207,7 @@ func (m *Member) Run(ctx, handOver context.Context) error {
 	defer stop()
 	loops.Go(func() { m.beat(running) })
 	loops.Go(func() { m.watchEngines(running) })
+	loops.Go(func() { m.confirm(running) })
 	instances, registrations := make(chan struct{}), make(chan struct{})
 	loops.Go(func() { m.watch(running, kv, m.instanceChanged, sync.OnceFunc(func() { close(instances) })) })
 	loops.Go(func() {
@@ -279,7 +285,7 @@ func (m *Member) turn(acting context.Context) time.Time {
 	return again
 }
 
-// settle closes settled when every wanted worker has a live owner.
+// settle closes settled when every wanted worker has a live owner that has confirmed it.
 func (m *Member) settle() {
 	if m.isSettled || !m.isLoaded {
 		return
@@ -290,6 +296,9 @@ func (m *Member) settle() {
 	}
 	for name, o := range m.machine.Owners() {
 		if m.wanted[name] && (o.Instance == "" || !live[o.Instance] || o.Instance == m.cfg.ID && !o.Ingested) {
+			return
+		}
+		if m.wanted[name] && m.confirmed(name, m.owners[name], time.Time{}).IsZero() {
 			return
 		}
 	}

@@ -17,6 +17,7 @@ func (m *Member) Observe(ctx context.Context) {
 	}
 	var watching sync.WaitGroup
 	defer watching.Wait()
+	watching.Go(func() { m.confirm(ctx) })
 	watching.Go(func() { m.watch(ctx, m.kv, m.instanceChanged, func() {}) })
 	ticker := time.NewTicker(m.cfg.TTL / 3)
 	defer ticker.Stop()

@@ -83,16 +83,21 @@ func (m *Member) WorkerStates() map[string]kvcastv1.WorkerState {
 }
 
 // SourcesDown implements server.Cluster.
-func (m *Member) SourcesDown() (all []server.SourceDown) {
+func (m *Member) SourcesDown() []server.RankSince {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	return m.sources(func(h *heartbeat) []sourceSince { return h.Down })
+}
+
+// sources returns dp ranks of other instances' heartbeats that these own. The lock is held.
+func (m *Member) sources(of func(*heartbeat) []sourceSince) (all []server.RankSince) {
 	for id, i := range m.instances {
 		if id == m.cfg.ID {
 			continue
 		}
-		for _, d := range i.Down {
-			if m.owners[d.Worker].Instance == id {
-				all = append(all, server.SourceDown{Worker: d.Worker, Rank: d.Rank, For: d.For + time.Since(i.seen)})
+		for _, s := range of(&i.heartbeat) {
+			if m.owners[s.Worker].Instance == id {
+				all = append(all, server.RankSince{Worker: s.Worker, Rank: s.Rank, For: s.For + time.Since(i.seen)})
 			}
 		}
 	}

@@ -27,6 +27,7 @@ const (
 	copiesUnsure      = kvcastv1.DegradedReason_DEGRADED_REASON_COPIES_UNSURE
 	connectorTier     = kvcastv1.DegradedReason_DEGRADED_REASON_CONNECTOR_TIER
 	relayed           = kvcastv1.DegradedReason_DEGRADED_REASON_RELAYED
+	stale             = kvcastv1.DegradedReason_DEGRADED_REASON_STALE
 )
 
 // advice says what each reason means for the blocks of a rank, and after the semicolon what to do. docs/troubleshooting.md has
@@ -48,6 +49,7 @@ var advice = map[kvcastv1.DegradedReason]string{
 	copiesUnsure:      "the engine announces blocks that it reuses (kv_cache_report_mode full), so that copies cannot be counted: blocks may be missing; use report mode incremental",
 	connectorTier:     "a connector keeps chunks of several blocks in this tier, and may not tell which it removes; rely on the device",
 	relayed:           "a relay (smg://) leaves events out without telling: blocks may be missing or gone; read the engine's own ZeroMQ publisher instead",
+	stale:             "the blocks may have changed since; check that a server reads the worker (kvcast status), and that the journal accepts entries",
 }
 
 // laterReason is the advice for a reason of a later version.
@@ -70,7 +72,7 @@ func Notes(workers []*kvcastv1.WorkerStatus) (lines []string) {
 				if reason == hasDetail {
 					text = detail + ": " + text
 				}
-				add("%s%s: %s", ReasonName(reason, r.GetDownNano()), tiersOf(r, reason), text)
+				add("%s%s: %s", ReasonName(reason, r.GetDownNano(), r.GetAgeNano()), tiersOf(r, reason), text)
 			}
 			if detail != "" && hasDetail == 0 {
 				add("the last detail: %s", detail)
@@ -97,13 +99,19 @@ func downEndpoints(w *kvcastv1.WorkerStatus, r *kvcastv1.RankStatus) string {
 }
 
 // ReasonName returns the name of a reason, such as gap or, for a source that has been down for some time, source_down 12s.
-func ReasonName(reason kvcastv1.DegradedReason, downNano uint64) string {
+func ReasonName(reason kvcastv1.DegradedReason, downNano, ageNano uint64) string {
 	name := EnumName(reason, "DEGRADED_REASON_")
-	if reason == sourceDown {
+	switch {
+	case reason == sourceDown:
 		name += " " + time.Duration(downNano).Round(time.Second).String()
+	case reason == stale && ageNano <= uint64(maxAge):
+		name += " " + time.Duration(ageNano).Round(time.Second).String()
 	}
 	return name
 }
+
+// maxAge is the age from which on a rank is taken for one that was never known to be up to date.
+const maxAge = 10 * 365 * 24 * time.Hour
 
 // tiersOf returns the tiers that a reason concerns, such as " in disk"; empty if it concerns all.
 func tiersOf(r *kvcastv1.RankStatus, reason kvcastv1.DegradedReason) string {

@@ -122,7 +122,7 @@ func writeMatches(out io.Writer, matches []*kvcastv1.PrefixMatch) error {
 func trustText(m *kvcastv1.PrefixMatch) string {
 	var reasons []string
 	for _, r := range m.GetReasons() {
-		reasons = append(reasons, output.ReasonName(r, m.GetDownNano()))
+		reasons = append(reasons, output.ReasonName(r, m.GetDownNano(), m.GetAgeNano()))
 	}
 	text := output.EnumName(m.GetTrust(), "TRUST_")
 	if reasons != nil {

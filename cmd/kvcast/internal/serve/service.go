@@ -126,7 +126,7 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	}
 	c.Server.MaxEvictedBytes = c.Journal.Retention.MaxBytes
 	c.Server.Version, c.Server.Logger, c.Server.Registerer = cli.Version(), log, s.registry
-	c.Server.Sources, c.Server.Workers = s.sourceStatus, workers{s}
+	c.Server.Sources, c.Server.Knowledge, c.Server.Workers = s.sourceStatus, s.knowledge, workers{s}
 	if s.durable != nil && s.durable.member != nil {
 		c.Server.Workers, c.Server.Cluster = sharedWorkers{s}, s.durable.member
 	}

@@ -98,6 +98,36 @@ func workerStates(sources []ingest.SourceStatus) map[string]kvcastv1.WorkerState
 	return all
 }
 
+// knowledge returns how recent the index is.
+func (s *Service) knowledge() server.Knowledge {
+	var k server.Knowledge
+	now := time.Now()
+	if s.isAssembled() {
+		for _, src := range s.ingest.Sources() {
+			if !src.BehindSince.IsZero() {
+				k.Behind = append(k.Behind, server.RankSince{Worker: src.Worker, Rank: src.Rank, For: max(now.Sub(src.BehindSince), 1)})
+			}
+		}
+	}
+	switch {
+	case s.durable != nil && s.durable.member != nil:
+		behind := k.Behind
+		k = s.durable.member.Knowledge()
+		k.Behind = append(k.Behind, behind...)
+	default:
+		k.Others = now
+		if s.durable != nil {
+			if since := s.durable.Stalled(); !since.IsZero() {
+				k.Others = since
+			}
+		}
+		if len(k.Behind) > 0 || k.Others.Before(now) {
+			k.Limit = s.cfg.ClusterTTL
+		}
+	}
+	return k
+}
+
 // workers gives the server access to ingest, which is created after the server. Its methods return when the index has
 // applied the change, so that a client finds it in every later answer.
 type workers struct{ *Service }

@@ -1,0 +1,148 @@
+package member
+
+import (
+	"context"
+	"time"
+
+	"github.com/kvcast/kvcast/journal/jetstream"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
+)
+
+// recency is how recent the knowledge of an instance is. A heartbeat that the instance reads may be old: the connection was
+// interrupted, or the process stood still. Therefore its age is told by the clock of the NATS servers.
+type recency struct {
+	// stream is a time at which the stream had no entry that the index lacks now; zero: none is known.
+	stream time.Time
+	// asked is when the NATS servers were last asked for their time, and told what they answered later.
+	asked, told time.Time
+}
+
+// stored returns when the NATS servers had stored something at a time of theirs, by the own clock, at the earliest; zero if they
+// have not told their time.
+func (r *recency) stored(at time.Time) time.Time {
+	if r.told.IsZero() {
+		return time.Time{}
+	}
+	return r.asked.Add(at.Sub(r.told))
+}
+
+// confirmed returns when the owner of a worker by the stream, of, has confirmed that all which the engine had published by then
+// is in entries that the index has. ok is false if of has not confirmed the worker since it claimed it.
+func (r *recency) confirmed(worker string, o jetstream.Owner, of *instance) (at time.Time, ok bool) {
+	if of == nil || of.Seq < o.Seq || of.state(worker) == kvcastv1.WorkerState_WORKER_STATE_UNSPECIFIED {
+		return time.Time{}, false
+	}
+	return earlier(r.stream, r.stored(of.stored).Add(-of.Stalled)), true
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// owner is who owns a worker by the stream.
+type owner struct {
+	jetstream.Owner
+	// confirmed is when the owners before it have confirmed the worker last.
+	confirmed time.Time
+}
+
+// confirmed returns when a worker was last confirmed. stalled is since when the instance's own appends are not accepted; zero:
+// they are. The lock is held.
+func (m *Member) confirmed(name string, o owner, stalled time.Time) time.Time {
+	switch {
+	case o.Instance == "" || o.IsReleased():
+	case o.Instance == m.cfg.ID:
+		switch {
+		case m.claims[name] == 0: // it is not ingested yet
+		case stalled.IsZero():
+			return m.recency.stream
+		default:
+			return earlier(m.recency.stream, stalled)
+		}
+	default:
+		if at, ok := m.recency.confirmed(name, o.Owner, m.instances[o.Instance]); ok {
+			return at
+		}
+	}
+	return o.confirmed
+}
+
+// Knowledge returns how recent the knowledge of the workers is, but for the sources that this instance reads.
+func (m *Member) Knowledge() server.Knowledge {
+	m.mu.Lock()
+	attached := m.attached
+	m.mu.Unlock()
+	if !attached {
+		return server.Knowledge{Limit: m.cfg.TTL}
+	}
+	stalled := m.parts.Journal.Stalled() // without the lock, which the journal's callbacks take
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k := server.Knowledge{Limit: m.cfg.TTL, Confirmed: make(map[string]time.Time, len(m.owners)), Unowned: make(map[string]bool)}
+	live := make(map[string]bool)
+	for _, i := range m.machine.Instances() {
+		live[i.ID] = i.Live
+	}
+	for name, o := range m.owners {
+		k.Confirmed[name] = m.confirmed(name, o, stalled)
+		if o.Instance == "" || o.IsReleased() || !live[o.Instance] {
+			k.Unowned[name] = true
+		}
+	}
+	k.Behind = m.sources(func(h *heartbeat) []sourceSince { return h.Behind })
+	return k
+}
+
+// confirm keeps recency up to date until ctx ends. The journal and the bucket are asked as often as heartbeats are written.
+func (m *Member) confirm(ctx context.Context) {
+	ticker := time.NewTicker(m.cfg.TTL / 3)
+	defer ticker.Stop()
+	for {
+		m.confirmStream(ctx)
+		m.askClock(ctx)
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// confirmStream waits until the index has all entries that the stream has.
+func (m *Member) confirmStream(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.TTL)
+	defer cancel()
+	now := time.Now()
+	newest, err := m.parts.Journal.Newest(ctx)
+	if err == nil {
+		err = m.parts.Follower.Wait(ctx, newest)
+	}
+	if err != nil {
+		m.cfg.Log.Debug("the stream is not confirmed", "error", err)
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.recency.stream = now
+	m.signal()
+}
+
+// askClock asks the NATS servers for their time.
+func (m *Member) askClock(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.TTL)
+	defer cancel()
+	now := time.Now()
+	told, err := m.kv.Clock(ctx)
+	if err != nil {
+		m.cfg.Log.Debug("the clock of the NATS servers is not known", "error", err)
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.recency.asked, m.recency.told = now, told
+	m.signal()
+}

@@ -1,0 +1,156 @@
+package server
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvcast/kvcast/index"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/match"
+)
+
+// Knowledge is how recent what a server knows of the workers is.
+type Knowledge struct {
+	// Confirmed is when the workers' dp ranks were last known to be up to date with their engines: all that the engines had
+	// published by then is in the index. A worker that it does not have was last known to be so at Others; zero: never.
+	Confirmed map[string]time.Time
+	Others    time.Time
+	// Unowned are the workers that no server reads.
+	Unowned map[string]bool
+	// Behind are dp ranks of which published batches are being replayed.
+	Behind []RankSince
+	// Limit is the age from which on knowledge is stale; 0: it never is.
+	Limit time.Duration
+}
+
+// RankSince is a dp rank that has been in a state for a time.
+type RankSince struct {
+	Worker string
+	Rank   uint32
+	For    time.Duration
+}
+
+// recencyRead is the maximum age of what recency has read.
+const recencyRead = 100 * time.Millisecond
+
+// unknownAge is the age of what was never known.
+const unknownAge = 1<<63 - 1
+
+// recency knows which sources of dp ranks have no connection, and how recent the knowledge of each rank is. It reads that at
+// most once in recencyRead, since it takes longer than a match.
+type recency struct {
+	sources   func() map[string][]*kvcastv1.SourceStatus // nil: none is known
+	cluster   Cluster                                    // nil: there are no other servers
+	knowledge func() Knowledge                           // nil: it is always up to date
+	mu        sync.Mutex                                 // held to replace newest
+	newest    atomic.Pointer[recencies]
+}
+
+// recencies are what was read at a time.
+type recencies struct {
+	read   time.Time
+	down   map[dpRank]time.Time // since when the source that has been down longest is
+	behind map[dpRank]time.Time // since when batches are being replayed
+	Knowledge
+}
+
+type dpRank struct {
+	worker string
+	rank   uint32
+}
+
+// lookup returns a function that returns how recent the knowledge of a rank is at now, or nil if all ranks are up to date.
+func (r *recency) lookup(now time.Time) func(worker string, rank uint32) match.Recency {
+	newest := r.newest.Load()
+	if newest == nil || now.Sub(newest.read) > recencyRead {
+		newest = r.read(now, newest)
+	}
+	if len(newest.down) == 0 && newest.Limit == 0 {
+		return nil
+	}
+	return func(worker string, rank uint32) match.Recency { return newest.of(dpRank{worker, rank}, now) }
+}
+
+// of returns how recent the knowledge of a rank is.
+func (r *recencies) of(rank dpRank, now time.Time) (of match.Recency) {
+	if since, ok := r.down[rank]; ok {
+		of.Down = uint64(max(now.Sub(since), 1))
+	}
+	if r.Limit == 0 {
+		return of
+	}
+	confirmed, ok := r.Confirmed[rank.worker]
+	if !ok {
+		confirmed = r.Others
+	}
+	if since, ok := r.behind[rank]; ok && since.Before(confirmed) {
+		confirmed = since
+	}
+	of.Age = unknownAge
+	if !confirmed.IsZero() {
+		of.Age = uint64(max(now.Sub(confirmed), 0))
+	}
+	of.Stale = of.Age > uint64(r.Limit) || r.Unowned[rank.worker]
+	return of
+}
+
+// oldest returns the age of the oldest knowledge of a rank.
+func (r *recency) oldest(now time.Time, x *index.Index) (age time.Duration) {
+	if r.knowledge == nil {
+		return 0
+	}
+	of := r.lookup(now)
+	if of == nil {
+		return 0
+	}
+	all, _ := x.Workers(nil)
+	for i := range all {
+		for k := range all[i].Ranks {
+			age = max(age, time.Duration(of(all[i].Name, all[i].Ranks[k].Rank).Age))
+		}
+	}
+	return age
+}
+
+// read reads the status of all sources. While another call reads it, read returns the older status, if there is one.
+func (r *recency) read(now time.Time, older *recencies) *recencies {
+	if older == nil {
+		r.mu.Lock()
+	} else if !r.mu.TryLock() {
+		return older
+	}
+	defer r.mu.Unlock()
+	if newest := r.newest.Load(); newest != older {
+		return newest
+	}
+	read := &recencies{read: now, down: make(map[dpRank]time.Time), behind: make(map[dpRank]time.Time)}
+	if r.sources != nil {
+		for worker, sources := range r.sources() {
+			for _, s := range sources {
+				read.add(read.down, RankSince{worker, s.GetDpRank(), time.Duration(s.GetDownNano())})
+			}
+		}
+	}
+	if r.cluster != nil {
+		for _, s := range r.cluster.SourcesDown() {
+			read.add(read.down, s)
+		}
+	}
+	if r.knowledge != nil {
+		read.Knowledge = r.knowledge()
+		for _, s := range read.Behind {
+			read.add(read.behind, s)
+		}
+	}
+	r.newest.Store(read)
+	return read
+}
+
+// add records since when a rank has been in a state.
+func (r *recencies) add(to map[dpRank]time.Time, s RankSince) {
+	rank, at := dpRank{s.Worker, s.Rank}, r.read.Add(-s.For)
+	if since, ok := to[rank]; s.For > 0 && (!ok || at.Before(since)) {
+		to[rank] = at
+	}
+}

@@ -1,0 +1,95 @@
+package cluster_test
+
+import (
+	"net/url"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvcast/kvcast/internal/testclass"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/fleet"
+	"github.com/kvcast/kvcast/test/harness"
+)
+
+// ttl is the default of cluster.ttl.
+const ttl = 3 * time.Second
+
+// TestAnswersSayWhenTheyAreStale cuts one of two servers off from the NATS server. It cannot know whether its blocks are the engines' then,
+// and must say so, in ListWorkers and in matches. The other takes the workers over, and both are exact again afterwards.
+func TestAnswersSayWhenTheyAreStale(t *testing.T) {
+	testclass.Cluster(t)
+	t.Parallel()
+	u, err := url.Parse(harness.StartNATS(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	engines := fleet.New(t, *seed)
+	engines.Rate = batchRate
+	var args []string
+	for _, name := range []string{"engine-0", "engine-1", "engine-2", "engine-3"} {
+		args = append(args, "--worker", engines.Add(name, 1, fleet.Bound()).Flag())
+	}
+	var servers []*fleet.Server
+	clients := make(map[*fleet.Server]kvcastv1.RouterEventServiceClient)
+	var proxies []*harness.Proxy
+	for range 2 {
+		p := harness.NewProxy(t, u.Host)
+		s := fleet.NewServer(t, append(slices.Clone(args), "--journal", "nats://"+p.Addr(), "--subscribers-progress", "1s")...)
+		s.Start(t)
+		engines.Ask(s.Proxy.Addr())
+		fleet.Follow(t, s.Proxy.Addr(), fleet.RouterConfig{}).Tell(engines.Truth)
+		clients[s] = kvcastv1.NewRouterEventServiceClient(harness.Dial(t, s.Proxy.Addr()))
+		servers, proxies = append(servers, s), append(proxies, p)
+	}
+	// ranks returns the ranks of all workers, as a server lists them; nil if they are not those of all engines.
+	ranks := func(s *fleet.Server) (all []*kvcastv1.RankStatus) {
+		t.Helper()
+		list, err := clients[s].ListWorkers(harness.Context(t), &kvcastv1.ListWorkersRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range list.GetWorkers() {
+			for _, r := range w.GetRanks() {
+				all = append(all, r)
+				if isStale(r) && w.GetState() == kvcastv1.WorkerState_WORKER_STATE_LIVE {
+					t.Errorf("%s is live, and its rank is stale: %v", w.GetName(), r)
+				}
+			}
+		}
+		return all
+	}
+	awaitExact := func(s *fleet.Server) {
+		t.Helper()
+		harness.WaitFor(t, func() bool {
+			all := ranks(s)
+			return len(all) == 4 && !slices.ContainsFunc(all, func(r *kvcastv1.RankStatus) bool {
+				return isStale(r) || time.Duration(r.GetAgeNano()) > ttl
+			})
+		})
+	}
+	awaitStale := func(s *fleet.Server) {
+		t.Helper()
+		harness.WaitFor(t, func() bool {
+			all := ranks(s)
+			return len(all) == 4 && !slices.ContainsFunc(all, func(r *kvcastv1.RankStatus) bool { return !isStale(r) })
+		})
+		for _, r := range ranks(s) {
+			if r.GetTrust() != kvcastv1.Trust_TRUST_DEGRADED || time.Duration(r.GetAgeNano()) < ttl {
+				t.Errorf("stale, with %v at an age of %v", r.GetTrust(), time.Duration(r.GetAgeNano()))
+			}
+		}
+	}
+	for _, s := range servers {
+		awaitExact(s)
+	}
+	proxies[0].Partition()
+	awaitStale(servers[0])
+	awaitExact(servers[1]) // it has taken over
+	proxies[0].Heal()
+	awaitExact(servers[0])
+}
+
+func isStale(r *kvcastv1.RankStatus) bool {
+	return slices.Contains(r.GetReasons(), kvcastv1.DegradedReason_DEGRADED_REASON_STALE)
+}
