@@ -406,7 +406,11 @@ func (l *Lane) room() int {
 func (l *Lane) storeOp(b *feed.Batch, e *wire.Event, rooted bool) copies.Op {
 	if copies.Detects(b.CopyRule, e) {
 		l.engineBlocks = engineBlocks{l, b}
-		if l.announcements.Store(b.Rank, b.Source, e, rooted, l.usesLowerTiers(b.Rank), &l.engineBlocks) {
+		lower := l.usesLowerTiers(b.Rank)
+		if lower {
+			l.countChildren(b, e.Tier) // the detector asks for them
+		}
+		if l.announcements.Store(b.Rank, b.Source, e, rooted, lower, &l.engineBlocks) {
 			l.countChildren(b, e.Tier)
 		}
 	}
