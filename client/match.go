@@ -58,7 +58,8 @@ type Match struct {
 	TierTrust [numTiers + 1]kvcastv1.Trust
 	// Down is how long a source of the rank has had no connection; 0: each has one. Only the server knows it.
 	Down time.Duration
-	// Age is how old the server's knowledge of the rank is. Only the server knows it.
+	// Age is how old the knowledge of the rank is: what the server answers, or for how long a View has had no stream. A View's rank
+	// is stale, and degraded, after StaleAfter.
 	Age time.Duration
 }
 
@@ -87,11 +88,31 @@ func (v *View) AppendMatches(out []Match, p Prompt) []Match {
 	found := matchesPool.Get().(*index.Matches)
 	defer matchesPool.Put(found)
 	v.state.Load().Match(&q, found)
+	age := time.Duration(0)
+	if ended := v.ended.Load(); ended != nil {
+		age = time.Since(*ended)
+	}
 	out = slices.Grow(out, len(found.Prompts[0]))
 	for i := range found.Prompts[0] {
-		out = append(out, exportMatch(&found.Prompts[0][i]))
+		m := exportMatch(&found.Prompts[0][i])
+		if m.Age = age; age > StaleAfter {
+			m.setStale()
+		}
+		out = append(out, m)
 	}
 	return out
+}
+
+// StaleAfter is how long a View has had no stream when its ranks become stale: the default of the servers' cluster.ttl.
+const StaleAfter = 3 * time.Second
+
+// setStale adds the reason STALE, which concerns all tiers and is the last one.
+func (m *Match) setStale() {
+	m.Reasons = append(m.Reasons, kvcastv1.DegradedReason_DEGRADED_REASON_STALE)
+	m.Trust = kvcastv1.Trust_TRUST_DEGRADED
+	for tier := range numTiers {
+		m.TierTrust[tier+1] = m.Trust
+	}
 }
 
 func exportMatch(m *index.Match) Match {

@@ -6,6 +6,7 @@ import (
 	"iter"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvcast/kvcast/index"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -24,6 +25,7 @@ const numTiers = index.NumTiers
 // snapshot is complete, the View is empty and ViewStatus.Ready is false.
 type View struct {
 	state atomic.Pointer[index.Index] // replaced at the end of each snapshot
+	ended atomic.Pointer[time.Time]   // when the stream ended; nil: there is one
 
 	mu       sync.RWMutex
 	status   ViewStatus            // guarded by mu
@@ -81,6 +83,9 @@ func (v *View) Apply(u Update) {
 	switch {
 	case m == nil:
 		v.pending = nil // the next stream starts another snapshot
+		if now := time.Now(); v.ended.Load() == nil {
+			v.ended.Store(&now)
+		}
 		v.update(func() { v.status.Live = false })
 		return
 	case m.GetAccepted() != nil:
@@ -94,6 +99,9 @@ func (v *View) Apply(u Update) {
 	v.applyContents(m)
 	v.update(func() {
 		v.status.Live = true
+		if !u.Position.IsZero() {
+			v.ended.Store(nil)
+		}
 		if !u.Position.IsZero() {
 			v.status.Ready, v.status.Position = true, u.Position
 		}
@@ -134,6 +142,7 @@ func (v *View) applySnapshot(u Update) {
 				v.workerChanged(w.Name)
 			}
 		}
+		v.ended.Store(nil)
 		v.status.Ready, v.status.Live, v.status.Position = true, true, u.Position
 		v.status.Snapshots++
 		for w := range v.watchers {

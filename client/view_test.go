@@ -8,8 +8,11 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/client"
@@ -432,4 +435,52 @@ func clearing(times int, stored ...uint64) *kvcastv1.Entry {
 		}})
 	}
 	return e
+}
+
+// TestViewWithoutAStreamIsStale ends the stream, after which the state may differ from that of the servers more and more.
+func TestViewWithoutAStreamIsStale(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := client.NewView()
+		updates := play(t, script{earliest(two()), status.Error(codes.Unavailable, "gone")}, script{messages: []*kvcastv1.SubscribeResponse{resumed(2)}}).
+			client.Subscribe(t.Context(), client.Config{Start: client.FromEarliest()})
+		match := func() client.Match {
+			t.Helper()
+			all := v.Match(client.Prompt{Model: "m", TokensHashes: []uint64{7}, BlockSize: 16})
+			if len(all) != 1 {
+				t.Fatalf("got %d matches, want 1", len(all))
+			}
+			return all[0]
+		}
+		streams := 0
+		for u, err := range updates {
+			if err != nil {
+				t.Fatal(err)
+			}
+			v.Apply(u)
+			if u.Message.GetAccepted() != nil {
+				streams++
+			}
+			if u.Interruption == nil && v.Status().Position.Seq == 2 {
+				if m := match(); m.Age != 0 || m.Trust != kvcastv1.Trust_TRUST_EXACT {
+					t.Errorf("in stream %d: age %v, %v", streams, m.Age, m.Trust)
+				}
+			}
+			if streams == 2 {
+				return
+			}
+			if u.Interruption == nil {
+				continue
+			}
+			time.Sleep(client.StaleAfter)
+			if m := match(); m.Age != client.StaleAfter || m.Trust != kvcastv1.Trust_TRUST_EXACT || len(m.Reasons) != 0 {
+				t.Errorf("after %v: age %v, %v, %v", client.StaleAfter, m.Age, m.Trust, m.Reasons)
+			}
+			time.Sleep(time.Nanosecond)
+			m := match()
+			if m.Trust != kvcastv1.Trust_TRUST_DEGRADED || m.TierTrust[kvcastv1.Tier_TIER_DEVICE] != m.Trust ||
+				!slices.Equal(m.Reasons, []kvcastv1.DegradedReason{kvcastv1.DegradedReason_DEGRADED_REASON_STALE}) {
+				t.Errorf("later: %v, %v in the device, %v", m.Trust, m.TierTrust[kvcastv1.Tier_TIER_DEVICE], m.Reasons)
+			}
+		}
+	})
 }

@@ -38,5 +38,8 @@ func (s *Server) Unready() string {
 	case s.stalled.Load():
 		return "the journal does not answer"
 	}
+	if is, _ := s.outdated.get(); is {
+		return "the NATS servers have newer entries, or do not answer"
+	}
 	return ""
 }

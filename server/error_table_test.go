@@ -94,6 +94,15 @@ func TestErrorContract(t *testing.T) {
 			},
 		},
 		{
+			reason: "OUTDATED", name: "Subscribe", code: codes.Unavailable, says: "resume after the last position at another server",
+			call: func(t *testing.T) (*fixture, error) {
+				h := overTCP(t, server.Config{}, journal.Config{})
+				h.Server.SetOutdated(true)
+				stream, err := h.client.Subscribe(t.Context(), latest())
+				return h, firstError(t, err, stream.Recv)
+			},
+		},
+		{
 			reason: "EPOCH_MISMATCH", name: "Subscribe", code: codes.FailedPrecondition, says: `"feed"`,
 			call: subscribeFails(func(b journal.Bounds) *kvcastv1.SubscribeRequest { return orFail(after(feed(b.Newest))) }),
 		},

@@ -32,6 +32,7 @@ var (
 	reasonPositionAhead      = reason{"POSITION_AHEAD", codes.OutOfRange, false}
 	reasonEpochMismatch      = reason{"EPOCH_MISMATCH", codes.FailedPrecondition, false}
 	reasonBehind             = reason{"BEHIND", codes.Unavailable, true}
+	reasonOutdated           = reason{"OUTDATED", codes.Unavailable, true}
 	reasonPositionNotReached = reason{"POSITION_NOT_REACHED", codes.DeadlineExceeded, true}
 	reasonStarting           = reason{"STARTING", codes.Unavailable, true}
 	reasonShuttingDown       = reason{"SHUTTING_DOWN", codes.Unavailable, true}

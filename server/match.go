@@ -67,7 +67,11 @@ func (s routerEvents) MatchPrefixes(stream kvcastv1.RouterEventService_MatchPref
 		aged = timer.C
 	}
 	out := &responses{stream: stream}
-	return s.runStream(out, streamEnds{aged: aged, draining: s.draining}, func(ctx context.Context) error {
+	is, outdated := s.outdated.get()
+	if is { // the client has gone to no other server
+		outdated = nil
+	}
+	return s.runStream(out, streamEnds{aged: aged, draining: s.draining, outdated: outdated}, func(ctx context.Context) error {
 		for {
 			switch err := s.answerNext(ctx, out); {
 			case errors.Is(err, io.EOF):

@@ -3,6 +3,7 @@ package server_test
 import (
 	"testing"
 
+	"google.golang.org/grpc/codes"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/proto"
 
@@ -100,4 +101,64 @@ func TestStoppingServerAnswers(t *testing.T) {
 	h.addWorker()
 	h.Server.StopServing()
 	h.subscribe(checker.New(checker.Options{}), earliest()).until(t, 1)
+}
+
+// TestOutdatedServerEndsItsStreams has a stream of each kind open, one before the server is outdated and one that begins while it is.
+func TestOutdatedServerEndsItsStreams(t *testing.T) {
+	t.Parallel()
+	h := overTCP(t, server.Config{}, journal.Config{})
+	h.addWorker()
+	open := func() map[string]func() error {
+		t.Helper()
+		entries, err := h.client.Subscribe(t.Context(), latest())
+		if err != nil {
+			t.Fatal(err)
+		}
+		matches, err := h.client.MatchPrefixes(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return map[string]func() error{
+			"Subscribe": func() error { _, err := entries.Recv(); return err },
+			"MatchPrefixes": func() error {
+				_ = matches.Send(&kvcastv1.MatchPrefixesRequest{Request: &kvcastv1.MatchPrefixRequest{Prompts: []*kvcastv1.Prompt{{BlockHashes: []uint64{1}}}}}) // Recv has the error
+				_, err := matches.Recv()
+				return err
+			},
+		}
+	}
+	streams := open()
+	for kind, receive := range streams {
+		if err := receive(); err != nil {
+			t.Fatalf("%s: %v", kind, err)
+		}
+	}
+	h.Server.SetOutdated(true)
+	for kind, receive := range streams {
+		for err := error(nil); err == nil; {
+			if err = receive(); err != nil {
+				wantStatus(t, err, codes.Unavailable, "OUTDATED")
+			}
+		}
+		t.Logf("%s has ended", kind)
+	}
+	if got := h.Server.Unready(); got == "" {
+		t.Error("the server is ready")
+	}
+	streams = open()
+	wantStatus(t, streams["Subscribe"](), codes.Unavailable, "OUTDATED")
+	if err := streams["MatchPrefixes"](); err != nil {
+		t.Errorf("MatchPrefixes: %v; the answers of an outdated server have an age", err)
+	}
+	for range 2 {
+		h.Server.SetOutdated(false)
+		for kind, receive := range open() {
+			if err := receive(); err != nil {
+				t.Errorf("%s afterwards: %v", kind, err)
+			}
+		}
+		if got := h.Server.Unready(); got != "" {
+			t.Errorf("the server is not ready: %s", got)
+		}
+	}
 }

@@ -63,6 +63,7 @@ type Server struct {
 	started     atomic.Bool // StartServing was called, before StopServing
 	stalled     atomic.Bool // the argument of the last SetStalled
 	stopping    atomic.Bool // StopServing was called
+	outdated    outdated    // the argument of the last SetOutdated
 
 	subscribers *subscribers
 	replays     *limiter
@@ -303,22 +304,34 @@ func (s *Server) signalNoStreams() {
 func (s *Server) StartServing() {
 	if !s.stopping.Load() {
 		s.started.Store(true)
-		if s.stalled.Load() {
-			return
-		}
-		s.setHealth(healthv1.HealthCheckResponse_SERVING) // ignored after a concurrent StopServing
+		s.refreshHealth() // ignored after a concurrent StopServing
 	}
 }
 
 // SetStalled notifies the server whether the journal acknowledges no appends. While it does not, the server reports
 // NOT_SERVING to health checks, since routers get no news. Calls are still answered, and streams stay open.
 func (s *Server) SetStalled(stalled bool) {
-	if s.stalled.Swap(stalled) == stalled || !s.started.Load() || s.stopping.Load() {
-		return
+	if s.stalled.Swap(stalled) != stalled {
+		s.refreshHealth()
 	}
-	if stalled {
+}
+
+// SetOutdated notifies the server whether other servers may have entries that it cannot read. While they may, it reports NOT_SERVING to
+// health checks, ends the Subscribe streams that have all entries, and accepts no others: their clients go to another server. It ends
+// the MatchPrefixes streams that are open; the answers of others say how old they are, as those of all calls.
+func (s *Server) SetOutdated(is bool) {
+	if s.outdated.set(is) {
+		s.refreshHealth()
+	}
+}
+
+// refreshHealth sets what health checks are answered, while the server serves.
+func (s *Server) refreshHealth() {
+	switch isOutdated, _ := s.outdated.get(); {
+	case !s.started.Load() || s.stopping.Load():
+	case s.stalled.Load() || isOutdated:
 		s.setHealth(healthv1.HealthCheckResponse_NOT_SERVING)
-	} else {
+	default:
 		s.setHealth(healthv1.HealthCheckResponse_SERVING)
 	}
 }

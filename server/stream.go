@@ -18,6 +18,7 @@ type streamEnds struct {
 	// Both are for streams of requests and answers, which have no position to resume after.
 	aged     <-chan time.Time
 	draining <-chan struct{}
+	outdated <-chan struct{} // nil: it does not matter
 }
 
 // runStream sends the headers and calls body, which sends the messages. gRPC would delay the headers until the first
@@ -49,6 +50,8 @@ func (s *Server) runStream(out *responses, ends streamEnds, body func(context.Co
 				"the connection has reached the age limit; send the unanswered requests over a new connection")
 		case <-ends.draining:
 			return errorf(reasonShuttingDown, s.journal.Bounds(), "the server is shutting down; send the unanswered requests when a server is back")
+		case <-ends.outdated:
+			return isOutdated(s.journal.Bounds())
 		case <-check.C:
 			switch {
 			case out.sendExceeds(timeout):

@@ -17,6 +17,9 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 	if err := s.checkServing(); err != nil {
 		return err
 	}
+	if is, _ := s.outdated.get(); is {
+		return isOutdated(s.journal.Bounds())
+	}
 	if !s.subscribers.tryAcquire() {
 		return errorf(reasonTooManySubs, s.journal.Bounds(), "%d subscribers are connected, which is the limit; try again later", s.cfg.MaxSubscribers)
 	}
@@ -239,6 +242,10 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 		if draining {
 			return shuttingDown(j.Bounds())
 		}
+		isBehind, outdated := s.outdated.get()
+		if isBehind {
+			return isOutdated(j.Bounds())
+		}
 		changed := j.Changed()
 		if j.Bounds().Newest != c.seq { // an entry was appended before the call of Changed
 			continue
@@ -246,6 +253,7 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 		select {
 		case <-changed:
 		case <-s.draining:
+		case <-outdated:
 		case <-aged:
 			return maxConnectionAge(j.Bounds())
 		case <-idle.C:

@@ -3,8 +3,13 @@ package cluster_test
 import (
 	"net/url"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -83,7 +88,46 @@ func TestAnswersSayWhenTheyAreStale(t *testing.T) {
 	for _, s := range servers {
 		awaitExact(s)
 	}
+	// subscribe returns a stream of a server.
+	subscribe := func(s *fleet.Server) kvcastv1.RouterEventService_SubscribeClient {
+		t.Helper()
+		stream, err := clients[s].Subscribe(harness.Context(t), &kvcastv1.SubscribeRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stream
+	}
+	// wantOutdated reads a stream until it ends, since the server knows that it is outdated.
+	wantOutdated := func(stream kvcastv1.RouterEventService_SubscribeClient) {
+		t.Helper()
+		for {
+			_, err := stream.Recv()
+			if err == nil {
+				continue
+			}
+			var info *errdetails.ErrorInfo
+			var retry *errdetails.RetryInfo
+			for _, d := range status.Convert(err).Details() {
+				switch d := d.(type) {
+				case *errdetails.ErrorInfo:
+					info = d
+				case *errdetails.RetryInfo:
+					retry = d
+				}
+			}
+			if status.Code(err) != codes.Unavailable || info.GetReason() != "OUTDATED" || retry == nil {
+				t.Errorf("the stream ended with %v, %v and %v", err, info, retry)
+			}
+			return
+		}
+	}
+	stream := subscribe(servers[0])
 	proxies[0].Partition()
+	wantOutdated(stream)
+	wantOutdated(subscribe(servers[0]))
+	if _, err := servers[0].Process.Get(harness.Context(t), "/readyz"); err == nil || !strings.Contains(err.Error(), "503") {
+		t.Errorf("/readyz of an outdated server: %v", err)
+	}
 	awaitStale(servers[0])
 	awaitExact(servers[1]) // it has taken over
 	proxies[0].Heal()

@@ -59,6 +59,9 @@ const (
 //	UNAVAILABLE          BEHIND                 the server has not read the position's
 //	                                            entry yet, which another server has
 //	                                            written: resume (RetryInfo)
+//	UNAVAILABLE          OUTDATED               the server cannot tell whether it has the
+//	                                            newest entries: resume at another server
+//	                                            (RetryInfo)
 //	FAILED_PRECONDITION  EPOCH_MISMATCH         the journal was lost: start from a
 //	                                            snapshot
 //	RESOURCE_EXHAUSTED   SLOW_SUBSCRIBER        read faster; resume (RetryInfo)
@@ -284,6 +287,9 @@ type RouterEventService_MatchPrefixesClient = grpc.BidiStreamingClient[MatchPref
 //	UNAVAILABLE          BEHIND                 the server has not read the position's
 //	                                            entry yet, which another server has
 //	                                            written: resume (RetryInfo)
+//	UNAVAILABLE          OUTDATED               the server cannot tell whether it has the
+//	                                            newest entries: resume at another server
+//	                                            (RetryInfo)
 //	FAILED_PRECONDITION  EPOCH_MISMATCH         the journal was lost: start from a
 //	                                            snapshot
 //	RESOURCE_EXHAUSTED   SLOW_SUBSCRIBER        read faster; resume (RetryInfo)

@@ -97,6 +97,13 @@ func (m *Member) Knowledge() server.Knowledge {
 	return k
 }
 
+// StreamConfirmed returns a time at which the stream had no entry that the index lacks now; zero: none is known.
+func (m *Member) StreamConfirmed() time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.recency.stream
+}
+
 // confirm keeps recency up to date until ctx ends. The journal and the bucket are asked as often as heartbeats are written.
 func (m *Member) confirm(ctx context.Context) {
 	ticker := time.NewTicker(m.cfg.TTL / 3)

@@ -279,6 +279,7 @@ func (d *durable) watch(ctx context.Context, s *Service) error {
 		select {
 		case now := <-ticker.C:
 			s.server.SetStalled(d.isStalled(now))
+			s.server.SetOutdated(d.member != nil && now.Sub(d.member.StreamConfirmed()) > s.cfg.ClusterTTL)
 		case <-d.Failed(): // an idle pipeline would not notice
 			if err := d.Err(); errors.Is(err, jetstream.ErrOutdated) {
 				return fmt.Errorf("%w, because the process stood still or was cut off for too long; kvcast exits: restart it, and it reads the present state", err)

@@ -1,0 +1,47 @@
+package server
+
+import (
+	"sync"
+
+	"github.com/kvcast/kvcast/journal"
+)
+
+// outdated is whether other servers may have entries that this one cannot read.
+type outdated struct {
+	mu    sync.Mutex
+	is    bool
+	begun chan struct{} // closed while it is; nil: it never was
+}
+
+// set sets it, and reports whether that is a change.
+func (o *outdated) set(is bool) (changed bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.is == is {
+		return false
+	}
+	switch o.is = is; {
+	case !is:
+		o.begun = make(chan struct{})
+	case o.begun == nil:
+		o.begun = make(chan struct{})
+		fallthrough
+	default:
+		close(o.begun)
+	}
+	return true
+}
+
+// get reports whether it is. begins is closed when it begins.
+func (o *outdated) get() (is bool, begins <-chan struct{}) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.begun == nil {
+		o.begun = make(chan struct{})
+	}
+	return o.is, o.begun
+}
+
+func isOutdated(b journal.Bounds) error {
+	return errorf(reasonOutdated, b, "the server cannot tell whether it has the newest entries, since the NATS servers do not answer it; resume after the last position at another server, or here when it is ready")
+}
