@@ -22,7 +22,7 @@ import (
 )
 
 func main() {
-	// The signal handler is never removed, so that a signal during shutdown does not change the exit status.
+	// The signal handler is never removed, so that a second SIGTERM does not change the exit status.
 	ctx, _ := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	p := cli.Process{Environ: os.Environ(), In: os.Stdin, Out: os.Stdout, Err: os.Stderr}
 	os.Exit(exitStatus(run(ctx, os.Args[1:], p), os.Stderr))

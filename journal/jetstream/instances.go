@@ -25,7 +25,7 @@ type Value struct {
 	Key string
 	// Revision grows with each change of any key.
 	Revision uint64
-	// Stored is when the servers have stored it, by their clock; see KV.Clock.
+	// Stored is when the servers have stored it, by their clock; see KVState.
 	Stored time.Time
 	// Data is nil if the key was deleted.
 	Data []byte
@@ -149,17 +149,31 @@ func (k *KV) Delete(ctx context.Context, key string) error {
 	return nil
 }
 
-// Clock returns the time of the server that stores the values. It is an error if that server may no longer be the one which stores
-// them.
-func (k *KV) Clock(ctx context.Context) (time.Time, error) {
+// KVState is the state of a KV bucket.
+type KVState struct {
+	// Now is the time of the server that stores the values.
+	Now time.Time
+	// Created is when the bucket was created, by the clocks of the servers.
+	Created time.Time
+}
+
+// ErrNoBucket means that there is no such bucket any more.
+var ErrNoBucket = errors.New("the bucket does not exist")
+
+// State returns the state of the bucket. It is an error if the server that answers may no longer be the one which stores the values, and
+// an ErrNoBucket if the bucket was deleted.
+func (k *KV) State(ctx context.Context) (KVState, error) {
 	s, err := k.j.js.Stream(ctx, "KV_"+k.name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		err = ErrNoBucket
+	}
 	if err == nil {
 		info := s.CachedInfo() // of this call
 		if err = hearsMajority(info.Cluster); err == nil {
-			return info.TimeStamp, nil
+			return KVState{info.TimeStamp, info.Created}, nil
 		}
 	}
-	return time.Time{}, fmt.Errorf("read the state of KV bucket %q: %w", k.name, err)
+	return KVState{}, fmt.Errorf("read the state of KV bucket %q: %w", k.name, err)
 }
 
 // Watch calls changed with the values that there are, then loaded, and then changed with each change, until ctx ends. After

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -136,4 +138,69 @@ func TestAnswersSayWhenTheyAreStale(t *testing.T) {
 
 func isStale(r *kvcastv1.RankStatus) bool {
 	return slices.Contains(r.GetReasons(), kvcastv1.DegradedReason_DEGRADED_REASON_STALE)
+}
+
+// TestDeletedBucketOfInstancesIsCreatedAgain deletes the bucket with the heartbeats. The servers must know of each other again without a
+// restart.
+func TestDeletedBucketOfInstancesIsCreatedAgain(t *testing.T) {
+	testclass.Cluster(t)
+	t.Parallel()
+	address := harness.StartNATS(t)
+	engines := fleet.New(t, *seed)
+	engines.Rate = batchRate
+	worker := engines.Add("engine-0", 1, fleet.Bound()).Flag()
+	var clients []kvcastv1.RouterEventServiceClient
+	var servers []*fleet.Server
+	for range 2 {
+		s := fleet.NewServer(t, "--journal", address, "--worker", worker, "--subscribers-progress", "1s")
+		s.Start(t)
+		engines.Ask(s.Proxy.Addr())
+		clients = append(clients, kvcastv1.NewRouterEventServiceClient(harness.Dial(t, s.Proxy.Addr())))
+		servers = append(servers, s)
+	}
+	// awaitAll waits until each server is ready, and knows of both and of a rank that is up to date.
+	awaitAll := func() {
+		t.Helper()
+		for i, c := range clients {
+			harness.WaitFor(t, func() bool {
+				status, err := c.GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				live := 0
+				for _, i := range status.GetInstances() {
+					if i.GetLive() {
+						live++
+					}
+				}
+				list, err := c.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, unready := servers[i].Process.Get(t.Context(), "/readyz")
+				return live == 2 && unready == nil && len(list.GetWorkers()) == 1 && len(list.GetWorkers()[0].GetRanks()) == 1 && !isStale(list.GetWorkers()[0].GetRanks()[0])
+			})
+		}
+	}
+	awaitAll()
+	conn, err := nats.Connect(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	js, err := jetstream.New(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := js.DeleteKeyValue(harness.Context(t), stream+"-instances"); err != nil {
+			t.Fatal(err)
+		}
+		// Two servers write six values in the time after which they hold each other for dead.
+		harness.WaitFor(t, func() bool {
+			s, err := js.Stream(t.Context(), "KV_"+stream+"-instances")
+			return err == nil && s.CachedInfo().State.LastSeq > 12
+		})
+		awaitAll()
+	}
 }

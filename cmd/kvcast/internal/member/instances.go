@@ -254,6 +254,8 @@ func (m *Member) heartbeat() heartbeat {
 }
 
 const (
+	// bucketShift is where the number of the bucket begins in a revision, so that revisions grow when the bucket is created again.
+	bucketShift = 48
 	// watchRetry is the wait after a watch was interrupted.
 	watchRetry = time.Second
 	// leaveTimeout bounds the deletion of the instance's heartbeat.
@@ -264,9 +266,20 @@ const (
 func (m *Member) watch(ctx context.Context, kv *jetstream.KV, changed func(jetstream.Value), loaded func()) {
 	var interrupted loglimit.Limit
 	for ctx.Err() == nil {
-		err := kv.Watch(ctx, changed, loaded)
+		watching, stop := context.WithCancel(ctx)
+		if kv == m.kv {
+			m.mu.Lock()
+			m.bucket.rewatch = stop
+			m.mu.Unlock()
+		}
+		err := kv.Watch(watching, changed, loaded)
+		again := watching.Err() != nil
+		stop()
 		if ctx.Err() != nil {
 			return
+		}
+		if again {
+			continue
 		}
 		if suppressed, ok := interrupted.Allow(time.Now()); ok {
 			m.cfg.Log.Warn("watching is interrupted", "error", err, "suppressed", suppressed)
@@ -319,7 +332,7 @@ func (m *Member) instanceChanged(v jetstream.Value) {
 	if v.Key == m.cfg.ID && m.isBehind() {
 		return // what it would decide rests on outdated records
 	}
-	m.machine.Instance(v.Key, v.Revision, cluster.Info{Ingest: h.Ingest, Draining: h.Draining, Engines: cluster.Reach(h.Engines)}, now)
+	m.machine.Instance(v.Key, m.bucket.number<<bucketShift+v.Revision, cluster.Info{Ingest: h.Ingest, Draining: h.Draining, Engines: cluster.Reach(h.Engines)}, now)
 }
 
 // isBehind reports whether another instance had read an entry at its heartbeat before the last that this one has not read yet.

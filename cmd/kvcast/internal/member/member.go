@@ -81,6 +81,12 @@ type Member struct {
 	lost         map[string]time.Time // when workers of listeners were dropped
 	bound        map[string]bool      // workers of listeners: whether they are connected, as the machine knows it
 	inStream     map[string]bool      // as the machine knows it
+	// bucket is that of the instances: when it was created, how often it was created again, and what makes its watch begin anew.
+	bucket struct {
+		created time.Time
+		number  uint64
+		rewatch func()
+	}
 	// retain is what the last call of Retain has found: the seq after which this instance needs the entries, the newest one
 	// that it had applied then, and the generation.
 	retain struct {

@@ -2,6 +2,7 @@ package member
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/kvcast/kvcast/journal/jetstream"
@@ -138,18 +139,34 @@ func (m *Member) confirmStream(ctx context.Context) {
 	m.signal()
 }
 
-// askClock asks the NATS servers for their time.
+// askClock asks the NATS servers for their time. If the bucket of the instances was deleted, it creates it again.
 func (m *Member) askClock(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.TTL)
 	defer cancel()
 	now := time.Now()
-	told, err := m.kv.Clock(ctx)
+	bucket, err := m.kv.State(ctx)
+	if errors.Is(err, jetstream.ErrNoBucket) && m.cfg.About.Ingest {
+		m.cfg.Log.Warn("the bucket of the instances was deleted: it is created again")
+		_, err = m.parts.Journal.Instances(ctx)
+		now = time.Now()
+		if err == nil {
+			bucket, err = m.kv.State(ctx)
+		}
+	}
 	if err != nil {
 		m.cfg.Log.Debug("the clock of the NATS servers is not known", "error", err)
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.recency.asked, m.recency.told = now, told
+	m.recency.asked, m.recency.told = now, bucket.Now
+	if m.bucket.created.IsZero() {
+		m.bucket.created = bucket.Created
+	}
+	if !m.bucket.created.Equal(bucket.Created) {
+		m.bucket.created = bucket.Created
+		m.bucket.number++
+		m.bucket.rewatch()
+	}
 	m.signal()
 }

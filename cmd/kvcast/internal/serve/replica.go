@@ -26,10 +26,11 @@ func (s *Service) runReplica(ctx context.Context, grpcDone, portsDone <-chan err
 		failure = fmt.Errorf("follow the journal: %w; kvcast exits, because snapshots and matches would be outdated: restart kvcast", failure)
 	case failure = <-watchDone:
 	}
+	s.server.StopServing() // first, so that clients go elsewhere
+	s.ending.waitsFor("the journal, to stop reading it")
 	stopStarting()
 	errs := []error{failure, <-startDone, <-watchDone, <-observeDone}
 	s.log.Info("shutting down")
-	s.server.StopServing()
 	stopFollowing()
 	errs = append(errs, <-followDone)
 	return errors.Join(errs...)

@@ -72,10 +72,14 @@ func (c *Command) Run(ctx context.Context, line *kong.Context, p cli.Process) er
 		log.Warn("no workers, listeners or discovery configured: listening for engines at the default port",
 			"bind", config.DefaultBind, "configure", "--worker, --bind, ZMQ_PORT, or a file with --config")
 	}
+	e := new(ending)
+	e.waitsFor("the journal, to open it")
+	go e.bound(ctx, log) // until the process ends
 	s, err := Open(ctx, cfg, log)
 	if err != nil {
 		return err
 	}
+	s.ending = e
 	return s.Run(ctx)
 }
 

@@ -75,6 +75,7 @@ type Service struct {
 	pipeline  *pipeline.Pipeline
 	// registered is closed when the workers that were registered in an earlier run are registered again.
 	registered chan struct{}
+	ending     *ending
 }
 
 // Open creates the parts and opens their ports. On an error, no port stays open. Open sets the loggers, metrics and
@@ -89,7 +90,7 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	s := &Service{
 		credentials: loaded,
 		cfg:         c, log: log, registry: prometheus.NewRegistry(), serving: make(chan struct{}), assembled: make(chan struct{}),
-		registered: make(chan struct{}),
+		registered: make(chan struct{}), ending: new(ending),
 	}
 	c.Server.Incidents = new(incident.Log)
 	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
@@ -237,6 +238,7 @@ func (s *Service) Run(ctx context.Context) error {
 	defer stopReloading()
 	reloadDone := background(func() error { s.credentials.run(reloading, s.server); return nil })
 	s.log.Info("starting", "grpc", s.Addr(), "version", cli.Version())
+	s.ending.waitsFor("the journal, to recover the state")
 	registered, err := s.recover(ctx)
 	switch {
 	case err == nil && s.cfg.IngestsEngines:
@@ -248,11 +250,13 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 	serving, cancel := context.WithTimeout(beyond, subscriberStopTimeout)
 	defer cancel()
+	s.ending.waitsFor("subscribers, to read their last entries")
 	s.stopSMG()
 	s.server.Shutdown(serving)
 	stopSampling()
 	s.closePorts()
 	errs := []error{err, <-sampleDone}
+	s.ending.waitsFor("the journal, to close it")
 	closing, cancel := context.WithTimeout(beyond, journalStopTimeout) // of its own: slow subscribers may have used up theirs
 	defer cancel()
 	errs = append(errs, s.journal.Close(closing), <-grpcDone)
@@ -262,6 +266,7 @@ func (s *Service) Run(ctx context.Context) error {
 	if s.console != nil {
 		s.console.Close() // its requests have ended with the port
 	}
+	s.ending.waitsFor("files of tokens and certificates, and the collector of traces")
 	stopReloading()
 	errs = append(errs, within(discoveryStopTimeout, reloadDone, errors.New("stop reading tokens and certificates: a file takes too long")))
 	s.stopTracing(beyond)
@@ -307,27 +312,41 @@ func (s *Service) run(ctx context.Context, registered []ingestconfig.Worker, grp
 	case failure = <-s.pipeline.Failed():
 		failure = fmt.Errorf("%w; kvcast exits, because routers would miss entries: remove the cause and restart kvcast", failure)
 	}
+	s.server.StopServing() // first, so that clients go elsewhere
 	stopStarting()
+	s.ending.waitsFor("the engines, to start")
 	errs := []error{failure, <-startDone}
 	if durableDone != nil {
+		s.ending.waitsFor("the journal, to hand over or store what it has")
 		if err := <-durableDone; failure == nil { // otherwise it may be the same error
 			errs = append(errs, err)
 		}
 	}
 	s.log.Info("shutting down")
-	s.server.StopServing()
 	stopDiscovery()
+	s.ending.waitsFor("discovery")
 	errs = append(errs, within(discoveryStopTimeout, discoveryDone, errors.New("stop discovery: reading a file of workers or resolving a name takes too long")))
 	stopIngest()
-	errs = append(errs, within(ingestStopTimeout, ingestDone, errors.New("stop ingest: resolving an engine's name takes too long, or ZeroMQ hangs")))
+	s.ending.waitsFor("ingest")
+	errs = append(errs, within(ingestStopTimeout, ingestDone, s.ingestLate()))
+	s.ending.waitsFor("the journal, to append the last entries")
 	deadline, cancel := context.WithTimeout(beyond, pipelineStopTimeout)
 	defer cancel()
 	if err := s.pipeline.Close(deadline); failure == nil { // otherwise Close may return the same error
 		errs = append(errs, err)
 	}
 	stopFollowing()
+	s.ending.waitsFor("the index")
 	errs = append(errs, <-followDone)
 	return errors.Join(errs...)
+}
+
+// ingestLate returns why ingest may not have stopped in time.
+func (s *Service) ingestLate() error {
+	if s.durable != nil && s.durable.isStalled(time.Now()) {
+		return errors.New("stop ingest: the journal does not acknowledge what ingest appends")
+	}
+	return errors.New("stop ingest: resolving an engine's name takes too long, or ZeroMQ hangs")
 }
 
 // start starts serving routers once the engines have been read, unless ctx is done first.

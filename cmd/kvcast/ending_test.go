@@ -1,0 +1,237 @@
+package main_test
+
+import (
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/testclass"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/harness"
+)
+
+// endTimeout is how long a busy machine may take for what is documented to take 10 s.
+const endTimeout = 30 * time.Second
+
+// silentServer returns the address of a server that accepts connections and says nothing until the test ends.
+func silentServer(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { _ = conn.Close() })
+		}
+	}()
+	return l.Addr().String()
+}
+
+// servingWithNATS starts a server with a NATS server behind a proxy, and an engine that has published.
+func servingWithNATS(t *testing.T) (*harness.Process, *harness.Proxy) {
+	t.Helper()
+	u, err := url.Parse(harness.StartNATS(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nats := harness.NewProxy(t, u.Host)
+	p := publisherOf(t, simulator.SocketConfig{})
+	publish(t, p, storedOf(1))
+	s := launch(t, "--journal", "nats://"+nats.Addr(), "--worker", "name=w,model=m,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint())
+	if err := s.AwaitMetric(harness.Context(t), `kvcast_ingest_events_total{kind="stored",worker="w"} 1`); err != nil {
+		t.Fatal(err)
+	}
+	return s, nats
+}
+
+// launch starts kvcast serve, which may end in any way.
+func launch(t *testing.T, args ...string) *harness.Process {
+	t.Helper()
+	return launchBy(t, nil, args...)
+}
+
+func launchBy(t *testing.T, wrapper []string, args ...string) *harness.Process {
+	t.Helper()
+	p, err := harness.StartProcess(harness.ProcessConfig{Race: testclass.RaceEnabled, Wrapper: wrapper, Args: args})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = p.Kill()
+		if t.Failed() {
+			t.Logf("the log of kvcast:\n%s", strings.Join(p.Log(), "\n"))
+		}
+	})
+	return p
+}
+
+// states are states of a server, in some of which something hangs. The server may then end with an error, which names what hangs.
+var states = map[string]struct {
+	reach func(t *testing.T) *harness.Process
+	error string // in the log, if the server does not end as planned; empty: it must
+}{
+	"waiting for engines": {func(t *testing.T) *harness.Process {
+		t.Helper()
+		s := launch(t, "--worker", "name=w,model=m,connect=tcp://"+silentServer(t), "--ingest-start-wait", "1h")
+		mustLog(t, s, `msg=starting`)
+		return s
+	}, ""},
+	"opening a journal whose servers are away": {func(t *testing.T) *harness.Process {
+		t.Helper()
+		s := launch(t, "--journal", "nats://127.0.0.1:1", "--log-level", "debug")
+		mustLog(t, s, `limits of the Go runtime`)
+		return s
+	}, "open the journal"},
+	"opening a journal whose servers say nothing": {func(t *testing.T) *harness.Process {
+		t.Helper()
+		s := launch(t, "--journal", "nats://"+silentServer(t))
+		mustLog(t, s, `limits of the Go runtime`)
+		return s
+	}, "open the journal"},
+	"without the NATS servers": {func(t *testing.T) *harness.Process {
+		t.Helper()
+		s, nats := servingWithNATS(t)
+		nats.Partition()
+		nats.Cut()
+		awaitUnready(t, s)
+		return s
+	}, "journal"},
+	"NATS servers that hang": {func(t *testing.T) *harness.Process {
+		t.Helper()
+		s, nats := servingWithNATS(t)
+		nats.Freeze()
+		awaitUnready(t, s)
+		return s
+	}, "journal"},
+	"a file of workers that cannot be read to its end": {func(t *testing.T) *harness.Process {
+		t.Helper()
+		file := filepath.Join(t.TempDir(), "workers.yaml")
+		if err := syscall.Mkfifo(file, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s := launch(t, "--config", configFile(t, "discovery: [{file: "+file+"}]"))
+		mustLog(t, s, `msg=starting`)
+		return s
+	}, "discovery"},
+	"a Kubernetes API server that says nothing": {func(t *testing.T) *harness.Process {
+		t.Helper()
+		kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+		text := `{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}], users: [{name: u, user: {}}], clusters: [{name: c, cluster: {server: "http://` + silentServer(t) + `"}}]}`
+		if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s := launchBy(t, []string{"sh", "-c", `export KUBECONFIG=$0; exec "$@"`, kubeconfig}, "--config", configFile(t, "discovery: [{kubernetes: app=vllm, namespaces: [n]}]"))
+		mustLog(t, s, `msg=starting`)
+		return s
+	}, "discovery"},
+	"a subscriber that does not read its snapshot": {func(t *testing.T) *harness.Process {
+		t.Helper()
+		p := publisherOf(t, simulator.SocketConfig{})
+		s := launch(t, "--worker", "name=w,model=m,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint())
+		addr, err := s.Addr()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 100 {
+			first := uint64(10_000 * i)
+			e := wire.Event{Kind: wire.KindStored, BlockSize: 1}
+			for n := range uint64(10_000) {
+				e.BlockHashes, e.Tokens = append(e.BlockHashes, first+n+1), append(e.Tokens, uint32(n))
+			}
+			publish(t, p, e)
+		}
+		if err := s.AwaitMetric(harness.Context(t), `kvcast_index_blocks{dp_rank="0",tier="device",worker="w"} 1e+06`); err != nil {
+			t.Fatal(err)
+		}
+		stream, err := kvcastv1.NewRouterEventServiceClient(harness.Dial(t, addr)).Snapshot(t.Context(), &kvcastv1.SnapshotRequest{})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}, ""},
+}
+
+func mustLog(t *testing.T, s *harness.Process, pattern string) {
+	t.Helper()
+	(&process{s, t}).logged(pattern)
+}
+
+func awaitUnready(t *testing.T, s *harness.Process) {
+	t.Helper()
+	harness.WaitFor(t, func() bool {
+		_, err := s.Get(t.Context(), "/readyz")
+		return err != nil && strings.Contains(err.Error(), "503")
+	})
+}
+
+// TestServersEndInEveryState sends SIGTERM to servers.
+func TestServersEndInEveryState(t *testing.T) {
+	testclass.Process(t)
+	t.Parallel()
+	for name, state := range states {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := state.reach(t)
+			began := time.Now()
+			if err := s.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-s.Ended():
+			case <-time.After(endTimeout):
+				t.Fatalf("not ended after %v", endTimeout)
+			}
+			log := strings.Join(s.Log(), "\n")
+			t.Logf("status %d after %v", s.ExitStatus(), time.Since(began).Round(time.Millisecond))
+			if s.ExitStatus() != 0 && (state.error == "" || !strings.Contains(lastLines(log), state.error)) {
+				t.Errorf("want status 0, or %q in the last lines of the log", state.error)
+			}
+		})
+	}
+}
+
+// lastLines returns the lines of a log after the signal.
+func lastLines(log string) string {
+	_, after, _ := strings.Cut(log, `msg="shutting down"`)
+	if after == "" {
+		return log
+	}
+	return after
+}
+
+// TestSecondInterruptEndsAServer interrupts a server again and again that waits for a journal which hangs.
+func TestSecondInterruptEndsAServer(t *testing.T) {
+	testclass.Process(t)
+	t.Parallel()
+	s := states["NATS servers that hang"].reach(t)
+	pace := time.NewTicker(100 * time.Millisecond)
+	defer pace.Stop()
+	for ended := false; !ended; {
+		_ = s.Signal(os.Interrupt) // it may have ended
+		select {
+		case <-s.Ended():
+			ended = true
+		case <-pace.C:
+		}
+	}
+	mustLog(t, s, `level=ERROR msg="kvcast exits before everything is stopped" why="it was interrupted again" waits_for="the journal`)
+	if s.ExitStatus() != 1 {
+		t.Errorf("status %d, want 1", s.ExitStatus())
+	}
+}

@@ -1,0 +1,38 @@
+package serve
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"os/signal"
+	"sync/atomic"
+	"time"
+)
+
+// exitTimeout bounds the time from the signal to the exit, whatever hangs. It is documented.
+const exitTimeout = 10 * time.Second
+
+// ending is how the process ends: after exitTimeout at the latest, and at once at a second interrupt.
+type ending struct {
+	waits atomic.Pointer[string] // what the process waits for
+}
+
+// waitsFor records what the process waits for from now on.
+func (e *ending) waitsFor(what string) { e.waits.Store(&what) }
+
+// bound ends the process when ctx has been done for exitTimeout, or at an interrupt after that. The process has then stored no less than
+// one that is killed.
+func (e *ending) bound(ctx context.Context, log *slog.Logger) {
+	<-ctx.Done()
+	again := make(chan os.Signal, 1)
+	signal.Notify(again, os.Interrupt)
+	why := ""
+	select {
+	case <-time.After(exitTimeout):
+		why = "it has not ended within " + exitTimeout.String()
+	case <-again:
+		why = "it was interrupted again"
+	}
+	log.Error("kvcast exits before everything is stopped", "why", why, "waits_for", *e.waits.Load())
+	os.Exit(1)
+}
