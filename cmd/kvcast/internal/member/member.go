@@ -206,7 +206,9 @@ func (m *Member) Run(ctx, handOver context.Context) error {
 	if err != nil {
 		return err
 	}
+	m.mu.Lock()
 	m.kv = kv
+	m.mu.Unlock()
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var loops sync.WaitGroup
 	defer loops.Wait()

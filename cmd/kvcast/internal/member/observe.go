@@ -12,12 +12,12 @@ import (
 // Observe takes part until ctx ends, for an instance that ingests nothing: it writes heartbeats, if the NATS user may, and
 // knows the instances and the owners of workers.
 func (m *Member) Observe(ctx context.Context) {
-	if !m.openBucket(ctx) {
-		return
-	}
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	watching.Go(func() { m.confirm(ctx) })
+	if !m.openBucket(ctx) {
+		return
+	}
 	watching.Go(func() { m.watch(ctx, m.kv, m.instanceChanged, func() {}) })
 	ticker := time.NewTicker(m.cfg.TTL / 3)
 	defer ticker.Stop()
@@ -53,6 +53,8 @@ func (m *Member) openBucket(ctx context.Context) bool {
 	for {
 		kv, err := m.parts.Journal.Instances(ctx)
 		if err == nil {
+			m.mu.Lock()
+			defer m.mu.Unlock()
 			m.kv = kv
 			return true
 		}

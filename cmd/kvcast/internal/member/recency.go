@@ -141,16 +141,22 @@ func (m *Member) confirmStream(ctx context.Context) {
 
 // askClock asks the NATS servers for their time. If the bucket of the instances was deleted, it creates it again.
 func (m *Member) askClock(ctx context.Context) {
+	m.mu.Lock()
+	kv := m.kv
+	m.mu.Unlock()
+	if kv == nil {
+		return // an instance that ingests nothing waits for the bucket
+	}
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.TTL)
 	defer cancel()
 	now := time.Now()
-	bucket, err := m.kv.State(ctx)
+	bucket, err := kv.State(ctx)
 	if errors.Is(err, jetstream.ErrNoBucket) && m.cfg.About.Ingest {
 		m.cfg.Log.Warn("the bucket of the instances was deleted: it is created again")
 		_, err = m.parts.Journal.Instances(ctx)
 		now = time.Now()
 		if err == nil {
-			bucket, err = m.kv.State(ctx)
+			bucket, err = kv.State(ctx)
 		}
 	}
 	if err != nil {
@@ -166,7 +172,9 @@ func (m *Member) askClock(ctx context.Context) {
 	if !m.bucket.created.Equal(bucket.Created) {
 		m.bucket.created = bucket.Created
 		m.bucket.number++
-		m.bucket.rewatch()
+		if m.bucket.rewatch != nil {
+			m.bucket.rewatch()
+		}
 	}
 	m.signal()
 }
