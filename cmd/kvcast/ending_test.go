@@ -23,7 +23,7 @@ const endTimeout = 30 * time.Second
 // silentServer returns the address of a server that accepts connections and says nothing until the test ends.
 func silentServer(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

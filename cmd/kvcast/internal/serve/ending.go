@@ -26,7 +26,7 @@ func (e *ending) bound(ctx context.Context, log *slog.Logger) {
 	<-ctx.Done()
 	again := make(chan os.Signal, 1)
 	signal.Notify(again, os.Interrupt)
-	why := ""
+	var why string
 	select {
 	case <-time.After(exitTimeout):
 		why = "it has not ended within " + exitTimeout.String()
