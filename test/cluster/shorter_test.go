@@ -13,7 +13,6 @@ import (
 func TestShorterStreamGetsANewEpoch(t *testing.T) {
 	testclass.Cluster(t)
 	w := newWorld(t)
-	w.engines.LosesEntries = true
 	w.follow()
 	w.progress(w.allWorkers()...)
 	for i := range memberCount {

@@ -33,8 +33,6 @@ type Fleet struct {
 	Pool, Prompts int
 	// Seed is the seed of the engines and their faults.
 	Seed uint64
-	// LosesEntries reports whether the journal loses entries that servers have served: an answer may then lack them.
-	LosesEntries bool
 	// Truth knows what the engines held. It needs the entries that routers receive: see Router.Tell.
 	Truth *truth.Checker
 
@@ -76,9 +74,7 @@ func (f *Fleet) Ask(addr string) {
 	ended := make(chan error, 1)
 	prober := truth.Prober{
 		Checker: f.Truth, Client: kvcastv1.NewRouterEventServiceClient(conn), Seed: f.Seed, Interval: askInterval,
-	}
-	if !f.LosesEntries {
-		prober.Bounds = func() truth.Bounds { return truth.Bounds{MaxAge: answerAge} }
+		Bounds: func() truth.Bounds { return truth.Bounds{MaxAge: answerAge} },
 	}
 	go func() { ended <- prober.Run(ctx) }()
 	f.t.Cleanup(func() {

@@ -3,6 +3,7 @@ package member
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/kvcast/kvcast/journal/jetstream"
@@ -28,8 +29,9 @@ func (r *recency) stored(at time.Time) time.Time {
 	return r.asked.Add(at.Sub(r.told))
 }
 
-// confirmed returns when the owner of a worker by the stream, of, has confirmed that all which the engine had published by then
-// is in entries that the index has. ok is false if of has not confirmed the worker since it claimed it.
+// confirmed returns the last time that another instance has confirmed of a worker: everything that the engine had published by that time
+// is in entries that the index has. o is the instance's claim, and of its last heartbeat. ok is false if the instance has not confirmed the
+// worker since the claim.
 func (r *recency) confirmed(worker string, o jetstream.Owner, of *instance) (at time.Time, ok bool) {
 	if of == nil || of.Seq < o.Seq || of.state(worker) == kvcastv1.WorkerState_WORKER_STATE_UNSPECIFIED {
 		return time.Time{}, false
@@ -120,12 +122,29 @@ func (m *Member) confirm(ctx context.Context) {
 	}
 }
 
-// confirmStream waits until the index has all entries that the stream has.
+// served returns the newest entry that this instance or another live one is known to have read.
+func (m *Member) served() uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	newest := m.parts.Journal.Bounds().Newest
+	for _, i := range m.machine.Instances() {
+		if of := m.instances[i.ID]; of != nil && i.Live {
+			newest = max(newest, of.Seq)
+		}
+	}
+	return newest
+}
+
+// confirmStream waits until the index has all entries that the stream has. A stream that ends before an entry which was served confirms
+// nothing: it has lost entries.
 func (m *Member) confirmStream(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.TTL)
 	defer cancel()
-	now := time.Now()
+	now, served := time.Now(), m.served()
 	newest, err := m.parts.Journal.Newest(ctx)
+	if err == nil && newest < served {
+		err = fmt.Errorf("the stream ends at %d, and entry %d was served", newest, served)
+	}
 	if err == nil {
 		err = m.parts.Follower.Wait(ctx, newest)
 	}
