@@ -58,8 +58,8 @@ type Match struct {
 	TierTrust [numTiers + 1]kvcastv1.Trust
 	// Down is how long a source of the rank has had no connection; 0: each has one. Only the server knows it.
 	Down time.Duration
-	// Age is how old the knowledge of the rank is: what the server answers, or for how long a View has had no stream. A View's rank
-	// is stale, and degraded, after StaleAfter.
+	// Age is the time since the rank was known to be up to date with its engine. The server tells it; for a View it is the time for
+	// which the View has had no stream. A View's ranks are degraded (STALE) when Age exceeds StaleAfter.
 	Age time.Duration
 }
 
@@ -103,7 +103,7 @@ func (v *View) AppendMatches(out []Match, p Prompt) []Match {
 	return out
 }
 
-// StaleAfter is how long a View has had no stream when its ranks become stale: the default of the servers' cluster.ttl.
+// StaleAfter is the Age beyond which the ranks of a View are degraded: the default of the servers' cluster.ttl.
 const StaleAfter = 3 * time.Second
 
 // setStale adds the reason STALE, which concerns all tiers and is the last one.

@@ -121,7 +121,7 @@ type Config struct {
 	Recovery func() *kvcastv1.Recovery
 	// Cluster shows the servers that share the journal; nil: it is not shared. Its methods must be safe for concurrent use.
 	Cluster Cluster
-	// Knowledge returns how recent what the server knows of the workers is; nil: it is always up to date. It must be safe for
+	// Knowledge returns until when the server knows what the engines have cached; nil: until now. It must be safe for
 	// concurrent use.
 	Knowledge func() Knowledge
 	// Newest returns the newest seq of a journal that another server writes. Subscribe and Replay then wait for a position

@@ -10,8 +10,10 @@ import (
 type outdated struct {
 	mu    sync.Mutex
 	is    bool
-	begun chan struct{} // closed while it is; nil: it never was
+	begun chan struct{} // closed while it is
 }
+
+func newOutdated() *outdated { return &outdated{begun: make(chan struct{})} }
 
 // set sets it, and reports whether that is a change.
 func (o *outdated) set(is bool) (changed bool) {
@@ -20,14 +22,10 @@ func (o *outdated) set(is bool) (changed bool) {
 	if o.is == is {
 		return false
 	}
-	switch o.is = is; {
-	case !is:
-		o.begun = make(chan struct{})
-	case o.begun == nil:
-		o.begun = make(chan struct{})
-		fallthrough
-	default:
+	if o.is = is; is {
 		close(o.begun)
+	} else {
+		o.begun = make(chan struct{})
 	}
 	return true
 }
@@ -36,12 +34,10 @@ func (o *outdated) set(is bool) (changed bool) {
 func (o *outdated) get() (is bool, begins <-chan struct{}) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.begun == nil {
-		o.begun = make(chan struct{})
-	}
 	return o.is, o.begun
 }
 
-func isOutdated(b journal.Bounds) error {
+// outdatedError returns the error of a stream that an outdated server ends or refuses.
+func outdatedError(b journal.Bounds) error {
 	return errorf(reasonOutdated, b, "the server cannot tell whether it has the newest entries, since the NATS servers do not answer it; resume after the last position at another server, or here when it is ready")
 }

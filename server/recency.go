@@ -10,7 +10,7 @@ import (
 	"github.com/kvcast/kvcast/server/match"
 )
 
-// Knowledge is how recent what a server knows of the workers is.
+// Knowledge says until when a server knows what the workers' engines have cached.
 type Knowledge struct {
 	// Confirmed is when the workers' dp ranks were last known to be up to date with their engines: all that the engines had
 	// published by then is in the index. A worker that it does not have was last known to be so at Others; zero: never.
@@ -31,14 +31,14 @@ type RankSince struct {
 	For    time.Duration
 }
 
-// recencyRead is the maximum age of what recency has read.
-const recencyRead = 100 * time.Millisecond
+// recencyInterval is how long what recency has read is used before it is read again.
+const recencyInterval = 100 * time.Millisecond
 
 // unknownAge is the age of what was never known.
 const unknownAge = 1<<63 - 1
 
 // recency knows which sources of dp ranks have no connection, and how recent the knowledge of each rank is. It reads that at
-// most once in recencyRead, since it takes longer than a match.
+// most once in recencyInterval, since reading takes longer than a match.
 type recency struct {
 	sources   func() map[string][]*kvcastv1.SourceStatus // nil: none is known
 	cluster   Cluster                                    // nil: there are no other servers
@@ -63,7 +63,7 @@ type dpRank struct {
 // lookup returns a function that returns how recent the knowledge of a rank is at now, or nil if all ranks are up to date.
 func (r *recency) lookup(now time.Time) func(worker string, rank uint32) match.Recency {
 	newest := r.newest.Load()
-	if newest == nil || now.Sub(newest.read) > recencyRead {
+	if newest == nil || now.Sub(newest.read) > recencyInterval {
 		newest = r.read(now, newest)
 	}
 	if len(newest.down) == 0 && newest.Limit == 0 {

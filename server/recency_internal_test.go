@@ -62,7 +62,7 @@ func TestRecencyIsReadAgain(t *testing.T) {
 		reads++
 		return Knowledge{Limit: 3 * time.Second, Others: now}
 	}}
-	for _, after := range []time.Duration{0, recencyRead, recencyRead + 1} {
+	for _, after := range []time.Duration{0, recencyInterval, recencyInterval + 1} {
 		if got := r.lookup(now.Add(after))("w", 0); got.Age != uint64(after) {
 			t.Errorf("after %v: got %v", after, got)
 		}

@@ -63,7 +63,7 @@ type Server struct {
 	started     atomic.Bool // StartServing was called, before StopServing
 	stalled     atomic.Bool // the argument of the last SetStalled
 	stopping    atomic.Bool // StopServing was called
-	outdated    outdated    // the argument of the last SetOutdated
+	outdated    *outdated   // the argument of the last SetOutdated
 
 	subscribers *subscribers
 	replays     *limiter
@@ -113,6 +113,7 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 		noStreams:   make(chan struct{}, 1),
 		draining:    draining,
 		drain:       sync.OnceFunc(func() { close(draining) }),
+		outdated:    newOutdated(),
 
 		watches:        newQuota(all, "health_watches", cfg.MaxConnections, cfg.MaxConnectionsPerAddress),
 		reflections:    newQuota(all, "reflection_streams", maxReflections, maxReflectionsPerAddress),

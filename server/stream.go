@@ -51,7 +51,7 @@ func (s *Server) runStream(out *responses, ends streamEnds, body func(context.Co
 		case <-ends.draining:
 			return errorf(reasonShuttingDown, s.journal.Bounds(), "the server is shutting down; send the unanswered requests when a server is back")
 		case <-ends.outdated:
-			return isOutdated(s.journal.Bounds())
+			return outdatedError(s.journal.Bounds())
 		case <-check.C:
 			switch {
 			case out.sendExceeds(timeout):

@@ -18,7 +18,7 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 		return err
 	}
 	if is, _ := s.outdated.get(); is {
-		return isOutdated(s.journal.Bounds())
+		return outdatedError(s.journal.Bounds())
 	}
 	if !s.subscribers.tryAcquire() {
 		return errorf(reasonTooManySubs, s.journal.Bounds(), "%d subscribers are connected, which is the limit; try again later", s.cfg.MaxSubscribers)
@@ -244,7 +244,7 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 		}
 		isBehind, outdated := s.outdated.get()
 		if isBehind {
-			return isOutdated(j.Bounds())
+			return outdatedError(j.Bounds())
 		}
 		changed := j.Changed()
 		if j.Bounds().Newest != c.seq { // an entry was appended before the call of Changed

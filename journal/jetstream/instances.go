@@ -160,8 +160,8 @@ type KVState struct {
 // ErrNoBucket means that there is no such bucket any more.
 var ErrNoBucket = errors.New("the bucket does not exist")
 
-// State returns the state of the bucket. It is an error if the server that answers may no longer be the one which stores the values, and
-// an ErrNoBucket if the bucket was deleted.
+// State returns the state of the bucket. The error is an ErrNoBucket if the bucket was deleted. It is also an error if the NATS server
+// that answers may have been replaced as the bucket's leader.
 func (k *KV) State(ctx context.Context) (KVState, error) {
 	s, err := k.j.js.Stream(ctx, "KV_"+k.name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {

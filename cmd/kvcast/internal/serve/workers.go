@@ -98,7 +98,7 @@ func workerStates(sources []ingest.SourceStatus) map[string]kvcastv1.WorkerState
 	return all
 }
 
-// knowledge returns how recent the index is.
+// knowledge returns until when the index is known to have what the engines have cached.
 func (s *Service) knowledge() server.Knowledge {
 	var k server.Knowledge
 	now := time.Now()
