@@ -166,21 +166,32 @@ func askVLLM(ctx context.Context, server string) (a answer, err error) {
 	return a, a.check()
 }
 
-// sleeps asks vLLM whether it sleeps: a sleeping engine has discarded its cache, and publishes no event for that. tells is false if the
-// engine does not tell: GET /is_sleeping (vllm/entrypoints/serve/sleep/api_router.py) is there if it can be sent to sleep. An
-// error means that it is not known.
-func sleeps(ctx context.Context, server string) (asleep, tells bool, err error) {
+// sleep is what an engine tells about whether it sleeps. A sleeping vLLM has discarded its cache, and publishes no event for that.
+type sleep uint8
+
+const (
+	sleepUntold  sleep = iota // the engine never tells
+	sleepUnknown              // it has not answered this time
+	sleepNo
+	sleepYes
+)
+
+// askSleep asks vLLM whether it sleeps: GET /is_sleeping (vllm/entrypoints/serve/sleep/api_router.py) is there if it can be sent to sleep.
+func askSleep(ctx context.Context, server string) sleep {
 	var answer struct {
 		IsSleeping *bool `json:"is_sleeping"`
 	}
-	err = get(ctx, server+"/is_sleeping", &answer)
+	err := get(ctx, server+"/is_sleeping", &answer)
 	switch {
 	case errors.Is(err, errNotFound) || err == nil && answer.IsSleeping == nil:
-		return false, false, nil
+		return sleepUntold
 	case err != nil:
-		return false, true, err
+		return sleepUnknown
+	case *answer.IsSleeping:
+		return sleepYes
+	default:
+		return sleepNo
 	}
-	return *answer.IsSleeping, true, nil
 }
 
 // askSGLang asks SGLang. Its GET /server_info, in earlier versions /get_server_info, has the key kv_events with what

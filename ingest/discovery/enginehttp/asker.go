@@ -227,7 +227,7 @@ func (a *Asker) ask(ctx context.Context, e *engine, changed func()) {
 			wait, backoff = backoff, min(2*backoff, maxBackoff)
 		} else {
 			backoff = minBackoff
-			if r.tellsSleep {
+			if r.sleep != sleepUntold {
 				wait = sleepInterval
 			}
 		}
@@ -245,10 +245,9 @@ func (a *Asker) ask(ctx context.Context, e *engine, changed func()) {
 
 // reply is what an engine has answered.
 type reply struct {
-	worker             config.Worker
-	reported           bool // its ports
-	asleep, tellsSleep bool
-	sleepErr           error // it is not known whether the engine sleeps
+	worker   config.Worker
+	reported bool // its ports
+	sleep    sleep
 }
 
 // request asks an engine once, when the limiter allows it.
@@ -261,7 +260,7 @@ func (a *Asker) request(ctx context.Context, w config.Worker) (r reply, err erro
 	defer func() { <-a.limiter }()
 	r.worker, r.reported, err = Ask(ctx, w)
 	if err == nil && w.Sources[0].Engine == feed.EngineVLLM {
-		r.asleep, r.tellsSleep, r.sleepErr = sleeps(ctx, w.HTTP)
+		r.sleep = askSleep(ctx, w.HTTP)
 	}
 	return r, err
 }
@@ -277,16 +276,14 @@ func (a *Asker) hasReported(e *engine) bool {
 func (a *Asker) store(e *engine, r reply, err error) (changed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if r.sleepErr != nil {
-		r.asleep = e.asleep
-	}
+	asleep := r.sleep == sleepYes || r.sleep == sleepUnknown && e.asleep
 	switch {
 	case err == nil:
-		changed = !e.answered || e.asleep != r.asleep || !reflect.DeepEqual(e.answer, r.worker)
-		if e.asleep != r.asleep {
-			a.logSleep(e.config.Name, r.asleep)
+		changed = !e.answered || e.asleep != asleep || !reflect.DeepEqual(e.answer, r.worker)
+		if e.asleep != asleep {
+			a.logSleep(e.config.Name, asleep)
 		}
-		e.answer, e.answered, e.reported, e.asleep, e.err = r.worker, true, r.reported, r.asleep, nil
+		e.answer, e.answered, e.reported, e.asleep, e.err = r.worker, true, r.reported, asleep, nil
 	case !e.answered:
 		changed = e.err == nil || e.err.Error() != err.Error()
 		e.err = err
