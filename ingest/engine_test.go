@@ -3,11 +3,13 @@ package ingest_test
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"net"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -35,7 +37,11 @@ func start(t *testing.T, c config.Config, sink feed.Sink, prepare ...func(*inges
 	}
 	c.ReconnectMin = 10 * time.Millisecond
 	c.ReconnectMax = 20 * time.Millisecond
-	in, err := ingest.New(c, sink)
+	var err error
+	harness.WaitFor(t, func() bool { // a port may be in use for a moment after its listener was closed
+		in, err = ingest.New(c, sink)
+		return !errors.Is(err, syscall.EADDRINUSE)
+	})
 	if err != nil {
 		t.Fatalf("New: %v", err)
 	}
