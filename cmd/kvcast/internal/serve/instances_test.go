@@ -59,9 +59,9 @@ func await(t *testing.T, what string, met func() bool) {
 func TestEachServerShowsTheInstances(t *testing.T) {
 	t.Parallel()
 	url := harness.StartNATS(t)
-	ingesting, stopIngesting := runWith(t, map[string]string{"journal": url, "cluster-ttl": "1s"})
+	ingesting, stopIngesting := runWith(t, map[string]string{"journal": url, "cluster-ttl": "10s"})
 	await(t, "serving", func() bool { return isClosed(ingesting.Serving()) })
-	serving, _ := runWith(t, map[string]string{"journal": url, "cluster-ttl": "1s", "cluster-ingest": "false"})
+	serving, _ := runWith(t, map[string]string{"journal": url, "cluster-ttl": "10s", "cluster-ingest": "false"})
 	id, other := ingesting.durable.member.ID(), serving.durable.member.ID()
 	for _, s := range []*Service{ingesting, serving} {
 		await(t, "two instances and an owner", func() bool {
