@@ -66,8 +66,11 @@ func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 		p.requestSnapshot(*a.Request)
 	case sequence.CancelReplay:
 		p.endReplay()
+	case sequence.BeginReread:
+		p.warn(logReread, now, "lost batches can be replayed: everything is read again", "first_seq", a.Seq)
+		p.discard(now, a.Seq)
 	case sequence.BeginRestore:
-		p.beginRestore(a)
+		p.discard(now, a.Seq)
 	case sequence.EndRestore:
 		p.endRestore(now, a)
 	case sequence.AbortRestore:

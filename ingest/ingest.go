@@ -80,7 +80,7 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 		return nil, fmt.Errorf("check config: %w", err)
 	}
 	c = c.WithDefaults()
-	c.Silence, c.Grace = max(c.Silence, 0), max(c.Grace, 0)
+	c.Silence, c.Grace, c.ReplayPatience = max(c.Silence, 0), max(c.Grace, 0), max(c.ReplayPatience, 0)
 	in := &Ingest{
 		shared: &shared{
 			config:    c,
@@ -103,6 +103,7 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 	}
 	in.shared.replays = transport.NewRequests(in.shared.transports.Connecting, c.ReplayTimeout, in.shared.metrics.listeners.onDrop, in.shared.metrics.replaysInProgress)
 	in.shared.replays.Frames = in.shared.transports.Snapshots
+	in.shared.replays.Delay = in.shared.delay.Recent
 	if err := in.open(); err != nil {
 		return nil, errors.Join(err, in.closeListeners(), in.release())
 	}
@@ -159,6 +160,7 @@ func (in *Ingest) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	r := &running{workers: make(map[string]*connectedWorker)}
+	r.group.Go(func() { in.shared.delay.Run(ctx) })
 	for _, w := range in.workers {
 		r.start(ctx, w)
 	}

@@ -22,6 +22,7 @@ const (
 	logReplayHost
 	logReplayDone
 	logSnapshot
+	logReread
 	logSnapshotDone
 	logNoSnapshot
 	logSilent

@@ -81,6 +81,7 @@ func (p *publisher) appendCursor(b []byte) []byte {
 		{statev1.IngestCursorRestoringField, c.Restoring},
 		{statev1.IngestCursorProvedField, c.Proved},
 		{statev1.IngestCursorUnprovedField, c.Unproved},
+		{statev1.IngestCursorLostField, c.Lost},
 	} {
 		if flag.set {
 			b = protowire.AppendVarint(protowire.AppendTag(b, flag.field, protowire.VarintType), 1)

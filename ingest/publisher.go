@@ -99,7 +99,7 @@ func newPublisher(w *worker, source int, status SourceStatus, reconnect func(rep
 		reconnect: reconnect,
 		machine: sequence.New(sequence.Config{
 			FirstSeq: status.Engine.FirstSeq(), Silence: silence(w, status), Grace: w.shared.config.Grace,
-			CanReconnect: reconnect != nil, Budget: w.shared.budgets.reordered, Jitter: jitter,
+			Patience: w.shared.config.ReplayPatience, CanReconnect: reconnect != nil, Budget: w.shared.budgets.reordered, Jitter: jitter,
 		}),
 	}
 	p.updateStatus()

@@ -214,7 +214,7 @@ func (p *recoveredPublisher) setCursor(m *statev1.IngestCursor) error {
 		Fingerprint: sequence.Fingerprint{Time: m.BatchTime, Hash: m.BatchHash},
 		Epoch:       string(m.Epoch), EpochKnown: m.Epoch != nil, Publisher: string(m.PublisherId),
 		Restarted: m.Restarted, PossibleRestart: m.PossibleRestart, Conflicted: m.Conflicted, HasReplay: m.HasReplay, Restoring: m.Restoring,
-		Proved: m.Proved, Unproved: m.Unproved,
+		Proved: m.Proved, Unproved: m.Unproved, Lost: m.Lost,
 	}
 	if m.BatchAge == nil {
 		p.cursor.Batch = 0

@@ -42,7 +42,7 @@ func (p *publisher) replay(ctx context.Context, r sequence.Request) {
 	w := p.worker
 	locked := p.whileRead(ctx)
 	q := transport.Request{
-		Endpoint: r.Endpoint, From: r.From, Responsive: r.Answered,
+		Endpoint: r.Endpoint, From: r.From, Responsive: r.Answered, Failures: r.Failures,
 		Waited: func(d time.Duration) { locked(func() { p.machine.Waited(r.ID, d) }) },
 		Sent:   func() { locked(func() { p.machine.Sent(r.ID) }) },
 	}

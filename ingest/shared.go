@@ -11,6 +11,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/configured"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/delay"
 	"github.com/kvcast/kvcast/internal/loglimit"
 	"github.com/kvcast/kvcast/internal/zmtp"
 )
@@ -21,6 +22,7 @@ type shared struct {
 	sink       feed.Sink
 	transports *configured.Transports
 	replays    *transport.Requests
+	delay      delay.Meter
 	names      *nameSet
 	sockets    socketSet
 	recovered  recovered

@@ -82,11 +82,10 @@ func (p *publisher) snapshot(ctx context.Context, r sequence.Request) {
 	})
 }
 
-// beginRestore discards the blocks of the publisher, because a snapshot follows.
-func (p *publisher) beginRestore(a *sequence.Action) {
-	p.incomplete = false
-	p.before.first, p.before.last = 0, 0
-	p.discardBlocks(time.Now().UnixNano(), a.Seq, true)
+// discard discards the blocks of the publisher, because a snapshot or a replay of all its batches follows.
+func (p *publisher) discard(now time.Time, seq uint64) {
+	p.forgetIncarnation()
+	p.discardBlocks(now.UnixNano(), seq, true)
 }
 
 // abortRestore discards the blocks of a part of a snapshot, and reports the loss, with which the cursor is stored: if
@@ -111,8 +110,8 @@ func (p *publisher) endRestore(now time.Time, a *sequence.Action) {
 	}
 }
 
-// discardBlocks clears the ranks of the publisher. store reports whether the calls of the lane store the cursor: that of
-// BeginRestore makes a later kvcast discard all blocks again.
+// discardBlocks clears the ranks of the publisher. store reports whether the calls of the lane store the cursor: those of
+// BeginRestore and BeginReread make a later kvcast discard all blocks again.
 func (p *publisher) discardBlocks(at int64, seq uint64, store bool) {
 	for _, r := range p.ranks {
 		p.rules.Reset(r)

@@ -29,6 +29,7 @@ const (
 	DefaultReceiveBufferBytes       = 256 << 20
 	DefaultReorderBufferBytes       = 128 << 20
 	DefaultReplayTimeout            = 5 * time.Second
+	DefaultReplayPatience           = 30 * time.Second
 	DefaultSilence                  = 30 * time.Second
 	DefaultGrace                    = time.Minute
 	DefaultReconnectMin             = time.Second
@@ -100,8 +101,13 @@ type Config struct {
 	// ReorderBufferBytes limits the reorder buffers of all sources together. A batch that does not
 	// fit is requested when the replay in progress is done.
 	ReorderBufferBytes int64
-	// ReplayTimeout is the maximum time until a reply of a replay socket arrives: 10 ms to 1 h.
+	// ReplayTimeout is the maximum time until a reply of a replay socket arrives: 10 ms to 1 h. The first reply of a socket
+	// that did not answer the last request is waited for 1 s at first. Both are extended on a busy machine.
 	ReplayTimeout time.Duration
+	// ReplayPatience is how long a replay socket that does not answer is asked before lost batches are given up, while live
+	// batches wait: up to 1 h; negative means a few requests. It does not apply where nothing was read of an engine yet, and
+	// the socket has never answered: its live batches are read at once, and everything is read again when the socket answers.
+	ReplayPatience time.Duration
 	// Silence is how long a connection may be silent before it is verified: by requesting
 	// the last batch from the replay socket or, if the engine has no replay socket, by
 	// opening a second connection. At least 10 ms; a negative value disables the check.
@@ -263,6 +269,7 @@ func (c Config) WithDefaults() Config {
 	c.ReceiveBufferBytes = cmp.Or(c.ReceiveBufferBytes, DefaultReceiveBufferBytes)
 	c.ReorderBufferBytes = cmp.Or(c.ReorderBufferBytes, DefaultReorderBufferBytes)
 	c.ReplayTimeout = cmp.Or(c.ReplayTimeout, DefaultReplayTimeout)
+	c.ReplayPatience = cmp.Or(c.ReplayPatience, DefaultReplayPatience)
 	c.Silence = cmp.Or(c.Silence, DefaultSilence)
 	c.Grace = cmp.Or(c.Grace, DefaultGrace)
 	c.ReconnectMin = cmp.Or(c.ReconnectMin, min(DefaultReconnectMin, cmp.Or(c.ReconnectMax, DefaultReconnectMax)))

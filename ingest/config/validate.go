@@ -184,6 +184,7 @@ func (v *Validation) Check(ok bool, field string, value any, allowed string) {
 func (v *Validation) Durations(c Config) {
 	v.Check(c.ReplayTimeout >= 10*time.Millisecond && c.ReplayTimeout <= time.Hour,
 		"ReplayTimeout", c.ReplayTimeout, "10 ms to 1 h")
+	v.Check(c.ReplayPatience <= time.Hour, "ReplayPatience", c.ReplayPatience, "at most 1 h")
 	v.Check(c.ReconnectMin >= time.Millisecond && c.ReconnectMin <= time.Hour,
 		"ReconnectMin", c.ReconnectMin, "1 ms to 1 h")
 	v.Check(c.ReconnectMax >= c.ReconnectMin && c.ReconnectMax <= time.Hour,

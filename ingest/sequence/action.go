@@ -66,11 +66,13 @@ const (
 	CauseSilence
 	// CauseProof: it is not known whether the replay socket is the publisher's.
 	CauseProof
+	// CauseLoss: a loss was reported because the replay socket did not answer.
+	CauseLoss
 )
 
 // String returns the cause's name in metrics.
 func (c Cause) String() string {
-	return [...]string{CauseStart: "start", CauseGap: "gap", CauseReconnect: "reconnect", CauseSilence: "silence", CauseProof: "proof"}[c]
+	return [...]string{CauseStart: "start", CauseGap: "gap", CauseReconnect: "reconnect", CauseSilence: "silence", CauseProof: "proof", CauseLoss: "loss"}[c]
 }
 
 // Outcome is how a request to the replay socket ended.
@@ -155,6 +157,9 @@ const (
 	// AbortRestore: discard all blocks of the publisher, because the snapshot was not complete, and report that batches
 	// are lost, as for ReportGap: Reason is set. Until BeginRestore or ReportRestart, the publisher's blocks are incomplete.
 	AbortRestore
+	// BeginReread: discard all blocks of the publisher. Batch, of seq Seq, and all later batches of the incarnation follow:
+	// the replay socket has them again, or for the first time.
+	BeginReread
 	// RejectSnapshot: a snapshot is not used, because it includes batches up to Seq only, which were read before.
 	RejectSnapshot
 	// SnapshotFailed: no snapshot is requested for some time, after several failures.
@@ -204,8 +209,10 @@ type Request struct {
 	Endpoint string
 	// From is the first seq requested.
 	From uint64
-	// Answered reports whether the socket answered the previous request.
+	// Answered reports whether the socket answered the previous request, and Failures how many requests in a row brought
+	// nothing, as far as that matters.
 	Answered bool
+	Failures int
 }
 
 // Repair is the progress of a repair.

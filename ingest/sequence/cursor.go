@@ -33,6 +33,8 @@ type Cursor struct {
 	// Proved reports whether the last batch that was delivered arrived live, or by a replay socket that is the publisher's,
 	// and Unproved whether a batch of the incarnation came by one that may be another's.
 	Proved, Unproved bool
+	// Lost reports whether a loss was reported that the replay socket may still repair.
+	Lost bool
 	// HasReplay reports whether the batches were read with a replay socket: Machine.ReplayEndpoint is set. The caller
 	// sets it.
 	HasReplay bool
@@ -57,12 +59,11 @@ func (c *Cursor) Apply(a *Action) {
 		if a.Missed > 0 {
 			c.Started, c.Seq = true, a.Last
 		}
-		if a.Reason == feed.GapPossibleRestart {
-			c.PossibleRestart = true
-		}
+		c.PossibleRestart = c.PossibleRestart || a.Reason == feed.GapPossibleRestart
+		c.Lost = c.Lost || a.Reason == feed.GapPossibleRestart || a.Reason == feed.GapReplayUnavailable
 	case ReportBegin:
 		if a.FirstContact && a.Missed > 0 {
-			c.Started, c.Seq = true, a.Last
+			c.Started, c.Seq, c.Lost = true, a.Last, true
 		}
 	case ReportProved:
 		c.Proved, c.Unproved = true, false
@@ -72,6 +73,8 @@ func (c *Cursor) Apply(a *Action) {
 		*c = Cursor{Restarted: true}
 	case ReportConflict:
 		c.Conflicted = true
+	case BeginReread:
+		*c = Cursor{Restarted: c.Restarted, Epoch: c.Epoch, EpochKnown: c.EpochKnown, Publisher: c.Publisher, Unproved: c.Unproved}
 	case BeginRestore:
 		*c = Cursor{Restarted: c.Restarted, Restoring: true, Epoch: c.Epoch, EpochKnown: c.EpochKnown, Publisher: c.Publisher}
 		if known := (&incarnation{epoch: c.Epoch, publisher: c.Publisher, epochKnown: c.EpochKnown}); known.contradicts(a.Batch) {
@@ -82,7 +85,7 @@ func (c *Cursor) Apply(a *Action) {
 		c.Restoring = false
 		c.Started, c.Seq = true, a.Seq
 	case AbortRestore:
-		*c = Cursor{Restarted: true, Epoch: c.Epoch, EpochKnown: c.EpochKnown, Publisher: c.Publisher}
+		*c = Cursor{Restarted: true, Lost: true, Epoch: c.Epoch, EpochKnown: c.EpochKnown, Publisher: c.Publisher}
 	default:
 	}
 }
@@ -116,6 +119,10 @@ func (m *Machine) Resume(now time.Time, c *Cursor, replay string) {
 	m.proof.lastProved, m.proof.unproved = c.Delivered && c.Proved, c.Unproved
 	if c.HasReplay {
 		m.useEndpoints(Connection{Replay: replay})
+	}
+	m.begun = m.order.first // it is not stored
+	if c.Lost {
+		m.loss = loss{known: true, at: now.Add(minLossWait)}
 	}
 	m.possibleRestartReported = c.PossibleRestart
 	m.resumedConflict, m.resumedRestore = c.Conflicted, c.Restoring

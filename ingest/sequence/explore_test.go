@@ -128,7 +128,7 @@ func (w *world) appendKey(b []byte) []byte {
 	}
 	m, l := w.m, w.left
 	b = append(b, l.batches, l.losses, l.restarts, l.cuts, l.holes, l.failures, l.forgets, l.silences,
-		l.duplicates, l.malformed, l.overruns, l.unstored, l.crashes, l.others)
+		l.duplicates, l.malformed, l.overruns, l.unstored, l.crashes, l.others, l.rereads)
 	view := func(v *worldView) {
 		for _, blocks := range v.blocks {
 			num(uint64(blocks))
@@ -140,7 +140,7 @@ func (w *world) appendKey(b []byte) []byte {
 	if l.crashes > 0 {
 		cursor := func(c *Cursor) {
 			num(c.Seq, c.Batch, c.Fingerprint.Hash)
-			flag(c.Started, c.Delivered, c.EpochKnown, c.Restarted, c.PossibleRestart, c.Conflicted, c.HasReplay, c.Restoring, c.Proved, c.Unproved)
+			flag(c.Started, c.Delivered, c.EpochKnown, c.Restarted, c.PossibleRestart, c.Conflicted, c.HasReplay, c.Restoring, c.Proved, c.Unproved, c.Lost)
 			b = append(append(b, c.Epoch...), '/')
 			b = append(append(b, c.Publisher...), '/')
 		}
@@ -150,7 +150,7 @@ func (w *world) appendKey(b []byte) []byte {
 			cursor(&w.durable[i].cursor)
 		}
 	}
-	flag(m.resumeUntil.IsZero(), w.sent, w.request != nil, w.lossless, w.alone, m.resumedConflict, m.replayEndpoint != "")
+	flag(m.resumeUntil.IsZero(), w.sent, w.request != nil, w.lossless, w.lossy, w.alone, m.resumedConflict, m.replayEndpoint != "")
 	num(uint64(w.other), w.answered, w.incarnation, w.next, uint64(w.stored), uint64(w.replies), w.repliesOf)
 	if w.offers != noSnapshots {
 		flag(w.asked, w.snapshotSent, m.hasSnapshot, m.snapshotRestUntil.IsZero(), m.resumedRestore, m.snapshotEndpoint != "")
@@ -192,6 +192,8 @@ func (w *world) appendKey(b []byte) []byte {
 		num(buffered.Seq, buffered.Fingerprint.Hash, uint64(m.connections-buffered.connection))
 		flag(isLate(buffered))
 	}
+	flag(m.loss.known, m.loss.final, m.gaveUp)
+	num(m.begun)
 	num(uint64(m.proof.origin), m.proof.seq, m.proof.fingerprint.Hash, uint64(m.proof.contradictions))
 	flag(m.proof.known, m.proof.notBefore.IsZero(), m.proof.unproved, m.proof.lastProved)
 	if r := m.repair; r != nil {
@@ -263,6 +265,14 @@ func TestExhaustiveSmallWorlds(t *testing.T) {
 		{"crash without replay, faults of messages", false, false, false, limits{batches: 4, duplicates: 1, malformed: 1, overruns: 1, restarts: 1, crashes: 1}},
 		{"crashes without replay, with epochs", false, true, false, limits{batches: 5, losses: 1, restarts: 1, crashes: 2}},
 		{"crash of a listener without replay", false, false, true, limits{batches: 4, losses: 1, restarts: 1, crashes: 1}},
+		{"asked again after failures", true, false, false, limits{batches: 4, losses: 2, failures: 5, rereads: 1}},
+		{"asked again after failures and a cut", true, false, false, limits{batches: 3, losses: 1, cuts: 1, failures: 5, rereads: 1}},
+		{"asked again after failures and a restart", true, false, false, limits{batches: 3, restarts: 1, failures: 5, rereads: 1}},
+		{"asked again after failures and forgotten replays", true, false, false, limits{batches: 3, losses: 1, failures: 4, forgets: 2, rereads: 2}},
+		{"asked again after failures and a crash", true, false, false, limits{batches: 3, losses: 1, failures: 4, crashes: 1, rereads: 1}},
+		{"asked again after failures and faults of messages", true, false, false, limits{batches: 3, failures: 2, duplicates: 1, malformed: 1, overruns: 1, rereads: 1}},
+		{"listener, asked again after failures and a restart", true, false, true, limits{batches: 3, restarts: 1, failures: 4, rereads: 1}},
+		{"listener with epochs, asked again after failures and a restart", true, true, true, limits{batches: 3, restarts: 1, failures: 4, rereads: 1}},
 		{"without replay", false, false, false, limits{batches: 6, losses: 2, restarts: 2, cuts: 2}},
 		{"without replay, faults of messages", false, false, false, limits{batches: 5, losses: 1, duplicates: 1, malformed: 1, overruns: 1, restarts: 1}},
 		{"without replay, with epochs", false, true, false, limits{batches: 6, losses: 2, restarts: 2, cuts: 2}},

@@ -46,6 +46,9 @@ func (m *Machine) Arrival(now time.Time, via ConnectionID, b *Batch) []Action {
 		return m.actions
 	}
 	contradicts := m.incarnation.contradicts(b)
+	if m.probing() && (b.Malformed || !m.isNextOrDuplicate(b)) {
+		m.endProbe()
+	}
 	if !contradicts {
 		m.incarnation.record(b)
 	}
@@ -60,7 +63,7 @@ func (m *Machine) Arrival(now time.Time, via ConnectionID, b *Batch) []Action {
 		m.arriveWithoutReplay(now, b)
 	case contradicts:
 		m.arriveOfOther(now, b, via == 0)
-	case m.repair != nil:
+	case m.Replaying():
 		m.bufferLive(b)
 	case m.order.progress == progressUnknown:
 		m.bufferLive(b)
@@ -102,6 +105,11 @@ func (m *Machine) classify(b *Batch) (verdict, seqRange) {
 func (m *Machine) verdictOf(b *Batch) verdict {
 	v, _ := m.classify(b)
 	return v
+}
+
+func (m *Machine) isNextOrDuplicate(b *Batch) bool {
+	v := m.verdictOf(b)
+	return v == verdictNext || v == verdictDuplicate
 }
 
 // heartbeat reports whether a batch repeats the last seq without events, to show that the publisher
@@ -221,6 +229,9 @@ func (m *Machine) deliverWithoutReplay(b *Batch, v verdict, missing seqRange) {
 	if missing.count > 0 {
 		m.reportGap(missing, feed.GapReplayUnavailable, b)
 	}
+	if missing.count > 0 || v == verdictFirst && b.Seq > m.order.first {
+		m.noteLoss()
+	}
 	m.read(b)
 }
 
@@ -228,7 +239,7 @@ func (m *Machine) deliverWithoutReplay(b *Batch, v verdict, missing seqRange) {
 // report as lost. At first contact there are none: kvcast was not connected when the engine
 // published them.
 func (m *Machine) beginIncarnation(seq uint64, missing seqRange, b *Batch) seqRange {
-	m.order.progress = progressEmpty
+	m.order.progress, m.begun = progressEmpty, seq
 	if m.repair == nil {
 		m.state = Live
 	}
@@ -274,6 +285,7 @@ func (m *Machine) reportPossibleRestart() {
 	if !m.possibleRestartReported {
 		m.possibleRestartReported = true
 		m.reportGap(seqRange{}, feed.GapPossibleRestart, nil)
+		m.noteLoss()
 	}
 }
 

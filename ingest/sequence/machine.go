@@ -69,6 +69,9 @@ type Config struct {
 	CanReconnect bool
 	// Budget limits this machine's reorder buffer together with others; nil means unlimited.
 	Budget Budget
+	// Patience is how long a replay socket that does not answer is asked before the batches that it may have count as lost.
+	// Until it has answered once, it is not waited for where nothing was read yet, or after it was waited for in vain: see loss.
+	Patience time.Duration
 	// Jitter varies the wait before a request is repeated; nil means no jitter.
 	Jitter func(time.Duration) time.Duration
 }
@@ -113,7 +116,9 @@ type Machine struct {
 	snapshotEndpoint string
 	snapshotsBegin   bool // see Connection
 	replayHealth     ReplayHealth
-	restUntil        time.Time // no request is sent to the replay socket before
+	// gaveUp reports whether a replay socket that has never answered was waited for in vain.
+	gaveUp    bool
+	restUntil time.Time // no request because of a gap is sent to the replay socket before
 	// snapshotRestUntil is the time before which no snapshot is requested.
 	snapshotRestUntil time.Time
 	repair            *repair // nil if none is in progress
@@ -124,6 +129,9 @@ type Machine struct {
 	hasUnbuffered bool
 
 	proof proof
+	loss  loss
+	// begun is the first seq read of the incarnation, valid if order.reading.
+	begun uint64
 
 	conflict conflict
 	// snapshotSeq is the last seq that the snapshot includes with which the incarnation began, if hasSnapshot.
@@ -171,8 +179,8 @@ func (m *Machine) Connected() bool { return m.current.ID != 0 }
 // open. Each is 0 if there is none.
 func (m *Machine) Connections() (current, other ConnectionID) { return m.current.ID, m.other.ID }
 
-// Replaying reports whether a replay is in progress; live batches are then buffered.
-func (m *Machine) Replaying() bool { return m.repair != nil }
+// Replaying reports whether a replay is in progress, and live batches are buffered.
+func (m *Machine) Replaying() bool { return m.repair != nil && !m.probing() }
 
 // Last returns the last seq read. ok is false if no batch of the incarnation was read.
 func (m *Machine) Last() (seq uint64, ok bool) { return m.order.last, m.order.reading() }
@@ -197,6 +205,7 @@ func (m *Machine) emit(a Action) { m.actions = append(m.actions, a) }
 // open until Disconnect. Batches may have been lost in between, and the engine may be another one.
 func (m *Machine) Connect(now time.Time, c Connection) []Action {
 	m.begin()
+	m.endProbe()
 	m.other, m.current = m.current, c
 	m.resetProof()
 	replayKnown := m.replayEndpoint != ""
@@ -274,6 +283,7 @@ func (m *Machine) Disconnect(now time.Time, id ConnectionID) []Action {
 		m.other = Connection{}
 		m.disconnectPublisher(now)
 	case m.current.ID:
+		m.endProbe()
 		m.current, m.other = m.other, Connection{}
 		m.resetProof()
 		m.endProofRequest(now)
@@ -303,7 +313,7 @@ func (m *Machine) Disconnect(now time.Time, id ConnectionID) []Action {
 func (m *Machine) useEndpoints(c Connection) {
 	m.snapshotEndpoint, m.snapshotsBegin = c.Snapshot, c.SnapshotsBegin
 	if c.Replay != m.replayEndpoint {
-		m.replayEndpoint, m.replayHealth = c.Replay, ReplayUntried
+		m.replayEndpoint, m.replayHealth, m.gaveUp = c.Replay, ReplayUntried, false
 		m.proof.origin = originUnknown
 	}
 }
@@ -312,6 +322,7 @@ func (m *Machine) useEndpoints(c Connection) {
 // faster than they were processed.
 func (m *Machine) Overrun(now time.Time) []Action {
 	m.begin()
+	m.endProbe()
 	switch {
 	case m.overrunPending, m.state == Conflicted:
 	case m.repair != nil && m.repair.Cause == CauseProof:
@@ -330,10 +341,10 @@ func (m *Machine) Overrun(now time.Time) []Action {
 // Deadline returns when Tick is due; zero if no timeout is running.
 func (m *Machine) Deadline() time.Time {
 	first := m.silentAt()
-	if m.repair == nil && m.absentUntil.IsZero() && m.overrunUntil.IsZero() && m.resumeUntil.IsZero() {
+	if m.repair == nil && m.absentUntil.IsZero() && m.overrunUntil.IsZero() && m.resumeUntil.IsZero() && !m.loss.known {
 		return first // the common case
 	}
-	for _, t := range [...]time.Time{m.absentUntil, m.overrunUntil, m.resumeUntil, m.retryAt()} {
+	for _, t := range [...]time.Time{m.absentUntil, m.overrunUntil, m.resumeUntil, m.retryAt(), m.lossAt()} {
 		if !t.IsZero() && (first.IsZero() || t.Before(first)) {
 			first = t
 		}
@@ -359,6 +370,7 @@ func (m *Machine) Tick(now time.Time, workerConnected bool) []Action {
 	if due(m.overrunUntil) {
 		m.overrunUntil = time.Time{}
 		m.reportGap(seqRange{}, feed.GapReplayUnavailable, nil)
+		m.noteLoss()
 	}
 	if due(m.resumeUntil) {
 		m.resumeUntil = time.Time{}
@@ -369,6 +381,9 @@ func (m *Machine) Tick(now time.Time, workerConnected bool) []Action {
 	}
 	if due(m.retryAt()) {
 		m.sendRequest()
+	}
+	if due(m.lossAt()) {
+		m.askForLoss(now)
 	}
 	if due(m.silentAt()) {
 		m.heardAt = now
@@ -446,12 +461,13 @@ func (m *Machine) forgetIncarnation() {
 	m.restarts++
 	m.possibleRestartReported = false
 	m.hasSnapshot = false
+	m.loss = loss{}
 }
 
 // settledState returns the state that follows from the repair in progress and the order.
 func (m *Machine) settledState() State {
 	switch {
-	case m.repair != nil:
+	case m.repair != nil && !m.probing():
 		return m.repairState()
 	case m.order.progress == progressUnknown:
 		return Starting

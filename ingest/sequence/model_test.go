@@ -168,6 +168,7 @@ func TestViewEqualsTheEngineOrTheLossIsReported(t *testing.T) {
 			cuts: upTo(3, "cuts"), holes: upTo(3, "holes"), failures: upTo(3, "failures"), forgets: upTo(20, "forgets"),
 			silences: upTo(3, "silences"), duplicates: upTo(5, "duplicates"), malformed: upTo(5, "malformed"),
 			overruns: upTo(2, "overruns"), unstored: upTo(2, "unstored"), crashes: upTo(2, "crashes"), waits: upTo(2, "waits"),
+			rereads: upTo(3, "rereads"),
 		}, below(t, 4, "replay") > 0, below(t, 4, "epochs") == 0, rapid.Bool().Draw(t, "listens"))
 		if below(t, 3, "snapshots") == 0 {
 			w.offers = snapshotsOfPublisher

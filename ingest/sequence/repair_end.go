@@ -30,6 +30,10 @@ func (m *Machine) ReplayEnded(now time.Time, requestID uint64, outcome Outcome) 
 		m.endProof(now, r)
 		return m.actions
 	}
+	if q.target == targetWhole && q.cut == cutNone {
+		m.endWhole(now, r, outcome)
+		return m.actions
+	}
 	if q.cut == cutForgotten {
 		m.sendSnapshotRequest()
 		return m.actions
@@ -79,7 +83,7 @@ func (m *Machine) recordHealth(r *repair, outcome Outcome) {
 	switch {
 	case outcome == OutcomeBusy:
 	case r.request.replies > 0 || outcome == OutcomeComplete:
-		m.replayHealth = ReplayResponsive
+		m.replayHealth, m.gaveUp = ReplayResponsive, false
 	case outcome == OutcomeSilent && m.replayHealth == ReplayResponsive:
 		m.replayHealth = ReplayUnresponsive
 	}
@@ -159,13 +163,16 @@ func (m *Machine) continueRepair(now time.Time, r *repair, outcome Outcome, flus
 
 // exhausted reports whether no further request may follow.
 func (m *Machine) exhausted(now time.Time, r *repair, outcome Outcome) bool {
-	untried := m.replayHealth == ReplayUntried
-	return r.failures >= maxFailures ||
-		now.Sub(r.since) > maxRepairTime ||
-		r.Cause == CauseSilence && !r.answered ||
-		untried && (r.failures >= maxFirstFailures || outcome == OutcomeSilent) ||
-		outcome == OutcomeBusy ||
-		m.replayEndpoint == ""
+	switch {
+	case m.replayEndpoint == "", now.Sub(r.since) > max(maxRepairTime, m.cfg.Patience), r.Cause == CauseSilence && !r.answered:
+		return true
+	case r.answered, outcome == OutcomeBusy:
+		return r.failures >= maxFailures
+	case m.replayHealth == ReplayUntried && (m.gaveUp || m.order.progress == progressUnknown):
+		return r.failures >= maxFirstFailures || outcome == OutcomeSilent
+	default:
+		return r.failures >= maxFailures && now.Sub(r.since) >= m.cfg.Patience
+	}
 }
 
 // startOver resets an answered repair, except for its report.
@@ -313,6 +320,7 @@ func (m *Machine) abandonRepair(now time.Time, r *repair, outcome Outcome) {
 		reason, m.restUntil = feed.GapReplayUnavailable, now.Add(busyRestTime)
 	case r.Cause != CauseSilence:
 		reason, m.restUntil = feed.GapReplayUnavailable, now.Add(RestTime)
+		m.gaveUp = m.replayHealth == ReplayUntried
 	default:
 		reason = feed.GapReplayUnavailable
 	}
@@ -361,10 +369,16 @@ func (m *Machine) abandonProbe(r *repair) {
 
 // skipMissing reports the unread seqs before target as lost.
 func (m *Machine) skipMissing(target uint64, reason feed.GapReason) {
-	next, _ := m.order.next()
+	next, known := m.order.next()
+	if !known {
+		next = m.order.first
+	}
 	missing := rangeBetween(next, target)
+	if missing.count > 0 && m.repair.request.cut == cutNone {
+		m.noteLoss()
+	}
 	if m.order.progress == progressUnknown {
-		missing = m.beginIncarnation(target, rangeBetween(m.order.first, target), nil)
+		missing = m.beginIncarnation(target, missing, nil)
 	}
 	if missing.count > 0 {
 		m.reportGap(missing, reason, nil)

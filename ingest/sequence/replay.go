@@ -7,12 +7,12 @@ import (
 )
 
 const (
-	// maxFailures is how many requests in a row may bring nothing before the missing batches
-	// count as lost. For a replay socket that has never replied the limit is
-	// maxFirstFailures, or 1 if it stays silent.
+	// maxFailures is how many requests in a row must bring nothing before the missing batches
+	// count as lost, in Config.Patience at least if none was answered. If a replay socket that has never
+	// replied is not waited for, the limit is maxFirstFailures, or 1 if it stays silent.
 	maxFailures      = 4
 	maxFirstFailures = 2
-	// RestTime is how long no request is sent to a replay socket that did not reply, so that
+	// RestTime is how long no request because of a gap is sent to a replay socket that did not reply, so that
 	// live batches are not buffered at each gap. busyRestTime applies instead if the request
 	// was not sent because too many others were in progress.
 	RestTime     = time.Minute
@@ -47,6 +47,8 @@ const (
 	targetSnapshot
 	// targetProof: a batch that arrived live, to find out whether the socket is the publisher's.
 	targetProof
+	// targetWhole: all batches, although some were read. If the first reply is early enough, everything is read again.
+	targetWhole
 )
 
 // recheck is why another request has to follow a complete one.
@@ -136,7 +138,7 @@ type request struct {
 
 // replayable reports whether a replay is in progress, or may be requested now.
 func (m *Machine) replayable(now time.Time) bool {
-	return m.repair != nil || m.replayEndpoint != "" && !now.Before(m.restUntil) && m.proof.origin != originForeign
+	return m.repair != nil && !m.probing() || m.replayEndpoint != "" && !now.Before(m.restUntil) && m.proof.origin != originForeign
 }
 
 // retryAt returns when the next request is due; zero if no retry is pending.
@@ -155,6 +157,7 @@ func (m *Machine) startRepair(now time.Time, cause Cause) {
 	if r := m.repair; r != nil && r.Cause == CauseProof && cause != CauseProof {
 		m.endRepair() // the buffered batches wait for the other repair
 	}
+	m.endProbe()
 	if r := m.repair; r != nil {
 		if cause == CauseReconnect {
 			r.recheck = recheckReconnect
@@ -190,6 +193,8 @@ func (m *Machine) endRepair() {
 // repairState returns the state during the repair in progress.
 func (m *Machine) repairState() State {
 	switch r := m.repair; {
+	case r.Cause == CauseLoss:
+		return m.state
 	case m.state == Suspect && r.Cause == CauseSilence:
 		return Suspect
 	case r.Cause == CauseSilence, r.Cause == CauseProof:
@@ -216,6 +221,8 @@ func (m *Machine) sendRequest() {
 	switch {
 	case r.Cause == CauseProof:
 		r.request.target, from = targetProof, m.proof.seq
+	case r.Cause == CauseLoss:
+		r.request.target, from = targetWhole, m.order.first
 	case !m.order.reading():
 		r.request.target, from = targetAll, m.order.first
 	case r.comparePast:
@@ -225,6 +232,7 @@ func (m *Machine) sendRequest() {
 	m.state = m.repairState()
 	m.emit(Action{Kind: RequestReplay, Request: &Request{
 		ID: m.requestID, Cause: r.Cause, Endpoint: m.replayEndpoint, From: from, Answered: m.replayHealth == ReplayResponsive,
+		Failures: r.failures + int(min(m.loss.requests, maxFailures)),
 	}})
 }
 
@@ -264,6 +272,9 @@ func (m *Machine) Reply(now time.Time, requestID uint64, b *Batch) (actions []Ac
 	r.request.replies++
 	if r.request.target == targetProof {
 		return m.actions, m.replyProof(b)
+	}
+	if r.request.target == targetWhole && !m.replyWhole(r, b) {
+		return m.actions, false
 	}
 	m.comparePublisher(b)
 	if m.order.reading() && m.incarnation.contradicts(b) {

@@ -68,6 +68,8 @@ func (s *script) do(actions []Action) {
 			s.lines = append(s.lines, "restarted")
 		case ReportConflict:
 			s.lines = append(s.lines, "conflict")
+		case BeginReread:
+			s.lines = append(s.lines, "read again")
 		case BeginRestore:
 			s.lines = append(s.lines, "discarded")
 		case AbortRestore:

@@ -188,6 +188,7 @@ func (m *Machine) abortRestore() {
 	known := m.incarnation
 	m.forgetIncarnation()
 	m.incarnation = known
+	m.noteLoss()
 	m.resumedRestore = false
 	if m.repair != nil {
 		m.repair.request.restoring = false

@@ -112,6 +112,7 @@ var steps = []step{
 		func(w *world) bool { return w.replies != 0 && w.left.holes > 0 },
 		func(w *world) {
 			w.left.holes--
+			w.lossy = true
 			w.replies.pop()
 			// The same hole twice, or a hole before the first reply, looks like a forgotten batch.
 			w.lossless = w.lossless && w.left.holes > 0 && w.m.repair.request.replies > 0
@@ -148,6 +149,11 @@ var steps = []step{
 			w.stored.pop()
 			w.lossless = w.lossless && w.offers == snapshotsOfPublisher && !w.snapshotSent
 		},
+	},
+	{
+		"ask for what is lost",
+		func(w *world) bool { return w.left.rereads > 0 && !w.m.lossAt().IsZero() },
+		func(w *world) { w.left.rereads--; w.askForLoss() },
 	},
 	{
 		"silence",

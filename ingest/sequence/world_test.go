@@ -17,6 +17,8 @@ type limits struct {
 	crashes uint8
 	// others are batches of another engine.
 	others uint8
+	// rereads are requests for all batches because of a loss.
+	rereads uint8
 	// waits are minutes that pass. Exhaustive tests have none, because keys do not contain the time.
 	waits uint8
 }
@@ -74,6 +76,7 @@ type world struct {
 
 	now      time.Time
 	lossless bool      // no fault so far permits a report of a loss
+	lossy    bool      // a fault permits that a loss remains which the replay socket can repair
 	trace    *[]string // records the actions; nil if not needed
 }
 
@@ -194,7 +197,7 @@ func (v *worldView) do(a *Action) {
 		v.unproved = false
 	case ReportForeign:
 		*v = worldView{wrong: v.wrong, reported: true}
-	case ReportRestart:
+	case ReportRestart, BeginReread:
 		*v = worldView{wrong: v.wrong}
 	case AbortRestore:
 		*v = worldView{wrong: v.wrong, aborted: true, reported: a.Reason != 0}
@@ -260,7 +263,7 @@ func (w *world) log(a *Action) {
 	w.cursor.Apply(a)
 	w.cursor.HasReplay = w.m.ReplayEndpoint() != ""
 	if a.Kind == ReportGap || a.Kind == ReportRestart || a.Kind == Deliver && !a.Batch.Malformed ||
-		a.Kind == BeginRestore || a.Kind == EndRestore || a.Kind == AbortRestore || a.Kind == ReportProved || a.Kind == ReportForeign {
+		a.Kind == BeginRestore || a.Kind == BeginReread || a.Kind == EndRestore || a.Kind == AbortRestore || a.Kind == ReportProved || a.Kind == ReportForeign {
 		copy(w.durable[1:], w.durable[:])
 		w.durable[0] = durableState{w.view, w.cursor}
 	}
@@ -314,6 +317,12 @@ func (w *world) restart() {
 	w.incarnation, w.next, w.stored = w.incarnation+1, 0, 0
 	w.lossless = w.lossless && !w.resumes // the next connection begins after its first batches
 	w.close()
+}
+
+// askForLoss makes the request due that repairs a loss.
+func (w *world) askForLoss() {
+	w.m.loss.at = w.now
+	w.do(w.m.Tick(w.now, true))
 }
 
 // close ends the engine's connection. The machine is told later.
@@ -497,7 +506,7 @@ func (w *world) cutOff() bool { return w.request != nil && w.sent && w.repliesOf
 // settle lets everything arrive that was sent, publishes one more batch, and lets all pending events
 // occur without further faults. It returns a description of the error; empty if there is none.
 func (w *world) settle() string {
-	published, waited := false, false
+	published, waited, asked := false, false, 0
 	for range 2000 {
 		switch {
 		case w.request != nil && !w.sent:
@@ -524,6 +533,9 @@ func (w *world) settle() string {
 		case w.m.State() == Conflicted && !waited: // one of two publishers has been silent for so long
 			waited, published = true, false
 			w.now = w.now.Add(conflictTimeout + time.Second)
+		case !w.m.lossAt().IsZero() && asked < 3:
+			asked++
+			w.askForLoss()
 		default:
 			return w.check()
 		}
@@ -554,6 +566,8 @@ func (w *world) check() string {
 		return "a restart is neither detected nor reported as possible"
 	case v.reported && !v.aborted && (w.replay || w.resumes) && w.lossless:
 		return "a loss is reported that could have been repaired"
+	case v.reported && w.replay && !w.foreign && !w.lossy && !v.conflict && w.stored == 1<<w.next-1:
+		return "a loss remains that the replay socket can repair"
 	case w.m.Replaying() || w.m.buffer.head() != nil || w.m.State() != Live && w.m.proof.origin != originForeign:
 		return fmt.Sprintf("state %v, replaying %v, %d buffered", w.m.State(), w.m.Replaying(), len(w.m.buffer.batches))
 	}

@@ -21,10 +21,12 @@ const (
 	// the thread that publishes, and the replies are buffered until they are applied.
 	maxTransfers = 8
 	// maxFirstRequests is how many sockets that did not answer the last request are waited
-	// for at a time, and firstReplyTimeout how long each at most. These requests have slots
+	// for at a time, and firstReplyTimeout how long each at most, doubled by each failure. These requests have slots
 	// of their own, so that silent sockets do not delay the repairs of other engines.
 	maxFirstRequests  = 32
 	firstReplyTimeout = time.Second
+	// delayFactor is how much longer replies may take than the time limits, as a multiple of how late goroutines run.
+	delayFactor = 20
 	// transferShare is how long one replay is read while others wait. The replay continues
 	// after them.
 	transferShare = 3 * time.Second
@@ -68,8 +70,10 @@ type Requests struct {
 	waiting          prometheus.Gauge
 
 	// FirstReply is how long the first reply of a socket may take that did not answer the
-	// last request, and FirstPatience how long such a request waits for a slot.
+	// last request, doubled by each failure, and FirstPatience how long such a request waits for a slot.
 	FirstReply, FirstPatience time.Duration
+	// Delay returns how late goroutines run at present: on a busy machine, replies may take longer. The default returns 0.
+	Delay func() time.Duration
 	// Frames sends the requests for snapshots, whose frames have SnapshotBytes together at most. The default is
 	// MaxSnapshotBytes.
 	Frames        FrameRequester
@@ -86,6 +90,7 @@ func NewRequests(t Transport, timeout time.Duration, onDrop func(n int), inProgr
 		snapshots:  &slots{semaphore: semaphore.NewWeighted(maxSnapshots), used: inProgress.WithLabelValues("snapshot")},
 		waiting:    inProgress.WithLabelValues("waiting"),
 		FirstReply: firstReplyTimeout, FirstPatience: slotPatience, SnapshotBytes: MaxSnapshotBytes,
+		Delay: func() time.Duration { return 0 },
 	}
 }
 
@@ -105,8 +110,9 @@ func (s *slots) release() {
 type Request struct {
 	Endpoint string
 	From     uint64
-	// Responsive reports whether the socket answered the last request.
+	// Responsive reports whether the socket answered the last request, and Failures how many requests in a row brought nothing.
 	Responsive bool
+	Failures   int
 	// Patience is how long to wait for a transfer slot; 0 means 10 s.
 	Patience time.Duration
 	// Waited is called with how long the request has waited for a slot, and Sent before it
@@ -215,10 +221,7 @@ func (x *exchange) release() {
 func (x *exchange) run(ctx context.Context, r Receiver, each func(uint64, []byte) bool) error {
 	stop := context.AfterFunc(ctx, r.Interrupt)
 	defer stop()
-	silence := x.timeout
-	if !x.Responsive {
-		silence = min(silence, x.FirstReply)
-	}
+	silence := x.patience()
 	until := time.Now().Add(silence)
 	ended := ErrReplayRefused // why, if the connection has ended
 	for {
@@ -245,12 +248,23 @@ func (x *exchange) run(ctx context.Context, r Receiver, each func(uint64, []byte
 				r.Recycle(c)
 				return err
 			}
-			silence = min(x.timeout, replayPause)
+			silence = x.extended(min(x.timeout, replayPause))
 			until = time.Now().Add(silence)
 		}
 		r.Recycle(c)
 	}
 }
+
+// patience returns how long the first reply may take.
+func (x *exchange) patience() time.Duration {
+	if x.Responsive {
+		return x.extended(x.timeout)
+	}
+	return x.extended(min(x.timeout, x.FirstReply<<min(x.Failures, 10)))
+}
+
+// extended returns a time limit on a machine that is as busy as this one.
+func (x *exchange) extended(limit time.Duration) time.Duration { return limit + delayFactor*x.Delay() }
 
 // read reads some replies, and reports whether more are wanted.
 func (x *exchange) read(ctx context.Context, c *Chunk, each func(uint64, []byte) bool) (more bool, err error) {

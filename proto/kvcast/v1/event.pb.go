@@ -88,7 +88,9 @@ type Cleared_Reason int32
 const (
 	// Never sent.
 	Cleared_REASON_UNSPECIFIED Cleared_Reason = 0
-	// The engine cleared its cache, for instance when its prefix cache was reset.
+	// The engine cleared its cache, for instance when its prefix cache was reset. Or its
+	// blocks follow anew, from a snapshot or from a replay of all its batches, which
+	// repairs what was lost before.
 	Cleared_REASON_ENGINE_CLEARED Cleared_Reason = 1
 	// The engine restarted with an empty cache.
 	Cleared_REASON_ENGINE_RESTARTED Cleared_Reason = 2

@@ -46,6 +46,7 @@ const (
 	IngestCursorRestoringField       protowire.Number = 17
 	IngestCursorProvedField          protowire.Number = 18
 	IngestCursorUnprovedField        protowire.Number = 19
+	IngestCursorLostField            protowire.Number = 20
 
 	EntryStateVersionField       protowire.Number = 1
 	EntryStatePartialField       protowire.Number = 2

@@ -494,7 +494,9 @@ type IngestCursor struct {
 	Proved bool `protobuf:"varint,18,opt,name=proved,proto3" json:"proved,omitempty"`
 	// Reports whether batches of the incarnation came from a replay socket that may be
 	// another publisher's.
-	Unproved      bool `protobuf:"varint,19,opt,name=unproved,proto3" json:"unproved,omitempty"`
+	Unproved bool `protobuf:"varint,19,opt,name=unproved,proto3" json:"unproved,omitempty"`
+	// Reports whether a loss was reported that the replay socket may still repair.
+	Lost          bool `protobuf:"varint,20,opt,name=lost,proto3" json:"lost,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -662,6 +664,13 @@ func (x *IngestCursor) GetUnproved() bool {
 	return false
 }
 
+func (x *IngestCursor) GetLost() bool {
+	if x != nil {
+		return x.Lost
+	}
+	return false
+}
+
 var File_kvcast_state_v1_ingest_proto protoreflect.FileDescriptor
 
 const file_kvcast_state_v1_ingest_proto_rawDesc = "" +
@@ -707,7 +716,7 @@ const file_kvcast_state_v1_ingest_proto_rawDesc = "" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x14\n" +
 	"\x05topic\x18\x03 \x01(\fR\x05topic\x12\x18\n" +
 	"\aaddress\x18\x04 \x01(\tR\aaddress\x125\n" +
-	"\x06cursor\x18\x05 \x01(\v2\x1d.kvcast.state.v1.IngestCursorR\x06cursor\"\xf3\x04\n" +
+	"\x06cursor\x18\x05 \x01(\v2\x1d.kvcast.state.v1.IngestCursorR\x06cursor\"\x87\x05\n" +
 	"\fIngestCursor\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x15\n" +
 	"\x03seq\x18\x02 \x01(\x04H\x00R\x03seq\x88\x01\x01\x12 \n" +
@@ -737,7 +746,8 @@ const file_kvcast_state_v1_ingest_proto_rawDesc = "" +
 	"beforeLast\x12\x1c\n" +
 	"\trestoring\x18\x11 \x01(\bR\trestoring\x12\x16\n" +
 	"\x06proved\x18\x12 \x01(\bR\x06proved\x12\x1a\n" +
-	"\bunproved\x18\x13 \x01(\bR\bunprovedB\x06\n" +
+	"\bunproved\x18\x13 \x01(\bR\bunproved\x12\x12\n" +
+	"\x04lost\x18\x14 \x01(\bR\x04lostB\x06\n" +
 	"\x04_seqB\f\n" +
 	"\n" +
 	"_batch_ageB\b\n" +
