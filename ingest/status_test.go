@@ -60,9 +60,9 @@ func TestReplaySocketsReportTheirState(t *testing.T) {
 	v := newView()
 	c := newCache(t, simulator.PublisherConfig{})
 	in, _ := start(t, config.Config{
-		ReplayTimeout: time.Second, Silence: time.Hour,
+		ReplayTimeout: 10 * time.Second, Silence: time.Hour,
 		Workers: []config.Worker{{Name: "w", Sources: []config.Source{{Connect: c.Endpoint(), Replay: c.ReplayEndpoint()}}}},
-	}, v)
+	}, v, patient)
 	state := func() ingest.ReplayState { return in.Sources()[0].ReplayState }
 	c.must(c.WaitSubscribed(t.Context(), 1))
 	c.caughtUp(v)
