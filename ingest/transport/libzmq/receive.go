@@ -8,6 +8,8 @@ package libzmq
 #include <stdlib.h>
 #include <zmq.h>
 
+#cgo noescape transport_new
+#cgo nocallback transport_new
 #cgo noescape transport_receive
 #cgo nocallback transport_receive
 #cgo noescape transport_drop
@@ -37,6 +39,15 @@ typedef struct {
 	size_t size; // bytes of all kept frames
 	transport_message *message;
 } transport_batch;
+
+// transport_new returns an empty batch with room for messages, or NULL. It is set up here because Go's write barrier
+// reads the pointer that a store from Go replaces, and new memory may hold what looks like a pointer into Go's heap.
+static transport_batch *transport_new(size_t room) {
+	transport_batch *b = malloc(sizeof *b + room * sizeof *b->message);
+	if (b != NULL)
+		*b = (transport_batch){.room = (int)room, .message = (transport_message *)(b + 1)};
+	return b;
+}
 
 static int transport_kept(const transport_message *m) {
 	return m->count < KEPT_FRAMES ? m->count : KEPT_FRAMES;
@@ -171,10 +182,9 @@ type views struct{ c *C.transport_batch }
 
 // newViews returns memory that is freed when owner is unreachable.
 func newViews[T any](messages int, owner *T) views {
-	c := (*C.transport_batch)(C.malloc(C.sizeof_transport_batch + C.size_t(messages)*C.sizeof_transport_message))
-	*c = C.transport_batch{
-		room:    C.int(messages),
-		message: (*C.transport_message)(unsafe.Add(unsafe.Pointer(c), C.sizeof_transport_batch)),
+	c := C.transport_new(C.size_t(messages))
+	if c == nil {
+		panic("out of memory") // as Go's allocator ends the process
 	}
 	runtime.AddCleanup(owner, func(c *C.transport_batch) {
 		C.transport_release(c)

@@ -4,12 +4,15 @@ package libzmq_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/pebbe/zmq4"
@@ -346,4 +349,50 @@ func TestPeer(t *testing.T) {
 	if got := b.Peer(0).String(); got != "127.0.0.1" {
 		t.Errorf("Peer = %s", got)
 	}
+}
+
+// Memory of C that is reused for batches may contain what looks like a pointer into Go's heap, here the addresses of freed
+// memory. The garbage collector must not see them.
+func TestBatchesInMemoryThatLooksLikePointers(t *testing.T) {
+	memory := make([][]byte, 64)
+	freed := make([]uintptr, len(memory))
+	for i := range memory {
+		memory[i] = make([]byte, 1<<20)
+		freed[i] = uintptr(unsafe.Pointer(&memory[i][0]))
+	}
+	clear(memory)
+	runtime.GC()
+	pattern := make([]byte, 0, 24<<10)
+	for len(pattern) < cap(pattern) {
+		pattern = binary.NativeEndian.AppendUint64(pattern, uint64(freed[len(pattern)/8%len(freed)]))
+	}
+	receiver, sender := pair(t, newContext(t), "inproc://looks-like-pointers")
+	s := mustOpen(t, receiver)
+	stop := make(chan struct{})
+	var collecting sync.WaitGroup
+	collecting.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				runtime.GC()
+			}
+		}
+	})
+	for range 300 {
+		for range 8 {
+			sendTo(t, sender, pattern)
+		}
+		b := libzmq.NewBatch(8)
+		if n, err := receive(s, b); n != 8 || err != nil {
+			t.Fatal(n, err)
+		}
+		b.Release() // the patterns are free
+		for range 20 {
+			libzmq.NewBatch(64)
+		}
+	}
+	close(stop)
+	collecting.Wait()
 }
