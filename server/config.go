@@ -24,7 +24,7 @@ const (
 	DefaultMaxSubscribers           = 1024
 	DefaultStallTimeout             = 30 * time.Second
 	DefaultMaxSnapshots             = 4
-	DefaultMaxSnapshotWait          = 30 * time.Second
+	DefaultMaxSnapshotWait          = 5 * time.Minute
 	DefaultMaxEvictedBytes          = 64 << 20
 	DefaultMaxFilterBytes           = 64 << 20
 	DefaultMaxMatchBytes            = 128 << 20
@@ -63,12 +63,14 @@ type Config struct {
 	MaxSubscribers int
 	// StallTimeout is the time after which a stream ends if a send blocks because the client does not read. At least
 	// 10 ms; default 30 s. A snapshot must be read at 8 MiB per StallTimeout, since other snapshots wait for its
-	// slot.
+	// sweep's slot.
 	StallTimeout time.Duration
-	// MaxSnapshots bounds the snapshots sent concurrently by Snapshot and Subscribe; default 4. Each may have a copy
-	// of one dp rank's blocks, some 120 bytes a block while it is sorted, and then 40. Up to MaxSubscribers further snapshots wait in FIFO order.
+	// MaxSnapshots bounds the concurrent sweeps over the index, for snapshots of Snapshot and Subscribe; default 4. Each may
+	// have a copy of one dp rank's blocks, some 120 bytes a block while it is sorted, and then 40, and 16 MiB of encoded blocks.
+	// Streams with the same filter that wait for a slot, or come within a second if they have none, share a sweep. Up to
+	// MaxSubscribers further ones wait in FIFO order.
 	MaxSnapshots int
-	// MaxSnapshotWait is the maximum wait of a snapshot for a slot; at least 1 ms, default 30 s.
+	// MaxSnapshotWait is the maximum wait of a snapshot for a slot; at least 1 ms, default 5 min.
 	MaxSnapshotWait time.Duration
 	// MaxEvictedBytes bounds the memory of evicted journal entries that streams still reference; default 64 MiB.
 	// Above it, streams whose send of evicted entries has blocked for a second are ended as stalled.

@@ -32,10 +32,12 @@ type cursor struct {
 	bounds       journal.Bounds // when the stream was opened
 	seq          uint64         // the last entry read
 	filter       *filter        // the caller of openCursor releases it
-	snapshots    bool           // a snapshot may replace entries that are not retained
-	digests      bool           // Progress carries digests
-	subscription *subscriber    // nil for Snapshot and Replay
-	slices       [][]byte       // reused by next
+	sweepKey     string         // of its snapshots, if sharesSweeps
+	sharesSweeps bool
+	snapshots    bool        // a snapshot may replace entries that are not retained
+	digests      bool        // Progress carries digests
+	subscription *subscriber // nil for Snapshot and Replay
+	slices       [][]byte    // reused by next
 	// sending is at most the seq of the first entry in the send in progress; 0: none.
 	sending atomic.Uint64
 }
@@ -44,7 +46,8 @@ type cursor struct {
 func (s *Server) openCursor(stream grpc.ServerStream, f *kvcastv1.Filter) (*cursor, error) {
 	b := s.journal.Bounds()
 	filter, err := parseFilter(f, b, s.filterBytes)
-	return &cursor{server: s, out: responses{stream: stream, epoch: b.Epoch}, bounds: b, filter: filter}, err
+	key, shares := sweepKey(f)
+	return &cursor{server: s, out: responses{stream: stream, epoch: b.Epoch}, bounds: b, filter: filter, sweepKey: key, sharesSweeps: shares}, err
 }
 
 // run sends the messages of a Subscribe, Replay or Snapshot stream; see runStream.

@@ -530,7 +530,7 @@ func sendingASnapshot(t *testing.T) *fixture {
 	h.storeLargeBlocks()
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
-	stream, err := h.client.Snapshot(ctx, &kvcastv1.SnapshotRequest{})
+	stream, err := h.client.Snapshot(ctx, &kvcastv1.SnapshotRequest{Filter: &kvcastv1.Filter{Workers: []string{"w"}}})
 	if err := firstError(t, err, stream.Recv); err != nil {
 		t.Fatal(err)
 	}

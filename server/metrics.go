@@ -52,8 +52,8 @@ func (s *Server) newMetrics(all promauto.Factory) *metrics {
 	})
 	gauge("knowledge_age_seconds", "Age of the knowledge of the dp rank that was up to date with its engine longest ago.",
 		func() float64 { return s.recency.oldest(time.Now(), s.index).Seconds() })
-	gauge("snapshots", "Snapshots being sent.", func() float64 { return float64(s.snapshots.inUse()) })
-	gauge("snapshots_waiting", "Snapshots waiting for a slot.", func() float64 { return float64(s.snapshots.waiting()) })
+	gauge("snapshots", "Snapshots being sent.", func() float64 { return float64(s.snapshotsSending.Load()) })
+	gauge("snapshots_waiting", "Snapshots waiting for a slot.", func() float64 { return float64(s.snapshotsWaiting.Load()) })
 	gauge("journal_bytes", "Bytes of the retained entries.", func() float64 { return float64(s.journal.Bytes()) })
 	gauge("journal_evicted_bytes", "Bytes of evicted entries still in memory, mostly because slow subscribers reference them.",
 		func() float64 { return float64(s.journal.EvictedBytes()) })

@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/encoding/proto" // registers the codec that newCodec looks up
 	"google.golang.org/grpc/mem"
-	"google.golang.org/protobuf/encoding/protowire"
 	protobuf "google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/journal"
@@ -87,18 +86,6 @@ func entryBuffers(c journal.Chunk) mem.BufferSlice {
 		data = append(data, mem.SliceBuffer(s))
 	}
 	return data
-}
-
-// sendBlocks sends encoded blocks of a snapshot. If recycle is not nil, it is called with b when gRPC does not
-// reference the memory any more.
-func (r *responses) sendBlocks(b []byte, recycle recycler) error {
-	head := protowire.AppendTag(nil, kvcastv1.ResponseSnapshotBlocksField, protowire.BytesType)
-	head = protowire.AppendVarint(head, uint64(len(b)))
-	body := mem.Buffer(mem.SliceBuffer(b))
-	if recycle != nil {
-		body = mem.NewBuffer(&b, recycle)
-	}
-	return r.send(mem.BufferSlice{mem.SliceBuffer(head), body})
 }
 
 // recycler is a mem.BufferPool that passes released memory to a function.

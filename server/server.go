@@ -67,11 +67,14 @@ type Server struct {
 
 	subscribers *subscribers
 	replays     *limiter
-	snapshots   *limiter      // snapshots sent by Snapshot and Subscribe
-	openStreams atomic.Int64  // Subscribe, Snapshot, Replay and MatchPrefixes streams
-	noStreams   chan struct{} // has an element when openStreams has become 0
-	draining    chan struct{} // closed when nothing more will be appended
-	drain       func()        // closes draining, once
+	snapshots   *limiter // sweeps, for snapshots of Snapshot and Subscribe
+	sweeps      sweeps
+	// streams whose snapshots wait for a sweep, and send one
+	snapshotsWaiting, snapshotsSending atomic.Int64
+	openStreams                        atomic.Int64  // Subscribe, Snapshot, Replay and MatchPrefixes streams
+	noStreams                          chan struct{} // has an element when openStreams has become 0
+	draining                           chan struct{} // closed when nothing more will be appended
+	drain                              func()        // closes draining, once
 
 	watches        *quota        // health watches
 	reflections    *quota        // reflection streams

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -27,20 +26,18 @@ func (s routerEvents) Snapshot(req *kvcastv1.SnapshotRequest, stream kvcastv1.Ro
 	return c.run(c.snapshot)
 }
 
-// acquireSnapshot waits for a snapshot slot. Meanwhile it sends a heartbeat at each progress interval, since
-// clients replace streams that are silent for several intervals.
-func (c *cursor) acquireSnapshot(ctx context.Context) error {
+// awaitSweep waits until a sweep begins. Meanwhile it sends a heartbeat at each progress interval, since clients replace streams
+// that are silent for several intervals. again reports whether a part of a snapshot was sent before.
+func (c *cursor) awaitSweep(ctx context.Context, m *sweepStream, again bool) error {
 	s := c.server
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	acquired := make(chan error, 1)
-	go func() { acquired <- s.snapshots.acquire(ctx) }()
+	s.snapshotsWaiting.Add(1)
+	defer s.snapshotsWaiting.Add(-1)
 	heartbeat := time.NewTicker(c.progressDelay())
 	defer heartbeat.Stop()
-	draining := s.draining
 	for {
 		select {
-		case err := <-acquired:
+		case <-m.begun:
+			err := m.failure()
 			if why, ok := s.snapshots.refusal(err); ok {
 				return errorf(reasonTooManySnapshots, s.journal.Bounds(),
 					"%d snapshots are being sent, which is the limit, and %s; try again later, or resume after a position", s.cfg.MaxSnapshots, why)
@@ -48,23 +45,24 @@ func (c *cursor) acquireSnapshot(ctx context.Context) error {
 			return err
 		case <-heartbeat.C:
 			send := c.sendHeartbeat
-			if c.out.hasPrev { // the stream has sent a position, at which it still is
+			if c.out.hasPrev && !again { // the stream has sent a position, at which it still is
 				send = func() error { return c.sendProgress(nil) }
 			}
 			if err := send(); err != nil {
-				cancel(err)
+				return err
 			}
-		case <-draining:
-			cancel(shuttingDown(s.journal.Bounds()))
-			draining = nil
+		case <-s.draining:
+			return shuttingDown(s.journal.Bounds())
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 }
 
 // snapshot sends the state of all workers at one seq and moves the cursor to that seq:
 //
-//  1. It reads the blocks of one worker after the other, while entries are appended. The blocks include the
-//     worker's entries up to a seq of that worker.
+//  1. It sends the messages of a sweep, which reads the blocks of one worker after the other, while entries are appended. The
+//     blocks include the worker's entries up to a seq of that worker.
 //  2. It sends each worker's entries from that seq up to a common seq, and all entries of workers that were added
 //     meanwhile. The blocks may include some of these entries: applying an event twice has no further effect.
 func (c *cursor) snapshot(ctx context.Context) error {
@@ -72,19 +70,23 @@ func (c *cursor) snapshot(ctx context.Context) error {
 		c.subscription.inSnapshot.Store(true)
 		defer c.subscription.inSnapshot.Store(false)
 	}
-	if err := c.acquireSnapshot(ctx); err != nil {
-		return err
-	}
-	defer c.server.snapshots.release()
-	c.out.pace = &snapshotPace{stallTimeout: c.server.cfg.StallTimeout}
+	key, shared := c.sweepKey, c.sharesSweeps
 	defer func() { c.out.pace = nil }()
 	var end uint64
 	err := journal.ErrCompacted
-	for attempt := 0; attempt < snapshotAttempts && errors.Is(err, journal.ErrCompacted); attempt++ {
-		end, err = c.sendState(ctx)
+	for attempt := 0; attempt < snapshotAttempts && (errors.Is(err, journal.ErrCompacted) || errors.Is(err, errTooSlowToShare)); attempt++ {
+		shared = shared && !errors.Is(err, errTooSlowToShare)
+		m := c.server.joinSweep(c.filter, key, shared)
+		if err = c.awaitSweep(ctx, m, attempt > 0); err == nil {
+			if c.out.pace == nil {
+				c.out.pace = &snapshotPace{stallTimeout: c.server.cfg.StallTimeout}
+			}
+			end, err = c.sendState(ctx, m)
+		}
+		m.leave()
 	}
 	switch {
-	case errors.Is(err, journal.ErrCompacted):
+	case errors.Is(err, journal.ErrCompacted), errors.Is(err, errTooSlowToShare):
 		return errorf(reasonSlowSubscriber, c.server.journal.Bounds(),
 			"the snapshot was read so slowly that the entries since its start are no longer retained; read faster, or let the server retain more (--journal-max-bytes)")
 	case errors.Is(err, errSlowPace):
@@ -105,43 +107,27 @@ func (c *cursor) snapshot(ctx context.Context) error {
 }
 
 // sendState sends a snapshot without its SnapshotEnd, and returns the seq at which the snapshot ends.
-func (c *cursor) sendState(ctx context.Context) (end uint64, err error) {
-	begin := c.server.journal.Bounds().Newest
+func (c *cursor) sendState(ctx context.Context, m *sweepStream) (end uint64, err error) {
+	c.server.snapshotsSending.Add(1)
+	defer c.server.snapshotsSending.Add(-1)
 	err = c.out.sendUnpositioned(&kvcastv1.SubscribeResponse{SnapshotBegin: &kvcastv1.SnapshotBegin{Epoch: c.out.epoch}})
 	if err != nil {
 		return 0, err
 	}
-	included := make(map[string]uint64) // the last seq that a worker's blocks include, by worker
-	workers, _ := c.server.index.Workers(c.filter.worker)
-	for i := range workers {
-		name := workers[i].Name
-		snapshot, ok := c.server.index.Snapshot(name)
-		if !ok || !c.filter.worker(name, snapshot.Worker.GetAdded().GetModel()) {
-			continue // an entry after begin removed or replaced the worker
-		}
-		if err := c.sendWorker(ctx, snapshot); err != nil {
+	for {
+		message, err := m.next(ctx)
+		if err != nil {
 			return 0, err
 		}
-		if err := ctx.Err(); err != nil {
+		if message == nil {
+			break
+		}
+		if err := c.out.send(message); err != nil {
 			return 0, err
 		}
-		included[name] = snapshot.Seq
 	}
 	end = c.server.journal.Bounds().Newest
-	return end, c.sendEntriesSince(ctx, begin, end, included)
-}
-
-func (c *cursor) sendWorker(ctx context.Context, s index.Snapshot) error {
-	err := c.out.sendUnpositioned(&kvcastv1.SubscribeResponse{SnapshotWorker: s.Worker})
-	if err != nil {
-		return err
-	}
-	for blocks := range s.Blocks(ctx, c.filter.tiers) {
-		if err := c.out.sendBlocks(blocks, s.Reuse); err != nil {
-			return err
-		}
-	}
-	return nil
+	return end, c.sendEntriesSince(ctx, m.begin, end, m.included)
 }
 
 // sendEntriesSince sends the entries from a snapshot's begin to its end that its blocks do not include.

@@ -79,7 +79,7 @@ func TestSlowlyReadSnapshotIsEnded(t *testing.T) {
 		slow := h.subscribeToSnapshotBegin(t)
 		waiting := make(chan error, 1)
 		go func() {
-			s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
+			s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(&kvcastv1.Filter{Workers: []string{"w"}}))
 			defer s.cancel()
 			for s.checker.Position() == nil {
 				if _, err := s.next(); err != nil {
@@ -116,7 +116,7 @@ func TestShutdownEndsQueuedSnapshot(t *testing.T) {
 		h.addWorker()
 		h.storeLargeBlocks()
 		first := h.subscribeToSnapshotBegin(t)
-		waiting := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
+		waiting := h.subscribe(checker.New(checker.Options{}), fromSnapshot(&kvcastv1.Filter{Workers: []string{"w"}}))
 		if _, err := waiting.next(); err != nil {
 			t.Fatal(err)
 		}

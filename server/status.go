@@ -55,7 +55,7 @@ func (s routerEvents) GetStatus(ctx context.Context, _ *kvcastv1.GetStatusReques
 		Subscribers:  uint64(s.subscribers.inUse()),
 		Version:      s.cfg.Version,
 
-		Snapshots: uint64(s.snapshots.inUse()), SnapshotsWaiting: uint64(s.snapshots.waiting()), Replays: uint64(s.replays.inUse()),
+		Snapshots: uint64(s.snapshotsSending.Load()), SnapshotsWaiting: uint64(s.snapshotsWaiting.Load()), Replays: uint64(s.replays.inUse()),
 		JournalMaxBytes: uint64(s.cfg.Retention.MaxBytes), JournalMaxAgeNano: uint64(s.cfg.Retention.MaxAge),
 		JournalEvictedBytes: uint64(s.journal.EvictedBytes()), NewestIncidentId: s.cfg.Incidents.Newest(),
 	}

@@ -170,7 +170,7 @@ func (c *Config) subscriberFields() mapping {
 		{"progress", duration(&s.ProgressInterval, server.DefaultProgressInterval, 100*time.Millisecond, time.Hour),
 			"Interval of progress messages to idle subscribers."},
 		{"max_snapshots", number(&s.MaxSnapshots, server.DefaultMaxSnapshots, 1024),
-			"Maximum number of concurrent snapshots, 1 to 1024. Further ones wait."},
+			"Maximum number of snapshots that are encoded at a time, 1 to 1024. Clients that want the same at the same time share one. Further ones wait."},
 		{"snapshot_wait", duration(&s.MaxSnapshotWait, server.DefaultMaxSnapshotWait, 100*time.Millisecond, time.Hour),
 			"How long a snapshot may wait to start, 100ms to 1h. As many may wait as there may be subscribers."},
 		{"response_bytes", size(&s.ResponseBytes, server.DefaultResponseBytes, server.MinResponseBytes, server.MaxResponseBytes),
