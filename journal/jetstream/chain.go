@@ -27,8 +27,10 @@ type chain struct {
 	sent    int
 	batch   bool      // the unit was published as an atomic batch
 	number  uint64    // of the unit
-	since   time.Time // when the unit was published, or the last append of it was delivered
-	singly  int       // number of appends to publish one at a time, since the servers have refused a batch
+	since   time.Time // when the unit was first published, or the last append of it was delivered
+	// published is when the unit was last published.
+	published time.Time
+	singly    int // number of appends to publish one at a time, since the servers have refused a batch
 	// renewing reports whether a renewed ownership record is among the appends.
 	renewing bool
 	// err is why later appends fail: one before them was not started.
@@ -44,7 +46,10 @@ func (c *chain) next(limit int, number uint64, now time.Time) []*inFlight {
 		limit = 1
 		c.singly--
 	}
-	c.unit, c.number, c.since = min(limit, len(c.appends)), number, now
+	c.unit, c.number, c.published = min(limit, len(c.appends)), number, now
+	if c.sent == 0 { // else it is published again, which is no progress
+		c.since = now
+	}
 	c.batch, c.sent = c.unit > 1, max(c.sent, c.unit)
 	return c.appends[:c.unit]
 }

@@ -127,3 +127,24 @@ func TestEntryThatWasNotPublishedIsAnError(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// TestPublishingAgainIsNoProgress refuses a unit once, and delivers it.
+func TestPublishingAgainIsNoProgress(t *testing.T) {
+	t.Parallel()
+	began := time.Now()
+	again := began.Add(time.Minute)
+	c := &chain{appends: []*inFlight{{}, {}}}
+	c.next(1, 1, began)
+	c.refused()
+	c.next(1, 2, again)
+	if !c.since.Equal(began) || !c.published.Equal(again) {
+		t.Errorf("published again: got since %v and published %v, want %v and %v", c.since, c.published, began, again)
+	}
+	delivered := again.Add(time.Minute)
+	if _, err := c.delivered(1, delivered); err != nil {
+		t.Fatal(err)
+	}
+	if !c.since.Equal(delivered) {
+		t.Errorf("delivered: got since %v, want %v", c.since, delivered)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -96,10 +97,14 @@ func (j *Journal) options() []nats.Option {
 			signal(j.suspect)
 		}),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
-			if errors.Is(err, nats.ErrPermissionViolation) {
-				j.denied.Store(&err)
-			}
 			j.log.Warn("NATS reports an error.", "error", err)
+			if !errors.Is(err, nats.ErrPermissionViolation) {
+				return
+			}
+			j.denied.Store(&err)
+			if strings.Contains(err.Error(), `Publish to "`+j.subjects) { // an entry, which is never answered
+				j.fail(fmt.Errorf("append an entry: %w; permit the NATS user to publish to %q", err, j.subjects+">"))
+			}
 		}),
 	}
 }

@@ -148,34 +148,46 @@ func (j *Journal) check() (jetstream.Stream, error) {
 		return nil, err
 	}
 	b := j.mirror.Load().Bounds()
+	first, last, seen := firstSeq(info), info.State.LastSeq, j.seen
+	j.seen.first, j.seen.last = first, last
+	var lost error
+	ended := uint64(0) // the newest entry that is lost, if the stream ends before it
 	switch epoch := info.Config.Metadata[metadataEpoch]; {
 	case epoch != b.Epoch:
 		return nil, fmt.Errorf("%w: %s has the new epoch %q", journal.ErrFenced, j.place(), epoch)
-	case info.State.LastSeq < b.Newest:
-		if j.shorter++; j.shorter < shorterChecks { // a former leader may have answered
-			return nil, fmt.Errorf("%s ends at %d, before entry %d", j.place(), info.State.LastSeq, b.Newest)
-		}
-		err := fmt.Errorf("%w: %s has lost the entries %d to %d", ErrUnreadable, j.place(), info.State.LastSeq+1, b.Newest)
-		if j.cfg.Follow {
-			return nil, err
-		}
-		// No seq may be used twice in an epoch, and the checkpoints may have seen the entries that are lost. Who knows of the
-		// loss stays until the epoch is another one.
-		if _, _, failed := j.emptyStream(j.ctx, b.Newest); failed != nil {
-			j.log.Warn("The stream has lost entries, and needs a new epoch.", "error", failed)
-			return nil, fmt.Errorf("begin a new epoch: %v", failed) //nolint:errorlint // a later check finds whether another instance has
-		}
-		return nil, fmt.Errorf("%w; it continues in a new epoch, without entries", err)
-	case firstSeq(info) > b.Newest+1:
-		return nil, fmt.Errorf("%w: the entries %d to %d of %s were removed before they were read", ErrOutdated, b.Newest+1, firstSeq(info)-1, j.place())
+	case last < b.Newest:
+		ended = b.Newest
+		lost = fmt.Errorf("%w: %s has lost the entries %d to %d", ErrUnreadable, j.place(), last+1, b.Newest)
+	case first > b.Newest+1:
+		return nil, fmt.Errorf("%w: the entries %d to %d of %s were removed before they were read", ErrOutdated, b.Newest+1, first-1, j.place())
+	case seen.last <= b.Newest && seen.first > j.shared.firstRecord(seen.first), info.State.Msgs < last+1-first:
+		// No instance removes the last record of a worker that has an owner, or an entry after one that it keeps.
+		lost = fmt.Errorf("%w: entries of %s were removed that kvcast needs: somebody has purged it", ErrUnreadable, j.place())
 	}
-	j.shorter = 0
-	return s, nil
+	if lost == nil {
+		if seen.last <= b.Newest { // else it is not known yet
+			j.lacking = 0
+		}
+		return s, nil
+	}
+	if j.lacking++; j.lacking < lackingChecks { // a former leader may have answered
+		return nil, errors.New(lost.Error()) // not an ErrUnreadable yet
+	}
+	if j.cfg.Follow {
+		return nil, lost
+	}
+	// No seq may be used twice in an epoch, and the checkpoints may have seen the entries that are lost. Who knows of the
+	// loss stays until the epoch is another one.
+	if _, _, failed := j.emptyStream(j.ctx, ended); failed != nil {
+		j.log.Warn("The stream has lost entries, and needs a new epoch.", "error", failed)
+		return nil, fmt.Errorf("begin a new epoch: %v", failed) //nolint:errorlint // a later check finds whether another instance has
+	}
+	return nil, fmt.Errorf("%w; it continues in a new epoch, without entries", lost)
 }
 
-// shorterChecks is the number of consecutive answers, some 500 ms apart, after which the journal believes that the stream has lost
+// lackingChecks is the number of consecutive answers, some 500 ms apart, after which the journal believes that the stream has lost
 // entries.
-const shorterChecks = 5
+const lackingChecks = 5
 
 // setAnswering records whether the servers answer. Stalled returns the time since which they do not.
 func (j *Journal) setAnswering(answering bool) {

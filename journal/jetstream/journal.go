@@ -96,7 +96,8 @@ type Journal struct {
 	retained  chan struct{}                     // retain was set
 	first     uint64                            // oldest seq of the stream when it was opened, or by Mark; with Config.Servers alone
 	following atomic.Pointer[nats.Subscription] // of the consumer that is followed
-	shorter   int                               // consecutive answers that the stream is shorter than it was; used by the loop that follows it alone
+	lacking   int                               // consecutive answers that the stream lacks entries that it must have; used by the loop that follows it alone
+	seen      struct{ first, last uint64 }      // seqs of the stream when that loop last looked
 	purged    uint64                            // last seq that was removed from the stream; used by the retention loop alone
 }
 
@@ -358,6 +359,12 @@ func (j *Journal) retentionLoop() {
 			return
 		case <-j.ctx.Done():
 			return
+		}
+		if j.server != nil {
+			if err := j.server.CheckDir(j.cfg.Stream); err != nil {
+				j.fail(err)
+				return
+			}
 		}
 		if err := j.purge(j.ctx); err != nil && j.ctx.Err() == nil {
 			j.log.Warn("The stream keeps more entries than it should: they cannot be purged.", "error", err)

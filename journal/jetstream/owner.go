@@ -100,11 +100,14 @@ func (s *shared) tryClaim(ctx context.Context, worker string, m *nats.Msg, seen 
 		return 0, s.fencedBy(owner)
 	}
 	ack, err := s.j.js.PublishMsg(asking, m, jetstream.WithExpectLastSequencePerSubject(last))
+	var apiErr *jetstream.APIError
 	switch {
 	case err == nil:
 		return 0, s.j.awaitDelivery(ctx, ack.Sequence) // the next attempt finds the chain, unless it was fenced
 	case isWrongLastSeq(err):
 		return 0, nil
+	case errors.As(err, &apiErr) && isNoSpace(int(apiErr.ErrorCode)):
+		s.refused(int(apiErr.ErrorCode), apiErr.Description)
 	}
 	return 0, err
 }

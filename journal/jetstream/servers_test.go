@@ -277,6 +277,20 @@ func TestUnknownFateIsNotDoubled(t *testing.T) {
 	wantOnce(t, got, acknowledged.Load())
 }
 
+// purged returns a function that removes entries from the stream.
+func purged(options ...natsjs.StreamPurgeOpt) func(t *testing.T, js natsjs.JetStream) {
+	return func(t *testing.T, js natsjs.JetStream) {
+		t.Helper()
+		s, err := js.Stream(t.Context(), jetstream.DefaultStream)
+		if err == nil {
+			err = s.Purge(t.Context(), options...)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestLostStreamFailsTheJournal(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -290,6 +304,9 @@ func TestLostStreamFailsTheJournal(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, jetstream.ErrUnreadable, "is gone"},
+		{"purged", purged(), jetstream.ErrUnreadable, "somebody has purged it; it continues in a new epoch"},
+		{"purged but for the newest entry", purged(natsjs.WithPurgeKeep(1)), jetstream.ErrUnreadable, "somebody has purged it; it continues in a new epoch"},
+		{"a worker's entries purged", purged(natsjs.WithPurgeSubject("kvcast.kvcast.v")), jetstream.ErrUnreadable, "somebody has purged it; it continues in a new epoch"},
 		{"created again", func(t *testing.T, js natsjs.JetStream) {
 			s, err := js.Stream(t.Context(), jetstream.DefaultStream)
 			if err != nil {
@@ -308,6 +325,8 @@ func TestLostStreamFailsTheJournal(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := startServer(t, t.TempDir(), 0)
 			j, _ := load(t, serverConfig(s.ClientURL()))
+			appendN(t, j, "w", 10)
+			appendN(t, j, "v", 10)
 			appendN(t, j, "w", 10)
 			administer(t, s, func(js natsjs.JetStream) { tt.damage(t, js) })
 			wantFailure(t, j, tt.want, tt.text)

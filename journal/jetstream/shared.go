@@ -210,12 +210,17 @@ func (s *shared) onReply(m *nats.Msg) {
 		// nats-server has dropped the batch, and does not say why. A message of its own is refused with the cause.
 		s.repeat(number)
 	default:
-		err := fmt.Errorf("JetStream error %d: %s", r.Error.Code, r.Error.Description)
-		if isNoSpace(r.Error.Code) {
-			err = s.j.noSpace(s.j.cfg.Stream, r.Error.Description)
-		}
-		s.j.fail(fmt.Errorf("append an entry: %w", err))
+		s.refused(r.Error.Code, r.Error.Description)
 	}
+}
+
+// refused fails the journal, since the stream has refused an entry.
+func (s *shared) refused(code int, description string) {
+	err := fmt.Errorf("JetStream error %d: %s", code, description)
+	if isNoSpace(code) {
+		err = s.j.noSpace(s.j.cfg.Stream, description)
+	}
+	s.j.fail(fmt.Errorf("append an entry: %w", err))
 }
 
 // repeat publishes a unit that is not stored again.
@@ -238,7 +243,7 @@ func (s *shared) check(age time.Duration) {
 	var units []unit
 	s.mu.Lock()
 	for number, c := range s.units {
-		if time.Since(c.since) >= age {
+		if time.Since(c.published) >= age {
 			units = append(units, unit{number, c.last, c.subject})
 		}
 	}

@@ -189,6 +189,25 @@ func (s *Server) streamDir(stream string) string {
 	return filepath.Join(s.cfg.Dir, server.JetStreamStoreDir, server.DEFAULT_GLOBAL_ACCOUNT, "streams", stream)
 }
 
+// CheckDir returns an error if the directory, or that of a stream, was removed or replaced. The server does not notice: it goes on
+// writing to its open files, which no later start finds.
+func (s *Server) CheckDir(stream string) error {
+	_, err := os.Stat(s.streamDir(stream))
+	if err == nil {
+		var ours, there os.FileInfo
+		if ours, err = s.lock.Stat(); err == nil {
+			there, err = os.Stat(s.lock.Name())
+		}
+		if err == nil && !os.SameFile(ours, there) {
+			err = fmt.Errorf("%w: another file has the name %s", os.ErrNotExist, s.lock.Name())
+		}
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("the files of the journal in %s were removed or replaced while it was open, so what is stored would be lost: %w", s.cfg.Dir, err)
+	}
+	return nil // other errors may be temporary
+}
+
 // MoveUnreadable moves the files of streams to a directory beside those of the server, and starts the server again, if there are
 // files of the first stream and the server does not have it. If the cause may be temporary, it returns an error instead.
 func (s *Server) MoveUnreadable(streams ...string) (moved bool, err error) {

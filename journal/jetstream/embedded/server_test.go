@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -112,4 +113,35 @@ func TestServerThatIsNotReadyInTimeLosesNothing(t *testing.T) {
 		}
 		return err
 	})
+}
+
+func TestRemovedFilesAreNoticed(t *testing.T) {
+	t.Parallel()
+	for name, remove := range map[string]func(dir string) error{
+		"the directory": os.RemoveAll,
+		"the streams":   func(dir string) error { return os.RemoveAll(filepath.Join(dir, "jetstream")) },
+		"the directory, and another has its name": func(dir string) error {
+			return errors.Join(os.Rename(dir, dir+"-moved"), os.CopyFS(dir, os.DirFS(dir+"-moved")))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join(t.TempDir(), "journal")
+			write(t, dir)
+			s, err := embedded.Start(config(dir), stream)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := s.CheckDir(stream); err != nil {
+				t.Errorf("before: %v", err)
+			}
+			if err := remove(dir); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.CheckDir(stream); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), dir+" were removed or replaced") {
+				t.Errorf("got %v, want an error that names the directory", err)
+			}
+			_ = s.Close() // what it writes last may fail
+		})
+	}
 }
