@@ -78,29 +78,33 @@ func launchBy(t *testing.T, wrapper []string, args ...string) *harness.Process {
 	return p
 }
 
-// states are states of a server, in some of which something hangs. The server may then end with an error, which names what hangs.
-var states = map[string]struct {
+// state is a state of a server. If something hangs, the server may end with an error, which names it.
+type state struct {
 	reach func(t *testing.T) *harness.Process
 	error string // in the log, if the server does not end as planned; empty: it must
-}{
+	waits string // what the server says that it waits for if it is interrupted again
+	hangs bool   // for so long that it is interrupted again
+}
+
+var states = map[string]state{
 	"waiting for engines": {func(t *testing.T) *harness.Process {
 		t.Helper()
 		s := launch(t, "--worker", "name=w,model=m,connect=tcp://"+silentServer(t), "--ingest-start-wait", "1h")
 		mustLog(t, s, `msg=starting`)
 		return s
-	}, ""},
+	}, "", "the engines", false},
 	"opening a journal whose servers are away": {func(t *testing.T) *harness.Process {
 		t.Helper()
 		s := launch(t, "--journal", "nats://127.0.0.1:1", "--log-level", "debug")
 		mustLog(t, s, `limits of the Go runtime`)
 		return s
-	}, "open the journal"},
+	}, "open the journal", "the journal", false},
 	"opening a journal whose servers say nothing": {func(t *testing.T) *harness.Process {
 		t.Helper()
 		s := launch(t, "--journal", "nats://"+silentServer(t))
 		mustLog(t, s, `limits of the Go runtime`)
 		return s
-	}, "open the journal"},
+	}, "open the journal", "the journal", false},
 	"without the NATS servers": {func(t *testing.T) *harness.Process {
 		t.Helper()
 		s, nats := servingWithNATS(t)
@@ -108,14 +112,14 @@ var states = map[string]struct {
 		nats.Cut()
 		awaitUnready(t, s)
 		return s
-	}, "journal"},
+	}, "journal", "the journal", true},
 	"NATS servers that hang": {func(t *testing.T) *harness.Process {
 		t.Helper()
 		s, nats := servingWithNATS(t)
 		nats.Freeze()
 		awaitUnready(t, s)
 		return s
-	}, "journal"},
+	}, "journal", "the journal", true},
 	"a file of workers that cannot be read to its end": {func(t *testing.T) *harness.Process {
 		t.Helper()
 		file := filepath.Join(t.TempDir(), "workers.yaml")
@@ -125,7 +129,7 @@ var states = map[string]struct {
 		s := launch(t, "--config", configFile(t, "discovery: [{file: "+file+"}]"))
 		mustLog(t, s, `msg=starting`)
 		return s
-	}, "discovery"},
+	}, "discovery", "discovery", false},
 	"a Kubernetes API server that says nothing": {func(t *testing.T) *harness.Process {
 		t.Helper()
 		kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
@@ -136,7 +140,7 @@ var states = map[string]struct {
 		s := launchBy(t, []string{"sh", "-c", `export KUBECONFIG=$0; exec "$@"`, kubeconfig}, "--config", configFile(t, "discovery: [{kubernetes: app=vllm, namespaces: [n]}]"))
 		mustLog(t, s, `msg=starting`)
 		return s
-	}, "discovery"},
+	}, "discovery", "discovery", false},
 	"a subscriber that does not read its snapshot": {func(t *testing.T) *harness.Process {
 		t.Helper()
 		p := publisherOf(t, simulator.SocketConfig{})
@@ -164,7 +168,7 @@ var states = map[string]struct {
 			t.Fatal(err)
 		}
 		return s
-	}, ""},
+	}, "", "subscribers", true},
 }
 
 func mustLog(t *testing.T, s *harness.Process, pattern string) {
@@ -192,17 +196,29 @@ func TestServersEndInEveryState(t *testing.T) {
 			if err := s.Signal(syscall.SIGTERM); err != nil {
 				t.Fatal(err)
 			}
+			if strings.Contains(strings.Join(s.Log(), "\n"), "msg=serving") {
+				harness.WaitFor(t, func() bool {
+					_, err := s.Get(t.Context(), "/readyz")
+					return err != nil
+				})
+				t.Logf("not ready after %v", time.Since(began).Round(time.Millisecond))
+			}
 			select {
 			case <-s.Ended():
 			case <-time.After(endTimeout):
 				t.Fatalf("not ended after %v", endTimeout)
 			}
-			log := strings.Join(s.Log(), "\n")
 			t.Logf("status %d after %v", s.ExitStatus(), time.Since(began).Round(time.Millisecond))
-			if s.ExitStatus() != 0 && (state.error == "" || !strings.Contains(lastLines(log), state.error)) {
-				t.Errorf("want status 0, or %q in the last lines of the log", state.error)
-			}
+			wantNamed(t, s, state.error)
 		})
+	}
+}
+
+// wantNamed checks that a server that has not ended as planned names what hangs.
+func wantNamed(t *testing.T, s *harness.Process, text string) {
+	t.Helper()
+	if s.ExitStatus() != 0 && (text == "" || !strings.Contains(lastLines(strings.Join(s.Log(), "\n")), text)) {
+		t.Errorf("status %d, want 0, or %q in the last lines of the log", s.ExitStatus(), text)
 	}
 }
 
@@ -215,23 +231,37 @@ func lastLines(log string) string {
 	return after
 }
 
-// TestSecondInterruptEndsAServer interrupts a server again and again that waits for a journal which hangs.
-func TestSecondInterruptEndsAServer(t *testing.T) {
+// TestServersEndWhenInterruptedAgain interrupts servers again and again. Each names what it waits for, unless it ends before.
+func TestServersEndWhenInterruptedAgain(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
-	s := states["NATS servers that hang"].reach(t)
-	pace := time.NewTicker(100 * time.Millisecond)
-	defer pace.Stop()
-	for ended := false; !ended; {
-		_ = s.Signal(os.Interrupt) // it may have ended
-		select {
-		case <-s.Ended():
-			ended = true
-		case <-pace.C:
-		}
-	}
-	mustLog(t, s, `level=ERROR msg="kvcast exits before everything is stopped" why="it was interrupted again" waits_for="the journal`)
-	if s.ExitStatus() != 1 {
-		t.Errorf("status %d, want 1", s.ExitStatus())
+	for name, state := range states {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := state.reach(t)
+			pace := time.NewTicker(100 * time.Millisecond)
+			defer pace.Stop()
+			for ended := false; !ended; {
+				_ = s.Signal(os.Interrupt) // it may have ended
+				select {
+				case <-s.Ended():
+					ended = true
+				case <-pace.C:
+				}
+			}
+			log := strings.Join(s.Log(), "\n")
+			const again = `level=ERROR msg="kvcast exits before everything is stopped" why="it was interrupted again" waits_for=`
+			_, waits, found := strings.Cut(log, again)
+			switch {
+			case found && s.ExitStatus() != 1:
+				t.Errorf("status %d, want 1", s.ExitStatus())
+			case found && !strings.HasPrefix(strings.TrimPrefix(waits, `"`), state.waits):
+				t.Errorf("it waits for %q, want %q", waits, state.waits)
+			case !found && state.hangs:
+				t.Errorf("it ended with status %d, want %q in its log", s.ExitStatus(), again)
+			case !found:
+				wantNamed(t, s, state.error)
+			}
+		})
 	}
 }

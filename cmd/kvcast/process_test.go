@@ -13,10 +13,11 @@ import (
 
 	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/faultfs"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.RunTests(m)) }
+func TestMain(m *testing.M) { os.Exit(faultfs.RunTests(m)) }
 
 // waitTimeout bounds each wait for a condition that usually takes at most a second.
 const waitTimeout = harness.Timeout
