@@ -150,6 +150,26 @@ func (in *Ingest) Endpoints() (all []string) {
 	return all
 }
 
+// SuspendListeners closes the connections of engines that have connected to listeners, and each new one, until ResumeListeners is
+// called, so that the engines connect to another process. They count as disconnected; what the lanes are doing goes on.
+func (in *Ingest) SuspendListeners() {
+	for _, l := range in.listeners {
+		l.receiver.Suspend()
+	}
+}
+
+// ResumeListeners ends what SuspendListeners has begun, except for listeners of which it returns an error: ZeroMQ could not open a
+// socket. It may be called again then.
+func (in *Ingest) ResumeListeners() error {
+	var errs []error
+	for _, l := range in.listeners {
+		if err := l.receiver.Resume(); err != nil {
+			errs = append(errs, fmt.Errorf("resume listener: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Run reads until ctx is done, and returns nil when everything is closed: no call of the Sink or a Lane
 // is in progress or follows. It waits for a call that blocks. It returns an error if ZeroMQ fails, and
 // ErrStarted after an earlier Run or Close.

@@ -26,7 +26,7 @@ type listener struct {
 	config   config.Listener
 	address  string
 	local    bool // reports whether it is bound to ipc
-	receiver transport.Receiver
+	receiver transport.Listener
 	requests sync.WaitGroup // goroutines of the workers
 	patterns []string       // patterns of topics, for matchTopic
 	hosts    config.Hosts   // hosts that may be asked for replays

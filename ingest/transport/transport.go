@@ -62,7 +62,7 @@ type Transport interface {
 	// Bind binds a SUB socket for all topics. It returns the socket's endpoint, with the
 	// port that the system chose if the given one has none. A peer that sends a frame of
 	// more than MaxPayloadBytes is disconnected.
-	Bind(endpoint string, onDrop func(n int)) (r Receiver, bound string, err error)
+	Bind(endpoint string, onDrop func(n int)) (l Listener, bound string, err error)
 	// Request connects a DEALER socket to an endpoint, once, in the background, and sends
 	// a message.
 	Request(endpoint string, onDrop func(n int), frames ...[]byte) (Receiver, error)
@@ -95,6 +95,16 @@ type Receiver interface {
 	Interrupt()
 	// Close ends receiving, and releases the socket. No call of Next may be in progress.
 	Close() error
+}
+
+// Listener is the Receiver of a bound socket.
+type Listener interface {
+	Receiver
+	// Suspend closes all connections, and each new one, until Resume is called. It does not wait for a call of Next, so that it
+	// ends connections whose messages are not processed. The port stays open, so that no other process gets it.
+	Suspend()
+	// Resume ends what Suspend has begun, unless it returns an error. Then it may be called again.
+	Resume() error
 }
 
 // Message is a message.

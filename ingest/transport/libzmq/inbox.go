@@ -114,31 +114,35 @@ func (u usage) fits(part int) bool {
 // budgeted returns the bytes that count for the budget.
 func (u usage) budgeted() int64 { return int64(max(0, u.bytes-inboxReserve)) }
 
-// drain reads the socket until it is interrupted or fails. Nothing else may use the socket
+// drain reads the socket until it is interrupted or fails, and returns why. Nothing else may use the socket
 // meanwhile.
-func (b *inbox) drain() {
+func (b *inbox) drain() error {
 	for {
 		err := b.socket.Wait()
 		interrupted := errors.Is(err, transport.ErrInterrupted)
 		for more := err == nil || interrupted; more; { // messages that arrived before are kept
 			var failed error
 			if more, failed = b.receive(); failed != nil {
-				err, interrupted = failed, false
+				err = failed
 			}
 		}
 		if err != nil {
-			b.mu.Lock()
-			if b.err = err; interrupted && b.end.Kind != 0 {
-				b.addEvent(b.end)
-				b.err = transport.ErrEnded
-			} else if b.failure != nil {
-				b.err = b.failure
-			}
-			b.mu.Unlock()
-			b.Wake()
-			return
+			return err
 		}
 	}
+}
+
+// finish lets Next return an error after the chunks, because drain has ended with one.
+func (b *inbox) finish(err error) {
+	b.mu.Lock()
+	if b.err = err; errors.Is(err, transport.ErrInterrupted) && b.end.Kind != 0 {
+		b.addEvent(b.end)
+		b.err = transport.ErrEnded
+	} else if b.failure != nil {
+		b.err = b.failure
+	}
+	b.mu.Unlock()
+	b.Wake()
 }
 
 // receive adds messages to a chunk, and reports whether there may be more.

@@ -61,7 +61,7 @@ func newTestInbox(t *testing.T, b *budget.Budget, prepare func(*inbox)) *testInb
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
-		x.drain()
+		x.finish(x.drain())
 	}()
 	t.Cleanup(func() {
 		socket.Interrupt()

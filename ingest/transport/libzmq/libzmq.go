@@ -12,7 +12,6 @@ package libzmq
 import (
 	"errors"
 	"fmt"
-	"syscall"
 	"time"
 
 	"github.com/pebbe/zmq4"
@@ -33,13 +32,6 @@ const (
 	// noReconnect is the interval at which libzmq reconnects: longer than any socket exists
 	// after its connection has broken, because a new socket replaces it.
 	noReconnect = time.Hour
-)
-
-// libzmq's errors if this machine does not have the address to bind. libzmq treats a host name
-// as the name of a network interface.
-const (
-	errNoDevice     = zmq4.Errno(syscall.ENODEV)
-	errNotAvailable = zmq4.Errno(syscall.EADDRNOTAVAIL)
 )
 
 // Version returns libzmq's version, such as 4.3.4.
@@ -112,30 +104,6 @@ func (t *Transport) connect(s *zmq4.Socket, endpoint string, onDrop func(n int),
 	}
 	r.start()
 	return r, nil
-}
-
-// Bind implements transport.Transport.
-func (t *Transport) Bind(endpoint string, onDrop func(n int)) (r transport.Receiver, bound string, err error) {
-	s, err := t.socket(zmq4.SUB, transport.MaxPayloadBytes, "")
-	if err != nil {
-		return nil, "", err
-	}
-	b, err := t.newReceiver(s, bindEvents, onDrop)
-	if err != nil {
-		return nil, "", err
-	}
-	b.bound, b.nextEvent = true, b.nextOfMany
-	if err = s.Bind(endpoint); errors.Is(err, errNoDevice) || errors.Is(err, errNotAvailable) {
-		err = fmt.Errorf("want * or an IP address of this machine: %w", err)
-	}
-	if err == nil {
-		bound, err = s.GetLastEndpoint()
-	}
-	if err != nil {
-		return nil, "", errors.Join(fmt.Errorf("bind %s: %w", endpoint, err), b.Close())
-	}
-	b.start()
-	return b, bound, nil
 }
 
 // socket returns a socket with its options. topic is for SUB only.

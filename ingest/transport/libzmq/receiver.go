@@ -22,27 +22,44 @@ type receiver struct {
 
 // newReceiver takes ownership of a socket that is neither connected nor bound yet.
 func (t *Transport) newReceiver(s *zmq4.Socket, kinds eventKinds, onDrop func(n int)) (*receiver, error) {
+	r := &receiver{inbox: t.newInbox(onDrop)}
+	r.nextEvent = r.nextOfOne
+	return r, r.own(s, kinds)
+}
+
+func (t *Transport) newInbox(onDrop func(n int)) inbox {
+	return inbox{budget: t.budget, pool: &t.pool, onDrop: onDrop, wake: make(chan struct{}, 1), connections: make(map[int]usage)}
+}
+
+// own takes ownership of a socket that is neither connected nor bound yet. No goroutine of the receiver is running.
+func (r *receiver) own(s *zmq4.Socket, kinds eventKinds) error {
 	m, err := NewMonitor(s, kinds)
 	if err != nil {
-		return nil, errors.Join(err, s.Close())
+		return errors.Join(err, s.Close())
 	}
 	socket, err := Open(s)
 	if err != nil {
-		return nil, errors.Join(err, m.Stop(), s.Close(), m.Close())
+		return errors.Join(err, m.Stop(), s.Close(), m.Close())
 	}
-	r := &receiver{monitor: m, inbox: inbox{
-		socket: socket, budget: t.budget, pool: &t.pool, onDrop: onDrop,
-		wake: make(chan struct{}, 1), connections: make(map[int]usage),
-	}}
-	r.nextEvent = r.nextOfOne
-	return r, nil
+	r.monitor, r.socket = m, socket
+	return nil
 }
 
 // start starts the goroutines.
 func (r *receiver) start() {
-	r.group.Go(r.drain)
+	r.group.Go(func() { r.finish(r.drain()) })
 	r.group.Go(r.watch)
 }
+
+// stop ends the goroutines.
+func (r *receiver) stop() {
+	r.monitor.Interrupt()
+	r.socket.Interrupt()
+	r.group.Wait()
+}
+
+// release closes the socket, after stop.
+func (r *receiver) release() error { return errors.Join(r.socket.Close(), r.monitor.Close()) }
 
 // watch adds the events of the connections. An error of the monitor ends drain.
 func (r *receiver) watch() {
@@ -93,9 +110,7 @@ func (r *receiver) Interrupt() { r.socket.Interrupt() }
 
 // Close implements transport.Receiver.
 func (r *receiver) Close() error {
-	r.monitor.Interrupt()
-	r.socket.Interrupt()
-	r.group.Wait()
+	r.stop()
 	r.discard()
-	return errors.Join(r.socket.Close(), r.monitor.Close())
+	return r.release()
 }

@@ -43,6 +43,7 @@ type stream interface {
 // conn reads one connection. One goroutine runs it.
 type conn struct {
 	receiver *Receiver
+	ctx      context.Context // done when the connection must end
 	id       int
 	peer     netip.Addr
 	address  netip.Prefix // of peer, for limits
@@ -77,9 +78,9 @@ type conn struct {
 	reading atomic.Pointer[chan struct{}]
 }
 
-func newConn(r *Receiver, id int, c net.Conn) *conn {
+func newConn(ctx context.Context, r *Receiver, id int, c net.Conn) *conn {
 	n := &conn{
-		receiver: r, id: id, peer: address(c), net: c.(stream),
+		receiver: r, ctx: ctx, id: id, peer: address(c), net: c.(stream),
 		inFlight: make(chan struct{}, chunksInFlight), evicted: make(chan struct{}), done: make(chan struct{}),
 	}
 	n.address = budget.AddressOf(n.peer)
@@ -98,7 +99,7 @@ func (e *notEstablished) Unwrap() error { return e.error }
 func (c *conn) serve(request []byte) error {
 	r := c.receiver
 	c.request, c.session = request, zmtp.New(r.session, time.Now())
-	stop := context.AfterFunc(r.ctx, func() { _ = c.net.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(c.ctx, func() { _ = c.net.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	err := c.run()
 	if c.claim != nil {
@@ -108,7 +109,7 @@ func (c *conn) serve(request []byte) error {
 		r.reads.Release(1)
 	}
 	release(c.rest)
-	if r.ctx.Err() != nil {
+	if c.ctx.Err() != nil {
 		err = transport.ErrInterrupted
 	}
 	if !c.session.Established() {
@@ -162,7 +163,7 @@ func (c *conn) tick() error {
 
 // ended returns why the connection must end; nil if it need not.
 func (c *conn) ended() error {
-	if c.receiver.ctx.Err() != nil {
+	if c.ctx.Err() != nil {
 		return transport.ErrInterrupted
 	}
 	select {
@@ -195,7 +196,7 @@ func (c *conn) write(b []byte) error {
 	if err := c.net.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 		return err
 	}
-	if c.receiver.ctx.Err() != nil {
+	if c.ctx.Err() != nil {
 		return transport.ErrInterrupted // its deadline was replaced
 	}
 	_, err := c.net.Write(b)
@@ -212,7 +213,7 @@ func (c *conn) read() error {
 		<-c.inFlight // parse adds it again, if there is a chunk
 	case <-c.evicted:
 		return errEvicted
-	case <-c.receiver.ctx.Done():
+	case <-c.ctx.Done():
 		return transport.ErrInterrupted
 	}
 	if err := c.ended(); err != nil {
@@ -240,7 +241,7 @@ func (c *conn) read() error {
 			return c.err
 		}
 		// Data is there, and no read buffer is free.
-		if err := c.receiver.reads.Acquire(c.receiver.ctx, 1); err != nil {
+		if err := c.receiver.reads.Acquire(c.ctx, 1); err != nil {
 			return transport.ErrInterrupted
 		}
 		c.reserved = true
@@ -407,7 +408,7 @@ func (c *conn) await() error {
 			return nil
 		case <-c.evicted:
 			return errEvicted
-		case <-c.receiver.ctx.Done():
+		case <-c.ctx.Done():
 			return transport.ErrInterrupted
 		case now := <-time.After(patience):
 			larges.EvictSince(now.Add(-patience))

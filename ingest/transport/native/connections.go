@@ -82,7 +82,7 @@ const maxOrderWait = 2 * time.Second
 //
 // The caller must not have a read buffer: the other connections may need it.
 func (c *conn) awaitEarlier() {
-	ctx, cancel := context.WithTimeout(c.receiver.ctx, maxOrderWait)
+	ctx, cancel := context.WithTimeout(c.ctx, maxOrderWait)
 	defer cancel()
 	for _, e := range c.receiver.transport.connections.earlier(c) {
 		c.awaitEnd(ctx, e)

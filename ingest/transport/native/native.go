@@ -7,12 +7,10 @@
 package native
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"syscall"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -22,10 +20,6 @@ import (
 	"github.com/kvcast/kvcast/ingest/transport/ledger"
 	"github.com/kvcast/kvcast/internal/zmtp"
 )
-
-var keepAlive = net.KeepAliveConfig{
-	Enable: true, Idle: transport.KeepaliveIdle, Interval: transport.KeepaliveInterval, Count: transport.KeepaliveCount,
-}
 
 // Config is the configuration of a Transport. Zero fields have defaults.
 type Config struct {
@@ -115,8 +109,7 @@ func (t *Transport) connect(c zmtp.Config, endpoint string, request []byte) (tra
 	return r, nil
 }
 
-// parseEndpoint returns the network and address of an endpoint for package net. Port 0 and host *
-// are for binding.
+// parseEndpoint returns the network and address of an endpoint for package net.
 func parseEndpoint(endpoint string) (network, address string, err error) {
 	e, ok := config.ParseEndpoint(endpoint, true)
 	if !ok {
@@ -128,10 +121,10 @@ func parseEndpoint(endpoint string) (network, address string, err error) {
 
 // dial serves one connection.
 func (r *Receiver) dial(network, address string, request []byte) {
-	dialer := net.Dialer{Timeout: transport.ConnectTimeout, KeepAliveConfig: keepAlive}
+	dialer := net.Dialer{Timeout: transport.ConnectTimeout, KeepAliveConfig: transport.KeepAlive}
 	c, err := dialer.DialContext(r.ctx, network, address)
 	if err == nil {
-		err = newConn(r, 1, c).serve(request)
+		err = newConn(r.ctx, r, 1, c).serve(request)
 	}
 	if protocol := (*zmtp.Error)(nil); errors.As(err, &protocol) && protocol.Reason == zmtp.ReasonBytes {
 		err = fmt.Errorf("%w: %w", transport.ErrTooLong, err)
@@ -142,102 +135,6 @@ func (r *Receiver) dial(network, address string, request []byte) {
 	}
 	r.push(eventChunk(transport.Event{Kind: kind, Conn: 1, Err: err}))
 	r.end(transport.ErrEnded)
-}
-
-// Bind implements transport.Transport. It drops nothing.
-func (t *Transport) Bind(endpoint string, _ func(int)) (r transport.Receiver, bound string, err error) {
-	network, address, err := parseEndpoint(endpoint)
-	if err != nil {
-		return nil, "", err
-	}
-	if host, _, _ := net.SplitHostPort(address); network == "tcp" && host != "" && net.ParseIP(host) == nil {
-		return nil, "", fmt.Errorf("bind %s: want * or an IP address of this machine", endpoint)
-	}
-	if network == "unix" {
-		if err := config.RemoveSocket(address); err != nil {
-			return nil, "", fmt.Errorf("bind %s: %w", endpoint, err)
-		}
-	}
-	listen := net.ListenConfig{KeepAliveConfig: keepAlive}
-	l, err := listen.Listen(context.Background(), network, address)
-	if errno := syscall.Errno(0); errors.As(err, &errno) {
-		err = errno // without the address, which the error below has
-	}
-	if errors.Is(err, syscall.EADDRNOTAVAIL) {
-		err = fmt.Errorf("want * or an IP address of this machine: %w", err)
-	}
-	if err != nil {
-		return nil, "", fmt.Errorf("bind %s: %w", endpoint, err)
-	}
-	p, err := newPipe()
-	if err != nil {
-		return nil, "", errors.Join(fmt.Errorf("bind %s: %w", endpoint, err), l.Close())
-	}
-	b := t.newReceiver(zmtp.Config{Socket: zmtp.SUB}, newReads(t.config))
-	b.pipe = p
-	b.done.Go(func() { b.accept(l) })
-	if network == "unix" {
-		return b, endpoint, nil
-	}
-	return b, "tcp://" + l.Addr().String(), nil
-}
-
-// Bounds of the wait after a failure to accept a connection, such as of missing descriptors.
-const (
-	minAcceptWait = 5 * time.Millisecond
-	maxAcceptWait = time.Second
-)
-
-// accept serves the connections of a listener.
-func (r *Receiver) accept(l net.Listener) {
-	stop := context.AfterFunc(r.ctx, func() { _ = l.Close() })
-	defer stop()
-	wait := minAcceptWait
-	for id := 1; ; id++ {
-		c, err := l.Accept()
-		switch {
-		case r.ctx.Err() != nil:
-			if c != nil {
-				_ = c.Close()
-			}
-			return
-		case err != nil:
-			select {
-			case <-time.After(wait):
-			case <-r.ctx.Done():
-			}
-			wait = min(2*wait, maxAcceptWait)
-			continue
-		}
-		wait = minAcceptWait
-		n := newConn(r, id, c)
-		if err := r.transport.connections.add(n); err != nil {
-			r.transport.config.OnReject(n.peer, err)
-			_ = c.Close()
-			continue
-		}
-		r.done.Go(n.serveAccepted)
-	}
-}
-
-// serveAccepted serves an accepted connection.
-func (c *conn) serveAccepted() {
-	r := c.receiver
-	defer close(c.done)
-	c.awaitEarlier()
-	err := c.serve(nil)
-	if protocol := (*zmtp.Error)(nil); errors.As(err, &protocol) {
-		r.transport.config.OnReject(c.peer, protocol)
-	}
-	if errors.As(err, new(*notEstablished)) {
-		r.transport.connections.remove(c)
-		return
-	}
-	// The event releases the connection's place when it has been processed, so that the
-	// events that wait are bounded as well.
-	last := eventChunk(transport.Event{Kind: transport.Disconnected, Conn: c.id, Err: err})
-	last.leaving = c
-	r.push(last)
 }
 
 // address returns the IP address of a connection's peer; invalid if it has none.
