@@ -3,12 +3,15 @@ package cluster_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"net/url"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/testclass"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -80,4 +83,68 @@ func TestWorkerFollowsItsConnection(t *testing.T) {
 		w.check()
 	}
 	w.stop()
+}
+
+// TestConnectedEngineLeavesIsolatedServer isolates the server to which an engine has connected from the NATS server, until another one has
+// taken the engine over and knows all its blocks. The load balancer forwards to both all the time.
+func TestConnectedEngineLeavesIsolatedServer(t *testing.T) {
+	testclass.Cluster(t)
+	harness.ForEachTransport(t, func(t *testing.T, zmq config.ZMQ) {
+		u, err := url.Parse(harness.StartNATS(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		replay := harness.FreePort(t)
+		balancer := harness.NewProxy(t, "")
+		engines := fleet.New(t, *seed)
+		engines.Rate = 200 // so that the journal of the server stalls
+		engines.Add("127.0.0.1", 1, simulator.SocketConfig{
+			Mode: simulator.ModeConnect, Endpoint: "tcp://" + balancer.Addr(), Topic: "kv@127.0.0.1@" + fleet.Model,
+			Replay: fmt.Sprintf("tcp://127.0.0.1:%d", replay),
+		})
+		const name = "127%2E0%2E0%2E1" // in a subject
+		w := &world{t: t, rng: rand.New(rand.NewPCG(*seed, 1)), engines: engines, js: harness.JetStream(t, u.String())}
+		t.Cleanup(w.writeLogs)
+		var listeners []string
+		for i := range 2 {
+			m := &member{name: fmt.Sprintf("server-%d", i)}
+			address := fmt.Sprintf("127.0.0.1:%d", harness.FreePort(t))
+			m.Server = fleet.NewServer(t, "--journal", w.proxied(&m.nats, u.String()), "--journal-checkpoint-bytes", "64KiB", "--subscribers-progress", "1s",
+				"--ingest-listen-transport", string(zmq), "--bind", fmt.Sprintf("tcp://%s,replay_port=%d", address, replay))
+			w.members, listeners = append(w.members, m), append(listeners, address)
+		}
+		w.restart(w.members...)
+		w.owners = readOwners(t, w.js)
+		for _, m := range w.members {
+			m.router = fleet.Follow(t, m.Proxy.Addr(), fleet.RouterConfig{Lossless: *lossless, IdleTimeout: idleTimeout})
+			m.router.Tell(engines.Truth)
+			engines.Ask(m.Proxy.Addr())
+		}
+		from, to := w.members[0], w.members[1]
+		w.routers = []*fleet.Router{to.router}
+		balancer.Retarget(listeners[0])
+		w.takenOver(time.Now(), 0, []string{name})
+		balancer.Retarget(listeners...)
+		w.entries()
+
+		_, last := w.owners.all()
+		began := time.Now()
+		heal := w.partition(from)
+		w.takenOver(began, last, []string{name}, from.id)
+		conn := harness.Dial(t, to.Proxy.Addr())
+		harness.WaitFor(t, func() bool {
+			list, err := kvcastv1.NewRouterEventServiceClient(conn).ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			all := list.GetWorkers()
+			return len(all) == 1 && len(all[0].GetRanks()) == 1 && all[0].GetRanks()[0].GetTrust() == kvcastv1.Trust_TRUST_EXACT
+		})
+		t.Logf("exact after %v", time.Since(began).Round(time.Millisecond))
+		engines.WantViews(to.router)
+		heal()
+		w.catchUp(from)
+		w.check()
+		w.stop()
+	})
 }

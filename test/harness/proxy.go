@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 )
@@ -15,7 +16,7 @@ type Proxy struct {
 
 	mu          sync.Mutex // guards all below
 	changed     *sync.Cond // of mu
-	target      string
+	targets     []string   // those of new connections, the next one first
 	closed      bool
 	partitioned bool
 	links       map[*link]struct{}
@@ -44,7 +45,7 @@ func NewProxy(t testing.TB, target string) *Proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Proxy{listener: l, target: target, links: make(map[*link]struct{})}
+	p := &Proxy{listener: l, targets: []string{target}, links: make(map[*link]struct{})}
 	p.changed = sync.NewCond(&p.mu)
 	p.group.Go(p.accept)
 	t.Cleanup(func() {
@@ -59,8 +60,8 @@ func NewProxy(t testing.TB, target string) *Proxy {
 // Addr returns the address that clients connect to.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-// Retarget forwards new connections to another address. An empty address rejects them.
-func (p *Proxy) Retarget(target string) { p.update(func() { p.target = target }) }
+// Retarget forwards new connections to other addresses: to each in turn, as a load balancer does. An empty address rejects them.
+func (p *Proxy) Retarget(targets ...string) { p.update(func() { p.targets = slices.Clone(targets) }) }
 
 // Cut closes all connections.
 func (p *Proxy) Cut() {
@@ -124,7 +125,8 @@ func (p *Proxy) accept() {
 		p.update(func() {
 			p.accepted++
 			p.links[l] = struct{}{}
-			target = p.target
+			target = p.targets[0]
+			p.targets = append(p.targets[1:], target)
 		})
 		p.group.Go(func() {
 			p.connect(l, target)

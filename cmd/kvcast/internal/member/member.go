@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"maps"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -198,6 +199,15 @@ func (m *Member) IsolatedSince() time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.isolated
+}
+
+// OthersIngest reports whether another instance that reads engines lives. While this one is isolated, it is what it knew before.
+func (m *Member) OthersIngest() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.ContainsFunc(m.machine.Instances(), func(i cluster.InstanceStatus) bool {
+		return i.ID != m.cfg.ID && i.Live && i.Ingest && !i.Draining
+	})
 }
 
 // Run takes part until ctx ends. It then hands over all workers, until handOver ends.

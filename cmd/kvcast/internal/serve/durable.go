@@ -271,15 +271,23 @@ func (d *durable) register(ctx context.Context, s *Service, workers []ingestconf
 	close(s.registered)
 }
 
-// watch notifies the server whether the journal stalls, until ctx ends. It returns an error if the journal fails.
+// watch notifies the server whether the journal stalls, and refuses engines while the NATS servers do not answer, until ctx ends. It returns an error if the journal fails.
 func (d *durable) watch(ctx context.Context, s *Service) error {
 	ticker := time.NewTicker(stallPoll)
 	defer ticker.Stop()
+	engines := listening{listeners: s.ingest, log: s.log}
 	for {
 		select {
 		case now := <-ticker.C:
 			s.server.SetStalled(d.isStalled(now))
-			s.server.SetOutdated(d.member != nil && now.Sub(d.member.StreamConfirmed()) > s.cfg.ClusterTTL)
+			if d.member == nil {
+				continue
+			}
+			confirmed := d.member.StreamConfirmed()
+			s.server.SetOutdated(now.Sub(confirmed) > s.cfg.ClusterTTL)
+			if s.cfg.IngestsEngines {
+				engines.look(isUnanswered(now, confirmed, d.isolatedSince(), s.cfg.ClusterTTL), d.member.OthersIngest())
+			}
 		case <-d.Failed(): // an idle pipeline would not notice
 			if err := d.Err(); errors.Is(err, jetstream.ErrOutdated) {
 				return fmt.Errorf("%w, because the process stood still or was cut off for too long; kvcast exits: restart it, and it reads the present state", err)
