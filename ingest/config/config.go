@@ -80,6 +80,9 @@ type Config struct {
 	// and from one IP address, if ListenZMQ is ZMQNative. An IPv6 /64 counts as one address, and
 	// connections over ipc count for MaxConnections alone.
 	MaxConnections, MaxConnectionsPerAddress int
+	// PeerTTL, if not 0, is how long this process may stand still before engines that have connected to a listener close the connection,
+	// and connect again. It works if ListenZMQ is ZMQNative, and with engines of ZMTP 3.1 that honour the TTL of a PING, as libzmq does.
+	PeerTTL time.Duration
 	// MaxRanks is the maximum number of dp ranks of all workers together that are known only from
 	// batches.
 	MaxRanks int

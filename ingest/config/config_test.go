@@ -36,7 +36,7 @@ func TestValidate(t *testing.T) {
 		want   []string // the fields, or none
 	}{
 		{"zero", config.Config{}, nil},
-		{"counts below 0", config.Config{MaxWorkers: -1, Silence: 1, ReplayTimeout: -1}, []string{"MaxWorkers", "ReplayTimeout", "Silence"}},
+		{"counts below 0", config.Config{MaxWorkers: -1, Silence: 1, ReplayTimeout: -1, PeerTTL: 1}, []string{"MaxWorkers", "ReplayTimeout", "PeerTTL", "Silence"}},
 		{"reconnect too soon", config.Config{ReconnectMin: time.Microsecond}, []string{"ReconnectMin"}},
 		{"reconnect max below min", config.Config{ReconnectMin: time.Second, ReconnectMax: time.Millisecond}, []string{"ReconnectMax"}},
 		{"reconnect min above the default max", config.Config{ReconnectMin: time.Minute}, nil},

@@ -189,6 +189,7 @@ func (v *Validation) Durations(c Config) {
 		"ReconnectMin", c.ReconnectMin, "1 ms to 1 h")
 	v.Check(c.ReconnectMax >= c.ReconnectMin && c.ReconnectMax <= time.Hour,
 		"ReconnectMax", c.ReconnectMax, "at least the minimum, and at most 1 h")
+	v.Check(c.PeerTTL == 0 || c.PeerTTL >= 100*time.Millisecond, "PeerTTL", c.PeerTTL, "100 ms or more, or 0 for none")
 	v.Check(c.Silence < 0 || c.Silence >= 10*time.Millisecond, "Silence", c.Silence, "10 ms or more, or negative for never")
 }
 

@@ -1,6 +1,9 @@
 package zmtp
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"time"
+)
 
 // Flags of a frame: RFC 37, "framing".
 const (
@@ -65,4 +68,15 @@ func AppendCommand(dst []byte, name string, data ...byte) []byte {
 	dst = appendHeader(dst, flagCommand, 1+len(name)+len(data))
 	dst = append(append(dst, byte(len(name))), name...)
 	return append(dst, data...)
+}
+
+// maxPingTTL is the longest TTL of a PING: with more, libzmq 4.3 exceeds 16 bits.
+const maxPingTTL = 65 * time.Second
+
+// AppendPing appends a PING to dst: RFC 37, "heartbeating". A peer that honours the TTL, as libzmq does, closes the connection if nothing
+// follows the PING for that time, which is rounded up to a tenth of a second. 0 means that it need not.
+func AppendPing(dst []byte, ttl time.Duration) []byte {
+	const unit = 100 * time.Millisecond
+	tenths := uint16((min(ttl, maxPingTTL) + unit - 1) / unit)
+	return AppendCommand(dst, "PING", byte(tenths>>8), byte(tenths))
 }

@@ -153,12 +153,15 @@ func (s *Session) Out() []byte {
 // Established reports whether the handshake is complete.
 func (s *Session) Established() bool { return s.phase == established }
 
+// AnswersPings reports whether the peer knows PINGs: ZMTP 3.1. It is set with the first bytes of the peer.
+func (s *Session) AnswersPings() bool { return s.minor > 0 }
+
 // Deadline returns the time at which Tick must be called. The zero time means never.
 func (s *Session) Deadline() time.Time {
 	switch {
 	case s.phase != established:
 		return s.heard.Add(s.limits.Handshake)
-	case s.minor == 0 || s.limits.Heartbeat < 0:
+	case !s.AnswersPings() || s.limits.Heartbeat < 0:
 		return time.Time{}
 	default:
 		return s.heard.Add(s.limits.Heartbeat)
@@ -177,7 +180,7 @@ func (s *Session) Tick(now time.Time) error {
 	case s.pinged:
 		return &Error{ReasonHeartbeat, fmt.Sprintf("peer sent nothing within %v of a PING", s.limits.Heartbeat)}
 	}
-	s.out = AppendCommand(s.out, "PING", 0, 0) // no time to live, no context
+	s.out = AppendPing(s.out, 0)
 	s.heard, s.pinged = now, true
 	return nil
 }

@@ -305,6 +305,16 @@ func TestSilence(t *testing.T) {
 	})
 }
 
+func TestPingHasItsTTL(t *testing.T) {
+	for ttl, want := range map[time.Duration][]byte{
+		0: {0, 0}, time.Millisecond: {0, 1}, 3 * time.Second: {0, 30}, time.Minute: {2, 88}, time.Hour: {2, 138},
+	} {
+		if got, want := zmtp.AppendPing(nil, ttl), zmtp.AppendCommand(nil, "PING", want...); !bytes.Equal(got, want) {
+			t.Errorf("%v: got %q, want %q", ttl, got, want)
+		}
+	}
+}
+
 // TestChunksDoNotMatter checks that the events and replies do not depend on how the bytes are
 // cut, for arbitrary messages with commands between their frames.
 func TestChunksDoNotMatter(t *testing.T) {

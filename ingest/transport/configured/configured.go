@@ -45,7 +45,7 @@ func Open(c config.Config, received *budget.Budget, onReject func(peer netip.Add
 		}
 		return native.New(native.Config{
 			Connections: c.MaxConnections, PerAddress: c.MaxConnectionsPerAddress,
-			ReadBytes: min(c.ReceiveBufferBytes, maxReadBytes), OnReject: onReject,
+			ReadBytes: min(c.ReceiveBufferBytes, maxReadBytes), PeerTTL: c.PeerTTL, OnReject: onReject,
 		}), nil
 	}
 	connecting, err := open(c.ConnectZMQ)

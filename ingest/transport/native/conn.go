@@ -50,8 +50,9 @@ type conn struct {
 	net      stream
 	raw      syscall.RawConn
 	session  *zmtp.Session
-	request  []byte     // sent when the connection is established
-	event    zmtp.Event // reused for each message
+	request  []byte        // sent when the connection is established
+	ttl      time.Duration // of the PINGs that keepPinging sends; 0: none
+	event    zmtp.Event    // reused for each message
 
 	// rest are the bytes of an incomplete message. If the message is large, claim is for its
 	// memory, and rest grows in place up to need bytes.
@@ -337,6 +338,13 @@ func (c *conn) events(now time.Time, in []byte) (chunk *chunk, used int, err err
 		case zmtp.Established:
 			c.established.Store(true)
 			c.receiver.push(eventChunk(transport.Event{Kind: transport.Connected, Conn: c.id}))
+			if c.ttl > 0 && c.session.AnswersPings() {
+				// What follows a PING ends its TTL at the peer: the first one must be after the subscription.
+				if err := c.flush(); err != nil {
+					return chunk, used, err
+				}
+				c.receiver.done.Go(c.keepPinging)
+			}
 			if len(c.request) > 0 {
 				if err := errors.Join(c.flush(), c.write(c.request)); err != nil {
 					return chunk, used, err

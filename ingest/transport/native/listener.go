@@ -110,6 +110,7 @@ func (l *Listener) accept(socket net.Listener) {
 func (c *conn) serveAccepted() {
 	r := c.receiver
 	defer close(c.done)
+	c.ttl = r.transport.config.PeerTTL
 	c.awaitEarlier()
 	err := c.serve(nil)
 	if protocol := (*zmtp.Error)(nil); errors.As(err, &protocol) {
@@ -124,4 +125,28 @@ func (c *conn) serveAccepted() {
 	last := eventChunk(transport.Event{Kind: transport.Disconnected, Conn: c.id, Err: err})
 	last.leaving = c
 	r.push(last)
+}
+
+// pingsPerTTL is how many PINGs are sent in the time after which the peer closes the connection: one may be late.
+const pingsPerTTL = 3
+
+// keepPinging sends PINGs with the TTL until the connection ends. It does so beside the goroutine of the connection, which
+// waits while messages are not processed: that is not to end the connection.
+func (c *conn) keepPinging() {
+	ping := zmtp.AppendPing(nil, c.ttl)
+	ticker := time.NewTicker(c.ttl / pingsPerTTL)
+	defer ticker.Stop()
+	for {
+		if err := c.write(ping); err != nil {
+			_ = c.net.Close() // a part of the PING may have been sent
+			return
+		}
+		select {
+		case <-ticker.C:
+		case <-c.done:
+			return
+		case <-c.ctx.Done():
+			return
+		}
+	}
 }

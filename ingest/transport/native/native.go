@@ -37,6 +37,9 @@ type Config struct {
 	// LargePatience is how long a large message may be incomplete while others wait for
 	// memory. Default: 5 s.
 	LargePatience time.Duration
+	// PeerTTL, if not 0, is how long a peer of ZMTP 3.1 that has connected to a listener may get nothing before it closes the
+	// connection, if it honours the TTL of PINGs. It ends the connections of a process that stands still.
+	PeerTTL time.Duration
 	// OnReject is called when an accepted peer is disconnected because of what it did;
 	// peer is invalid for ipc. nil does nothing. Calls are concurrent.
 	OnReject func(peer netip.Addr, err *zmtp.Error)

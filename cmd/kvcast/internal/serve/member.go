@@ -69,6 +69,7 @@ func (s *Service) join(ctx context.Context) error {
 		}
 	}
 	s.cfg.Ingest.Workers, s.cfg.Ingest.Durable, s.cfg.Ingest.Claim = nil, true, d.member.Claim
+	s.cfg.Ingest.PeerTTL = s.cfg.ClusterTTL // so that they go to another server
 	if err := s.assemble(p); err != nil {
 		return err
 	}
