@@ -145,10 +145,18 @@ func (w *sweep) join() *sweepStream {
 func (m *sweepStream) leave() {
 	w := m.sweep
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	w.remove(m)
 	w.trim()
 	w.wake()
+	abandoned := len(w.streams) == 0
+	w.mu.Unlock()
+	select {
+	case <-w.begun:
+	default:
+		if abandoned {
+			w.close() // it gives up its place in the queue
+		}
+	}
 }
 
 // remove removes a stream. The caller holds the mutex, and calls trim and wake.

@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -76,5 +77,31 @@ func TestFiltersDoNotShareASweep(t *testing.T) {
 				t.Errorf("%v: got %d blocks, want none", filter, got)
 			}
 		}
+	})
+}
+
+// TestAbandonedSweepGivesUpItsPlace ends streams that wait for a slot, each with a filter of its own, and then asks for a snapshot:
+// the queue has room for as many as there may be subscribers.
+func TestAbandonedSweepGivesUpItsPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := inMemory(t, server.Config{MaxSnapshots: 1, MaxSubscribers: 3, MaxSnapshotWait: time.Hour}, journal.Config{})
+		h.addWorker()
+		h.storeLargeBlocks()
+		first := h.withSmallWindow().subscribeToSnapshotBegin(t)
+		for n := range 10 {
+			s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(&kvcastv1.Filter{Workers: []string{fmt.Sprint(n)}}))
+			if _, err := s.next(); err != nil {
+				t.Fatalf("stream %d: %v", n, err)
+			}
+			synctest.Wait()
+			s.cancel()
+			synctest.Wait()
+		}
+		waiting := h.subscribe(checker.New(checker.Options{}), fromSnapshot(&kvcastv1.Filter{Workers: []string{"w"}}))
+		if _, err := waiting.next(); err != nil {
+			t.Fatal(err)
+		}
+		first.cancel()
+		waiting.untilMessage(t, isSnapshotEnd)
 	})
 }
