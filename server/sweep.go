@@ -79,7 +79,8 @@ type sweeps struct {
 	all map[string]*sweep
 }
 
-// sweepKey returns what streams with equal snapshots have in common; ok is false if the filter is too large to be compared.
+// sweepKey returns a key that is the same for streams with the same filter, and empty without a filter; ok is false if the filter is
+// too large to be compared.
 func sweepKey(f *kvcastv1.Filter) (key string, ok bool) {
 	if proto.Size(f) > maxSweepKey {
 		return "", false

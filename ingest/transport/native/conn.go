@@ -339,7 +339,7 @@ func (c *conn) events(now time.Time, in []byte) (chunk *chunk, used int, err err
 			c.established.Store(true)
 			c.receiver.push(eventChunk(transport.Event{Kind: transport.Connected, Conn: c.id}))
 			if c.ttl > 0 && c.session.AnswersPings() {
-				// What follows a PING ends its TTL at the peer: the first one must be after the subscription.
+				// The subscription is sent first: a peer forgets the TTL of a PING when anything else follows it.
 				if err := c.flush(); err != nil {
 					return chunk, used, err
 				}

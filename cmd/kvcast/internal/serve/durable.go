@@ -271,7 +271,8 @@ func (d *durable) register(ctx context.Context, s *Service, workers []ingestconf
 	close(s.registered)
 }
 
-// watch notifies the server whether the journal stalls, and refuses engines while the NATS servers do not answer, until ctx ends. It returns an error if the journal fails.
+// watch notifies the server whether the journal stalls, and refuses engines that connect while the NATS servers do not answer,
+// until ctx ends. It returns an error if the journal fails.
 func (d *durable) watch(ctx context.Context, s *Service) error {
 	ticker := time.NewTicker(stallPoll)
 	defer ticker.Stop()
