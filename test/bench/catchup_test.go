@@ -104,7 +104,7 @@ func (r *rig) catchUp() (entries int, err error) {
 func TestCatchUpReadsTheWholeJournal(t *testing.T) {
 	testclass.Process(t)
 	requireProc(t)
-	r, err := openCatchUp("--journal-max-bytes", "1MiB")
+	r, err := openCatchUp("--journal-max-bytes", smallJournal)
 	if err != nil {
 		t.Fatal(err)
 	}

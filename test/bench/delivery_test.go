@@ -65,7 +65,7 @@ func (r *rig) catchUpAll(subscribers int) error {
 func TestDeliveriesCountEverySubscriber(t *testing.T) {
 	testclass.Process(t)
 	requireProc(t)
-	r, err := openCatchUpOf(shapeB1, "--journal-max-bytes", "1MiB")
+	r, err := openCatchUpOf(shapeB1, "--journal-max-bytes", smallJournal)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,8 @@ const (
 	// It keeps the server busy, and is far below the number at which ZeroMQ drops messages (10,000)
 	// or the journal evicts entries.
 	window = 4_000
+	// smallJournal is a size of a journal that is soon full, and has several times the entries of a window, some 250 B each.
+	smallJournal = "4MiB"
 	// stall is the time without progress after which a run fails.
 	stall = 2 * time.Minute
 )
