@@ -61,10 +61,15 @@ test-all: libzmq prepare kube-apiserver $(TOOLS)/helm $(TOOLS)/kubeconform ## Ru
 	$(MAKE) image
 
 prepare: ## Prepare in bin what the tests of classes live, peers and process need of other projects: publishers, routers, clients, Chromium, Prometheus.
-	@tools/scripts/live.sh
-	@tools/scripts/peers.sh
-	@tools/scripts/clients.sh
-	@GO=$(GO) tools/scripts/routers.sh
+	@$(MAKE) --no-print-directory -j8 prepare-live prepare-peers prepare-clients prepare-llmd prepare-python prepare-smg prepare-rust prepare-packages
+
+# Parts of prepare that can run at the same time.
+.PHONY: prepare-live prepare-peers prepare-clients prepare-llmd prepare-python prepare-smg prepare-rust prepare-packages
+prepare-live prepare-peers prepare-clients:
+	@tools/scripts/$(@:prepare-%=%).sh
+prepare-llmd prepare-python prepare-smg prepare-rust:
+	@GO=$(GO) tools/scripts/routers.sh $(@:prepare-%=%)
+prepare-packages:
 	@tools/scripts/console.sh bin/console
 	@tools/scripts/prometheus.sh bin/prometheus
 
