@@ -139,7 +139,7 @@ func (s *Server) match(ctx context.Context, m *matching, send func(*match.Respon
 	}
 	defer s.matches.release()
 	start := time.Now()
-	r.Epoch, r.WithModel, r.Recency = s.journal.Bounds().Epoch, q.Model == "", s.recency.lookup(start)
+	r.Epoch, r.WithModel, r.Standing = s.journal.Bounds().Epoch, q.Model == "", s.standing.lookup(start)
 	r.Seq = s.index.Match(&q.Query, &r.Matches)
 	if r.Matches.Exceeded {
 		return invalidField(s.journal.Bounds(), "prompts",

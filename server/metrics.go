@@ -51,7 +51,7 @@ func (s *Server) newMetrics(all promauto.Factory) *metrics {
 		return 0
 	})
 	gauge("knowledge_age_seconds", "Age of the knowledge of the dp rank that was up to date with its engine longest ago.",
-		func() float64 { return s.recency.oldest(time.Now(), s.index).Seconds() })
+		func() float64 { return s.standing.oldest(time.Now(), s.index).Seconds() })
 	gauge("snapshots", "Snapshots being sent.", func() float64 { return float64(s.snapshotsSending.Load()) })
 	gauge("snapshots_waiting", "Snapshots waiting for a slot.", func() float64 { return float64(s.snapshotsWaiting.Load()) })
 	gauge("journal_bytes", "Bytes of the retained entries.", func() float64 { return float64(s.journal.Bytes()) })

@@ -90,7 +90,7 @@ type Server struct {
 	inspections    *queryLimiter // ListIncidents, ListEntries and GetChain
 	sharingScans   *queryLimiter // ListSharedPrefixes
 	sharing        sharingCache
-	recency        *recency
+	standing       *standing
 	access         atomic.Pointer[Access]
 
 	calls        calls
@@ -131,7 +131,7 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 		matchStreams:   newQuota(all, "match_streams", maxMatchStreams, maxMatchStreamsPerAddress),
 		inspections:    newQueryLimiter(all, "inspection", maxInspections, maxQueriesWaiting),
 		sharingScans:   newQueryLimiter(all, "shared_prefixes", maxSharingScans, maxQueriesWaiting),
-		recency:        &recency{sources: cfg.Sources, cluster: cfg.Cluster, knowledge: cfg.Knowledge},
+		standing:       &standing{sources: cfg.Sources, cluster: cfg.Cluster, knowledge: cfg.Knowledge},
 	}
 	s.SetAccess(cfg.Access)
 	s.connections = newConnections(newQuota(all, "connections", cfg.MaxConnections, cfg.MaxConnectionsPerAddress), s.connectionRefused)

@@ -119,7 +119,7 @@ func (s routerEvents) addSourcesAndOwners(out *kvcastv1.ListWorkersResponse, sel
 			out.Workers = append(out.Workers, &kvcastv1.WorkerStatus{Name: name})
 		}
 	}
-	recency := s.recency.lookup(time.Now())
+	standing := s.standing.lookup(time.Now())
 	for _, w := range out.GetWorkers() {
 		w.Sources = sources[w.GetName()]
 		if w.State = WorkerState(w.GetSources()); w.State == kvcastv1.WorkerState_WORKER_STATE_UNSPECIFIED {
@@ -129,10 +129,10 @@ func (s routerEvents) addSourcesAndOwners(out *kvcastv1.ListWorkersResponse, sel
 			w.Owner = &kvcastv1.WorkerOwner{} // it was released to no instance
 		}
 		for _, r := range w.GetRanks() {
-			if recency == nil {
+			if standing == nil {
 				break
 			}
-			of := recency(w.GetName(), r.GetDpRank())
+			of := standing(w.GetName(), r.GetDpRank())
 			r.DownNano, r.AgeNano = of.Down, of.Age
 			of.Degrade(&r.Trust, &r.Reasons)
 			if of.Stale && w.State == kvcastv1.WorkerState_WORKER_STATE_LIVE {

@@ -18,16 +18,16 @@ type Response struct {
 	Seq     uint64
 	// WithModel reports whether each match has the worker's model.
 	WithModel bool
-	// Recency returns how recent the knowledge of a rank is; nil: all ranks are up to date.
-	Recency func(worker string, rank uint32) Recency
+	// Standing returns the standing of a rank; nil: that of each is the zero value.
+	Standing func(worker string, rank uint32) Standing
 
-	matchSizes  []int     // of all matches
-	promptSizes []int     // of all prompts
-	recency     []Recency // of all matches
+	matchSizes  []int      // of all matches
+	promptSizes []int      // of all prompts
+	standing    []Standing // of all matches
 }
 
-// Recency is how recent the knowledge of a dp rank is. The zero value is of one that is up to date with its engine.
-type Recency struct {
+// Standing is what the trust of a dp rank depends on besides its entries. The zero value is of one that is up to date with its engine.
+type Standing struct {
 	// Down is how long a source has been down, in nanoseconds; 0: none is.
 	Down uint64
 	// Age is the time since the rank was known to be up to date, in nanoseconds.
@@ -37,26 +37,26 @@ type Recency struct {
 }
 
 // reasons returns the reasons that follow, as index.Reasons.
-func (r Recency) reasons() (all index.Reasons) {
-	if r.Down > 0 {
+func (s Standing) reasons() (all index.Reasons) {
+	if s.Down > 0 {
 		all |= 1 << kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN
 	}
-	if r.Stale {
+	if s.Stale {
 		all |= 1 << kvcastv1.DegradedReason_DEGRADED_REASON_STALE
 	}
 	return all
 }
 
-// Degrade adds to a trust and its reasons, ascending, what follows from the recency.
-func (r Recency) Degrade(t *kvcastv1.Trust, all *[]kvcastv1.DegradedReason) {
-	reasons := r.reasons()
-	*t = r.trust(*t)
+// Degrade adds to a trust and its reasons, ascending, what follows from the standing.
+func (s Standing) Degrade(t *kvcastv1.Trust, all *[]kvcastv1.DegradedReason) {
+	reasons := s.reasons()
+	*t = s.trust(*t)
 	*all = append(*all, reasons.List()...)
 	slices.Sort(*all)
 }
 
-func (r Recency) trust(t kvcastv1.Trust) kvcastv1.Trust {
-	if r.reasons() != 0 {
+func (s Standing) trust(t kvcastv1.Trust) kvcastv1.Trust {
+	if s.reasons() != 0 {
 		return kvcastv1.Trust_TRUST_DEGRADED
 	}
 	return t
@@ -68,21 +68,21 @@ const tagSize = 1
 // Size returns the encoded size of the MatchPrefixResponse, in bytes. It must be called before Append, after all
 // fields are set.
 func (r *Response) Size() int {
-	r.matchSizes, r.promptSizes, r.recency = r.matchSizes[:0], r.promptSizes[:0], r.recency[:0]
+	r.matchSizes, r.promptSizes, r.standing = r.matchSizes[:0], r.promptSizes[:0], r.standing[:0]
 	size := tagSize + protowire.SizeBytes(r.positionSize())
 	for _, matches := range r.Matches.Prompts {
 		prompt := 0
 		for i := range matches {
 			m := &matches[i]
-			var recency Recency
-			if r.Recency != nil {
-				recency = r.Recency(m.Worker, m.Rank)
+			var standing Standing
+			if r.Standing != nil {
+				standing = r.Standing(m.Worker, m.Rank)
 			}
-			n := matchSize(m, recency)
+			n := matchSize(m, standing)
 			if r.WithModel {
 				n += optionalString(m.Model)
 			}
-			r.matchSizes, r.recency = append(r.matchSizes, n), append(r.recency, recency)
+			r.matchSizes, r.standing = append(r.matchSizes, n), append(r.standing, standing)
 			prompt += tagSize + protowire.SizeBytes(n)
 		}
 		r.promptSizes = append(r.promptSizes, prompt)
@@ -109,7 +109,7 @@ func (r *Response) Append(b []byte) []byte {
 		for j := range matches {
 			b = protowire.AppendTag(b, kvcastv1.PromptMatchesMatchesField, protowire.BytesType)
 			b = protowire.AppendVarint(b, uint64(r.matchSizes[next]))
-			b = appendMatch(b, &matches[j], r.recency[next])
+			b = appendMatch(b, &matches[j], r.standing[next])
 			if r.WithModel {
 				b = appendString(b, kvcastv1.PrefixMatchModelField, matches[j].Model)
 			}
@@ -130,23 +130,23 @@ func AppendID(b []byte, id uint64, size int) []byte {
 const MaxIDSize = 2 * (tagSize + 10)
 
 // matchSize returns the encoded size of a PrefixMatch.
-func matchSize(m *index.Match, r Recency) int {
+func matchSize(m *index.Match, s Standing) int {
 	size := optionalString(m.Worker) + optionalString(m.Endpoint) + optionalVarint(uint64(m.Rank)) +
 		optionalVarint(uint64(m.Blocks)) + optionalVarint(tokens(m, m.Blocks)) +
-		optionalVarint(uint64(r.trust(m.Trust()))) + optionalVarint(r.Down) + optionalVarint(r.Age)
+		optionalVarint(uint64(s.trust(m.Trust()))) + optionalVarint(s.Down) + optionalVarint(s.Age)
 	for tier, blocks := range m.TierBlocks {
 		if blocks > 0 {
-			size += tagSize + protowire.SizeBytes(tierSize(m, tier, r))
+			size += tagSize + protowire.SizeBytes(tierSize(m, tier, s))
 		}
 	}
-	return size + reasonsSize(uint32(m.Reasons|r.reasons()))
+	return size + reasonsSize(uint32(m.Reasons|s.reasons()))
 }
 
-func tierSize(m *index.Match, tier int, r Recency) int {
+func tierSize(m *index.Match, tier int, s Standing) int {
 	blocks := m.TierBlocks[tier]
 	size := optionalVarint(uint64(tier+1)) + optionalVarint(uint64(blocks)) + optionalVarint(tokens(m, blocks))
 	if m.TiersDiffer() {
-		size += tagSize + 1 + reasonsSize(uint32(m.TierReasons[tier]|r.reasons())) // the trust takes a byte
+		size += tagSize + 1 + reasonsSize(uint32(m.TierReasons[tier]|s.reasons())) // the trust takes a byte
 	}
 	return size
 }
@@ -173,7 +173,7 @@ func appendReasons(b []byte, field protowire.Number, all uint32) []byte {
 }
 
 // appendMatch appends the body of a PrefixMatch.
-func appendMatch(b []byte, m *index.Match, r Recency) []byte {
+func appendMatch(b []byte, m *index.Match, s Standing) []byte {
 	b = appendString(b, kvcastv1.PrefixMatchWorkerField, m.Worker)
 	b = appendString(b, kvcastv1.PrefixMatchEndpointField, m.Endpoint)
 	b = appendVarint(b, kvcastv1.PrefixMatchDpRankField, uint64(m.Rank))
@@ -182,20 +182,20 @@ func appendMatch(b []byte, m *index.Match, r Recency) []byte {
 	for tier, blocks := range m.TierBlocks {
 		if blocks > 0 {
 			b = protowire.AppendTag(b, kvcastv1.PrefixMatchTiersField, protowire.BytesType)
-			b = protowire.AppendVarint(b, uint64(tierSize(m, tier, r)))
+			b = protowire.AppendVarint(b, uint64(tierSize(m, tier, s)))
 			b = appendVarint(b, kvcastv1.TierPrefixTierField, uint64(tier+1))
 			b = appendVarint(b, kvcastv1.TierPrefixBlocksField, uint64(blocks))
 			b = appendVarint(b, kvcastv1.TierPrefixTokensField, tokens(m, blocks))
 			if m.TiersDiffer() {
-				b = appendVarint(b, kvcastv1.TierPrefixTrustField, uint64(r.trust(m.TierTrust(tier))))
-				b = appendReasons(b, kvcastv1.TierPrefixReasonsField, uint32(m.TierReasons[tier]|r.reasons()))
+				b = appendVarint(b, kvcastv1.TierPrefixTrustField, uint64(s.trust(m.TierTrust(tier))))
+				b = appendReasons(b, kvcastv1.TierPrefixReasonsField, uint32(m.TierReasons[tier]|s.reasons()))
 			}
 		}
 	}
-	b = appendVarint(b, kvcastv1.PrefixMatchTrustField, uint64(r.trust(m.Trust())))
-	b = appendReasons(b, kvcastv1.PrefixMatchReasonsField, uint32(m.Reasons|r.reasons()))
-	b = appendVarint(b, kvcastv1.PrefixMatchDownNanoField, r.Down)
-	return appendVarint(b, kvcastv1.PrefixMatchAgeNanoField, r.Age)
+	b = appendVarint(b, kvcastv1.PrefixMatchTrustField, uint64(s.trust(m.Trust())))
+	b = appendReasons(b, kvcastv1.PrefixMatchReasonsField, uint32(m.Reasons|s.reasons()))
+	b = appendVarint(b, kvcastv1.PrefixMatchDownNanoField, s.Down)
+	return appendVarint(b, kvcastv1.PrefixMatchAgeNanoField, s.Age)
 }
 
 // tokens returns the tokens in a prefix, modulo 2^32 as the field; 0 if the block size is unknown.

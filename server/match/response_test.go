@@ -34,8 +34,8 @@ func reference(r *match.Response) *kvcastv1.MatchPrefixResponse {
 			if r.WithModel {
 				p.Model = m.Model
 			}
-			if r.Recency != nil {
-				of, reasons := r.Recency(m.Worker, m.Rank), m.Reasons
+			if r.Standing != nil {
+				of, reasons := r.Standing(m.Worker, m.Rank), m.Reasons
 				p.DownNano, p.AgeNano = of.Down, of.Age
 				if of.Down > 0 {
 					reasons |= 1 << kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN
@@ -75,9 +75,9 @@ func TestResponseEqualsGeneratedCode(t *testing.T) {
 		r.Epoch, r.Seq = name.Draw(t, "epoch"), rapid.Uint64().Draw(t, "seq")
 		r.Matches.Prompts = rapid.SliceOfN(rapid.SliceOfN(one, 0, 4), 1, 4).Draw(t, "prompts")
 		r.WithModel = rapid.Bool().Draw(t, "with model")
-		if r.Recency = nil; rapid.Bool().Draw(t, "some are not up to date") {
-			r.Recency = func(_ string, rank uint32) match.Recency {
-				return match.Recency{Down: uint64(rank%3) << (rank % 60), Age: uint64(rank%5) << (rank % 50), Stale: rank%2 == 0}
+		if r.Standing = nil; rapid.Bool().Draw(t, "some are not up to date") {
+			r.Standing = func(_ string, rank uint32) match.Standing {
+				return match.Standing{Down: uint64(rank%3) << (rank % 60), Age: uint64(rank%5) << (rank % 50), Stale: rank%2 == 0}
 			}
 		}
 		size := r.Size()

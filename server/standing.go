@@ -31,24 +31,24 @@ type RankSince struct {
 	For    time.Duration
 }
 
-// recencyInterval is how long what recency has read is used before it is read again.
-const recencyInterval = 100 * time.Millisecond
+// standingInterval is how long what standing has read is used before it is read again.
+const standingInterval = 100 * time.Millisecond
 
 // unknownAge is the age of what was never known.
 const unknownAge = 1<<63 - 1
 
-// recency knows which sources of dp ranks have no connection, and how recent the knowledge of each rank is. It reads that at
-// most once in recencyInterval, since reading takes longer than a match.
-type recency struct {
+// standing knows the standing of each dp rank: which of its sources have no connection, and how recent the knowledge of it is. It
+// reads that at most once in standingInterval, since reading takes longer than a match.
+type standing struct {
 	sources   func() map[string][]*kvcastv1.SourceStatus // nil: none is known
 	cluster   Cluster                                    // nil: there are no other servers
 	knowledge func() Knowledge                           // nil: it is always up to date
 	mu        sync.Mutex                                 // held to replace newest
-	newest    atomic.Pointer[recencies]
+	newest    atomic.Pointer[standings]
 }
 
-// recencies are what was read at a time.
-type recencies struct {
+// standings are what was read at a time.
+type standings struct {
 	read   time.Time
 	down   map[dpRank]time.Time // since when the source that has been down longest is
 	behind map[dpRank]time.Time // since when batches are being replayed
@@ -60,20 +60,20 @@ type dpRank struct {
 	rank   uint32
 }
 
-// lookup returns a function that returns how recent the knowledge of a rank is at now, or nil if all ranks are up to date.
-func (r *recency) lookup(now time.Time) func(worker string, rank uint32) match.Recency {
+// lookup returns a function that returns the standing of a rank at now, or nil if that of each is the zero value.
+func (r *standing) lookup(now time.Time) func(worker string, rank uint32) match.Standing {
 	newest := r.newest.Load()
-	if newest == nil || now.Sub(newest.read) > recencyInterval {
+	if newest == nil || now.Sub(newest.read) > standingInterval {
 		newest = r.read(now, newest)
 	}
 	if len(newest.down) == 0 && newest.Limit == 0 {
 		return nil
 	}
-	return func(worker string, rank uint32) match.Recency { return newest.of(dpRank{worker, rank}, now) }
+	return func(worker string, rank uint32) match.Standing { return newest.of(dpRank{worker, rank}, now) }
 }
 
-// of returns how recent the knowledge of a rank is.
-func (r *recencies) of(rank dpRank, now time.Time) (of match.Recency) {
+// of returns the standing of a rank.
+func (r *standings) of(rank dpRank, now time.Time) (of match.Standing) {
 	if since, ok := r.down[rank]; ok {
 		of.Down = uint64(max(now.Sub(since), 1))
 	}
@@ -96,7 +96,7 @@ func (r *recencies) of(rank dpRank, now time.Time) (of match.Recency) {
 }
 
 // oldest returns the age of the oldest knowledge of a rank.
-func (r *recency) oldest(now time.Time, x *index.Index) (age time.Duration) {
+func (r *standing) oldest(now time.Time, x *index.Index) (age time.Duration) {
 	if r.knowledge == nil {
 		return 0
 	}
@@ -114,7 +114,7 @@ func (r *recency) oldest(now time.Time, x *index.Index) (age time.Duration) {
 }
 
 // read reads the status of all sources. While another call reads it, read returns the older status, if there is one.
-func (r *recency) read(now time.Time, older *recencies) *recencies {
+func (r *standing) read(now time.Time, older *standings) *standings {
 	if older == nil {
 		r.mu.Lock()
 	} else if !r.mu.TryLock() {
@@ -124,7 +124,7 @@ func (r *recency) read(now time.Time, older *recencies) *recencies {
 	if newest := r.newest.Load(); newest != older {
 		return newest
 	}
-	read := &recencies{read: now, down: make(map[dpRank]time.Time), behind: make(map[dpRank]time.Time)}
+	read := &standings{read: now, down: make(map[dpRank]time.Time), behind: make(map[dpRank]time.Time)}
 	if r.sources != nil {
 		for worker, sources := range r.sources() {
 			for _, s := range sources {
@@ -148,7 +148,7 @@ func (r *recency) read(now time.Time, older *recencies) *recencies {
 }
 
 // add records since when a rank has been in a state.
-func (r *recencies) add(to map[dpRank]time.Time, s RankSince) {
+func (r *standings) add(to map[dpRank]time.Time, s RankSince) {
 	rank, at := dpRank{s.Worker, s.Rank}, r.read.Add(-s.For)
 	if since, ok := to[rank]; s.For > 0 && (!ok || at.Before(since)) {
 		to[rank] = at
