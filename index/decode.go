@@ -203,7 +203,7 @@ func (x *Index) removeEncoded(r *rank, tier int, b []byte) error {
 		}
 		b = rest
 	}
-	x.blocks.Remove(r.blocks, tier, d.blocks)
+	x.remove(r, tier, d.blocks)
 	d.release()
 	return nil
 }

@@ -143,7 +143,7 @@ func (x *Index) applyEvent(w *worker, ev *kvcastv1.RouterEvent) *worker {
 		}
 	case *kvcastv1.RouterEvent_Removed:
 		if r := x.rank(w, ev.GetDpRank()); tierKnown {
-			x.blocks.Remove(r.blocks, tier, kind.Removed.GetBlockHashes())
+			x.remove(r, tier, kind.Removed.GetBlockHashes())
 		}
 	case *kvcastv1.RouterEvent_Cleared:
 		x.clear(x.rank(w, ev.GetDpRank()), kind.Cleared)
@@ -172,8 +172,15 @@ func (x *Index) store(r *rank, tier int, s *radix.Stored) {
 	x.blocks.Store(r.blocks, tier, *s)
 }
 
+// remove removes blocks from a rank.
+func (x *Index) remove(r *rank, tier int, hashes []uint64) {
+	r.removed = x.seq + 1
+	x.blocks.Remove(r.blocks, tier, hashes)
+}
+
 // clear applies a Cleared event.
 func (x *Index) clear(r *rank, c *kvcastv1.Cleared) {
+	r.removed = x.seq + 1
 	for _, t := range c.GetTiers() {
 		if tier, ok := tierIndex(uint64(t)); ok {
 			x.blocks.ClearTier(r.blocks, tier)

@@ -35,6 +35,9 @@ type rank struct {
 	gaps, missedBatches uint64
 	lastGap             *kvcastv1.Gap
 	groupsOmitted       bool
+	// created and removed are the seqs after which the rank was created and its blocks were last removed, plus 1: no later than those of
+	// the entries, and after those of all earlier ones. removed is 0 if none was.
+	created, removed uint64
 }
 
 // model counts the workers of a model by block size, without those whose size is unknown.
@@ -265,7 +268,7 @@ func (x *Index) addWorker(w *worker, added *kvcastv1.WorkerAdded) *worker {
 func (x *Index) rank(w *worker, number uint32) *rank {
 	i, ok := w.find(number)
 	if !ok {
-		r := &rank{worker: w, number: number}
+		r := &rank{worker: w, number: number, created: x.seq + 1}
 		r.blocks = x.blocks.AddRank(w.model, r)
 		w.ranks = slices.Insert(w.ranks, i, r)
 	}
@@ -354,6 +357,29 @@ func trust(reasons Reasons, groupsOmitted bool) kvcastv1.Trust {
 		return kvcastv1.Trust_TRUST_UPPER_BOUND
 	}
 	return kvcastv1.Trust_TRUST_EXACT
+}
+
+// Brief is what there is to know of a dp rank besides its blocks to judge a prediction.
+type Brief struct {
+	// BlockSize is the number of tokens in a block; 0: unknown.
+	BlockSize uint32
+	// Trust is as of Rank.Trust.
+	Trust kvcastv1.Trust
+	// Created tells ranks of one number apart, of which the worker was removed and added again. A position before it is not of this rank.
+	Created uint64
+	// Removed is after each position since which blocks were removed from the rank, in any tier, and not after any other.
+	Removed uint64
+}
+
+// Brief returns what is known of a rank; ok is false if it does not exist.
+func (x *Index) Brief(worker string, number uint32) (_ Brief, ok bool) {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	r := x.findRank(worker, number)
+	if r == nil {
+		return Brief{}, false
+	}
+	return Brief{BlockSize: r.worker.blockSize, Trust: trust(r.all, r.groupsOmitted), Created: r.created, Removed: r.removed}, true
 }
 
 // Len returns the number of workers, and of their blocks in all dp ranks and tiers.
