@@ -20,12 +20,14 @@ type sharing struct {
 	owners    map[string]*kvcastv1.WorkerOwner
 	states    map[string]kvcastv1.WorkerState
 	down      []server.RankSince
+	over      []server.RankSince
 }
 
 func (s sharing) ID() string                               { return s.instances[0].GetId() }
 func (s sharing) Instances() []*kvcastv1.InstanceStatus    { return s.instances }
 func (s sharing) Owners() map[string]*kvcastv1.WorkerOwner { return s.owners }
 func (s sharing) SourcesDown() []server.RankSince          { return s.down }
+func (s sharing) Overpredicted() []server.RankSince        { return s.over }
 
 func (s sharing) WorkerStates() map[string]kvcastv1.WorkerState { return s.states }
 

@@ -159,6 +159,8 @@ type Cluster interface {
 	WorkerStates() map[string]kvcastv1.WorkerState
 	// SourcesDown returns the dp ranks that other servers ingest and have no connection to.
 	SourcesDown() []RankSince
+	// Overpredicted returns the dp ranks that other servers call OVERPREDICTED, by what routers have reported to them.
+	Overpredicted() []RankSince
 }
 
 func (c Config) withDefaults() Config {

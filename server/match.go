@@ -90,6 +90,15 @@ func (s *Server) answerNext(ctx context.Context, out *responses) error {
 		return err
 	}
 	defer req.release()
+	if all := req.query.Outcomes; len(all) > 0 {
+		if violations := match.CheckOutcomes(all); violations != nil {
+			return invalidFields(violations, s.journal.Bounds())
+		}
+		s.outcomes.report(all, s.journal.Bounds())
+		if req.query.OutcomesAlone() {
+			return out.send(mem.BufferSlice{mem.SliceBuffer(match.AppendOnlyID(nil, req.id))})
+		}
+	}
 	var answer mem.Buffer
 	err := s.match(ctx, req.matching, func(r *match.Response, size int) {
 		pool := mem.DefaultBufferPool()

@@ -46,11 +46,18 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 		defer b.Free()
 		return v.decode(b.ReadOnlyData())
 	case *kvcastv1.MatchPrefixRequest:
-		b := data.MaterializeToBuffer(mem.DefaultBufferPool())
-		defer b.Free()
-		return protobuf.Unmarshal(match.LimitPrompts(b.ReadOnlyData()), v)
+		return unmarshal(data, v, match.LimitPrompts)
+	case *kvcastv1.ReportOutcomeRequest:
+		return unmarshal(data, v, match.LimitOutcomes)
 	}
 	return c.CodecV2.Unmarshal(data, v)
+}
+
+// unmarshal decodes a message of which limit shortens the encoding.
+func unmarshal(data mem.BufferSlice, m protobuf.Message, limit func([]byte) []byte) error {
+	b := data.MaterializeToBuffer(mem.DefaultBufferPool())
+	defer b.Free()
+	return protobuf.Unmarshal(limit(b.ReadOnlyData()), m)
 }
 
 // responses encodes and sends the messages of one stream. Each position that it sends

@@ -91,6 +91,7 @@ type Server struct {
 	sharingScans   *queryLimiter // ListSharedPrefixes
 	sharing        sharingCache
 	standing       *standing
+	outcomes       *outcomes
 	access         atomic.Pointer[Access]
 
 	calls        calls
@@ -131,13 +132,14 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 		matchStreams:   newQuota(all, "match_streams", maxMatchStreams, maxMatchStreamsPerAddress),
 		inspections:    newQueryLimiter(all, "inspection", maxInspections, maxQueriesWaiting),
 		sharingScans:   newQueryLimiter(all, "shared_prefixes", maxSharingScans, maxQueriesWaiting),
-		standing:       &standing{sources: cfg.Sources, cluster: cfg.Cluster, knowledge: cfg.Knowledge},
+		outcomes:       newOutcomes(x, cfg.Incidents),
 	}
+	s.standing = &standing{sources: cfg.Sources, cluster: cfg.Cluster, knowledge: cfg.Knowledge, overpredicted: s.outcomes.overpredicted}
 	s.SetAccess(cfg.Access)
 	s.connections = newConnections(newQuota(all, "connections", cfg.MaxConnections, cfg.MaxConnectionsPerAddress), s.connectionRefused)
 	s.metrics = s.newMetrics(all)
 	calls := grpcprom.NewServerMetrics()
-	cfg.Registerer.MustRegister(calls, indexMetrics{x}, budget.Collector{s.connections.quota.total, s.watches.total, s.reflections.total, s.filterBytes, s.matchStreams.total, s.matchBytes})
+	cfg.Registerer.MustRegister(calls, indexMetrics{x}, s.outcomes, budget.Collector{s.connections.quota.total, s.watches.total, s.reflections.total, s.filterBytes, s.matchStreams.total, s.matchBytes})
 	s.grpc = grpc.NewServer(s.options(calls)...)
 	s.calls = s.newCalls()
 	kvcastv1.RegisterRouterEventServiceServer(s.grpc, routerEvents{Server: s})

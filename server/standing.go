@@ -37,14 +37,16 @@ const standingInterval = 100 * time.Millisecond
 // unknownAge is the age of what was never known.
 const unknownAge = 1<<63 - 1
 
-// standing knows the standing of each dp rank: which of its sources have no connection, and how recent the knowledge of it is. It
-// reads that at most once in standingInterval, since reading takes longer than a match.
+// standing knows the standing of each dp rank: which of its sources have no connection, how recent the knowledge of it is, and
+// whether predictions are too long. It reads that at most once in standingInterval, since reading takes longer than a match.
 type standing struct {
 	sources   func() map[string][]*kvcastv1.SourceStatus // nil: none is known
 	cluster   Cluster                                    // nil: there are no other servers
 	knowledge func() Knowledge                           // nil: it is always up to date
-	mu        sync.Mutex                                 // held to replace newest
-	newest    atomic.Pointer[standings]
+	// overpredicted returns the ranks of which predictions are too long again and again; nil: there are none.
+	overpredicted func() []RankSince
+	mu            sync.Mutex // held to replace newest
+	newest        atomic.Pointer[standings]
 }
 
 // standings are what was read at a time.
@@ -52,6 +54,7 @@ type standings struct {
 	read   time.Time
 	down   map[dpRank]time.Time // since when the source that has been down longest is
 	behind map[dpRank]time.Time // since when batches are being replayed
+	over   map[dpRank]bool      // whether predictions are too long again and again
 	Knowledge
 }
 
@@ -66,7 +69,7 @@ func (r *standing) lookup(now time.Time) func(worker string, rank uint32) match.
 	if newest == nil || now.Sub(newest.read) > standingInterval {
 		newest = r.read(now, newest)
 	}
-	if len(newest.down) == 0 && newest.Limit == 0 {
+	if len(newest.down) == 0 && len(newest.over) == 0 && newest.Limit == 0 {
 		return nil
 	}
 	return func(worker string, rank uint32) match.Standing { return newest.of(dpRank{worker, rank}, now) }
@@ -77,6 +80,7 @@ func (r *standings) of(rank dpRank, now time.Time) (of match.Standing) {
 	if since, ok := r.down[rank]; ok {
 		of.Down = uint64(max(now.Sub(since), 1))
 	}
+	of.Overpredicted = r.over[rank]
 	if r.Limit == 0 {
 		return of
 	}
@@ -124,7 +128,7 @@ func (r *standing) read(now time.Time, older *standings) *standings {
 	if newest := r.newest.Load(); newest != older {
 		return newest
 	}
-	read := &standings{read: now, down: make(map[dpRank]time.Time), behind: make(map[dpRank]time.Time)}
+	read := &standings{read: now, down: make(map[dpRank]time.Time), behind: make(map[dpRank]time.Time), over: make(map[dpRank]bool)}
 	if r.sources != nil {
 		for worker, sources := range r.sources() {
 			for _, s := range sources {
@@ -136,6 +140,10 @@ func (r *standing) read(now time.Time, older *standings) *standings {
 		for _, s := range r.cluster.SourcesDown() {
 			read.add(read.down, s)
 		}
+		read.addOver(r.cluster.Overpredicted())
+	}
+	if r.overpredicted != nil {
+		read.addOver(r.overpredicted())
 	}
 	if r.knowledge != nil {
 		read.Knowledge = r.knowledge()
@@ -145,6 +153,13 @@ func (r *standing) read(now time.Time, older *standings) *standings {
 	}
 	r.newest.Store(read)
 	return read
+}
+
+// addOver records ranks of which predictions are too long.
+func (r *standings) addOver(all []RankSince) {
+	for _, s := range all {
+		r.over[dpRank{s.Worker, s.Rank}] = true
+	}
 }
 
 // add records since when a rank has been in a state.

@@ -46,9 +46,10 @@ func TestStanding(t *testing.T) {
 		}
 	}
 	trust, reasons := kvcastv1.Trust_TRUST_UPPER_BOUND, []kvcastv1.DegradedReason{kvcastv1.DegradedReason_DEGRADED_REASON_RELAYED}
-	(match.Standing{Down: 1, Stale: true}).Degrade(&trust, &reasons)
+	(match.Standing{Down: 1, Stale: true, Overpredicted: true}).Degrade(&trust, &reasons)
 	want := []kvcastv1.DegradedReason{
 		kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN, kvcastv1.DegradedReason_DEGRADED_REASON_RELAYED, kvcastv1.DegradedReason_DEGRADED_REASON_STALE,
+		kvcastv1.DegradedReason_DEGRADED_REASON_OVERPREDICTED,
 	}
 	if d := cmp.Diff(want, reasons); d != "" || trust != kvcastv1.Trust_TRUST_DEGRADED {
 		t.Errorf("trust %v, reasons (-want +got):\n%s", trust, d)

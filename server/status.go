@@ -129,8 +129,9 @@ func (s routerEvents) addSourcesAndOwners(out *kvcastv1.ListWorkersResponse, sel
 			w.Owner = &kvcastv1.WorkerOwner{} // it was released to no instance
 		}
 		for _, r := range w.GetRanks() {
+			r.Accuracy = s.outcomes.accuracy(w.GetName(), r.GetDpRank())
 			if standing == nil {
-				break
+				continue
 			}
 			of := standing(w.GetName(), r.GetDpRank())
 			r.DownNano, r.AgeNano = of.Down, of.Age

@@ -5,6 +5,7 @@ import (
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/internal/encode"
@@ -35,7 +36,12 @@ func (q *Query) Decode(b []byte) (id uint64, err error) {
 		case f.isVarint(kvcastv1.MatchPrefixesRequestIDField):
 			id = f.Value
 		case f.isBytes(kvcastv1.MatchPrefixesRequestRequestField):
+			q.requested = true
 			return eachField(f.Bytes, q.decodeField)
+		case f.isBytes(kvcastv1.MatchPrefixesRequestOutcomesField) && len(q.Outcomes) <= MaxOutcomes:
+			o := new(kvcastv1.Outcome)
+			q.Outcomes = append(q.Outcomes, o)
+			return proto.Unmarshal(f.Bytes, o)
 		}
 		return nil
 	})
@@ -110,14 +116,24 @@ func (q *Query) decodePrompt(b []byte) error {
 // LimitPrompts shortens an encoded MatchPrefixRequest that has more prompts than are allowed, before the generated code decodes
 // it. What is left has so many that Check refuses it.
 func LimitPrompts(b []byte) []byte {
-	prompts := 0
+	return limitElements(b, kvcastv1.MatchPrefixRequestPromptsField, maxPrompts)
+}
+
+// LimitOutcomes does the same for an encoded ReportOutcomeRequest and CheckOutcomes.
+func LimitOutcomes(b []byte) []byte {
+	return limitElements(b, kvcastv1.ReportOutcomeRequestOutcomesField, MaxOutcomes)
+}
+
+// limitElements shortens a message after the first element of a repeated field beyond the most that are allowed.
+func limitElements(b []byte, field protowire.Number, most int) []byte {
+	n := 0
 	for rest := b; len(rest) > 0; {
 		f, next, err := encode.Next(rest)
 		if err != nil {
 			return b
 		}
-		if f.Number == kvcastv1.MatchPrefixRequestPromptsField {
-			if prompts++; prompts > maxPrompts {
+		if f.Number == field {
+			if n++; n > most {
 				return b[:len(b)-len(next)]
 			}
 		}

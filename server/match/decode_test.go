@@ -1,6 +1,7 @@
 package match_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -35,6 +36,13 @@ func checkDecode(t interface {
 	if id != generated.GetId() {
 		t.Errorf("got id %d, want %d", id, generated.GetId())
 	}
+	outcomes := generated.GetOutcomes()[:min(len(generated.GetOutcomes()), match.MaxOutcomes+1)]
+	if diff := cmp.Diff(outcomes, q.Outcomes, protocmp.Transform(), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("%x: outcomes (-want +got):\n%s", b, diff)
+	}
+	if alone := generated.GetRequest() == nil && len(outcomes) > 0; alone != q.OutcomesAlone() {
+		t.Errorf("%x: got %v", b, q.OutcomesAlone())
+	}
 	opts := cmp.Options{cmpopts.EquateEmpty(), cmpopts.IgnoreFields(index.Query{}, "Worker")}
 	if diff := cmp.Diff(want.Query, q.Query, opts); diff != "" {
 		t.Errorf("%x: query (-want +got):\n%s", b, diff)
@@ -43,8 +51,9 @@ func checkDecode(t interface {
 	if diff := cmp.Diff(want.After, q.After, protocmp.Transform(), protocmp.IgnoreUnknown()); diff != "" {
 		t.Errorf("%x: position (-want +got):\n%s", b, diff)
 	}
-	if want.MaxWait() != q.MaxWait() || want.Bytes != q.Bytes {
-		t.Errorf("%x: got a wait of %v and %d bytes, want %v and %d", b, q.MaxWait(), q.Bytes, want.MaxWait(), want.Bytes)
+	bytes := want.Bytes + 256*int64(len(outcomes))
+	if want.MaxWait() != q.MaxWait() || bytes != q.Bytes {
+		t.Errorf("%x: got a wait of %v and %d bytes, want %v and %d", b, q.MaxWait(), q.Bytes, want.MaxWait(), bytes)
 	}
 	for _, name := range append(generated.GetRequest().GetWorkers(), "absent") {
 		if want.Worker != nil && q.Worker(name) != want.Worker(name) {
@@ -124,11 +133,31 @@ func TestFewOfTooManyPromptsAreKept(t *testing.T) {
 	}
 }
 
+// TestFewOfTooManyOutcomesAreKept decodes more outcomes than are allowed.
+func TestFewOfTooManyOutcomesAreKept(t *testing.T) {
+	for _, n := range []int{match.MaxOutcomes, match.MaxOutcomes + 1, 100_000} {
+		b, err := proto.Marshal(&kvcastv1.MatchPrefixesRequest{Outcomes: slices.Repeat([]*kvcastv1.Outcome{{}}, n)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var q match.Query
+		checkDecode(t, &q, b)
+		if b, err = proto.Marshal(&kvcastv1.ReportOutcomeRequest{Outcomes: slices.Repeat([]*kvcastv1.Outcome{{}}, n)}); err != nil {
+			t.Fatal(err)
+		}
+		short := new(kvcastv1.ReportOutcomeRequest)
+		err = proto.Unmarshal(match.LimitOutcomes(b), short)
+		if want := min(n, match.MaxOutcomes+1); err != nil || len(short.GetOutcomes()) != want || len(q.Outcomes) != want {
+			t.Errorf("%d outcomes: kept %d and %d, error %v; want %d", n, len(short.GetOutcomes()), len(q.Outcomes), err, want)
+		}
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	b, err := proto.Marshal(&kvcastv1.MatchPrefixesRequest{Id: 1, Request: &kvcastv1.MatchPrefixRequest{
 		Model: "m", Prompts: []*kvcastv1.Prompt{{TokenIds: []uint32{1, 300, 70_000, 1 << 31}}, {TokensHashes: []uint64{1}, LoraName: "l"}},
 		Workers: []string{"w"}, Limit: 1, After: &kvcastv1.Position{Epoch: "e", Seq: 1}, MaxWaitNano: 1,
-	}})
+	}, Outcomes: []*kvcastv1.Outcome{{Worker: "w", DpRank: 1, Position: &kvcastv1.Position{Epoch: "e", Seq: 1}, PredictedTokens: 2, CachedTokens: 3, Trust: 1}}})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -36,8 +36,11 @@ type Query struct {
 	After *kvcastv1.Position
 	// Bytes estimates the memory of the request and its query.
 	Bytes int64
+	// Outcomes are those that come with the request. They are not checked by Check.
+	Outcomes []*kvcastv1.Outcome
 
 	maxWaitNano uint64
+	requested   bool  // there was a MatchPrefixRequest
 	lists       lists // for Decode
 	names       int   // workers in the request
 	workers     map[string]struct{}
@@ -61,7 +64,8 @@ func (q *Query) Set(req *kvcastv1.MatchPrefixRequest) {
 
 // reset makes the query that of an empty request.
 func (q *Query) reset() {
-	q.Model, q.Limit, q.After, q.maxWaitNano = "", 0, nil, 0
+	q.Model, q.Limit, q.After, q.maxWaitNano, q.requested = "", 0, nil, 0, false
+	q.Outcomes = q.Outcomes[:0]
 	q.Prompts = q.Prompts[:0]
 	l := &q.lists
 	q.lists = lists{l.tokenIDs[:0], l.tokensHashes[:0], l.blockHashes[:0], l.ends[:0], l.names[:0], l.model}
@@ -71,6 +75,8 @@ func (q *Query) reset() {
 const (
 	queryBytes = 16 << 10
 	nameBytes  = 64
+	// outcomeBytes is of an outcome with its position and a usual name.
+	outcomeBytes = 256
 )
 
 // finish sets the fields that follow from the others.
@@ -80,6 +86,7 @@ func (q *Query) finish(names []string) {
 		p := &q.Prompts[i]
 		q.Bytes += int64(8 * (len(p.TokenIDs) + len(p.TokensHashes) + len(p.BlockHashes)))
 	}
+	q.Bytes += int64(outcomeBytes * len(q.Outcomes))
 	q.names, q.Worker = len(names), nil
 	if len(names) == 0 {
 		return
@@ -101,6 +108,7 @@ func (q *Query) Clear() {
 	clear(q.Prompts)
 	clear(q.workers)
 	clear(q.lists.names)
+	clear(q.Outcomes)
 	if q.Bytes > maxReusedBytes {
 		*q = Query{}
 	}
@@ -116,6 +124,9 @@ func (q *Query) MaxWait() time.Duration {
 	}
 	return time.Duration(q.maxWaitNano)
 }
+
+// OutcomesAlone reports whether there are outcomes and no request.
+func (q *Query) OutcomesAlone() bool { return !q.requested && len(q.Outcomes) > 0 }
 
 // Check returns the invalid fields of the request.
 func (q *Query) Check() (all []*Violation) {

@@ -34,6 +34,8 @@ type Standing struct {
 	Age uint64
 	// Stale reports whether that is too long.
 	Stale bool
+	// Overpredicted reports whether predictions are too long again and again.
+	Overpredicted bool
 }
 
 // reasons returns the reasons that follow, as index.Reasons.
@@ -43,6 +45,9 @@ func (s Standing) reasons() (all index.Reasons) {
 	}
 	if s.Stale {
 		all |= 1 << kvcastv1.DegradedReason_DEGRADED_REASON_STALE
+	}
+	if s.Overpredicted {
+		all |= 1 << kvcastv1.DegradedReason_DEGRADED_REASON_OVERPREDICTED
 	}
 	return all
 }
@@ -121,9 +126,14 @@ func (r *Response) Append(b []byte) []byte {
 
 // AppendID appends a MatchPrefixesResponse up to its response, which has size bytes and follows.
 func AppendID(b []byte, id uint64, size int) []byte {
-	b = appendVarint(b, kvcastv1.MatchPrefixesResponseIDField, id)
+	b = AppendOnlyID(b, id)
 	b = protowire.AppendTag(b, kvcastv1.MatchPrefixesResponseResponseField, protowire.BytesType)
 	return protowire.AppendVarint(b, uint64(size))
+}
+
+// AppendOnlyID appends a MatchPrefixesResponse without a response.
+func AppendOnlyID(b []byte, id uint64) []byte {
+	return appendVarint(b, kvcastv1.MatchPrefixesResponseIDField, id)
 }
 
 // MaxIDSize is the maximum number of bytes that AppendID appends.

@@ -43,7 +43,10 @@ func reference(r *match.Response) *kvcastv1.MatchPrefixResponse {
 				if of.Stale {
 					reasons |= 1 << kvcastv1.DegradedReason_DEGRADED_REASON_STALE
 				}
-				if of.Down > 0 || of.Stale {
+				if of.Overpredicted {
+					reasons |= 1 << kvcastv1.DegradedReason_DEGRADED_REASON_OVERPREDICTED
+				}
+				if of.Down > 0 || of.Stale || of.Overpredicted {
 					p.Trust, p.Reasons = kvcastv1.Trust_TRUST_DEGRADED, reasons.List()
 				}
 			}
@@ -77,7 +80,7 @@ func TestResponseEqualsGeneratedCode(t *testing.T) {
 		r.WithModel = rapid.Bool().Draw(t, "with model")
 		if r.Standing = nil; rapid.Bool().Draw(t, "some are not up to date") {
 			r.Standing = func(_ string, rank uint32) match.Standing {
-				return match.Standing{Down: uint64(rank%3) << (rank % 60), Age: uint64(rank%5) << (rank % 50), Stale: rank%2 == 0}
+				return match.Standing{Down: uint64(rank%3) << (rank % 60), Age: uint64(rank%5) << (rank % 50), Stale: rank%2 == 0, Overpredicted: rank%7 == 0}
 			}
 		}
 		size := r.Size()

@@ -31,6 +31,8 @@ func (s shared) Owners() map[string]*kvcastv1.WorkerOwner {
 
 func (s shared) SourcesDown() []server.RankSince { return nil }
 
+func (s shared) Overpredicted() []server.RankSince { return nil }
+
 func (s shared) WorkerStates() map[string]kvcastv1.WorkerState { return nil }
 
 func TestServersAndLeasesAreShown(t *testing.T) {

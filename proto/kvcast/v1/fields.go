@@ -42,8 +42,11 @@ const (
 	PositionEpochField protowire.Number = 1
 	PositionSeqField   protowire.Number = 2
 
-	MatchPrefixesRequestIDField      protowire.Number = 1
-	MatchPrefixesRequestRequestField protowire.Number = 2
+	MatchPrefixesRequestIDField       protowire.Number = 1
+	MatchPrefixesRequestRequestField  protowire.Number = 2
+	MatchPrefixesRequestOutcomesField protowire.Number = 3
+
+	ReportOutcomeRequestOutcomesField protowire.Number = 1
 
 	MatchPrefixRequestModelField       protowire.Number = 1
 	MatchPrefixRequestPromptsField     protowire.Number = 2

@@ -51,8 +51,9 @@ func TestFieldNumbersMatchDescriptors(t *testing.T) {
 		}},
 		{&kvcastv1.Position{}, fields{"epoch": kvcastv1.PositionEpochField, "seq": kvcastv1.PositionSeqField}},
 		{&kvcastv1.MatchPrefixesRequest{}, fields{
-			"id":      kvcastv1.MatchPrefixesRequestIDField,
-			"request": kvcastv1.MatchPrefixesRequestRequestField,
+			"id":       kvcastv1.MatchPrefixesRequestIDField,
+			"request":  kvcastv1.MatchPrefixesRequestRequestField,
+			"outcomes": kvcastv1.MatchPrefixesRequestOutcomesField,
 		}},
 		{&kvcastv1.MatchPrefixRequest{}, fields{
 			"model":         kvcastv1.MatchPrefixRequestModelField,

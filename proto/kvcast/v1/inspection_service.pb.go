@@ -65,6 +65,11 @@ const (
 	IncidentKind_INCIDENT_KIND_RELEASE IncidentKind = 14
 	// An append of this server was refused, because another server had taken the worker.
 	IncidentKind_INCIDENT_KIND_FENCED IncidentKind = 15
+	// The outcomes that routers report show that predictions for a rank are too long again and
+	// again: DEGRADED_REASON_OVERPREDICTED has begun. detail says by how much.
+	IncidentKind_INCIDENT_KIND_OVERPREDICTED IncidentKind = 16
+	// They are right again. duration_nano is how long they were not.
+	IncidentKind_INCIDENT_KIND_ACCURATE IncidentKind = 17
 )
 
 // Enum value maps for IncidentKind.
@@ -86,6 +91,8 @@ var (
 		13: "INCIDENT_KIND_TAKEOVER",
 		14: "INCIDENT_KIND_RELEASE",
 		15: "INCIDENT_KIND_FENCED",
+		16: "INCIDENT_KIND_OVERPREDICTED",
+		17: "INCIDENT_KIND_ACCURATE",
 	}
 	IncidentKind_value = map[string]int32{
 		"INCIDENT_KIND_UNSPECIFIED":      0,
@@ -104,6 +111,8 @@ var (
 		"INCIDENT_KIND_TAKEOVER":         13,
 		"INCIDENT_KIND_RELEASE":          14,
 		"INCIDENT_KIND_FENCED":           15,
+		"INCIDENT_KIND_OVERPREDICTED":    16,
+		"INCIDENT_KIND_ACCURATE":         17,
 	}
 )
 
@@ -1252,7 +1261,7 @@ const file_kvcast_v1_inspection_service_proto_rawDesc = "" +
 	"\x06blocks\x18\x05 \x01(\x04R\x06blocks\x12\x16\n" +
 	"\x06copies\x18\x06 \x01(\x04R\x06copies\x12\x1b\n" +
 	"\tmax_ranks\x18\a \x01(\rR\bmaxRanks\x12#\n" +
-	"\rtokens_hashes\x18\b \x03(\x06R\ftokensHashes*\xf2\x03\n" +
+	"\rtokens_hashes\x18\b \x03(\x06R\ftokensHashes*\xaf\x04\n" +
 	"\fIncidentKind\x12\x1d\n" +
 	"\x19INCIDENT_KIND_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aINCIDENT_KIND_WORKER_ADDED\x10\x01\x12 \n" +
@@ -1270,7 +1279,9 @@ const file_kvcast_v1_inspection_service_proto_rawDesc = "" +
 	"\x1dINCIDENT_KIND_SUBSCRIBER_LEFT\x10\f\x12\x1a\n" +
 	"\x16INCIDENT_KIND_TAKEOVER\x10\r\x12\x19\n" +
 	"\x15INCIDENT_KIND_RELEASE\x10\x0e\x12\x18\n" +
-	"\x14INCIDENT_KIND_FENCED\x10\x0f2\xa8\x03\n" +
+	"\x14INCIDENT_KIND_FENCED\x10\x0f\x12\x1f\n" +
+	"\x1bINCIDENT_KIND_OVERPREDICTED\x10\x10\x12\x1a\n" +
+	"\x16INCIDENT_KIND_ACCURATE\x10\x112\xa8\x03\n" +
 	"\x11InspectionService\x12R\n" +
 	"\rListIncidents\x12\x1f.kvcast.v1.ListIncidentsRequest\x1a .kvcast.v1.ListIncidentsResponse\x12I\n" +
 	"\n" +

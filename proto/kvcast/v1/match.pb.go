@@ -290,8 +290,10 @@ type MatchPrefixesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Returned with the answer. The server does not interpret it.
 	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	// The request.
-	Request       *MatchPrefixRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// The request. May be absent if there are outcomes.
+	Request *MatchPrefixRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// Outcomes of earlier requests, at most 1,000, as in ReportOutcome.
+	Outcomes      []*Outcome `protobuf:"bytes,3,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -340,12 +342,19 @@ func (x *MatchPrefixesRequest) GetRequest() *MatchPrefixRequest {
 	return nil
 }
 
+func (x *MatchPrefixesRequest) GetOutcomes() []*Outcome {
+	if x != nil {
+		return x.Outcomes
+	}
+	return nil
+}
+
 // Response of RouterEventService.MatchPrefixes: one for each request, in the same order.
 type MatchPrefixesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The id of the request.
 	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	// The answer.
+	// The answer; absent if there was no request.
 	Response      *MatchPrefixResponse `protobuf:"bytes,2,opt,name=response,proto3" json:"response,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -663,6 +672,194 @@ func (x *TierPrefix) GetReasons() []DegradedReason {
 	return nil
 }
 
+// What an engine reused of a prompt, and what was predicted.
+type Outcome struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the worker that the request was sent to.
+	Worker string `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
+	// The dp rank that computed it.
+	DpRank uint32 `protobuf:"varint,2,opt,name=dp_rank,json=dpRank,proto3" json:"dp_rank,omitempty"`
+	// The position of the prediction, as in MatchPrefixResponse. An empty epoch means the
+	// server's current epoch.
+	Position *Position `protobuf:"bytes,3,opt,name=position,proto3" json:"position,omitempty"`
+	// The predicted number of tokens that the engine reuses: usually those of the match of the
+	// prompt without its last token, which engines compute always, in TIER_DEVICE. At most
+	// 2^40.
+	PredictedTokens uint64 `protobuf:"varint,4,opt,name=predicted_tokens,json=predictedTokens,proto3" json:"predicted_tokens,omitempty"`
+	// The number of tokens that the engine has reused, as in the response's
+	// usage.prompt_tokens_details.cached_tokens. At most 2^40.
+	CachedTokens uint64 `protobuf:"varint,5,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
+	// The trust of the prediction. Unspecified: the rank's trust when the report arrives.
+	Trust         Trust `protobuf:"varint,6,opt,name=trust,proto3,enum=kvcast.v1.Trust" json:"trust,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Outcome) Reset() {
+	*x = Outcome{}
+	mi := &file_kvcast_v1_match_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Outcome) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Outcome) ProtoMessage() {}
+
+func (x *Outcome) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_match_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
+func (*Outcome) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Outcome) GetWorker() string {
+	if x != nil {
+		return x.Worker
+	}
+	return ""
+}
+
+func (x *Outcome) GetDpRank() uint32 {
+	if x != nil {
+		return x.DpRank
+	}
+	return 0
+}
+
+func (x *Outcome) GetPosition() *Position {
+	if x != nil {
+		return x.Position
+	}
+	return nil
+}
+
+func (x *Outcome) GetPredictedTokens() uint64 {
+	if x != nil {
+		return x.PredictedTokens
+	}
+	return 0
+}
+
+func (x *Outcome) GetCachedTokens() uint64 {
+	if x != nil {
+		return x.CachedTokens
+	}
+	return 0
+}
+
+func (x *Outcome) GetTrust() Trust {
+	if x != nil {
+		return x.Trust
+	}
+	return Trust_TRUST_UNSPECIFIED
+}
+
+// Request of RouterEventService.ReportOutcome.
+type ReportOutcomeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The outcomes, 1 to 1,000.
+	Outcomes      []*Outcome `protobuf:"bytes,1,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportOutcomeRequest) Reset() {
+	*x = ReportOutcomeRequest{}
+	mi := &file_kvcast_v1_match_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportOutcomeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportOutcomeRequest) ProtoMessage() {}
+
+func (x *ReportOutcomeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_match_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportOutcomeRequest.ProtoReflect.Descriptor instead.
+func (*ReportOutcomeRequest) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ReportOutcomeRequest) GetOutcomes() []*Outcome {
+	if x != nil {
+		return x.Outcomes
+	}
+	return nil
+}
+
+// Response of RouterEventService.ReportOutcome.
+type ReportOutcomeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of outcomes that were ignored: the server does not know the worker, or the rank,
+	// or the position is of another epoch, or after the newest entry.
+	Ignored       uint32 `protobuf:"varint,1,opt,name=ignored,proto3" json:"ignored,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportOutcomeResponse) Reset() {
+	*x = ReportOutcomeResponse{}
+	mi := &file_kvcast_v1_match_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportOutcomeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportOutcomeResponse) ProtoMessage() {}
+
+func (x *ReportOutcomeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_match_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportOutcomeResponse.ProtoReflect.Descriptor instead.
+func (*ReportOutcomeResponse) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ReportOutcomeResponse) GetIgnored() uint32 {
+	if x != nil {
+		return x.Ignored
+	}
+	return 0
+}
+
 var File_kvcast_v1_match_proto protoreflect.FileDescriptor
 
 const file_kvcast_v1_match_proto_rawDesc = "" +
@@ -687,10 +884,11 @@ const file_kvcast_v1_match_proto_rawDesc = "" +
 	"block_size\x18\a \x01(\rR\tblockSize\"z\n" +
 	"\x13MatchPrefixResponse\x12/\n" +
 	"\bposition\x18\x01 \x01(\v2\x13.kvcast.v1.PositionR\bposition\x122\n" +
-	"\aprompts\x18\x02 \x03(\v2\x18.kvcast.v1.PromptMatchesR\aprompts\"_\n" +
+	"\aprompts\x18\x02 \x03(\v2\x18.kvcast.v1.PromptMatchesR\aprompts\"\x8f\x01\n" +
 	"\x14MatchPrefixesRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x127\n" +
-	"\arequest\x18\x02 \x01(\v2\x1d.kvcast.v1.MatchPrefixRequestR\arequest\"c\n" +
+	"\arequest\x18\x02 \x01(\v2\x1d.kvcast.v1.MatchPrefixRequestR\arequest\x12.\n" +
+	"\boutcomes\x18\x03 \x03(\v2\x12.kvcast.v1.OutcomeR\boutcomes\"c\n" +
 	"\x15MatchPrefixesResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12:\n" +
 	"\bresponse\x18\x02 \x01(\v2\x1e.kvcast.v1.MatchPrefixResponseR\bresponse\"A\n" +
@@ -715,7 +913,18 @@ const file_kvcast_v1_match_proto_rawDesc = "" +
 	"\x06blocks\x18\x02 \x01(\rR\x06blocks\x12\x16\n" +
 	"\x06tokens\x18\x03 \x01(\rR\x06tokens\x12&\n" +
 	"\x05trust\x18\x04 \x01(\x0e2\x10.kvcast.v1.TrustR\x05trust\x123\n" +
-	"\areasons\x18\x05 \x03(\x0e2\x19.kvcast.v1.DegradedReasonR\areasonsB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
+	"\areasons\x18\x05 \x03(\x0e2\x19.kvcast.v1.DegradedReasonR\areasons\"\xe3\x01\n" +
+	"\aOutcome\x12\x16\n" +
+	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x17\n" +
+	"\adp_rank\x18\x02 \x01(\rR\x06dpRank\x12/\n" +
+	"\bposition\x18\x03 \x01(\v2\x13.kvcast.v1.PositionR\bposition\x12)\n" +
+	"\x10predicted_tokens\x18\x04 \x01(\x04R\x0fpredictedTokens\x12#\n" +
+	"\rcached_tokens\x18\x05 \x01(\x04R\fcachedTokens\x12&\n" +
+	"\x05trust\x18\x06 \x01(\x0e2\x10.kvcast.v1.TrustR\x05trust\"F\n" +
+	"\x14ReportOutcomeRequest\x12.\n" +
+	"\boutcomes\x18\x01 \x03(\v2\x12.kvcast.v1.OutcomeR\boutcomes\"1\n" +
+	"\x15ReportOutcomeResponse\x12\x18\n" +
+	"\aignored\x18\x01 \x01(\rR\aignoredB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
 
 var (
 	file_kvcast_v1_match_proto_rawDescOnce sync.Once
@@ -729,7 +938,7 @@ func file_kvcast_v1_match_proto_rawDescGZIP() []byte {
 	return file_kvcast_v1_match_proto_rawDescData
 }
 
-var file_kvcast_v1_match_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_kvcast_v1_match_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_kvcast_v1_match_proto_goTypes = []any{
 	(*MatchPrefixRequest)(nil),    // 0: kvcast.v1.MatchPrefixRequest
 	(*Prompt)(nil),                // 1: kvcast.v1.Prompt
@@ -739,30 +948,37 @@ var file_kvcast_v1_match_proto_goTypes = []any{
 	(*PromptMatches)(nil),         // 5: kvcast.v1.PromptMatches
 	(*PrefixMatch)(nil),           // 6: kvcast.v1.PrefixMatch
 	(*TierPrefix)(nil),            // 7: kvcast.v1.TierPrefix
-	(*Position)(nil),              // 8: kvcast.v1.Position
-	(Trust)(0),                    // 9: kvcast.v1.Trust
-	(DegradedReason)(0),           // 10: kvcast.v1.DegradedReason
-	(Tier)(0),                     // 11: kvcast.v1.Tier
+	(*Outcome)(nil),               // 8: kvcast.v1.Outcome
+	(*ReportOutcomeRequest)(nil),  // 9: kvcast.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil), // 10: kvcast.v1.ReportOutcomeResponse
+	(*Position)(nil),              // 11: kvcast.v1.Position
+	(Trust)(0),                    // 12: kvcast.v1.Trust
+	(DegradedReason)(0),           // 13: kvcast.v1.DegradedReason
+	(Tier)(0),                     // 14: kvcast.v1.Tier
 }
 var file_kvcast_v1_match_proto_depIdxs = []int32{
 	1,  // 0: kvcast.v1.MatchPrefixRequest.prompts:type_name -> kvcast.v1.Prompt
-	8,  // 1: kvcast.v1.MatchPrefixRequest.after:type_name -> kvcast.v1.Position
-	8,  // 2: kvcast.v1.MatchPrefixResponse.position:type_name -> kvcast.v1.Position
+	11, // 1: kvcast.v1.MatchPrefixRequest.after:type_name -> kvcast.v1.Position
+	11, // 2: kvcast.v1.MatchPrefixResponse.position:type_name -> kvcast.v1.Position
 	5,  // 3: kvcast.v1.MatchPrefixResponse.prompts:type_name -> kvcast.v1.PromptMatches
 	0,  // 4: kvcast.v1.MatchPrefixesRequest.request:type_name -> kvcast.v1.MatchPrefixRequest
-	2,  // 5: kvcast.v1.MatchPrefixesResponse.response:type_name -> kvcast.v1.MatchPrefixResponse
-	6,  // 6: kvcast.v1.PromptMatches.matches:type_name -> kvcast.v1.PrefixMatch
-	7,  // 7: kvcast.v1.PrefixMatch.tiers:type_name -> kvcast.v1.TierPrefix
-	9,  // 8: kvcast.v1.PrefixMatch.trust:type_name -> kvcast.v1.Trust
-	10, // 9: kvcast.v1.PrefixMatch.reasons:type_name -> kvcast.v1.DegradedReason
-	11, // 10: kvcast.v1.TierPrefix.tier:type_name -> kvcast.v1.Tier
-	9,  // 11: kvcast.v1.TierPrefix.trust:type_name -> kvcast.v1.Trust
-	10, // 12: kvcast.v1.TierPrefix.reasons:type_name -> kvcast.v1.DegradedReason
-	13, // [13:13] is the sub-list for method output_type
-	13, // [13:13] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	8,  // 5: kvcast.v1.MatchPrefixesRequest.outcomes:type_name -> kvcast.v1.Outcome
+	2,  // 6: kvcast.v1.MatchPrefixesResponse.response:type_name -> kvcast.v1.MatchPrefixResponse
+	6,  // 7: kvcast.v1.PromptMatches.matches:type_name -> kvcast.v1.PrefixMatch
+	7,  // 8: kvcast.v1.PrefixMatch.tiers:type_name -> kvcast.v1.TierPrefix
+	12, // 9: kvcast.v1.PrefixMatch.trust:type_name -> kvcast.v1.Trust
+	13, // 10: kvcast.v1.PrefixMatch.reasons:type_name -> kvcast.v1.DegradedReason
+	14, // 11: kvcast.v1.TierPrefix.tier:type_name -> kvcast.v1.Tier
+	12, // 12: kvcast.v1.TierPrefix.trust:type_name -> kvcast.v1.Trust
+	13, // 13: kvcast.v1.TierPrefix.reasons:type_name -> kvcast.v1.DegradedReason
+	11, // 14: kvcast.v1.Outcome.position:type_name -> kvcast.v1.Position
+	12, // 15: kvcast.v1.Outcome.trust:type_name -> kvcast.v1.Trust
+	8,  // 16: kvcast.v1.ReportOutcomeRequest.outcomes:type_name -> kvcast.v1.Outcome
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_match_proto_init() }
@@ -778,7 +994,7 @@ func file_kvcast_v1_match_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvcast_v1_match_proto_rawDesc), len(file_kvcast_v1_match_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -2623,7 +2623,7 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\tGapPolicy\x12\x1a\n" +
 	"\x16GAP_POLICY_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13GAP_POLICY_SNAPSHOT\x10\x01\x12\x13\n" +
-	"\x0fGAP_POLICY_FAIL\x10\x022\xcd\x05\n" +
+	"\x0fGAP_POLICY_FAIL\x10\x022\xa1\x06\n" +
 	"\x12RouterEventService\x12H\n" +
 	"\tSubscribe\x12\x1b.kvcast.v1.SubscribeRequest\x1a\x1c.kvcast.v1.SubscribeResponse0\x01\x12?\n" +
 	"\x06Replay\x12\x18.kvcast.v1.ReplayRequest\x1a\x19.kvcast.v1.ReplayResponse0\x01\x12E\n" +
@@ -2633,7 +2633,8 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\fLookupBlocks\x12\x1e.kvcast.v1.LookupBlocksRequest\x1a\x1f.kvcast.v1.LookupBlocksResponse\x12X\n" +
 	"\x0fListSubscribers\x12!.kvcast.v1.ListSubscribersRequest\x1a\".kvcast.v1.ListSubscribersResponse\x12L\n" +
 	"\vMatchPrefix\x12\x1d.kvcast.v1.MatchPrefixRequest\x1a\x1e.kvcast.v1.MatchPrefixResponse\x12V\n" +
-	"\rMatchPrefixes\x12\x1f.kvcast.v1.MatchPrefixesRequest\x1a .kvcast.v1.MatchPrefixesResponse(\x010\x01B3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
+	"\rMatchPrefixes\x12\x1f.kvcast.v1.MatchPrefixesRequest\x1a .kvcast.v1.MatchPrefixesResponse(\x010\x01\x12R\n" +
+	"\rReportOutcome\x12\x1f.kvcast.v1.ReportOutcomeRequest\x1a .kvcast.v1.ReportOutcomeResponseB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
 
 var (
 	file_kvcast_v1_router_event_service_proto_rawDescOnce sync.Once
@@ -2692,8 +2693,10 @@ var file_kvcast_v1_router_event_service_proto_goTypes = []any{
 	(*WorkerStatus)(nil),            // 39: kvcast.v1.WorkerStatus
 	(*MatchPrefixRequest)(nil),      // 40: kvcast.v1.MatchPrefixRequest
 	(*MatchPrefixesRequest)(nil),    // 41: kvcast.v1.MatchPrefixesRequest
-	(*MatchPrefixResponse)(nil),     // 42: kvcast.v1.MatchPrefixResponse
-	(*MatchPrefixesResponse)(nil),   // 43: kvcast.v1.MatchPrefixesResponse
+	(*ReportOutcomeRequest)(nil),    // 42: kvcast.v1.ReportOutcomeRequest
+	(*MatchPrefixResponse)(nil),     // 43: kvcast.v1.MatchPrefixResponse
+	(*MatchPrefixesResponse)(nil),   // 44: kvcast.v1.MatchPrefixesResponse
+	(*ReportOutcomeResponse)(nil),   // 45: kvcast.v1.ReportOutcomeResponse
 }
 var file_kvcast_v1_router_event_service_proto_depIdxs = []int32{
 	32, // 0: kvcast.v1.Filter.tiers:type_name -> kvcast.v1.Tier
@@ -2752,17 +2755,19 @@ var file_kvcast_v1_router_event_service_proto_depIdxs = []int32{
 	29, // 53: kvcast.v1.RouterEventService.ListSubscribers:input_type -> kvcast.v1.ListSubscribersRequest
 	40, // 54: kvcast.v1.RouterEventService.MatchPrefix:input_type -> kvcast.v1.MatchPrefixRequest
 	41, // 55: kvcast.v1.RouterEventService.MatchPrefixes:input_type -> kvcast.v1.MatchPrefixesRequest
-	7,  // 56: kvcast.v1.RouterEventService.Subscribe:output_type -> kvcast.v1.SubscribeResponse
-	17, // 57: kvcast.v1.RouterEventService.Replay:output_type -> kvcast.v1.ReplayResponse
-	19, // 58: kvcast.v1.RouterEventService.Snapshot:output_type -> kvcast.v1.SnapshotResponse
-	21, // 59: kvcast.v1.RouterEventService.GetStatus:output_type -> kvcast.v1.GetStatusResponse
-	25, // 60: kvcast.v1.RouterEventService.ListWorkers:output_type -> kvcast.v1.ListWorkersResponse
-	27, // 61: kvcast.v1.RouterEventService.LookupBlocks:output_type -> kvcast.v1.LookupBlocksResponse
-	30, // 62: kvcast.v1.RouterEventService.ListSubscribers:output_type -> kvcast.v1.ListSubscribersResponse
-	42, // 63: kvcast.v1.RouterEventService.MatchPrefix:output_type -> kvcast.v1.MatchPrefixResponse
-	43, // 64: kvcast.v1.RouterEventService.MatchPrefixes:output_type -> kvcast.v1.MatchPrefixesResponse
-	56, // [56:65] is the sub-list for method output_type
-	47, // [47:56] is the sub-list for method input_type
+	42, // 56: kvcast.v1.RouterEventService.ReportOutcome:input_type -> kvcast.v1.ReportOutcomeRequest
+	7,  // 57: kvcast.v1.RouterEventService.Subscribe:output_type -> kvcast.v1.SubscribeResponse
+	17, // 58: kvcast.v1.RouterEventService.Replay:output_type -> kvcast.v1.ReplayResponse
+	19, // 59: kvcast.v1.RouterEventService.Snapshot:output_type -> kvcast.v1.SnapshotResponse
+	21, // 60: kvcast.v1.RouterEventService.GetStatus:output_type -> kvcast.v1.GetStatusResponse
+	25, // 61: kvcast.v1.RouterEventService.ListWorkers:output_type -> kvcast.v1.ListWorkersResponse
+	27, // 62: kvcast.v1.RouterEventService.LookupBlocks:output_type -> kvcast.v1.LookupBlocksResponse
+	30, // 63: kvcast.v1.RouterEventService.ListSubscribers:output_type -> kvcast.v1.ListSubscribersResponse
+	43, // 64: kvcast.v1.RouterEventService.MatchPrefix:output_type -> kvcast.v1.MatchPrefixResponse
+	44, // 65: kvcast.v1.RouterEventService.MatchPrefixes:output_type -> kvcast.v1.MatchPrefixesResponse
+	45, // 66: kvcast.v1.RouterEventService.ReportOutcome:output_type -> kvcast.v1.ReportOutcomeResponse
+	57, // [57:67] is the sub-list for method output_type
+	47, // [47:57] is the sub-list for method input_type
 	47, // [47:47] is the sub-list for extension type_name
 	47, // [47:47] is the sub-list for extension extendee
 	0,  // [0:47] is the sub-list for field type_name

@@ -28,6 +28,7 @@ const (
 	RouterEventService_ListSubscribers_FullMethodName = "/kvcast.v1.RouterEventService/ListSubscribers"
 	RouterEventService_MatchPrefix_FullMethodName     = "/kvcast.v1.RouterEventService/MatchPrefix"
 	RouterEventService_MatchPrefixes_FullMethodName   = "/kvcast.v1.RouterEventService/MatchPrefixes"
+	RouterEventService_ReportOutcome_FullMethodName   = "/kvcast.v1.RouterEventService/ReportOutcome"
 )
 
 // RouterEventServiceClient is the client API for RouterEventService service.
@@ -128,6 +129,11 @@ type RouterEventServiceClient interface {
 	// answered, and with its error. All earlier requests have been answered then; later ones
 	// have not.
 	MatchPrefixes(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[MatchPrefixesRequest, MatchPrefixesResponse], error)
+	// Reports how much of prompts engines have reused, for predictions of this server or of a
+	// router's own view. The server counts how often predictions are right, for each rank, and
+	// does not call a rank EXACT whose predictions are too long again and again: see
+	// DEGRADED_REASON_OVERPREDICTED. MatchPrefixes takes outcomes as well.
+	ReportOutcome(ctx context.Context, in *ReportOutcomeRequest, opts ...grpc.CallOption) (*ReportOutcomeResponse, error)
 }
 
 type routerEventServiceClient struct {
@@ -258,6 +264,16 @@ func (c *routerEventServiceClient) MatchPrefixes(ctx context.Context, opts ...gr
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type RouterEventService_MatchPrefixesClient = grpc.BidiStreamingClient[MatchPrefixesRequest, MatchPrefixesResponse]
 
+func (c *routerEventServiceClient) ReportOutcome(ctx context.Context, in *ReportOutcomeRequest, opts ...grpc.CallOption) (*ReportOutcomeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReportOutcomeResponse)
+	err := c.cc.Invoke(ctx, RouterEventService_ReportOutcome_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // RouterEventServiceServer is the server API for RouterEventService service.
 // All implementations must embed UnimplementedRouterEventServiceServer
 // for forward compatibility.
@@ -356,6 +372,11 @@ type RouterEventServiceServer interface {
 	// answered, and with its error. All earlier requests have been answered then; later ones
 	// have not.
 	MatchPrefixes(grpc.BidiStreamingServer[MatchPrefixesRequest, MatchPrefixesResponse]) error
+	// Reports how much of prompts engines have reused, for predictions of this server or of a
+	// router's own view. The server counts how often predictions are right, for each rank, and
+	// does not call a rank EXACT whose predictions are too long again and again: see
+	// DEGRADED_REASON_OVERPREDICTED. MatchPrefixes takes outcomes as well.
+	ReportOutcome(context.Context, *ReportOutcomeRequest) (*ReportOutcomeResponse, error)
 	mustEmbedUnimplementedRouterEventServiceServer()
 }
 
@@ -392,6 +413,9 @@ func (UnimplementedRouterEventServiceServer) MatchPrefix(context.Context, *Match
 }
 func (UnimplementedRouterEventServiceServer) MatchPrefixes(grpc.BidiStreamingServer[MatchPrefixesRequest, MatchPrefixesResponse]) error {
 	return status.Error(codes.Unimplemented, "method MatchPrefixes not implemented")
+}
+func (UnimplementedRouterEventServiceServer) ReportOutcome(context.Context, *ReportOutcomeRequest) (*ReportOutcomeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReportOutcome not implemented")
 }
 func (UnimplementedRouterEventServiceServer) mustEmbedUnimplementedRouterEventServiceServer() {}
 func (UnimplementedRouterEventServiceServer) testEmbeddedByValue()                            {}
@@ -544,6 +568,24 @@ func _RouterEventService_MatchPrefixes_Handler(srv interface{}, stream grpc.Serv
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type RouterEventService_MatchPrefixesServer = grpc.BidiStreamingServer[MatchPrefixesRequest, MatchPrefixesResponse]
 
+func _RouterEventService_ReportOutcome_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReportOutcomeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RouterEventServiceServer).ReportOutcome(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: RouterEventService_ReportOutcome_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RouterEventServiceServer).ReportOutcome(ctx, req.(*ReportOutcomeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // RouterEventService_ServiceDesc is the grpc.ServiceDesc for RouterEventService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -570,6 +612,10 @@ var RouterEventService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "MatchPrefix",
 			Handler:    _RouterEventService_MatchPrefix_Handler,
+		},
+		{
+			MethodName: "ReportOutcome",
+			Handler:    _RouterEventService_ReportOutcome_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

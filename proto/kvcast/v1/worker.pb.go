@@ -456,7 +456,8 @@ func (Trust) EnumDescriptor() ([]byte, []int) {
 }
 
 // Why the known blocks of a dp rank may differ from the engine's blocks. All reasons but
-// SOURCE_DOWN and STALE follow from Gap and Cleared events, and end with incompleteness; see Gap.
+// SOURCE_DOWN, STALE and OVERPREDICTED follow from Gap and Cleared events, and end with
+// incompleteness; see Gap.
 type DegradedReason int32
 
 const (
@@ -507,6 +508,11 @@ const (
 	// with the engine, or no server reads the engine. The server is cut off, the journal accepts
 	// no entries, a replay takes long, or a worker moves to another server.
 	DegradedReason_DEGRADED_REASON_STALE DegradedReason = 17
+	// Predictions that were EXACT were too long again and again, as routers have reported: the
+	// engine reuses less than its events tell. It begins when 8 of the last 64 outcomes were too
+	// long though no block was removed after the prediction, or 32 for whatever reason, and
+	// ends when none of the last 64 was too long without a removal, and at most 8 in all.
+	DegradedReason_DEGRADED_REASON_OVERPREDICTED DegradedReason = 18
 )
 
 // Enum value maps for DegradedReason.
@@ -530,6 +536,7 @@ var (
 		15: "DEGRADED_REASON_CONNECTOR_TIER",
 		16: "DEGRADED_REASON_RELAYED",
 		17: "DEGRADED_REASON_STALE",
+		18: "DEGRADED_REASON_OVERPREDICTED",
 	}
 	DegradedReason_value = map[string]int32{
 		"DEGRADED_REASON_UNSPECIFIED":         0,
@@ -550,6 +557,7 @@ var (
 		"DEGRADED_REASON_CONNECTOR_TIER":      15,
 		"DEGRADED_REASON_RELAYED":             16,
 		"DEGRADED_REASON_STALE":               17,
+		"DEGRADED_REASON_OVERPREDICTED":       18,
 	}
 )
 
@@ -998,14 +1006,17 @@ type RankStatus struct {
 	// With DEGRADED_REASON_SOURCE_DOWN, how long the source has been down, in nanoseconds.
 	DownNano uint64 `protobuf:"varint,8,opt,name=down_nano,json=downNano,proto3" json:"down_nano,omitempty"`
 	// The reasons by tier, of tiers that have some, if the tiers differ; never
-	// SOURCE_DOWN or STALE, which concern all.
+	// SOURCE_DOWN, STALE or OVERPREDICTED, which concern all.
 	TierReasons []*TierReasons `protobuf:"bytes,9,rep,name=tier_reasons,json=tierReasons,proto3" json:"tier_reasons,omitempty"`
 	// For people: what the last Gap with a detail has said; empty if there is none, and
 	// while the rank is complete.
 	Detail string `protobuf:"bytes,10,opt,name=detail,proto3" json:"detail,omitempty"`
 	// How old the server's knowledge of the rank is, in nanoseconds: the time since it was known
 	// to be up to date with the engine. 0: it is. See DEGRADED_REASON_STALE.
-	AgeNano       uint64 `protobuf:"varint,11,opt,name=age_nano,json=ageNano,proto3" json:"age_nano,omitempty"`
+	AgeNano uint64 `protobuf:"varint,11,opt,name=age_nano,json=ageNano,proto3" json:"age_nano,omitempty"`
+	// How right predictions were, by what routers have reported to this server; absent if they
+	// have reported nothing.
+	Accuracy      *Accuracy `protobuf:"bytes,12,opt,name=accuracy,proto3" json:"accuracy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1117,6 +1128,115 @@ func (x *RankStatus) GetAgeNano() uint64 {
 	return 0
 }
 
+func (x *RankStatus) GetAccuracy() *Accuracy {
+	if x != nil {
+		return x.Accuracy
+	}
+	return nil
+}
+
+// How right the predictions for a dp rank were, of any trust, by the outcomes that routers
+// have reported to this server since it started, or since the rank was added. See
+// RouterEventService.ReportOutcome.
+type Accuracy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of predictions that were exact.
+	Exact uint64 `protobuf:"varint,1,opt,name=exact,proto3" json:"exact,omitempty"`
+	// Number of predictions that were too long.
+	Over uint64 `protobuf:"varint,2,opt,name=over,proto3" json:"over,omitempty"`
+	// Number of predictions that were too short.
+	Under uint64 `protobuf:"varint,3,opt,name=under,proto3" json:"under,omitempty"`
+	// Tokens that were predicted and reused.
+	ExactTokens uint64 `protobuf:"varint,4,opt,name=exact_tokens,json=exactTokens,proto3" json:"exact_tokens,omitempty"`
+	// Tokens that were predicted and not reused.
+	OverTokens uint64 `protobuf:"varint,5,opt,name=over_tokens,json=overTokens,proto3" json:"over_tokens,omitempty"`
+	// Tokens that were reused and not predicted.
+	UnderTokens uint64 `protobuf:"varint,6,opt,name=under_tokens,json=underTokens,proto3" json:"under_tokens,omitempty"`
+	// For people: by how much predictions are too long, with DEGRADED_REASON_OVERPREDICTED.
+	Detail        string `protobuf:"bytes,7,opt,name=detail,proto3" json:"detail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Accuracy) Reset() {
+	*x = Accuracy{}
+	mi := &file_kvcast_v1_worker_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Accuracy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Accuracy) ProtoMessage() {}
+
+func (x *Accuracy) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_worker_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Accuracy.ProtoReflect.Descriptor instead.
+func (*Accuracy) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Accuracy) GetExact() uint64 {
+	if x != nil {
+		return x.Exact
+	}
+	return 0
+}
+
+func (x *Accuracy) GetOver() uint64 {
+	if x != nil {
+		return x.Over
+	}
+	return 0
+}
+
+func (x *Accuracy) GetUnder() uint64 {
+	if x != nil {
+		return x.Under
+	}
+	return 0
+}
+
+func (x *Accuracy) GetExactTokens() uint64 {
+	if x != nil {
+		return x.ExactTokens
+	}
+	return 0
+}
+
+func (x *Accuracy) GetOverTokens() uint64 {
+	if x != nil {
+		return x.OverTokens
+	}
+	return 0
+}
+
+func (x *Accuracy) GetUnderTokens() uint64 {
+	if x != nil {
+		return x.UnderTokens
+	}
+	return 0
+}
+
+func (x *Accuracy) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
 // Why the blocks in a tier of a dp rank may differ from the engine's.
 type TierReasons struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1130,7 +1250,7 @@ type TierReasons struct {
 
 func (x *TierReasons) Reset() {
 	*x = TierReasons{}
-	mi := &file_kvcast_v1_worker_proto_msgTypes[5]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1142,7 +1262,7 @@ func (x *TierReasons) String() string {
 func (*TierReasons) ProtoMessage() {}
 
 func (x *TierReasons) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_worker_proto_msgTypes[5]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1155,7 +1275,7 @@ func (x *TierReasons) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierReasons.ProtoReflect.Descriptor instead.
 func (*TierReasons) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{5}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *TierReasons) GetTier() Tier {
@@ -1185,7 +1305,7 @@ type TierBlocks struct {
 
 func (x *TierBlocks) Reset() {
 	*x = TierBlocks{}
-	mi := &file_kvcast_v1_worker_proto_msgTypes[6]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1197,7 +1317,7 @@ func (x *TierBlocks) String() string {
 func (*TierBlocks) ProtoMessage() {}
 
 func (x *TierBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_worker_proto_msgTypes[6]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1210,7 +1330,7 @@ func (x *TierBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierBlocks.ProtoReflect.Descriptor instead.
 func (*TierBlocks) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{6}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TierBlocks) GetTier() Tier {
@@ -1264,7 +1384,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_kvcast_v1_worker_proto_msgTypes[7]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1276,7 +1396,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_worker_proto_msgTypes[7]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1289,7 +1409,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{7}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SourceStatus) GetEngine() string {
@@ -1425,7 +1545,7 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x1f\n" +
 	"\vhanded_over\x18\x02 \x01(\bR\n" +
-	"handedOver\"\x97\x03\n" +
+	"handedOver\"\xc8\x03\n" +
 	"\n" +
 	"RankStatus\x12\x17\n" +
 	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x12\x1e\n" +
@@ -1441,7 +1561,17 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\ftier_reasons\x18\t \x03(\v2\x16.kvcast.v1.TierReasonsR\vtierReasons\x12\x16\n" +
 	"\x06detail\x18\n" +
 	" \x01(\tR\x06detail\x12\x19\n" +
-	"\bage_nano\x18\v \x01(\x04R\aageNano\"g\n" +
+	"\bage_nano\x18\v \x01(\x04R\aageNano\x12/\n" +
+	"\baccuracy\x18\f \x01(\v2\x13.kvcast.v1.AccuracyR\baccuracy\"\xc9\x01\n" +
+	"\bAccuracy\x12\x14\n" +
+	"\x05exact\x18\x01 \x01(\x04R\x05exact\x12\x12\n" +
+	"\x04over\x18\x02 \x01(\x04R\x04over\x12\x14\n" +
+	"\x05under\x18\x03 \x01(\x04R\x05under\x12!\n" +
+	"\fexact_tokens\x18\x04 \x01(\x04R\vexactTokens\x12\x1f\n" +
+	"\vover_tokens\x18\x05 \x01(\x04R\n" +
+	"overTokens\x12!\n" +
+	"\funder_tokens\x18\x06 \x01(\x04R\vunderTokens\x12\x16\n" +
+	"\x06detail\x18\a \x01(\tR\x06detail\"g\n" +
 	"\vTierReasons\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvcast.v1.TierR\x04tier\x123\n" +
 	"\areasons\x18\x02 \x03(\x0e2\x19.kvcast.v1.DegradedReasonR\areasons\"I\n" +
@@ -1504,7 +1634,7 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x11TRUST_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vTRUST_EXACT\x10\x01\x12\x15\n" +
 	"\x11TRUST_UPPER_BOUND\x10\x02\x12\x12\n" +
-	"\x0eTRUST_DEGRADED\x10\x03*\xf5\x04\n" +
+	"\x0eTRUST_DEGRADED\x10\x03*\x98\x05\n" +
 	"\x0eDegradedReason\x12\x1f\n" +
 	"\x1bDEGRADED_REASON_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bDEGRADED_REASON_JOINED_LATE\x10\x01\x12\x17\n" +
@@ -1524,7 +1654,8 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x1dDEGRADED_REASON_COPIES_UNSURE\x10\x0e\x12\"\n" +
 	"\x1eDEGRADED_REASON_CONNECTOR_TIER\x10\x0f\x12\x1b\n" +
 	"\x17DEGRADED_REASON_RELAYED\x10\x10\x12\x19\n" +
-	"\x15DEGRADED_REASON_STALE\x10\x11B3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
+	"\x15DEGRADED_REASON_STALE\x10\x11\x12!\n" +
+	"\x1dDEGRADED_REASON_OVERPREDICTED\x10\x12B3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
 
 var (
 	file_kvcast_v1_worker_proto_rawDescOnce sync.Once
@@ -1539,7 +1670,7 @@ func file_kvcast_v1_worker_proto_rawDescGZIP() []byte {
 }
 
 var file_kvcast_v1_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_kvcast_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_kvcast_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_kvcast_v1_worker_proto_goTypes = []any{
 	(Consolidate)(0),     // 0: kvcast.v1.Consolidate
 	(Clears)(0),          // 1: kvcast.v1.Clears
@@ -1554,38 +1685,40 @@ var file_kvcast_v1_worker_proto_goTypes = []any{
 	(*WorkerStatus)(nil), // 10: kvcast.v1.WorkerStatus
 	(*WorkerOwner)(nil),  // 11: kvcast.v1.WorkerOwner
 	(*RankStatus)(nil),   // 12: kvcast.v1.RankStatus
-	(*TierReasons)(nil),  // 13: kvcast.v1.TierReasons
-	(*TierBlocks)(nil),   // 14: kvcast.v1.TierBlocks
-	(*SourceStatus)(nil), // 15: kvcast.v1.SourceStatus
-	nil,                  // 16: kvcast.v1.WorkerSpec.LabelsEntry
-	nil,                  // 17: kvcast.v1.WorkerStatus.LabelsEntry
-	(Tier)(0),            // 18: kvcast.v1.Tier
+	(*Accuracy)(nil),     // 13: kvcast.v1.Accuracy
+	(*TierReasons)(nil),  // 14: kvcast.v1.TierReasons
+	(*TierBlocks)(nil),   // 15: kvcast.v1.TierBlocks
+	(*SourceStatus)(nil), // 16: kvcast.v1.SourceStatus
+	nil,                  // 17: kvcast.v1.WorkerSpec.LabelsEntry
+	nil,                  // 18: kvcast.v1.WorkerStatus.LabelsEntry
+	(Tier)(0),            // 19: kvcast.v1.Tier
 }
 var file_kvcast_v1_worker_proto_depIdxs = []int32{
-	16, // 0: kvcast.v1.WorkerSpec.labels:type_name -> kvcast.v1.WorkerSpec.LabelsEntry
+	17, // 0: kvcast.v1.WorkerSpec.labels:type_name -> kvcast.v1.WorkerSpec.LabelsEntry
 	9,  // 1: kvcast.v1.WorkerSpec.sources:type_name -> kvcast.v1.SourceSpec
 	0,  // 2: kvcast.v1.WorkerSpec.consolidate:type_name -> kvcast.v1.Consolidate
 	2,  // 3: kvcast.v1.SourceSpec.copies:type_name -> kvcast.v1.Copies
 	1,  // 4: kvcast.v1.SourceSpec.clears:type_name -> kvcast.v1.Clears
-	17, // 5: kvcast.v1.WorkerStatus.labels:type_name -> kvcast.v1.WorkerStatus.LabelsEntry
+	18, // 5: kvcast.v1.WorkerStatus.labels:type_name -> kvcast.v1.WorkerStatus.LabelsEntry
 	3,  // 6: kvcast.v1.WorkerStatus.state:type_name -> kvcast.v1.WorkerState
 	12, // 7: kvcast.v1.WorkerStatus.ranks:type_name -> kvcast.v1.RankStatus
-	15, // 8: kvcast.v1.WorkerStatus.sources:type_name -> kvcast.v1.SourceStatus
+	16, // 8: kvcast.v1.WorkerStatus.sources:type_name -> kvcast.v1.SourceStatus
 	11, // 9: kvcast.v1.WorkerStatus.owner:type_name -> kvcast.v1.WorkerOwner
-	14, // 10: kvcast.v1.RankStatus.blocks:type_name -> kvcast.v1.TierBlocks
+	15, // 10: kvcast.v1.RankStatus.blocks:type_name -> kvcast.v1.TierBlocks
 	6,  // 11: kvcast.v1.RankStatus.trust:type_name -> kvcast.v1.Trust
 	7,  // 12: kvcast.v1.RankStatus.reasons:type_name -> kvcast.v1.DegradedReason
-	13, // 13: kvcast.v1.RankStatus.tier_reasons:type_name -> kvcast.v1.TierReasons
-	18, // 14: kvcast.v1.TierReasons.tier:type_name -> kvcast.v1.Tier
-	7,  // 15: kvcast.v1.TierReasons.reasons:type_name -> kvcast.v1.DegradedReason
-	18, // 16: kvcast.v1.TierBlocks.tier:type_name -> kvcast.v1.Tier
-	4,  // 17: kvcast.v1.SourceStatus.state:type_name -> kvcast.v1.SourceState
-	5,  // 18: kvcast.v1.SourceStatus.replay_state:type_name -> kvcast.v1.ReplayState
-	19, // [19:19] is the sub-list for method output_type
-	19, // [19:19] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	14, // 13: kvcast.v1.RankStatus.tier_reasons:type_name -> kvcast.v1.TierReasons
+	13, // 14: kvcast.v1.RankStatus.accuracy:type_name -> kvcast.v1.Accuracy
+	19, // 15: kvcast.v1.TierReasons.tier:type_name -> kvcast.v1.Tier
+	7,  // 16: kvcast.v1.TierReasons.reasons:type_name -> kvcast.v1.DegradedReason
+	19, // 17: kvcast.v1.TierBlocks.tier:type_name -> kvcast.v1.Tier
+	4,  // 18: kvcast.v1.SourceStatus.state:type_name -> kvcast.v1.SourceState
+	5,  // 19: kvcast.v1.SourceStatus.replay_state:type_name -> kvcast.v1.ReplayState
+	20, // [20:20] is the sub-list for method output_type
+	20, // [20:20] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_worker_proto_init() }
@@ -1594,14 +1727,14 @@ func file_kvcast_v1_worker_proto_init() {
 		return
 	}
 	file_kvcast_v1_event_proto_init()
-	file_kvcast_v1_worker_proto_msgTypes[7].OneofWrappers = []any{}
+	file_kvcast_v1_worker_proto_msgTypes[8].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvcast_v1_worker_proto_rawDesc), len(file_kvcast_v1_worker_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

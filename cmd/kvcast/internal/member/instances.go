@@ -44,6 +44,8 @@ type heartbeat struct {
 	// Behind are the dp ranks of which published batches are being replayed, bounded as Down. If there are more, Stalled has the time
 	// of the one that comes next.
 	Behind []sourceSince `json:"behind,omitempty"`
+	// Over are the dp ranks that the instance calls OVERPREDICTED, at most maxDown.
+	Over []sourceSince `json:"over,omitempty"`
 	// Stalled is how long the stream has not accepted what the instance appends.
 	Stalled time.Duration `json:"stalled_nano,omitempty"`
 	// States has the workers that the instance owned at Seq and that are not live, at most maxStates. OthersLive reports whether
@@ -233,6 +235,12 @@ func (m *Member) tryHeartbeat(ctx context.Context) error {
 	h, hasLeft, owned := m.heartbeat(), m.hasLeft, m.owned()
 	m.mu.Unlock()
 	h.Down, h.Behind, h.Stalled = down, behind, stalled
+	if m.parts.Overpredicted != nil {
+		for _, s := range m.parts.Overpredicted() {
+			h.Over = append(h.Over, sourceSince(s))
+		}
+		h.Over = h.Over[:min(len(h.Over), maxDown)]
+	}
 	h.setStates(owned, states)
 	if hasLeft {
 		return nil

@@ -30,6 +30,7 @@ import (
 	"github.com/kvcast/kvcast/journal/jetstream"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
 )
 
 // Config configures a Member.
@@ -136,6 +137,8 @@ type Parts struct {
 	PipelineConfig pipeline.Config
 	// States returns the states of the workers with some sources of Ingest.
 	States func([]ingest.SourceStatus) map[string]kvcastv1.WorkerState
+	// Overpredicted returns the dp ranks that this instance calls OVERPREDICTED; nil: none.
+	Overpredicted func() []server.RankSince
 	// Address is that of the gRPC port.
 	Address string
 }

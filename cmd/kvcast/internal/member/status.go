@@ -89,6 +89,20 @@ func (m *Member) SourcesDown() []server.RankSince {
 	return m.sources(func(h *heartbeat) []sourceSince { return h.Down })
 }
 
+// Overpredicted implements server.Cluster. It returns what the last heartbeats of live instances say.
+func (m *Member) Overpredicted() (all []server.RankSince) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, i := range m.machine.Instances() {
+		if of := m.instances[i.ID]; of != nil && i.Live && i.ID != m.cfg.ID {
+			for _, s := range of.Over {
+				all = append(all, server.RankSince(s))
+			}
+		}
+	}
+	return all
+}
+
 // sources returns dp ranks of other instances' heartbeats that these own. The lock is held.
 func (m *Member) sources(of func(*heartbeat) []sourceSince) (all []server.RankSince) {
 	for id, i := range m.instances {

@@ -187,7 +187,7 @@ func (s *Service) recover(ctx context.Context) ([]ingestconfig.Worker, error) {
 			return nil, err
 		}
 		d.Pin(s.follower.Index().Seq())
-		d.member.Attach(member.Parts{Journal: d.Journal, Follower: s.follower, Address: s.Addr()})
+		d.member.Attach(member.Parts{Journal: d.Journal, Follower: s.follower, Overpredicted: s.server.Overpredicted, Address: s.Addr()})
 		d.recovering.Store(false)
 		return nil, nil
 	case d.member != nil:

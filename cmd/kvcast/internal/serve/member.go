@@ -75,7 +75,7 @@ func (s *Service) join(ctx context.Context) error {
 	}
 	d.member.Attach(member.Parts{
 		Journal: d.Journal, Follower: s.follower, Ingest: s.ingest, Pipeline: p, PipelineConfig: s.cfg.Pipeline,
-		States: workerStates, Address: s.Addr(),
+		States: workerStates, Overpredicted: s.server.Overpredicted, Address: s.Addr(),
 	})
 	close(s.registered)
 	d.recovering.Store(false)
