@@ -142,18 +142,40 @@ func (x *Index) Match(q *Query, m *Matches) (seq uint64) {
 	return x.seq
 }
 
+// Queried returns how many tokens and whole blocks a prompt of the query of the last Match has: in blocks of the best match, or
+// else of a worker of the model. They are 0 if no worker's block size is known.
+func (m *Matches) Queried(q *Query, prompt int) (tokens, blocks int) {
+	p, size := &q.Prompts[prompt], 0
+	switch best := m.Prompts[prompt]; {
+	case len(best) > 0 && best[0].BlockSize > 0:
+		size = int(best[0].BlockSize)
+	case p.BlockSize > 0:
+		size = int(p.BlockSize)
+	case len(m.sizes) > 0:
+		size = int(m.sizes[0])
+	default:
+		return 0, 0
+	}
+	if n := len(p.TokenIDs); n > 0 {
+		return n, n / size
+	}
+	blocks = max(len(p.TokensHashes), len(p.BlockHashes))
+	return blocks * size, blocks
+}
+
+// HasModel reports whether the query of the last Match named a model that has workers, whose block size is known.
+func (m *Matches) HasModel(q *Query) bool { return q.Model != "" && len(m.sizes) > 0 }
+
 // hash computes the hashes of all prompts, without the index's lock.
 func (m *Matches) hash(x *Index, q *Query) {
-	m.hashes, m.lists, m.sizes = m.hashes[:0], m.lists[:0], m.sizes[:0]
+	m.hashes, m.lists = m.hashes[:0], m.lists[:0]
+	m.sizes = x.appendBlockSizes(m.sizes[:0], q.Model)
 	for i := range q.Prompts {
 		p := &q.Prompts[i]
 		switch {
 		case len(p.TokenIDs) == 0 || p.BlockSize != 0:
 			m.add(i, p, p.BlockSize)
 		default:
-			if len(m.sizes) == 0 {
-				m.sizes = x.appendBlockSizes(m.sizes, q.Model)
-			}
 			for _, size := range m.sizes {
 				m.add(i, p, size)
 			}
@@ -174,14 +196,23 @@ func (m *Matches) add(i int, p *Prompt, size uint32) {
 func (x *Index) appendBlockSizes(sizes []uint32, modelName string) []uint32 {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	for name, m := range x.models {
-		if modelName != "" && name != modelName {
-			continue
-		}
-		for _, c := range m.sizes {
-			if !slices.Contains(sizes, c.size) {
-				sizes = append(sizes, c.size)
-			}
+	if modelName != "" {
+		return x.models[modelName].appendSizes(sizes)
+	}
+	for _, m := range x.models {
+		sizes = m.appendSizes(sizes)
+	}
+	return sizes
+}
+
+// appendSizes appends the block sizes of a model, which may be nil, that are not in sizes.
+func (m *model) appendSizes(sizes []uint32) []uint32 {
+	if m == nil {
+		return sizes
+	}
+	for _, c := range m.sizes {
+		if !slices.Contains(sizes, c.size) {
+			sizes = append(sizes, c.size)
 		}
 	}
 	return sizes

@@ -159,7 +159,7 @@ func (s *Server) match(ctx context.Context, m *matching, send func(*match.Respon
 		return responseTooLarge(s.journal.Bounds(), "the matches", "set a limit, name workers, or match fewer prompts")
 	}
 	send(r, size)
-	s.metrics.matched(r, time.Since(start))
+	s.metrics.matched(&q.Query, r, time.Since(start))
 	return nil
 }
 

@@ -308,12 +308,34 @@ func TestMatchesAreCounted(t *testing.T) {
 	req.Prompts = append(req.Prompts, &kvcastv1.Prompt{TokensHashes: []uint64{9}})
 	h.match(req)
 	for name, want := range map[string]float64{
-		"kvcast_server_matched_prompts_total": 4, "kvcast_server_matches_total": 2,
-		"kvcast_server_matched_blocks_total": 4, "kvcast_server_match_seconds": 2,
+		"kvcast_server_matched_prompts_total": 4, "kvcast_server_matches_total": 2, "kvcast_server_match_seconds": 2,
 	} {
 		if got := h.metric(name); got != want {
 			t.Errorf("%s: got %v, want %v", name, got, want)
 		}
+	}
+	// counted are the tokens and blocks that were queried and matched of a model.
+	counted := func(model string) (all [4]float64) {
+		for i, name := range []string{"queried_tokens", "queried_blocks", "matched_tokens", "matched_blocks"} {
+			all[i] = h.metric("kvcast_server_"+name+"_total", "model", model)
+		}
+		return all
+	}
+	if got, want := counted(""), [...]float64{2 * 4 * 16, 2 * 4, 2 * 2 * 16, 2 * 2}; got != want {
+		t.Errorf("without a model: got %v, want %v", got, want)
+	}
+	before := counted("")
+	for _, prompt := range []*kvcastv1.Prompt{
+		{TokenIds: make([]uint32, 40)}, {TokenIds: make([]uint32, 40), BlockSize: 8}, {BlockHashes: []uint64{1}}, {TokensHashes: []uint64{1, 2, 3}, BlockSize: 16},
+	} {
+		h.match(&kvcastv1.MatchPrefixRequest{Model: "m", Prompts: []*kvcastv1.Prompt{prompt}})
+	}
+	if got, want := counted("m"), [...]float64{2 * (40 + 40 + 16 + 48), 2 * (2 + 5 + 1 + 3), 2 * (16 + 32), 2 * (1 + 2)}; got != want {
+		t.Errorf("model m: got %v, want %v", got, want)
+	}
+	h.match(&kvcastv1.MatchPrefixRequest{Model: "absent", Prompts: []*kvcastv1.Prompt{{TokenIds: make([]uint32, 40)}}})
+	if got := counted(""); got != before {
+		t.Errorf("of a model without workers: got %v, want %v", got, before)
 	}
 }
 

@@ -3,6 +3,7 @@ package server
 import (
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,8 +29,8 @@ type metrics struct {
 
 	matchedPrompts prometheus.Counter
 	matches        prometheus.Counter
-	matchedBlocks  prometheus.Counter
 	matchSeconds   prometheus.Histogram
+	byModel        *modelMetrics
 }
 
 // newMetrics registers the server's metrics, except for those of its limiters and quotas.
@@ -76,11 +77,11 @@ func (s *Server) newMetrics(all promauto.Factory) *metrics {
 
 		matchedPrompts: counter("matched_prompts_total", "Prompts matched by MatchPrefix and MatchPrefixes."),
 		matches:        counter("matches_total", "Matches returned, one for each dp rank that holds a prefix of a prompt."),
-		matchedBlocks:  counter("matched_blocks_total", "Blocks in the best match of each prompt."),
 		matchSeconds: all.NewHistogram(prometheus.HistogramOpts{
 			Name: "match_seconds", Help: "Time to answer a request of MatchPrefix or MatchPrefixes, without waiting for a position.",
 			Buckets: prometheus.ExponentialBuckets(4e-6, 4, 10), // 4 µs to 1 s
 		}),
+		byModel: newModelMetrics(all),
 	}
 }
 
@@ -108,19 +109,94 @@ func engineTime(entries []byte) int64 {
 	return 0
 }
 
-// matched counts an answer.
-func (m *metrics) matched(r *match.Response, took time.Duration) {
-	var matches, blocks int
-	for _, found := range r.Matches.Prompts {
+// matched counts an answer to a query.
+func (m *metrics) matched(q *index.Query, r *match.Response, took time.Duration) {
+	var matches int
+	var queried, matched amount
+	for i, found := range r.Matches.Prompts {
+		tokens, blocks := r.Matches.Queried(q, i)
+		queried.add(tokens, blocks)
 		if len(found) > 0 {
-			blocks += found[0].Blocks
+			matched.add(found[0].Blocks*int(found[0].BlockSize), found[0].Blocks)
 		}
 		matches += len(found)
 	}
 	m.matchedPrompts.Add(float64(len(r.Matches.Prompts)))
 	m.matches.Add(float64(matches))
-	m.matchedBlocks.Add(float64(blocks))
 	m.matchSeconds.Observe(took.Seconds())
+	model := ""
+	if r.Matches.HasModel(q) {
+		model = q.Model
+	}
+	m.byModel.matched(model, queried, matched)
+}
+
+// amount is an amount of a prompt.
+type amount struct{ tokens, blocks int }
+
+func (a *amount) add(tokens, blocks int) { a.tokens, a.blocks = a.tokens+tokens, a.blocks+blocks }
+
+// maxModels bounds the models that have counters. The matches of further ones are counted as those without a model.
+const maxModels = 1_000
+
+// modelMetrics count what was queried and matched, by model.
+type modelMetrics struct {
+	vectors modelVectors
+
+	mu     sync.RWMutex
+	models map[string]*modelCounters // guarded by mu
+}
+
+// modelVectors and modelCounters are queried tokens and blocks, and matched tokens and blocks.
+type (
+	modelVectors  [4]*prometheus.CounterVec
+	modelCounters [4]prometheus.Counter
+)
+
+func newModelMetrics(all promauto.Factory) *modelMetrics {
+	vector := func(name, help string) *prometheus.CounterVec {
+		return all.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"model"})
+	}
+	m := &modelMetrics{
+		vectors: modelVectors{
+			vector("queried_tokens_total", "Tokens of the prompts matched by MatchPrefix and MatchPrefixes, by the request's model."),
+			vector("queried_blocks_total", "Whole blocks of these prompts."),
+			vector("matched_tokens_total", "Tokens in the best match of each prompt, by the request's model."),
+			vector("matched_blocks_total", "Blocks in the best match of each prompt, by the request's model."),
+		},
+		models: make(map[string]*modelCounters),
+	}
+	m.of("")
+	return m
+}
+
+// of returns the counters of a model.
+func (m *modelMetrics) of(model string) *modelCounters {
+	m.mu.RLock()
+	found, n := m.models[model], len(m.models)
+	m.mu.RUnlock()
+	switch {
+	case found != nil:
+		return found
+	case n > maxModels:
+		return m.of("")
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	found = new(modelCounters)
+	for i, vector := range m.vectors {
+		found[i] = vector.WithLabelValues(model)
+	}
+	m.models[strings.Clone(model)] = found
+	return found
+}
+
+// matched counts what was queried and matched of a model; empty: of none, or of one without workers.
+func (m *modelMetrics) matched(model string, queried, matched amount) {
+	counters := m.of(model)
+	for i, n := range [...]int{queried.tokens, queried.blocks, matched.tokens, matched.blocks} {
+		counters[i].Add(float64(n))
+	}
 }
 
 var (

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"log/slog"
 	"strconv"
 	"sync"
 	"time"
@@ -21,6 +22,7 @@ import (
 type outcomes struct {
 	index     *index.Index
 	incidents *incident.Log
+	log       *slog.Logger
 
 	mu      sync.Mutex // guards all below
 	ranks   map[dpRank]*rankOutcomes
@@ -35,8 +37,8 @@ type rankOutcomes struct {
 	since       time.Time // when it became overpredicted, if it is
 }
 
-func newOutcomes(x *index.Index, incidents *incident.Log) *outcomes {
-	return &outcomes{index: x, incidents: incidents, ranks: make(map[dpRank]*rankOutcomes)}
+func newOutcomes(x *index.Index, cfg *Config) *outcomes {
+	return &outcomes{index: x, incidents: cfg.Incidents, log: cfg.Logger, ranks: make(map[dpRank]*rankOutcomes)}
 }
 
 // ReportOutcome implements kvcastv1.RouterEventServiceServer.
@@ -103,7 +105,9 @@ func (o *outcomes) changed(rank dpRank, r *rankOutcomes) {
 	}
 	if r.Overpredicted {
 		r.since = time.Now()
+		o.log.Warn("predictions are too long again and again: the rank is degraded", "worker", rank.worker, "dp_rank", rank.rank, "detail", i.GetDetail())
 	} else {
+		o.log.Info("predictions are right again", "worker", rank.worker, "dp_rank", rank.rank)
 		i.Kind, i.DurationNano = kvcastv1.IncidentKind_INCIDENT_KIND_ACCURATE, uint64(time.Since(r.since))
 	}
 	o.incidents.Add(i)

@@ -132,7 +132,7 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 		matchStreams:   newQuota(all, "match_streams", maxMatchStreams, maxMatchStreamsPerAddress),
 		inspections:    newQueryLimiter(all, "inspection", maxInspections, maxQueriesWaiting),
 		sharingScans:   newQueryLimiter(all, "shared_prefixes", maxSharingScans, maxQueriesWaiting),
-		outcomes:       newOutcomes(x, cfg.Incidents),
+		outcomes:       newOutcomes(x, &cfg),
 	}
 	s.standing = &standing{sources: cfg.Sources, cluster: cfg.Cluster, knowledge: cfg.Knowledge, overpredicted: s.outcomes.overpredicted}
 	s.SetAccess(cfg.Access)

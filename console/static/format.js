@@ -81,6 +81,7 @@ export const reasons = {
   DEGRADED_REASON_COPIES_UNSURE: ['copies unsure', 'The engine announces blocks that it reuses, so that its copies cannot be counted: blocks may be missing.'],
   DEGRADED_REASON_CONNECTOR_TIER: ['connector tier', 'A connector keeps chunks of several blocks in this tier, and may not tell which it removes: its blocks may be gone.'],
   DEGRADED_REASON_RELAYED: ['relayed', 'A relay leaves events out without telling: blocks may be missing or gone. Read the engine’s own ZeroMQ publisher instead.'],
+  DEGRADED_REASON_OVERPREDICTED: ['overpredicted', 'Routers report that the engine reuses less than its events tell.'],
   DEGRADED_REASON_STALE: ['stale', 'The server cannot tell whether the blocks are the engine’s now: it is cut off, the journal accepts no entries, or no server reads the worker.'],
   DEGRADED_REASON_TIER_NOT_CLEARED: ['tier not cleared', 'The engine cleared its device memory, and perhaps this tier: its blocks may be gone.'],
 };
@@ -96,6 +97,8 @@ export const kinds = {
   INCIDENT_KIND_REPAIR_FAILED: ['repair failed', 'bad'],
   INCIDENT_KIND_SOURCE_DOWN: ['source down', 'bad'],
   INCIDENT_KIND_FENCED: ['fenced', 'bad'],
+  INCIDENT_KIND_OVERPREDICTED: ['overpredicted', 'bad'],
+  INCIDENT_KIND_ACCURATE: ['predictions right', 'good'],
   INCIDENT_KIND_SUBSCRIBER_ENDED: ['subscriber ended', 'bad'],
   INCIDENT_KIND_ENGINE_RESTARTED: ['engine restarted', 'change'],
   INCIDENT_KIND_CLEARED: ['cache cleared', 'change'],

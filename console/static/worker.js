@@ -38,6 +38,14 @@ export function eventText(e) {
 
 const range = all => (all.length > 1 ? `${hash(all[0])}…${hash(all[all.length - 1])}` : all.map(hash).join());
 
+// accuracyText says how right predictions were, by what routers have reported.
+function accuracyText(a) {
+  if (!a) return '';
+  const [exact, over, under] = [a.exact, a.over, a.under].map(n => Number(n ?? 0));
+  const all = exact + over + under;
+  return ` Of ${plural(all, 'reported prediction')}, ${number(exact)} were exact (${(100 * exact / all).toFixed(1)} %), ${number(over)} too long, ${number(under)} too short.`;
+}
+
 const replays = {REPLAY_STATE_NEVER_ANSWERED: 'never answered', REPLAY_STATE_ANSWERS: 'answers', REPLAY_STATE_UNANSWERED: 'does not answer'};
 const withTime = i => ({...i, time: millis(i.time_unix_nano)});
 
@@ -130,7 +138,7 @@ export function worker({argument: name}) {
       setText(li.children[0], several ? `Rank ${r.dp_rank ?? 0}` : 'Cache');
       updateBadge(badge, r.trust in trusts ? r.trust : 'TRUST_UNSPECIFIED', r.reasons);
       bar.update(blocksOf(r.blocks), most);
-      setText(li.children[3], `${tiersText(blocksOf(r.blocks))}. ${plural(Number(r.gaps ?? 0), 'gap')}, ${plural(Number(r.missed_batches ?? 0), 'batch', 'batches')} lost.`);
+      setText(li.children[3], `${tiersText(blocksOf(r.blocks))}. ${plural(Number(r.gaps ?? 0), 'gap')}, ${plural(Number(r.missed_batches ?? 0), 'batch', 'batches')} lost.${accuracyText(r.accuracy)}`);
       const why = r.reasons?.length ? r.reasons.map(x => `${reasonText(x)}: ${reasons[x]?.[1] ?? ''}`) : [(trusts[r.trust] ?? trusts.TRUST_UNSPECIFIED).meaning];
       keyed(li.children[4], why, x => x, () => el('li'), (item, text) => setText(item, text));
     };

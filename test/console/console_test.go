@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/testclass"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -65,7 +66,7 @@ func TestFleetAndWorker(t *testing.T) {
 	good.Faults = faults
 	lossy := fleet.New(t, 2)
 	lossy.Faults = map[simulator.Fault]float64{simulator.FaultLose: 0.05, simulator.FaultRestartInPlace: 0.01}
-	_, url := serve(t, append(engines(t, good, "good", 2), engines(t, lossy, "lossy", 1)...)...)
+	server, url := serve(t, append(engines(t, good, "good", 2), engines(t, lossy, "lossy", 1)...)...)
 	p := b.open(url)
 	p.await("document.querySelectorAll('.cards li').length === 3")
 	p.awaitText("#connection", "Live")
@@ -111,10 +112,31 @@ func TestFleetAndWorker(t *testing.T) {
 	p.screenshot("worker")
 	p.show("#/worker/good-1")
 	p.awaitText("td", "repaired")
+	report(t, fleet.Address(t, server), &kvcastv1.Outcome{Worker: "good-1", Position: &kvcastv1.Position{Seq: newest(t, server)}, PredictedTokens: 32, CachedTokens: 16})
+	p.awaitText(".ranks", "Of 1 reported prediction, 0 were exact (0.0 %), 1 too long, 0 too short.")
 	p.show("#/worker/nobody")
 	p.awaitText("main", "The server does not know this worker")
 	wantOneOrigin(t, p)
 	wantQuiet(t, b)
+}
+
+// newest returns the newest seq of a server.
+func newest(t *testing.T, p *harness.Process) uint64 {
+	t.Helper()
+	s, err := kvcastv1.NewRouterEventServiceClient(harness.Dial(t, fleet.Address(t, p))).GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.GetNewestSeq()
+}
+
+// report reports an outcome to a server.
+func report(t *testing.T, addr string, o *kvcastv1.Outcome) {
+	t.Helper()
+	res, err := kvcastv1.NewRouterEventServiceClient(harness.Dial(t, addr)).ReportOutcome(t.Context(), &kvcastv1.ReportOutcomeRequest{Outcomes: []*kvcastv1.Outcome{o}})
+	if err != nil || res.GetIgnored() != 0 {
+		t.Fatalf("report %v: %v, %v", o, res, err)
+	}
 }
 
 func TestPrefixesAndMatch(t *testing.T) {

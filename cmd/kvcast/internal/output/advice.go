@@ -28,6 +28,7 @@ const (
 	connectorTier     = kvcastv1.DegradedReason_DEGRADED_REASON_CONNECTOR_TIER
 	relayed           = kvcastv1.DegradedReason_DEGRADED_REASON_RELAYED
 	stale             = kvcastv1.DegradedReason_DEGRADED_REASON_STALE
+	overpredicted     = kvcastv1.DegradedReason_DEGRADED_REASON_OVERPREDICTED
 )
 
 // advice says what each reason means for the blocks of a rank, and after the semicolon what to do. docs/troubleshooting.md has
@@ -49,6 +50,7 @@ var advice = map[kvcastv1.DegradedReason]string{
 	copiesUnsure:      "the engine announces blocks that it reuses (kv_cache_report_mode full), so that copies cannot be counted: blocks may be missing; use report mode incremental",
 	connectorTier:     "a connector keeps chunks of several blocks in this tier, and may not tell which it removes; rely on the device",
 	relayed:           "a relay (smg://) leaves events out without telling: blocks may be missing or gone; read the engine's own ZeroMQ publisher instead",
+	overpredicted:     "routers report that the engine reuses less than its events tell; see whether they predict without the prompt's last token, and the engine's options for EAGLE, connectors and caches",
 	stale:             "the blocks may have changed since; check that a server reads the worker (kvcast status), and that the journal accepts entries",
 }
 
@@ -71,6 +73,9 @@ func Notes(workers []*kvcastv1.WorkerStatus) (lines []string) {
 				}
 				if reason == hasDetail {
 					text = detail + ": " + text
+				}
+				if why := Printable(r.GetAccuracy().GetDetail()); reason == overpredicted && why != "" {
+					text = why + ": " + text
 				}
 				add("%s%s: %s", ReasonName(reason, r.GetDownNano(), r.GetAgeNano()), tiersOf(r, reason), text)
 			}

@@ -41,3 +41,20 @@ func Gaps(r *kvcastv1.RankStatus) string {
 	}
 	return text
 }
+
+// HasAccuracy reports whether routers have reported outcomes of some rank.
+func HasAccuracy(workers []*kvcastv1.WorkerStatus) bool {
+	return slices.ContainsFunc(workers, func(w *kvcastv1.WorkerStatus) bool {
+		return slices.ContainsFunc(w.GetRanks(), func(r *kvcastv1.RankStatus) bool { return r.GetAccuracy() != nil })
+	})
+}
+
+// Accuracy returns how many predictions of a rank were exact, such as 99.1% of 421.
+func Accuracy(r *kvcastv1.RankStatus) string {
+	a := r.GetAccuracy()
+	all := a.GetExact() + a.GetOver() + a.GetUnder()
+	if all == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f%% of %d", 100*float64(a.GetExact())/float64(all), all)
+}

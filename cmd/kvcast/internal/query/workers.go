@@ -31,7 +31,7 @@ func (*Workers) Help() string {
 		"kvcast workers vllm-0 vllm-1",
 		"kvcast workers --model Qwen/Qwen3-0.6B",
 		"kvcast workers -o json | jq -r 'select(.state != \"WORKER_STATE_LIVE\").name'") + `
-SOURCE is the state of the connection to an engine: connecting, catching_up (its replay is being read), live, repairing (a replay after a gap), suspect (silent for long), stopped. REPLAY is whether its replay socket answers: none, never answered, answers, does not answer (the last time). The blocks that kvcast lists for an INCOMPLETE rank may differ from the engine's.
+SOURCE is the state of the connection to an engine: connecting, catching_up (its replay is being read), live, repairing (a replay after a gap), suspect (silent for long), stopped. REPLAY is whether its replay socket answers: none, never answered, answers, does not answer (the last time). The blocks that kvcast lists for an INCOMPLETE rank may differ from the engine's. EXACT is the share of predictions that routers have reported to be right; the column is there if they report.
 
 Below the table is a line for each reason for which a rank is degraded, and for each source that is not as it should be, with what to do. As JSON they are reasons, tier_reasons and detail of a rank, and replay_state of a source.
 
@@ -76,31 +76,35 @@ func writeTable(out io.Writer, workers []*kvcastv1.WorkerStatus) error {
 	if output.HasOwners(workers) {
 		owner = func(cell string) string { return cell + "\t" }
 	}
-	_, _ = fmt.Fprintln(t, owner("INSTANCE")+"WORKER\tMODEL\tSTATE\tRANK\tSOURCE\tREPLAY\tBLOCKS\tGAPS\tLAST SEQ\tREAD FROM\tENDPOINT")
+	accuracy := func(string) string { return "" }
+	if output.HasAccuracy(workers) {
+		accuracy = func(cell string) string { return "\t" + cell }
+	}
+	_, _ = fmt.Fprintln(t, owner("INSTANCE")+"WORKER\tMODEL\tSTATE\tRANK\tSOURCE\tREPLAY\tBLOCKS\tGAPS"+accuracy("EXACT")+"\tLAST SEQ\tREAD FROM\tENDPOINT")
 	for _, w := range workers {
-		row := func(rank, source, replay, blocks, gaps, lastSeq, readFrom string) {
+		row := func(rank, source, replay, blocks, gaps, exact, lastSeq, readFrom string) {
 			_, _ = fmt.Fprintln(t, owner(output.Owner(w))+strings.Join([]string{
 				output.Printable(w.GetName()), output.Printable(cmp.Or(w.GetModel(), "-")), output.WorkerState(w.GetState()),
-				rank, source, replay, blocks, gaps, lastSeq, readFrom, output.Printable(cmp.Or(w.GetEndpoint(), "-")),
+				rank, source, replay, blocks, gaps + accuracy(exact), lastSeq, readFrom, output.Printable(cmp.Or(w.GetEndpoint(), "-")),
 			}, "\t"))
 		}
 		ranks := output.Ranks(w)
 		for _, r := range ranks {
-			rank, blocks, gaps := fmt.Sprint(r.GetDpRank()), blocksByTier(r.GetBlocks()), output.Gaps(r)
+			rank, blocks, gaps, exact := fmt.Sprint(r.GetDpRank()), blocksByTier(r.GetBlocks()), output.Gaps(r), output.Accuracy(r)
 			sources := output.RankSources(w, r.GetDpRank())
 			for _, s := range sources {
 				lastSeq := "-"
 				if s.GetStarted() {
 					lastSeq = fmt.Sprint(s.GetLastSeq())
 				}
-				row(rank, output.EnumName(s.GetState(), "SOURCE_STATE_"), output.ReplayState(s), blocks, gaps, lastSeq, s.GetEndpoint())
+				row(rank, output.EnumName(s.GetState(), "SOURCE_STATE_"), output.ReplayState(s), blocks, gaps, exact, lastSeq, s.GetEndpoint())
 			}
 			if len(sources) == 0 {
-				row(rank, "-", "-", blocks, gaps, "-", "-")
+				row(rank, "-", "-", blocks, gaps, exact, "-", "-")
 			}
 		}
 		if len(ranks) == 0 {
-			row("-", "-", "-", "-", "-", "-", "-")
+			row("-", "-", "-", "-", "-", "-", "-", "-")
 		}
 	}
 	return t.Flush()

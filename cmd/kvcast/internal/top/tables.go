@@ -152,6 +152,10 @@ func (s screen) workerRows() [][]cell {
 			heading = append(heading, right(strings.ToUpper(output.TierName(t))))
 		}
 	}
+	accuracy := output.HasAccuracy(s.now.workers)
+	if accuracy {
+		heading = append(heading, right("EXACT"))
+	}
 	rows := [][]cell{append(heading, text("GAPS"))}
 	for _, r := range ranks {
 		state := r.worker.GetState()
@@ -178,6 +182,9 @@ func (s screen) workerRows() [][]cell {
 			number(uint64(r.status.GetDpRank())), source, replay, right(rate))
 		for _, t := range tiers {
 			row = append(row, number(r.blocks[t]))
+		}
+		if accuracy {
+			row = append(row, right(output.Accuracy(r.status)))
 		}
 		rows = append(rows, append(row, gaps))
 	}
