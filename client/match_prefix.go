@@ -41,22 +41,35 @@ func (c *Client) MatchPrefix(ctx context.Context, req MatchRequest) (MatchResult
 	if err != nil {
 		return MatchResult{}, err
 	}
+	var result MatchResult
+	err = c.call(func(conn connection) error {
+		res, err := kvcastv1.NewRouterEventServiceClient(conn).MatchPrefix(ctx, m)
+		if err == nil {
+			result = newMatchResult(m, res)
+		}
+		return err
+	})
+	return result, err
+}
+
+// call makes a call over a connection for it. It tries each server until one is available.
+func (c *Client) call(do func(connection) error) error {
 	for attempt := 1; ; attempt++ {
 		conn, err := c.connect()
 		if err != nil {
-			return MatchResult{}, err
+			return err
 		}
-		res, err := kvcastv1.NewRouterEventServiceClient(conn).MatchPrefix(ctx, m)
+		err = do(conn)
 		conn.close()
 		if err == nil {
-			return newMatchResult(m, res), nil
+			return nil
 		}
 		failure := newError(err)
 		if failure.Code != codes.Unavailable {
-			return MatchResult{}, failure
+			return failure
 		}
 		if conn.failed(); attempt == c.servers() {
-			return MatchResult{}, failure
+			return failure
 		}
 	}
 }
