@@ -17,6 +17,9 @@ import (
 	"syscall"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
 	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 	"github.com/kvcast/kvcast/internal/simulator/workload"
@@ -48,7 +51,7 @@ func runDemo(ctx context.Context, out io.Writer, kvcast string, requests int) er
 		len(trace.Requests), demoEngines, demoBlocks*demoBlockSize)
 	for _, p := range []policy{policyRoundRobin, policyPrefix, policyMatch} {
 		began := time.Now()
-		stats, err := measure(ctx, kvcast, p, trace)
+		stats, predictions, err := measure(ctx, kvcast, p, trace)
 		if err != nil {
 			return fmt.Errorf("policy %s: %w", p, err)
 		}
@@ -59,16 +62,17 @@ func runDemo(ctx context.Context, out io.Writer, kvcast string, requests int) er
 			all.HitTokens += s.HitTokens
 			shares = append(shares, strconv.FormatUint(s.PromptTokens-s.HitTokens, 10))
 		}
-		_, _ = fmt.Fprintf(out, "%-12s hit rate %4.1f %%: %d of %d prompt tokens; computed by each engine: %s (%.1f s)\n",
+		_, _ = fmt.Fprintf(out, "%-12s hit rate %4.1f %%: %d of %d prompt tokens; computed by each engine: %s; predictions: %d exact, %d too long, %d too short (%.1f s)\n",
 			p, 100*float64(all.HitTokens)/float64(all.PromptTokens), all.HitTokens, all.PromptTokens,
-			strings.Join(shares, ", "), time.Since(began).Seconds())
+			strings.Join(shares, ", "), predictions.GetExact(), predictions.GetOver(), predictions.GetUnder(), time.Since(began).Seconds())
 	}
 	return nil
 }
 
 // measure starts engines, a kvcast server that reads them and a router, and sends the trace through the router. It
-// returns the statistics of each engine's cache.
-func measure(ctx context.Context, kvcast string, p policy, trace *workload.Trace) (stats []blockpool.Stats, err error) {
+// returns the statistics of each engine's cache, and how right predictions were, by what the router has reported to the server.
+func measure(ctx context.Context, kvcast string, p policy, trace *workload.Trace) (stats []blockpool.Stats, predictions *kvcastv1.Accuracy, err error) {
+	outer := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var engines []*backend
@@ -80,18 +84,18 @@ func measure(ctx context.Context, kvcast string, p policy, trace *workload.Trace
 	for i := range demoEngines {
 		b, err := newBackend(ctx, fmt.Sprintf("engine-%d", i))
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		engines = append(engines, b)
 	}
-	addr, stop, err := startKvcast(ctx, kvcast, engines)
+	addr, stop, err := startKvcast(outer, kvcast, engines)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer stop()
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	view, routed := client.NewView(), make(chan error, 1)
 	routing, end := context.WithCancel(ctx)
@@ -105,19 +109,43 @@ func measure(ctx context.Context, kvcast string, p policy, trace *workload.Trace
 		if failed := <-routed; !errors.Is(err, failed) {
 			err = errors.Join(err, failed)
 		}
+		if err == nil { // the router has reported all outcomes
+			predictions, err = reported(outer, addr)
+		}
 	}()
 	if err := await(ctx, view, func() bool { return len(view.Workers()) == demoEngines }); err != nil {
-		return nil, fmt.Errorf("wait for the engines: %w", err)
+		return nil, nil, fmt.Errorf("wait for the engines: %w", err)
 	}
 	for i := range trace.Requests {
 		if err := complete(ctx, "http://"+l.Addr().String(), view, engines, trace.Requests[i].Prompt()); err != nil {
-			return nil, fmt.Errorf("request %d: %w", i, err)
+			return nil, nil, fmt.Errorf("request %d: %w", i, err)
 		}
 	}
 	for _, b := range engines {
 		stats = append(stats, b.stats())
 	}
-	return stats, nil
+	return stats, nil, nil
+}
+
+// reported returns how right the predictions for all workers were.
+func reported(ctx context.Context, addr string) (*kvcastv1.Accuracy, error) {
+	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	list, err := kvcastv1.NewRouterEventServiceClient(conn).ListWorkers(ctx, &kvcastv1.ListWorkersRequest{})
+	if err = errors.Join(err, conn.Close()); err != nil {
+		return nil, err
+	}
+	all := new(kvcastv1.Accuracy)
+	for _, w := range list.GetWorkers() {
+		for _, r := range w.GetRanks() {
+			all.Exact += r.GetAccuracy().GetExact()
+			all.Over += r.GetAccuracy().GetOver()
+			all.Under += r.GetAccuracy().GetUnder()
+		}
+	}
+	return all, nil
 }
 
 // complete sends a request and waits until the view equals the cache of the engine that got it.

@@ -71,7 +71,9 @@ func serve(ctx context.Context, l net.Listener, addr string, p policy, view *cli
 	}()
 	matcher := c.NewMatcher()
 	defer matcher.Close()
-	server := &http.Server{Handler: newRouter(view, matcher, p), ReadHeaderTimeout: 10 * time.Second}
+	reporter := c.NewReporter(log)
+	defer reporter.Close()
+	server := &http.Server{Handler: newRouter(view, matcher, reporter, p), ReadHeaderTimeout: 10 * time.Second}
 	unblock := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer unblock()
 	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {

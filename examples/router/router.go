@@ -1,20 +1,19 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net/http"
 	"net/http/httputil"
-	"net/url"
 	"sync"
+	"time"
 
 	"github.com/kvcast/kvcast/client"
 )
+
+var errNoEngine = errors.New("there is no engine of this model")
 
 const (
 	// maxBody bounds a request in bytes. It allows millions of tokens.
@@ -24,6 +23,8 @@ const (
 	// prefix of all prompts would get all requests.
 	slack  = 65_536
 	spread = 20
+	// avoidFor is how long an engine that cannot be reached gets no requests, if there are others.
+	avoidFor = 5 * time.Second
 )
 
 // policy is how the router chooses an engine.
@@ -36,95 +37,90 @@ const (
 	policyRoundRobin policy = "round-robin"
 )
 
-// router sends each completion request to an engine by its policy.
+// router is the handler of the routes: it sends each completion request to an engine by its policy.
 type router struct {
-	view    *client.View
-	matcher *client.Matcher // with policyMatch
-	policy  policy
-	proxy   *httputil.ReverseProxy
+	*http.ServeMux
+	view     *client.View
+	matcher  *client.Matcher  // with policyMatch
+	reporter *client.Reporter // gets what engines have reused; nil: nothing is reported
+	policy   policy
+	proxy    *httputil.ReverseProxy
+	caller   *http.Client // for calls of the router's own
 
-	mu       sync.Mutex     // guards all below
-	computed map[string]int // prompt tokens that were not cached, by worker
-	next     int            // next engine of round robin
+	mu       sync.Mutex           // guards all below
+	computed map[string]int       // prompt tokens that were not cached, by worker
+	failed   map[string]time.Time // when an engine was last unreachable, by worker
+	tells    map[string]bool      // workers that have told how many tokens they reused
+	served   map[string]*totals   // by worker
+	next     int                  // next engine of round robin
 }
 
-func newRouter(view *client.View, matcher *client.Matcher, p policy) *router {
-	return &router{
-		view: view, matcher: matcher, policy: p, computed: make(map[string]int),
-		proxy: &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
-			r.SetURL(r.In.Context().Value(engineKey{}).(*url.URL))
-			r.SetXForwarded()
-		}},
+func newRouter(view *client.View, matcher *client.Matcher, reporter *client.Reporter, p policy) *router {
+	rt := &router{
+		ServeMux: http.NewServeMux(), view: view, matcher: matcher, reporter: reporter, policy: p,
+		caller:   &http.Client{Timeout: tokenizeTimeout},
+		computed: make(map[string]int), failed: make(map[string]time.Time), tells: make(map[string]bool), served: make(map[string]*totals),
 	}
-}
-
-// engineKey is the context key of a request's engine.
-type engineKey struct{}
-
-// completion has the fields of a request that the router reads.
-type completion struct {
-	Model  string          `json:"model"`
-	Prompt json.RawMessage `json:"prompt"`
-}
-
-var errNoEngine = errors.New("there is no engine of this model")
-
-func (rt *router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	if !rt.view.Status().Ready {
-		http.Error(w, "the caches are not known yet; try again", http.StatusServiceUnavailable)
-		return
-	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, maxBody))
-	if err != nil {
-		http.Error(w, fmt.Sprintf("read request: %v", err), http.StatusRequestEntityTooLarge)
-		return
-	}
-	var c completion
-	_ = json.Unmarshal(body, &c) // the engine reports invalid JSON
-	// This router does not tokenize text. A prompt of text is routed as if no engine held a block of it.
-	var tokens []uint32
-	_ = json.Unmarshal(c.Prompt, &tokens)
-	name, endpoint, err := rt.choose(req.Context(), c.Model, tokens)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadGateway)
-		return
-	}
-	target, err := url.Parse("http://" + endpoint)
-	if err != nil {
-		http.Error(w, fmt.Sprintf("endpoint of %s: %v", name, err), http.StatusBadGateway)
-		return
-	}
-	w.Header().Set("X-Engine", name)
-	req = req.WithContext(context.WithValue(req.Context(), engineKey{}, target))
-	req.Body, req.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-	rt.proxy.ServeHTTP(w, req)
+	rt.proxy = rt.newProxy()
+	rt.HandleFunc("GET /health", rt.health)
+	rt.HandleFunc("GET /metrics", rt.metrics)
+	rt.HandleFunc("GET /v1/models", rt.models)
+	rt.HandleFunc("POST /v1/completions", rt.complete)
+	rt.HandleFunc("POST /v1/chat/completions", rt.complete)
+	return rt
 }
 
 // engine is an engine that serves a request's model.
 type engine struct {
 	name, endpoint string
 	cached         int // tokens of the prompt in its cache
+	// best is the dp rank with the longest prefix, if ranked.
+	best   uint32
+	ranked bool
+	ranks  int // number of dp ranks
+	// outcome is the prediction for best.
+	outcome client.Outcome
 }
 
-// choose returns the name and endpoint of the engine for a prompt.
-func (rt *router) choose(ctx context.Context, model string, tokens []uint32) (name, endpoint string, err error) {
-	engines, err := rt.engines(ctx, model, tokens)
+// choose returns the engine for a prompt among those that were not tried.
+func (rt *router) choose(ctx context.Context, p client.Prompt, length int, tried map[string]bool) (engine, error) {
+	engines, err := rt.candidates(ctx, p)
 	if err != nil {
-		return "", "", err
-	}
-	if len(engines) == 0 {
-		return "", "", errNoEngine
+		return engine{}, err
 	}
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
 	rt.updateComputed(engines)
+	engines = rt.available(engines, tried)
+	if len(engines) == 0 {
+		return engine{}, errNoEngine
+	}
 	best := engines[rt.next%len(engines)]
 	rt.next++
 	if rt.policy != policyRoundRobin {
 		best = rt.longestPrefix(engines)
 	}
-	rt.computed[best.name] += len(tokens) - best.cached
-	return best.name, best.endpoint, nil
+	rt.computed[best.name] += max(length-best.cached, 0)
+	return best, nil
+}
+
+// available returns the engines that were not tried, without those that failed in the last seconds, if others are left. The caller must
+// hold mu.
+func (rt *router) available(engines []engine, tried map[string]bool) (all []engine) {
+	var doubtful []engine
+	for _, e := range engines {
+		switch {
+		case tried[e.name]:
+		case time.Since(rt.failed[e.name]) < avoidFor:
+			doubtful = append(doubtful, e)
+		default:
+			all = append(all, e)
+		}
+	}
+	if len(all) == 0 {
+		return doubtful
+	}
+	return all
 }
 
 // updateComputed adds new engines to computed and deletes removed engines. A new engine starts with the minimum of the
@@ -147,6 +143,9 @@ func (rt *router) updateComputed(engines []engine) {
 	for name := range rt.computed {
 		if _, ok := rt.view.Worker(name); !ok {
 			delete(rt.computed, name)
+			delete(rt.failed, name)
+			delete(rt.tells, name)
+			delete(rt.served, name)
 		}
 	}
 }
@@ -170,33 +169,47 @@ func (rt *router) longestPrefix(engines []engine) engine {
 	return best
 }
 
-// engines returns the engines of a model, ordered by name. cached is the longest prefix over the worker's dp ranks.
-func (rt *router) engines(ctx context.Context, model string, tokens []uint32) ([]engine, error) {
-	matches, err := rt.matches(ctx, client.Prompt{Model: model, Tokens: tokens})
+// candidates returns the engines of a prompt's model, ordered by name.
+func (rt *router) candidates(ctx context.Context, p client.Prompt) ([]engine, error) {
+	// An engine computes the last token always, so that it reuses at most the blocks of the prompt without it.
+	p.Tokens = p.Tokens[:max(len(p.Tokens)-1, 0)]
+	at := rt.view.Status().Position
+	matches, at, err := rt.matches(ctx, p, at)
 	if err != nil {
 		return nil, err
 	}
-	cached := make(map[string]int)
-	for _, m := range matches {
-		cached[m.Worker] = max(cached[m.Worker], m.Tokens)
+	best := make(map[string]*client.Match)
+	for i := range matches {
+		if m := &matches[i]; best[m.Worker] == nil || m.Tokens > best[m.Worker].Tokens {
+			best[m.Worker] = m
+		}
 	}
 	var out []engine
 	for _, w := range rt.view.Workers() {
-		if endpoint := w.Added.GetEndpoint(); endpoint != "" && w.Model == model {
-			out = append(out, engine{w.Name, endpoint, cached[w.Name]})
+		endpoint := w.Added.GetEndpoint()
+		if endpoint == "" || w.Model != p.Model {
+			continue
 		}
+		e := engine{name: w.Name, endpoint: endpoint, ranks: len(w.Ranks)}
+		if m := best[w.Name]; m != nil {
+			e.cached, e.best, e.ranked, e.outcome = m.Tokens, m.Rank, true, m.Outcome(at, 0)
+		} else {
+			e.outcome = client.Outcome{Worker: w.Name, Position: at}
+		}
+		out = append(out, e)
 	}
 	return out, nil
 }
 
-// matches returns the dp ranks that hold prefixes of a prompt. The server's answer is not older than the View.
-func (rt *router) matches(ctx context.Context, p client.Prompt) ([]client.Match, error) {
+// matches returns the dp ranks that hold prefixes of a prompt, and the position at which they do. The server's answer is not older than
+// the View, whose position is at least at.
+func (rt *router) matches(ctx context.Context, p client.Prompt, at client.Position) ([]client.Match, client.Position, error) {
 	if rt.policy != policyMatch || len(p.Tokens) == 0 {
-		return rt.view.Match(p), nil
+		return rt.view.Match(p), at, nil
 	}
-	res, err := rt.matcher.Match(ctx, client.MatchRequest{Prompts: []client.Prompt{p}, After: rt.view.Status().Position})
+	res, err := rt.matcher.Match(ctx, client.MatchRequest{Prompts: []client.Prompt{p}, After: at})
 	if err != nil {
-		return nil, fmt.Errorf("match prompt: %w", err)
+		return nil, at, fmt.Errorf("match prompt: %w", err)
 	}
-	return res.Matches[0], nil
+	return res.Matches[0], res.Position, nil
 }

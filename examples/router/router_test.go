@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,7 +15,9 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -31,10 +35,17 @@ func TestMain(m *testing.M) { os.Exit(harness.RunTests(m)) }
 // viewOf returns a View of engines that hold the first blocks of a prompt. blocks has their number, by engine.
 func viewOf(endpoint string, tokens []uint32, blocks map[string]int) *client.View {
 	v := client.NewView()
-	apply := func(m *kvcastv1.SubscribeResponse) {
-		v.Apply(client.Update{Message: m, Position: client.Position{Epoch: "e", Seq: 1}})
-	}
-	apply(&kvcastv1.SubscribeResponse{Accepted: &kvcastv1.Accepted{Epoch: "e"}})
+	v.Apply(update(&kvcastv1.SubscribeResponse{Accepted: &kvcastv1.Accepted{Epoch: "e"}}))
+	addTo(v, endpoint, tokens, blocks)
+	return v
+}
+
+func update(m *kvcastv1.SubscribeResponse) client.Update {
+	return client.Update{Message: m, Position: client.Position{Epoch: "e", Seq: 1}}
+}
+
+// addTo adds engines to a View.
+func addTo(v *client.View, endpoint string, tokens []uint32, blocks map[string]int) {
 	hashes := client.TokensHashes(tokens, 4, "", "")
 	for name, n := range blocks {
 		events := []*kvcastv1.RouterEvent{{Event: &kvcastv1.RouterEvent_WorkerAdded{
@@ -46,61 +57,93 @@ func viewOf(endpoint string, tokens []uint32, blocks map[string]int) *client.Vie
 				Event: &kvcastv1.RouterEvent_Stored{Stored: &kvcastv1.Stored{BlockHashes: hashes[:n], TokensHashes: hashes[:n], BlockSize: 4}},
 			})
 		}
-		apply(&kvcastv1.SubscribeResponse{Entries: []*kvcastv1.Entry{{Worker: name, Model: "m", Events: events}}})
+		v.Apply(update(&kvcastv1.SubscribeResponse{Entries: []*kvcastv1.Entry{{Worker: name, Model: "m", Events: events}}}))
 	}
-	return v
 }
 
 func TestChoose(t *testing.T) {
-	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}
+	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}
 	for _, tt := range []struct {
 		name     string
 		policy   policy
 		computed map[string]int
 		tokens   []uint32
+		tried    []string
+		failed   []string
 		want     string
 	}{
-		{"the longest prefix", policyPrefix, nil, tokens, "b"},
-		{"equal prefixes and load", policyPrefix, nil, []uint32{9}, "a"},
-		{"equal prefixes", policyPrefix, map[string]int{"a": 9, "b": 8, "c": 7}, []uint32{9}, "c"},
-		{"beyond the allowed imbalance", policyPrefix, map[string]int{"a": 0, "b": slack + 1, "c": 0}, tokens, "a"},
-		{"within the allowed imbalance", policyPrefix, map[string]int{"a": 1, "b": slack, "c": 0}, tokens, "b"},
-		{"a prompt of text", policyPrefix, map[string]int{"a": 1, "b": 0, "c": 0}, nil, "b"},
-		{"round robin", policyRoundRobin, nil, tokens, "a"},
+		{name: "the longest prefix", tokens: tokens, want: "b"},
+		{name: "equal prefixes and load", tokens: []uint32{9}, want: "a"},
+		{name: "equal prefixes", computed: map[string]int{"a": 9, "b": 8, "c": 7}, tokens: []uint32{9}, want: "c"},
+		{name: "beyond the allowed imbalance", computed: map[string]int{"a": 0, "b": slack + 1, "c": 0}, tokens: tokens, want: "a"},
+		{name: "within the allowed imbalance", computed: map[string]int{"a": 1, "b": slack, "c": 0}, tokens: tokens, want: "b"},
+		{name: "the last token is always computed", tokens: tokens[:4], want: "a"},
+		{name: "a prompt without tokens", computed: map[string]int{"a": 1, "b": 0, "c": 0}, want: "b"},
+		{name: "round robin", policy: policyRoundRobin, tokens: tokens, want: "a"},
+		{name: "one was tried", tokens: tokens, tried: []string{"b"}, want: "a"},
+		{name: "one has failed", tokens: tokens, failed: []string{"b"}, want: "a"},
+		{name: "the last one has failed", tokens: tokens, tried: []string{"a", "c"}, failed: []string{"b"}, want: "b"},
+		{name: "all were tried", tokens: tokens, tried: []string{"a", "b", "c"}},
 	} {
-		rt := newRouter(viewOf("h:1", tokens, map[string]int{"a": 1, "b": 3, "c": 0}), nil, tt.policy)
+		rt := newRouter(viewOf("h:1", tokens, map[string]int{"a": 1, "b": 3, "c": 0}), nil, nil, cmp.Or(tt.policy, policyPrefix))
 		for name, n := range tt.computed {
 			rt.computed[name] = n
 		}
-		if got, _, err := rt.choose(t.Context(), "m", tt.tokens); err != nil || got != tt.want {
-			t.Errorf("%s: got %s, error %v; want %s", tt.name, got, err, tt.want)
+		tried := make(map[string]bool)
+		for _, name := range tt.tried {
+			tried[name] = true
+		}
+		for _, name := range tt.failed {
+			rt.failed[name] = time.Now()
+		}
+		got, err := rt.choose(t.Context(), client.Prompt{Model: "m", Tokens: tt.tokens}, len(tt.tokens), tried)
+		if (err != nil) != (tt.want == "") || got.name != tt.want {
+			t.Errorf("%s: got %s, error %v; want %s", tt.name, got.name, err, tt.want)
 		}
 	}
-	if _, _, err := newRouter(client.NewView(), nil, policyPrefix).choose(t.Context(), "m", tokens); err == nil {
+	if _, err := newRouter(client.NewView(), nil, nil, policyPrefix).choose(t.Context(), client.Prompt{Model: "m"}, 1, nil); err == nil {
 		t.Error("without an engine: no error")
 	}
 }
 
 // TestNewEngineStartsWithTheMinimum adds an engine when other engines have computed many tokens.
 func TestNewEngineStartsWithTheMinimum(t *testing.T) {
-	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}
-	rt := newRouter(viewOf("h:1", tokens, map[string]int{"a": 3, "b": 0, "new": 0}), nil, policyPrefix)
+	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}
+	rt := newRouter(viewOf("h:1", tokens, map[string]int{"a": 3, "b": 0, "new": 0}), nil, nil, policyPrefix)
 	rt.computed = map[string]int{"a": 5_000_000, "b": 4_999_000, "left": 7}
-	if got, _, err := rt.choose(t.Context(), "m", tokens); err != nil || got != "a" {
-		t.Errorf("got %s, error %v; want a, which holds the prompt", got, err)
+	if got, err := rt.choose(t.Context(), client.Prompt{Model: "m", Tokens: tokens}, len(tokens), nil); err != nil || got.name != "a" {
+		t.Errorf("got %s, error %v; want a, which holds the prompt", got.name, err)
 	}
-	if want := (map[string]int{"a": 5_000_000, "b": 4_999_000, "new": 4_999_000}); !maps.Equal(rt.computed, want) {
+	if want := (map[string]int{"a": 5_000_001, "b": 4_999_000, "new": 4_999_000}); !maps.Equal(rt.computed, want) {
 		t.Errorf("computed is %v, want %v", rt.computed, want)
 	}
 }
 
+// serveEngine starts an HTTP server, and returns its address.
+func serveEngine(t *testing.T, handler http.HandlerFunc) string {
+	t.Helper()
+	engine := httptest.NewServer(handler)
+	t.Cleanup(func() {
+		http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+		engine.Close()
+	})
+	return strings.TrimPrefix(engine.URL, "http://")
+}
+
+// ask sends a request to a router and returns the response.
+func ask(t *testing.T, rt *router, method, path, body string) *httptest.ResponseRecorder {
+	t.Helper()
+	w := httptest.NewRecorder()
+	rt.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader(body)))
+	return w
+}
+
 func TestRequestsAreForwardedUnchanged(t *testing.T) {
-	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	engine := serveEngine(t, func(w http.ResponseWriter, req *http.Request) {
 		body, _ := io.ReadAll(req.Body)
 		_, _ = io.WriteString(w, req.Method+" "+req.RequestURI+" "+string(body))
-	}))
-	defer engine.Close()
-	view := viewOf(strings.TrimPrefix(engine.URL, "http://"), []uint32{1, 2, 3, 4}, map[string]int{"a": 1})
+	})
+	view := viewOf(engine, []uint32{1, 2, 3, 4}, map[string]int{"a": 1})
 	for _, tt := range []struct {
 		view         *client.View
 		method, body string
@@ -110,15 +153,184 @@ func TestRequestsAreForwardedUnchanged(t *testing.T) {
 		{view, "POST", `{"model": "m", "prompt": [1, 2, 3, 4], "x": 1}`, 200, `POST /v1/completions?q=1 {"model": "m", "prompt": [1, 2, 3, 4], "x": 1}`},
 		{view, "POST", `{"model": "m", "prompt": "text"}`, 200, `"text"`},
 		{view, "POST", `{"model": "another", "prompt": [1]}`, 502, "no engine of this model"},
+		{view, "GET", ``, 405, "Method Not Allowed"},
 		{client.NewView(), "POST", `{}`, 503, "not known yet"},
 	} {
-		w := httptest.NewRecorder()
-		newRouter(tt.view, nil, policyPrefix).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), tt.method, "/v1/completions?q=1", strings.NewReader(tt.body)))
+		w := ask(t, newRouter(tt.view, nil, nil, policyPrefix), tt.method, "/v1/completions?q=1", tt.body)
 		if w.Code != tt.status || !strings.Contains(w.Body.String(), tt.response) {
 			t.Errorf("%s: got %d %q, want %d %q", tt.body, w.Code, w.Body, tt.status, tt.response)
 		}
 	}
-	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+}
+
+// TestPromptsAreTokenized sends prompts in each form to engines of which b holds the prefix. Text has the tokens of its bytes.
+func TestPromptsAreTokenized(t *testing.T) {
+	tokens := []uint32{'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i'}
+	var asked atomic.Value
+	engine := serveEngine(t, func(w http.ResponseWriter, req *http.Request) {
+		body, _ := io.ReadAll(req.Body)
+		if req.URL.Path == "/tokenize" {
+			asked.Store(string(body))
+			_ = json.NewEncoder(w).Encode(map[string]any{"count": len(tokens), "tokens": tokens})
+		}
+	})
+	rt := newRouter(viewOf(engine, tokens, map[string]int{"a": 0, "b": 2}), nil, nil, policyPrefix)
+	for _, tt := range []struct{ path, body, tokenized string }{
+		{"/v1/completions", `{"model": "m", "prompt": [97,98,99,100,101,102,103,104,105]}`, ""},
+		{"/v1/completions", `{"model": "m", "prompt": [[97,98,99,100,101],[1]]}`, ""},
+		{"/v1/completions", `{"model": "m", "prompt": "abcdefghi"}`, `{"model":"m","prompt":"abcdefghi"}`},
+		{"/v1/completions", `{"model": "m", "prompt": ["abcdefghi", "x"]}`, `{"model":"m","prompt":"abcdefghi"}`},
+		{"/v1/chat/completions", `{"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": []}`, `{"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": []}`},
+	} {
+		asked.Store("")
+		if w := ask(t, rt, "POST", tt.path, tt.body); w.Code != 200 || w.Header().Get("X-Engine") != "b" || asked.Load() != tt.tokenized {
+			t.Errorf("%s: got %d from %s, tokenized %s", tt.body, w.Code, w.Header().Get("X-Engine"), asked.Load())
+		}
+	}
+}
+
+// TestTextIsBalancedWithoutATokenizer sends long and short chats to engines that do not tokenize.
+func TestTextIsBalancedWithoutATokenizer(t *testing.T) {
+	engine := serveEngine(t, func(w http.ResponseWriter, req *http.Request) {
+		if req.URL.Path == "/tokenize" {
+			http.NotFound(w, req)
+		}
+	})
+	rt := newRouter(viewOf(engine, []uint32{1}, map[string]int{"a": 0, "b": 0, "c": 0}), nil, nil, policyPrefix)
+	n := make(map[string]int)
+	for range 12 {
+		w := ask(t, rt, "POST", "/v1/chat/completions", `{"model": "m", "messages": [{"role": "user", "content": "`+strings.Repeat("x ", 500)+`"}]}`)
+		n[w.Header().Get("X-Engine")]++
+	}
+	if want := (map[string]int{"a": 4, "b": 4, "c": 4}); !maps.Equal(n, want) {
+		t.Errorf("requests by engine: %v, want %v", n, want)
+	}
+}
+
+// TestUnreachableEngineIsReplaced has an engine that does not listen, and one that closes the connection before it answers.
+func TestUnreachableEngineIsReplaced(t *testing.T) {
+	tokens := []uint32{1, 2, 3, 4, 5}
+	for name, first := range map[string]string{
+		"it does not listen": "127.0.0.1:1",
+		"it ends":            serveEngine(t, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }),
+	} {
+		second := serveEngine(t, func(w http.ResponseWriter, req *http.Request) {
+			_, _ = io.Copy(w, req.Body)
+		})
+		view := viewOf(first, tokens, map[string]int{"a": 1})
+		addTo(view, second, tokens, map[string]int{"b": 0})
+		rt := newRouter(view, nil, nil, policyPrefix)
+		body := `{"model": "m", "prompt": [1, 2, 3, 4, 5]}`
+		for range 2 {
+			if w := ask(t, rt, "POST", "/v1/completions", body); w.Code != 200 || w.Header().Get("X-Engine") != "b" || w.Body.String() != body {
+				t.Errorf("%s: got %d %s from %s", name, w.Code, w.Body, w.Header().Get("X-Engine"))
+			}
+		}
+		if got := ask(t, rt, "GET", "/metrics", "").Body.String(); !strings.Contains(got, `router_unreachable_total{worker="a"} 1`+"\n") || !strings.Contains(got, `router_requests_total{worker="b"} 2`+"\n") {
+			t.Errorf("%s: got\n%s", name, got)
+		}
+		// An engine is tried again if no other is left.
+		w := ask(t, newRouter(viewOf(first, tokens, map[string]int{"a": 1}), nil, nil, policyPrefix), "POST", "/v1/completions", body)
+		if w.Code != 502 || !strings.Contains(w.Body.String(), "engine a: ") {
+			t.Errorf("%s: got %d %s", name, w.Code, w.Body)
+		}
+	}
+}
+
+// TestEngineThatEndsInMidResponse sends part of a stream: the client must notice that it is incomplete.
+func TestEngineThatEndsInMidResponse(t *testing.T) {
+	engine := serveEngine(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: {}\n\n")
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	front := httptest.NewServer(newRouter(viewOf(engine, []uint32{1}, map[string]int{"a": 0}), nil, nil, policyPrefix))
+	defer front.Close()
+	res, err := http.Post(front.URL+"/v1/completions", "application/json", strings.NewReader(`{"model": "m", "prompt": [1], "stream": true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	if body, err := io.ReadAll(res.Body); !errors.Is(err, io.ErrUnexpectedEOF) || string(body) != "data: {}\n\n" {
+		t.Errorf("got %q, error %v, want an error", body, err)
+	}
+}
+
+// TestStreamIsNotHeldBack receives the first event while the engine has not sent the second.
+func TestStreamIsNotHeldBack(t *testing.T) {
+	received := make(chan struct{})
+	engine := serveEngine(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: 1\n\n")
+		w.(http.Flusher).Flush()
+		<-received
+		_, _ = io.WriteString(w, "data: [DONE]\n\n")
+	})
+	front := httptest.NewServer(newRouter(viewOf(engine, []uint32{1}, map[string]int{"a": 0}), nil, nil, policyPrefix))
+	defer front.Close()
+	res, err := http.Post(front.URL+"/v1/completions", "application/json", strings.NewReader(`{"model": "m", "prompt": [1], "stream": true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	first := make([]byte, len("data: 1\n\n"))
+	if _, err := io.ReadFull(res.Body, first); err != nil {
+		t.Fatal(err)
+	}
+	close(received)
+	if rest, err := io.ReadAll(res.Body); err != nil || string(rest) != "data: [DONE]\n\n" {
+		t.Errorf("got %q, error %v", rest, err)
+	}
+}
+
+func TestModelsAndHealth(t *testing.T) {
+	rt := newRouter(viewOf("h:1", []uint32{1}, map[string]int{"a": 0, "b": 0}), nil, nil, policyPrefix)
+	if got, want := ask(t, rt, "GET", "/v1/models", "").Body.String(), `{"data":[{"id":"m","object":"model","owned_by":"kvcast"}],"object":"list"}`+"\n"; got != want {
+		t.Errorf("models: got %s", got)
+	}
+	for want, view := range map[int]*client.View{
+		200: viewOf("h:1", []uint32{1}, map[string]int{"a": 0}), 503: client.NewView(),
+	} {
+		if w := ask(t, newRouter(view, nil, nil, policyPrefix), "GET", "/health", ""); w.Code != want {
+			t.Errorf("health: got %d %s, want %d", w.Code, w.Body, want)
+		}
+	}
+	if w := ask(t, newRouter(viewOf("", []uint32{1}, map[string]int{"a": 0}), nil, nil, policyPrefix), "GET", "/health", ""); w.Code != 503 {
+		t.Errorf("health without an endpoint: got %d", w.Code)
+	}
+}
+
+// TestUsageIsReported has an engine that tells what it reused, in each form.
+func TestUsageIsReported(t *testing.T) {
+	response := ""
+	engine := serveEngine(t, func(w http.ResponseWriter, req *http.Request) {
+		if req.URL.Path == "/v1/completions" {
+			_, _ = io.WriteString(w, response)
+		}
+	})
+	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9}
+	rt := newRouter(viewOf(engine, tokens, map[string]int{"a": 2}), nil, nil, policyPrefix)
+	long := strings.Repeat(`data: {"choices": []}`+"\n\n", 10_000)
+	for _, tt := range []struct {
+		response       string
+		prompt, cached int // sums
+	}{
+		{`{"usage": {"prompt_tokens": 9}}`, 0, 0}, // it may not tell
+		{`{"usage": {"prompt_tokens": 9, "prompt_tokens_details": null}}`, 0, 0},
+		{`{"choices": [{"text": "\"prompt_tokens\": 7"}], "usage": {"prompt_tokens": 9, "total_tokens": 10, "prompt_tokens_details": {"audio_tokens": null, "cached_tokens": 8}}}`, 9, 8},
+		{`{"usage": {"prompt_tokens": 9, "prompt_tokens_details": null}}`, 18, 8}, // nothing was cached
+		{long + `data: {"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}}` + "\n\ndata: [DONE]\n\n", 27, 12},
+		{long, 27, 12},
+	} {
+		response = tt.response
+		if w := ask(t, rt, "POST", "/v1/completions", `{"model": "m", "prompt": [1, 2, 3, 4, 5, 6, 7, 8, 9]}`); w.Body.String() != tt.response {
+			t.Errorf("got %d %.100s", w.Code, w.Body)
+		}
+		if got := rt.served["a"]; got.prompt != tt.prompt || got.cached != tt.cached {
+			t.Errorf("%.100s: got %+v, want %d and %d", tt.response, got, tt.prompt, tt.cached)
+		}
+	}
 }
 
 // conversations returns a trace in which each prompt of a conversation repeats the earlier prompts.
@@ -162,7 +374,7 @@ func TestDemoEndsWithItsSubscription(t *testing.T) {
 		t.Fatal(err)
 	}
 	var refused *client.Error
-	if _, err := measure(t.Context(), program, policyPrefix, conversations(t, 1, 1)); !errors.As(err, &refused) || refused.Code != codes.Unimplemented {
+	if _, _, err := measure(t.Context(), program, policyPrefix, conversations(t, 1, 1)); !errors.As(err, &refused) || refused.Code != codes.Unimplemented {
 		t.Errorf("got error %v, want UNIMPLEMENTED", err)
 	} else if n := strings.Count(err.Error(), refused.Error()); n != 1 {
 		t.Errorf("got error %v, which contains the cause %d times", err, n)
@@ -179,9 +391,16 @@ func TestDemo(t *testing.T) {
 	hit := make(map[policy]uint64)
 	for _, p := range []policy{policyRoundRobin, policyPrefix, policyMatch} {
 		// 7 conversations, so that round robin over 4 engines spreads each conversation.
-		stats, err := measure(t.Context(), program, p, conversations(t, 7, 5))
+		stats, predictions, err := measure(t.Context(), program, p, conversations(t, 7, 5))
 		if err != nil {
 			t.Fatal(err)
+		}
+		want := uint64(7 * 5)
+		if p == policyRoundRobin { // nothing is predicted
+			want = 0
+		}
+		if predictions.GetExact() != want || predictions.GetOver()+predictions.GetUnder() != 0 {
+			t.Errorf("policy %s: predictions are %v", p, predictions)
 		}
 		for _, s := range stats {
 			hit[p] += s.HitTokens
