@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -163,10 +164,14 @@ func (c *Checkpoints) timedOut() {
 // ErrUnanswered means that the servers do not answer, so that it is not known what they have.
 var ErrUnanswered = errors.New("the servers do not answer")
 
-// isUnanswered reports whether an error means that no server has answered, or one has that has no leader to ask.
+// isUnanswered reports whether an error means that no server has answered, or one has that has no leader to ask or that cannot reach the
+// others, as while they start.
 func isUnanswered(err error) bool {
 	var apiErr *jetstream.APIError
-	return errors.As(err, &apiErr) && apiErr.ErrorCode == codeUnavailable || errors.Is(err, errNoAnswer) || errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, nats.ErrNoResponders) ||
+	if errors.As(err, &apiErr) && (apiErr.ErrorCode == codeUnavailable || apiErr.ErrorCode == codeNoPeers && strings.Contains(apiErr.Description, "peer offline")) {
+		return true
+	}
+	return errors.Is(err, errNoAnswer) || errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, nats.ErrNoResponders) ||
 		errors.Is(err, nats.ErrReconnectBufExceeded) || errors.Is(err, nats.ErrConnectionReconnecting)
 }
 

@@ -108,6 +108,7 @@ func (j *Journal) followLoop() {
 
 // follow reads entries through one consumer until it is interrupted.
 func (j *Journal) follow(sources map[journal.Source]*journal.Source) error {
+	j.verified = false // the servers may have been restarted from older files
 	s, err := j.check()
 	if err != nil {
 		return err
@@ -163,6 +164,10 @@ func (j *Journal) check() (jetstream.Stream, error) {
 	case seen.last <= b.Newest && seen.first > j.shared.firstRecord(seen.first), info.State.Msgs < last+1-first:
 		// No instance removes the last record of a worker that has an owner, or an entry after one that it keeps.
 		lost = fmt.Errorf("%w: entries of %s were removed that kvcast needs: somebody has purged it", ErrUnreadable, j.place())
+	default:
+		if lost, err = j.verify(s, b.Newest); err != nil {
+			return nil, err
+		}
 	}
 	if lost == nil {
 		if seen.last <= b.Newest { // else it is not known yet
@@ -183,6 +188,27 @@ func (j *Journal) check() (jetstream.Stream, error) {
 		return nil, fmt.Errorf("begin a new epoch: %v", failed) //nolint:errorlint // a later check finds whether another instance has
 	}
 	return nil, fmt.Errorf("%w; it continues in a new epoch, without entries", lost)
+}
+
+// verify returns in lost that the stream has another entry in place of the newest one that was read: it has lost entries, and others were
+// appended since.
+func (j *Journal) verify(s jetstream.Stream, newest uint64) (lost, err error) {
+	if j.verified || newest == 0 || j.read.seq != newest {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(j.ctx, requestTimeout)
+	defer cancel()
+	m, err := s.GetMsg(ctx, newest)
+	switch {
+	case errors.Is(err, jetstream.ErrMsgNotFound): // it was removed
+	case err != nil:
+		return nil, err
+	case !m.Time.Equal(j.read.at):
+		return fmt.Errorf("%w: entry %d of %s is another one than was read: the stream has lost entries, and others were appended since",
+			ErrUnreadable, newest, j.place()), nil
+	}
+	j.verified = true
+	return nil, nil
 }
 
 // lackingChecks is the number of consecutive answers, some 500 ms apart, after which the journal believes that the stream has lost

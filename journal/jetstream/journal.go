@@ -98,7 +98,15 @@ type Journal struct {
 	following atomic.Pointer[nats.Subscription] // of the consumer that is followed
 	lacking   int                               // consecutive answers that the stream lacks entries that it must have; used by the loop that follows it alone
 	seen      struct{ first, last uint64 }      // seqs of the stream when that loop last looked
+	read      lastRead                          // the newest entry that was read; used by that loop, and by Load before it
+	verified  bool                              // read was found in the stream since that loop has a consumer
 	purged    uint64                            // last seq that was removed from the stream; used by the retention loop alone
+}
+
+// lastRead is an entry as the stream has it: the time at which it was stored tells it from any other that has its seq later.
+type lastRead struct {
+	seq uint64
+	at  time.Time
 }
 
 var _ journal.Journal = (*Journal)(nil)

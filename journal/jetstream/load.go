@@ -248,6 +248,7 @@ func (l *loader) handle(ctx context.Context, m *nats.Msg) error {
 	if err != nil {
 		return err
 	}
+	l.j.read = lastRead{l.next, meta.Timestamp}
 	l.next++
 	if l.f == nil {
 		return nil

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -122,13 +123,16 @@ func TestSingleServerStoresNoReplicas(t *testing.T) {
 func TestServersWithoutALeaderAreAskedAgain(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		code natsjs.ErrorCode
-		want bool
+		code        natsjs.ErrorCode
+		description string
+		want        bool
 	}{
-		{10008, true}, // JetStream system temporarily unavailable
-		{natsjs.JSErrCodeStreamNotFound, false},
+		{10008, "", true}, // JetStream system temporarily unavailable
+		{10005, "no suitable peers for placement, peer offline", true},
+		{10005, "no suitable peers for placement, insufficient storage", false},
+		{natsjs.JSErrCodeStreamNotFound, "", false},
 	} {
-		err := fmt.Errorf("read: %w", &natsjs.APIError{Code: 503, ErrorCode: tt.code})
+		err := fmt.Errorf("read: %w", &natsjs.APIError{Code: 503, ErrorCode: tt.code, Description: tt.description})
 		if got := jetstream.IsUnanswered(err); got != tt.want {
 			t.Errorf("%v: got %t, want %t", err, got, tt.want)
 		}
@@ -356,6 +360,39 @@ func TestServerThatLostEntriesIsUnreadable(t *testing.T) {
 		t.Errorf("opened again: got %+v after %+v and %d entries, want a new epoch without entries after entry 21", b, was, len(entries))
 	}
 	mustClose(t, j)
+}
+
+// TestServerWhoseEntriesWereReplacedIsUnreadable restores the server's files as after a crash of its machine, and another instance
+// appends as many entries as were lost before the first one has a connection again: no seq is missing.
+func TestServerWhoseEntriesWereReplacedIsUnreadable(t *testing.T) {
+	t.Parallel()
+	for name, lost := range map[string]int{"some were lost": 10, "one was lost": 1} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			s := startServer(t, dir, 0)
+			port := s.Addr().(*net.TCPAddr).Port
+			j, _ := load(t, serverConfig(s.ClientURL()))
+			appendN(t, j, "w", 10)
+			old := copyDir(t, dir)
+			appendN(t, j, "w", lost)
+			was := j.Bounds()
+			stopServer(s)
+			awaitStalled(t, j)
+			s = startServer(t, old, 0)
+			other, _ := load(t, serverConfig(s.ClientURL()))
+			appendN(t, other, "v", lost+5)
+			mustClose(t, other)
+			stopServer(s)
+			s = startServer(t, old, port)
+			wantFailure(t, j, jetstream.ErrUnreadable, "entry "+strconv.FormatUint(was.Newest, 10)+" of ", "is another one than was read: the stream has lost entries")
+			mustClose(t, j)
+			j, entries := load(t, serverConfig(s.ClientURL()))
+			if b := j.Bounds(); b.Epoch == was.Epoch || len(entries) > 0 {
+				t.Errorf("opened again: got %+v after %+v and %d entries, want a new epoch without entries", b, was, len(entries))
+			}
+			mustClose(t, j)
+		})
+	}
 }
 
 // writerFunc is an io.Writer.
