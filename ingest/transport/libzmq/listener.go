@@ -126,12 +126,22 @@ func (l *listener) Suspend() {
 	}
 	l.suspended = true
 	l.suspending.Store(true)
-	l.stop()
-	if err := l.release(); err != nil {
+	if err := l.unbind(); err != nil {
 		l.finish(err)
 	}
 	l.disconnect()
 	l.refusing.Go(l.refuse)
+}
+
+// unbind ends the goroutines and closes the socket, after libzmq has closed its duplicate of the port's descriptor. zmq_close alone
+// returns before that: libzmq would accept a peer that connects after the end of unbind.
+func (l *listener) unbind() error {
+	l.stop()
+	err := l.socket.unbind()
+	if err == nil {
+		err = l.monitor.awaitUnbound()
+	}
+	return errors.Join(err, l.release())
 }
 
 // disconnect adds the ends of all connections, of which a closed socket has no events.
@@ -205,8 +215,7 @@ func (l *listener) Close() error {
 	if l.suspended {
 		err = l.endRefusing()
 	} else {
-		l.stop()
-		err = l.release()
+		err = l.unbind()
 	}
 	l.discard()
 	return errors.Join(err, l.port.Close())

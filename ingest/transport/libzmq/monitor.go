@@ -37,6 +37,7 @@ var connectEvents = func() eventKinds {
 var bindEvents = eventKinds{
 	zmq4.EVENT_ACCEPTED:     {Kind: transport.Connected},
 	zmq4.EVENT_DISCONNECTED: {Kind: transport.Disconnected},
+	zmq4.EVENT_CLOSED:       {}, // see Monitor.awaitUnbound
 }
 
 // Monitor reads the events of a socket's connections. It has two sockets of its own in the
@@ -52,8 +53,9 @@ type Monitor struct {
 	socket  *Socket
 	kinds   eventKinds
 
-	mu      sync.Mutex // guards the libzmq socket of socket, and stopped
+	mu      sync.Mutex // guards the libzmq socket of socket, and all below
 	stopped bool       // the last event was read
+	unbound bool       // EVENT_CLOSED was read; only of a bound socket
 }
 
 // monitors counts all monitors, to name their endpoints.
@@ -109,6 +111,34 @@ func (m *Monitor) Wait() error { return m.socket.Wait() }
 // Interrupt ends the call of Wait in progress, and all later ones.
 func (m *Monitor) Interrupt() { m.socket.Interrupt() }
 
+// awaitUnbound waits until libzmq accepts no more connections for a bound socket, which its user has unbound, and drops the events
+// until then. No call of Wait may be in progress; Interrupt may have ended it.
+func (m *Monitor) awaitUnbound() error {
+	m.socket.endInterrupt()
+	for {
+		ok, unbound, err := m.nextUnbound()
+		if unbound {
+			return nil
+		}
+		if err == nil && !ok {
+			err = m.Wait()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// nextUnbound drops an event, if ok, and reports whether the end of accepting was read.
+func (m *Monitor) nextUnbound() (ok, unbound bool, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.unbound {
+		_, ok, err = m.next()
+	}
+	return ok, m.unbound, err
+}
+
 // Next returns the next event, with its file descriptor as Conn; ok is false if there is none
 // now. The kind of the last event, after Stop, is 0.
 func (m *Monitor) Next() (e transport.Event, ok bool, err error) {
@@ -126,6 +156,7 @@ func (m *Monitor) next() (transport.Event, bool, error) {
 		return transport.Event{}, false, fmt.Errorf("read monitor: %w", err)
 	}
 	m.stopped = m.stopped || kind == zmq4.EVENT_MONITOR_STOPPED
+	m.unbound = m.unbound || kind == zmq4.EVENT_CLOSED
 	e := m.kinds[kind]
 	e.Conn = value
 	return e, true, nil

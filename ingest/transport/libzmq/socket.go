@@ -103,6 +103,11 @@ func (s *Socket) Interrupt() {
 	_ = s.file.SetReadDeadline(time.Unix(1, 0))
 }
 
+// endInterrupt lets later calls of Wait block again after Interrupt.
+func (s *Socket) endInterrupt() {
+	_ = s.file.SetReadDeadline(time.Time{})
+}
+
 // Receive adds whole messages to b until it is full or there are no more, without
 // blocking. An error that follows messages is returned by the next call.
 func (s *Socket) Receive(b *Batch) error {
@@ -116,6 +121,18 @@ func (s *Socket) Receive(b *Batch) error {
 func (s *Socket) send(frames [][]byte) error {
 	if _, err := s.zmq.SendMessageDontwait(frames); err != nil {
 		return fmt.Errorf("send to socket: %w", err)
+	}
+	return nil
+}
+
+// unbind makes libzmq accept no more connections, which takes a moment: see Monitor.awaitUnbound.
+func (s *Socket) unbind() error {
+	endpoint, err := s.zmq.GetLastEndpoint()
+	if err == nil {
+		err = s.zmq.Unbind(endpoint)
+	}
+	if err != nil {
+		return fmt.Errorf("unbind socket: %w", err)
 	}
 	return nil
 }
