@@ -64,6 +64,9 @@ func start(t testing.TB, cfg harness.InstanceConfig, opts ...grpc.DialOption) *f
 	if !cfg.InMemory && cfg.Server.StallTimeout == 0 {
 		cfg.Server.StallTimeout = time.Hour // a client on a busy machine may read nothing for the default
 	}
+	if !cfg.InMemory && cfg.Server.ProgressInterval == 0 {
+		cfg.Server.ProgressInterval = time.Hour // a test on a busy machine may append nothing for the default
+	}
 	sources := cfg.Server.Sources
 	cfg.Server.Sources = func() map[string][]*kvcastv1.SourceStatus {
 		h.queries.pass()
