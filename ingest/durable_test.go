@@ -374,7 +374,7 @@ func (d *deployment) awaitLast(t *testing.T, sink *durableSink) map[feed.Publish
 func (d *deployment) uninterrupted(t *testing.T, p feed.Publisher) []storedCall {
 	t.Helper()
 	lane := newDurableSink().AddWorker(feed.Worker{Name: "w"}).(*durableLane)
-	c := config.Config{Workers: []config.Worker{{Name: "w", Sources: []config.Source{{
+	c := config.Config{ReplayTimeout: harness.Timeout, Workers: []config.Worker{{Name: "w", Sources: []config.Source{{
 		Connect: "tcp://127.0.0.1:1", Replay: d.caches[p].ReplayEndpoint(),
 	}}}}}
 	if err := ingest.ReplayFrom(harness.Context(t), c, 0, lane); err != nil {

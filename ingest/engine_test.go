@@ -26,7 +26,8 @@ import (
 const blockSize = 4
 
 // start runs an Ingest until the test ends or stop is called. stop checks that Run returns in time,
-// without an error.
+// without an error. The first reply of a replay socket may take up to the Config's ReplayTimeout, unless prepare changes that: a busy
+// machine may exceed the default of a second, after which batches count as lost that the socket has, and are read again later.
 func start(t *testing.T, c config.Config, sink feed.Sink, prepare ...func(*ingest.Ingest)) (in *ingest.Ingest, stop func()) {
 	t.Helper()
 	c.Listeners = slices.Clone(c.Listeners)
@@ -45,6 +46,7 @@ func start(t *testing.T, c config.Config, sink feed.Sink, prepare ...func(*inges
 	if err != nil {
 		t.Fatalf("New: %v", err)
 	}
+	ingest.SetFirstRequests(in, harness.Timeout/2, harness.Timeout/2)
 	for _, f := range prepare {
 		f(in)
 	}

@@ -71,9 +71,6 @@ func reply(seq, hash uint64) []any {
 	return []any{"", "topic", seqFrame(seq), payload(seq, stored(hash))}
 }
 
-// patient makes an Ingest wait long for the first reply of a replay socket, which may come when the test is ready for it.
-func patient(in *ingest.Ingest) { ingest.SetFirstRequests(in, harness.Timeout/2, harness.Timeout/2) }
-
 // Whatever a replay socket replies, batches are delivered in order, and losses are reported.
 func TestMalformedRepliesKeepTheOrder(t *testing.T) {
 	tests := []struct {
@@ -209,7 +206,7 @@ func TestMalformedRepliesKeepTheOrder(t *testing.T) {
 				var log harness.Log
 				c.Metrics, c.ReplayTimeout, c.Logger, c.ConnectZMQ = registry, harness.Timeout/2, log.Logger(), zmq
 				r := newRecorder(t)
-				in, stop := start(t, c, &plain{r}, patient)
+				in, stop := start(t, c, &plain{r})
 				// A live batch follows the replay.
 				e.awaitSubscriber("")
 				e.publish(3, stored(13))
@@ -248,7 +245,7 @@ func TestStartEndsWhenAllIsRead(t *testing.T) {
 	c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: replay})
 	c.ReplayTimeout = harness.Timeout / 2
 	r := newRecorder(t)
-	in, _ := start(t, c, &plain{r}, patient)
+	in, _ := start(t, c, &plain{r})
 	e.awaitSubscriber("")
 	close(ready)
 	r.want("add w model m block_size 0 ranks [0]", "batch 0 +[10]")
@@ -276,7 +273,7 @@ func TestReplayThatStopsIsRequestedAgainSoon(t *testing.T) {
 	c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: replay})
 	c.ReplayTimeout = time.Hour
 	r := newRecorder(t)
-	in, _ := start(t, c, &plain{r}, patient)
+	in, _ := start(t, c, &plain{r})
 	e.awaitSubscriber("")
 	close(ready)
 	r.want("add w model m block_size 0 ranks [0]", "batch 0 +[10]", "batch 1 +[11]", "batch 2 +[12]")

@@ -62,7 +62,7 @@ func TestReplaySocketsReportTheirState(t *testing.T) {
 	in, _ := start(t, config.Config{
 		ReplayTimeout: 10 * time.Second, Silence: time.Hour,
 		Workers: []config.Worker{{Name: "w", Sources: []config.Source{{Connect: c.Endpoint(), Replay: c.ReplayEndpoint()}}}},
-	}, v, patient)
+	}, v)
 	state := func() ingest.ReplayState { return in.Sources()[0].ReplayState }
 	c.must(c.WaitSubscribed(t.Context(), 1))
 	c.caughtUp(v)

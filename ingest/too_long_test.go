@@ -32,7 +32,7 @@ func TestLogNamesBatchesThatAreTooLong(t *testing.T) {
 		c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: replay})
 		c.Logger, c.ConnectZMQ, c.ReplayTimeout = log.Logger(), zmq, harness.Timeout/2
 		r := newRecorder(t)
-		_, stop := start(t, c, &plain{r}, patient)
+		_, stop := start(t, c, &plain{r})
 		e.awaitSubscriber("")
 		e.publish(0, stored(10))
 		r.want("add w model m block_size 0 ranks [0]", "batch 0 +[10]")
