@@ -161,6 +161,7 @@ func removal(tier kvcastv1.Tier, hashes ...uint64) *kvcastv1.RouterEvent {
 type stream struct {
 	t      *testing.T
 	stream grpc.ClientStream
+	cancel context.CancelFunc
 }
 
 // subscribe calls SubscribeKvEvents of an authority.
@@ -172,7 +173,7 @@ func (s *service) subscribe(authority string, from uint64) *stream {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() { _ = conn.Close() })
-	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
+	ctx, cancel := context.WithCancel(s.t.Context())
 	s.t.Cleanup(cancel)
 	c, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents")
 	request := new(emptypb.Empty)
@@ -188,23 +189,34 @@ func (s *service) subscribe(authority string, from uint64) *stream {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return &stream{s.t, c}
+	return &stream{s.t, c, cancel}
+}
+
+// limit cancels the call after harness.Timeout, unless stop is called before.
+func (s *stream) limit() (stop func() bool) { return time.AfterFunc(harness.Timeout, s.cancel).Stop }
+
+// receive returns the next message.
+func (s *stream) receive() (body []byte, err error) {
+	defer s.limit()()
+	m := new(emptypb.Empty)
+	err = s.stream.RecvMsg(m)
+	return m.ProtoReflect().GetUnknown(), err
 }
 
 // next returns the next batch.
 func (s *stream) next() batch {
 	s.t.Helper()
-	m := new(emptypb.Empty)
-	if err := s.stream.RecvMsg(m); err != nil {
+	body, err := s.receive()
+	if err != nil {
 		s.t.Fatal(err)
 	}
-	return decode(s.t, m.ProtoReflect().GetUnknown())
+	return decode(s.t, body)
 }
 
 // code reads until the stream ends, and returns the code.
 func (s *stream) code() codes.Code {
 	for {
-		if err := s.stream.RecvMsg(new(emptypb.Empty)); errors.Is(err, io.EOF) {
+		if _, err := s.receive(); errors.Is(err, io.EOF) {
 			return codes.OK
 		} else if err != nil {
 			return status.Code(err)
@@ -510,6 +522,7 @@ func TestPartOfAStateIsNotResumed(t *testing.T) {
 
 // ends returns the code of a stream that is refused, and OK if headers come.
 func (s *stream) ends() codes.Code {
+	defer s.limit()()
 	if md, err := s.stream.Header(); err == nil && md != nil {
 		return codes.OK
 	}
@@ -816,7 +829,7 @@ func TestHistoryIsBounded(t *testing.T) {
 		c.read(3)
 		for i := range uint64(60) { // 3 MB
 			s.apply(name, chain(1, 0, "", 3000*i, 3000*i+2999))
-			if err := c.stream.RecvMsg(new(emptypb.Empty)); err != nil {
+			if _, err := c.receive(); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -838,11 +851,11 @@ func TestHistoryCountsSmallBatches(t *testing.T) {
 	want := 0
 	for i := range uint64(batches) {
 		s.apply("w", chain(1, 0, "", i, i))
-		m := new(emptypb.Empty)
-		if err := c.stream.RecvMsg(m); err != nil {
+		body, err := c.receive()
+		if err != nil {
 			t.Fatal(err)
 		}
-		want += 64 + len(m.ProtoReflect().GetUnknown())
+		want += 64 + len(body)
 	}
 	if got := s.historyBytes(); got < want {
 		t.Errorf("%d batches take %d bytes, want at least %d", batches, got, want)
@@ -900,7 +913,7 @@ func TestStateBeyondTheMemory(t *testing.T) {
 	s.begin()
 	var c *stream
 	harness.WaitFor(t, func() bool { c = s.subscribe("w", 0); return c.ends() == codes.OK })
-	if err := c.stream.RecvMsg(new(emptypb.Empty)); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "worker w alone") {
+	if _, err := c.receive(); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "worker w alone") {
 		t.Errorf("the stream ends with %v, want ResourceExhausted because of worker w alone", err)
 	}
 	s.joined("v", 4)
