@@ -25,7 +25,7 @@ PACKAGES ?= ./...
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers observe console-test soak restarts cluster fuzz mutate run build build-static dist bench bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
+.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster fuzz mutate run build build-static dist bench bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / && !seen[$$1]++ { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,12 @@ clients: ## Prepare the Python and Rust examples in bin/clients, and test them.
 routers: ## Prepare llm-d's pool, vLLM's message classes, SMG's client and Dynamo's crate in bin/routers, and test egress with them.
 	@GO=$(GO) tools/scripts/routers.sh
 	$(suite) -class peers ./test/routers
+
+# VERSION is vLLM's here, if the command line has one.
+vllm: vllm_version = $(if $(filter command,$(firstword $(origin VERSION))),$(VERSION),0.32.0)
+vllm: ## Prepare vLLM's build for CPUs, VERSION (0.32.0), in bin/vllm (6 GB), and test with it: each answer that says EXACT is compared with what the engine reuses.
+	@tools/scripts/vllm.sh $(vllm_version)
+	KVCAST_VLLM_VERSION=$(vllm_version) $(suite) -class peers -timeout 3h ./test/vllm
 
 observe: ## Test metrics, traces, the dashboard and the alert rules, with Prometheus in bin/prometheus if it is not installed.
 	@tools/scripts/prometheus.sh bin/prometheus

@@ -1,0 +1,150 @@
+package vllm_test
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/harness"
+)
+
+// scenario is a row of the table.
+type scenario struct {
+	t      *testing.T
+	name   string
+	engine *engine
+	relay  *relay
+	// want is the trust of each answer.
+	want []kvcastv1.Trust
+	// noPool leaves the pool out, where it cannot be equal.
+	noPool bool
+
+	requests, exact, over, under int
+	pools, poolsEqual            int
+	trust                        map[string]int
+	note                         string
+}
+
+// table collects the scenarios that have run.
+var table struct {
+	mu   sync.Mutex
+	rows []*scenario
+}
+
+// newScenario begins a scenario, whose answers must all be EXACT unless want says otherwise.
+func newScenario(t *testing.T, name string, e *engine, k *relay, want ...kvcastv1.Trust) *scenario {
+	t.Helper()
+	if len(want) == 0 {
+		want = []kvcastv1.Trust{kvcastv1.Trust_TRUST_EXACT}
+	}
+	s := &scenario{t: t, name: name, engine: e, relay: k, want: want, trust: make(map[string]int)}
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	table.rows = append(table.rows, s)
+	return s
+}
+
+// request asks kvcast for a prompt, sends it to the engine, and compares. It returns the tokens that the engine has generated.
+func (s *scenario) request(p prompt) []uint32 {
+	s.t.Helper()
+	predicted := s.relay.match(s.relay.await(s.engine), p)
+	out := s.engine.generate(p)[0]
+	s.compare(p, predicted, out.Cached)
+	s.comparePool()
+	return out.Tokens
+}
+
+// compare counts an answer. One that says EXACT and is not, and one of another trust than expected, are errors.
+func (s *scenario) compare(p prompt, predicted prediction, cached int) {
+	s.t.Helper()
+	s.requests++
+	s.trust[predicted.String()]++
+	switch {
+	case predicted.tokens == cached:
+		s.exact++
+	case predicted.tokens > cached:
+		s.over++
+	default:
+		s.under++
+	}
+	if predicted.trust == kvcastv1.Trust_TRUST_EXACT && predicted.tokens != cached {
+		s.t.Errorf("%s: request %d (%d tokens, adapter %q, salt %q): kvcast said %d tokens, EXACT; the engine has reused %d",
+			s.name, s.requests, len(p.Tokens), p.LoRA, p.Salt, predicted.tokens, cached)
+	}
+	if !slices.Contains(s.want, predicted.trust) {
+		s.t.Errorf("%s: request %d: kvcast said %s; want one of %v", s.name, s.requests, predicted, s.want)
+	}
+}
+
+// comparePool compares the blocks of kvcast with those of the engine.
+func (s *scenario) comparePool() {
+	s.t.Helper()
+	at := s.relay.await(s.engine)
+	trust := s.relay.match(at, prompt{Tokens: []uint32{0, 0}}).trust // it also waits for the position
+	s.pools++
+	want, got := s.engine.hashes(), s.relay.hashes(kvcastv1.Tier_TIER_DEVICE)
+	if slices.Equal(want, got) {
+		s.poolsEqual++
+	} else if trust != kvcastv1.Trust_TRUST_DEGRADED && !s.noPool {
+		s.t.Errorf("%s: after request %d and batch %d: kvcast (%s) has %d blocks and the engine %d: %s", s.name, s.requests, s.engine.state.Seq,
+			trust, len(got), len(want), difference(want, got))
+	}
+}
+
+// difference says which blocks are only in one list.
+func difference(want, got []uint64) string {
+	var missing, extra []string
+	for _, h := range want {
+		if _, ok := slices.BinarySearch(got, h); !ok {
+			missing = append(missing, fmt.Sprintf("%x", h))
+		}
+	}
+	for _, h := range got {
+		if _, ok := slices.BinarySearch(want, h); !ok {
+			extra = append(extra, fmt.Sprintf("%x", h))
+		}
+	}
+	return fmt.Sprintf("%d missing %v, %d extra %v", len(missing), missing[:min(3, len(missing))], len(extra), extra[:min(3, len(extra))])
+}
+
+func (s *scenario) columns() []string {
+	var trust []string
+	for _, t := range slices.Sorted(maps.Keys(s.trust)) {
+		trust = append(trust, fmt.Sprintf("%s %d", t, s.trust[t]))
+	}
+	if s.note != "" {
+		trust = append(trust, s.note)
+	}
+	return []string{s.name, fmt.Sprint(s.requests), fmt.Sprint(s.exact), fmt.Sprint(s.over), fmt.Sprint(s.under),
+		fmt.Sprintf("%d of %d", s.poolsEqual, s.pools), strings.Join(trust, ", ")}
+}
+
+func TestMain(m *testing.M) {
+	status := harness.RunTests(m)
+	if len(table.rows) > 0 {
+		if err := writeTable(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			status = max(status, 1)
+		}
+	}
+	os.Exit(status)
+}
+
+// writeTable prints the scenarios, and writes them to bin/test/vllm.md.
+func writeTable() error {
+	lines := []string{"| scenario | requests | exact | over | under | pool equal | trust |", "|---|---|---|---|---|---|---|"}
+	for _, s := range table.rows {
+		lines = append(lines, "| "+strings.Join(s.columns(), " | ")+" |")
+	}
+	text := strings.Join(lines, "\n") + "\n"
+	fmt.Print(text)
+	text = "vLLM " + os.Getenv(versionVariable) + ", " + time.Now().UTC().Format(time.DateOnly) + "\n\n" + text
+	return os.WriteFile(filepath.Join("../../bin/test", "vllm.md"), []byte(text), 0o600)
+}

@@ -1,0 +1,130 @@
+"""A vLLM engine in one process that answers a line of JSON for each line of JSON: engine.py CONFIG.
+
+CONFIG is a JSON object: the model, arguments of LLM (args), and those of KVEventsConfig (events). The first line of the output says that the engine is
+ready. Requests have one of these keys:
+
+  generate  a list of prompts, which run at the same time: token_ids or embeddings (a number of random ones), cache_salt, lora, max_tokens, report_mode
+  reset     resets the prefix cache
+  pool      nothing else: all answers have the pool
+
+An answer has the outputs of the prompts, the seq of the last batch that was published (-1 for none), and what the block pool has cached then, by attention group.
+"""
+
+import json
+import os
+import sys
+import time
+
+# vLLM writes to standard output as well.
+answers = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)
+
+config = json.loads(sys.argv[1])
+
+import torch  # noqa: E402
+from vllm import LLM, SamplingParams  # noqa: E402
+from vllm.config.kv_events import KVEventsConfig  # noqa: E402
+from vllm.distributed import kv_events  # noqa: E402
+from vllm.lora.request import LoRARequest  # noqa: E402
+from vllm.v1.core import kv_cache_utils  # noqa: E402
+
+published = 0  # batches
+bound = 0.0  # when the socket was bound or began to connect, in seconds since the Unix epoch
+preemptions = 0
+
+
+class Publisher(kv_events.ZmqEventPublisher):
+    """Counts batches: the publisher numbers them from 0."""
+
+    def _socket_setup(self):
+        global bound
+        super()._socket_setup()
+        bound = time.time()
+
+    def publish(self, events):
+        global published
+        super().publish(events)
+        published += 1
+
+
+kv_events.EventPublisherFactory._registry["zmq"] = Publisher
+
+llm = LLM(
+    model=config["model"],
+    load_format="dummy",
+    dtype="bfloat16",
+    enforce_eager=True,
+    distributed_executor_backend="uni",
+    kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="zmq", **config["events"]),
+    **config["args"],
+)
+core = llm.llm_engine.engine_core.engine_core
+manager = core.scheduler.kv_cache_manager
+
+preempt = core.scheduler._preempt_request
+
+
+def count_preemption(*args, **kwargs):
+    global preemptions
+    preemptions += 1
+    return preempt(*args, **kwargs)
+
+
+core.scheduler._preempt_request = count_preemption
+
+
+def pool():
+    """Returns the hashes of the cached blocks, as events have them, by group."""
+    groups = {str(i): [] for i in range(len(manager.kv_cache_config.kv_cache_groups))}
+    for key in manager.block_pool.cached_block_hash_to_block._cache:
+        block_hash = kv_cache_utils.maybe_convert_block_hash(kv_cache_utils.get_block_hash(key))
+        if isinstance(block_hash, bytes):
+            block_hash = int.from_bytes(block_hash[-8:], "big")
+        groups[str(kv_cache_utils.get_group_id(key))].append(block_hash)
+    return groups
+
+
+def prompt(p):
+    tokens = {"prompt_token_ids": p["token_ids"]}
+    if p.get("embeddings"):
+        torch.manual_seed(p["embeddings"])
+        hidden = llm.llm_engine.model_config.get_hidden_size()
+        tokens = {"prompt_embeds": torch.randn(p["embeddings"], hidden, dtype=torch.bfloat16)}
+    if p.get("cache_salt"):
+        tokens["cache_salt"] = p["cache_salt"]
+    return tokens
+
+
+def sampling(p):
+    extra = {"kv_cache_report_mode": p["report_mode"]} if p.get("report_mode") else None
+    return SamplingParams(temperature=0, max_tokens=p["max_tokens"], ignore_eos=True, detokenize=False, extra_args=extra)
+
+
+adapters = {name: LoRARequest(name, i + 1, path) for i, (name, path) in enumerate(config.get("adapters", {}).items())}
+
+
+def generate(prompts):
+    lora = [adapters[p["lora"]] if p.get("lora") else None for p in prompts]
+    outputs = llm.generate([prompt(p) for p in prompts], [sampling(p) for p in prompts], lora_request=lora if adapters else None, use_tqdm=False)
+    return [{"cached": o.num_cached_tokens, "token_ids": list(o.outputs[0].token_ids)} for o in outputs]
+
+
+def answer(**more):
+    answers.write(json.dumps({"seq": published - 1, "pool": pool(), "preemptions": preemptions, **more}) + "\n")
+
+
+groups = [type(g.kv_cache_spec).__name__ for g in manager.kv_cache_config.kv_cache_groups]
+answer(bound=bound, groups=groups, blocks=manager.block_pool.num_gpu_blocks)
+for line in sys.stdin:
+    request = json.loads(line)
+    try:
+        if "generate" in request:
+            answer(outputs=generate(request["generate"]))
+        elif "reset" in request:
+            answer(reset=llm.reset_prefix_cache())
+        else:
+            answer()
+    except Exception as e:  # the test says what failed
+        answer(error=f"{type(e).__name__}: {e}")
+answers.close()
+os._exit(0)  # the engine's threads do not end by themselves

