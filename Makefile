@@ -60,12 +60,13 @@ test-all: libzmq prepare kube-apiserver $(TOOLS)/helm $(TOOLS)/kubeconform ## Ru
 	$(MAKE) dist
 	$(MAKE) image
 
-prepare: ## Prepare in bin what the tests of classes live, peers and process need of other projects: publishers, routers, clients, Chromium, Prometheus.
-	@$(MAKE) --no-print-directory -j8 prepare-live prepare-peers prepare-clients prepare-llmd prepare-python prepare-smg prepare-rust prepare-packages
+prepare: ## Prepare in bin what the tests of classes live, peers and process need of other projects: publishers, routers, clients, Chromium, Prometheus; with VLLM=1 also vLLM.
+	@$(MAKE) --no-print-directory -j8 prepare-live prepare-peers prepare-clients prepare-llmd prepare-python prepare-smg prepare-rust prepare-packages \
+		$(if $(filter 1,$(VLLM)),prepare-vllm)
 
 # Parts of prepare that can run at the same time.
-.PHONY: prepare-live prepare-peers prepare-clients prepare-llmd prepare-python prepare-smg prepare-rust prepare-packages
-prepare-live prepare-peers prepare-clients:
+.PHONY: prepare-live prepare-peers prepare-clients prepare-vllm prepare-llmd prepare-python prepare-smg prepare-rust prepare-packages
+prepare-live prepare-peers prepare-clients prepare-vllm:
 	@tools/scripts/$(@:prepare-%=%).sh
 prepare-llmd prepare-python prepare-smg prepare-rust:
 	@GO=$(GO) tools/scripts/routers.sh $(@:prepare-%=%)

@@ -51,6 +51,7 @@ type engineConfig struct {
 	Adapters map[string]string `json:"adapters,omitempty"`
 	Events   map[string]any    `json:"events"`
 	Args     map[string]any    `json:"args"`
+	Offload  int               `json:"offload_bytes,omitempty"` // of host memory; 0 for no connector
 	env      []string
 }
 
@@ -67,6 +68,7 @@ type prompt struct {
 // output is the outcome of a prompt.
 type output struct {
 	Cached int      `json:"cached"` // tokens
+	Device int      `json:"device"` // tokens that were in device memory
 	Tokens []uint32 `json:"token_ids"`
 }
 
@@ -80,9 +82,9 @@ type state struct {
 	Error       string              `json:"error"`
 
 	// Of the first answer.
-	Bound  float64  `json:"bound"` // when the publisher's socket was bound, in seconds since the Unix epoch
-	Groups []string `json:"groups"`
-	Blocks int      `json:"blocks"`
+	Bound      float64  `json:"bound"`  // when the publisher's socket was bound, in seconds since the Unix epoch
+	Groups     []string `json:"groups"` // kinds of attention groups
+	BlockSizes []int    `json:"block_sizes"`
 }
 
 // engine is a process of testdata/engine.py.
@@ -208,7 +210,7 @@ func (e *engine) generate(prompts ...prompt) []output {
 // reset resets the prefix cache.
 func (e *engine) reset() {
 	e.t.Helper()
-	e.ask(map[string]any{"reset": true})
+	e.ask(map[string]any{"reset": false})
 	if !e.state.Reset {
 		e.t.Fatalf("the engine has not reset its prefix cache:\n%s", e.logTail())
 	}

@@ -23,8 +23,8 @@ type scenario struct {
 	relay  *relay
 	// want is the trust of each answer.
 	want []kvcastv1.Trust
-	// noPool leaves the pool out, where it cannot be equal.
-	noPool bool
+	// all is the row of the answers about all tiers; nil where there is device memory only.
+	all *scenario
 
 	requests, exact, over, under int
 	pools, poolsEqual            int
@@ -47,6 +47,9 @@ func newScenario(t *testing.T, name string, e *engine, k *relay, want ...kvcastv
 	s := &scenario{t: t, name: name, engine: e, relay: k, want: want, trust: make(map[string]int)}
 	table.mu.Lock()
 	defer table.mu.Unlock()
+	if n := len(table.rows); n > 0 {
+		t.Logf("done: %s", strings.Join(table.rows[n-1].columns(), " | "))
+	}
 	table.rows = append(table.rows, s)
 	return s
 }
@@ -54,9 +57,14 @@ func newScenario(t *testing.T, name string, e *engine, k *relay, want ...kvcastv
 // request asks kvcast for a prompt, sends it to the engine, and compares. It returns the tokens that the engine has generated.
 func (s *scenario) request(p prompt) []uint32 {
 	s.t.Helper()
-	predicted := s.relay.match(s.relay.await(s.engine), p)
+	device, all := s.relay.match(s.relay.await(s.engine), p)
 	out := s.engine.generate(p)[0]
-	s.compare(p, predicted, out.Cached)
+	if s.all == nil {
+		s.compare(p, device, out.Cached)
+	} else {
+		s.compare(p, device, out.Device)
+		s.all.compare(p, all, out.Cached)
+	}
 	s.comparePool()
 	return out.Tokens
 }
@@ -87,14 +95,14 @@ func (s *scenario) compare(p prompt, predicted prediction, cached int) {
 func (s *scenario) comparePool() {
 	s.t.Helper()
 	at := s.relay.await(s.engine)
-	trust := s.relay.match(at, prompt{Tokens: []uint32{0, 0}}).trust // it also waits for the position
+	device, _ := s.relay.match(at, prompt{Tokens: []uint32{0, 0}}) // it also waits for the position
 	s.pools++
 	want, got := s.engine.hashes(), s.relay.hashes(kvcastv1.Tier_TIER_DEVICE)
 	if slices.Equal(want, got) {
 		s.poolsEqual++
-	} else if trust != kvcastv1.Trust_TRUST_DEGRADED && !s.noPool {
+	} else if device.trust != kvcastv1.Trust_TRUST_DEGRADED {
 		s.t.Errorf("%s: after request %d and batch %d: kvcast (%s) has %d blocks and the engine %d: %s", s.name, s.requests, s.engine.state.Seq,
-			trust, len(got), len(want), difference(want, got))
+			device, len(got), len(want), difference(want, got))
 	}
 }
 
@@ -122,8 +130,11 @@ func (s *scenario) columns() []string {
 	if s.note != "" {
 		trust = append(trust, s.note)
 	}
-	return []string{s.name, fmt.Sprint(s.requests), fmt.Sprint(s.exact), fmt.Sprint(s.over), fmt.Sprint(s.under),
-		fmt.Sprintf("%d of %d", s.poolsEqual, s.pools), strings.Join(trust, ", ")}
+	pool := "-"
+	if s.pools > 0 {
+		pool = fmt.Sprintf("%d of %d", s.poolsEqual, s.pools)
+	}
+	return []string{s.name, fmt.Sprint(s.requests), fmt.Sprint(s.exact), fmt.Sprint(s.over), fmt.Sprint(s.under), pool, strings.Join(trust, ", ")}
 }
 
 func TestMain(m *testing.M) {

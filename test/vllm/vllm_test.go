@@ -99,16 +99,24 @@ func TestLlama(t *testing.T) {
 	}
 	e.reset()
 	e.generate(prompt{Tokens: w.tokens(2 * blockSize), MaxTokens: 1})
-	s.note = "after a reset " + k.match(k.await(e), prompt{Tokens: []uint32{0, 0}}).String()
 	s.comparePool()
+	s.note = "after a reset " + k.trust().String()
 }
 
-// warmUp sends a first request, whose batch shows that the replay socket is the engine's.
-func warmUp(e *engine, k *relay) {
+// warmUp sends a first request, whose batch shows that the replay socket is the engine's, and returns the hash of its block: that of the same tokens in all engines.
+func warmUp(e *engine, k *relay) (hash uint64) {
 	e.t.Helper()
 	k.await(e)
+	before := e.hashes()
 	e.generate(prompt{Tokens: newWorkload(99).tokens(blockSize + 5), MaxTokens: 2})
 	k.await(e)
+	for _, hash = range e.hashes() {
+		if !slices.Contains(before, hash) {
+			return hash
+		}
+	}
+	e.t.Fatal("the engine has stored nothing")
+	return 0
 }
 
 // lateStart reads an engine that has had requests.
@@ -118,7 +126,7 @@ func lateStart(t *testing.T, e *engine, at ports) {
 	s := newScenario(t, "late start, replay of all batches", e, k, exact, degraded)
 	s.comparePool()
 	s.run(newWorkload(20), requests(15))
-	if got := k.rankTrust(); got.trust != exact {
+	if got := k.trust(); got.trust != exact {
 		t.Errorf("late start: the rank is %s; want EXACT after a live batch", got)
 	}
 }
@@ -145,7 +153,7 @@ func crashes(t *testing.T, e *engine, at ports) {
 			s.comparePool()
 		}
 		s.run(w, requests(6))
-		if got := k.rankTrust(); got.trust != exact {
+		if got := k.trust(); got.trust != exact {
 			t.Errorf("%s: the rank is %s; want EXACT after a live batch", name, got)
 		}
 	}
@@ -162,7 +170,7 @@ func TestSmallBuffer(t *testing.T) {
 	e := startEngine(t, cfg)
 	proxy := harness.NewProxy(t, fmt.Sprintf("127.0.0.1:%d", at.publish))
 	k := startRelay(t, "--worker", fmt.Sprintf("name=e,model=%s,connect=tcp://%s,replay=tcp://127.0.0.1:%d", model, proxy.Addr(), at.replay))
-	warmUp(e, k)
+	hash := warmUp(e, k)
 
 	s := newScenario(t, "preemption: eight requests, 40 blocks", e, k)
 	w := newWorkload(30)
@@ -197,21 +205,21 @@ func TestSmallBuffer(t *testing.T) {
 	lose(e, w, 4*bufferSteps)
 	proxy.Retarget(fmt.Sprintf("127.0.0.1:%d", at.publish))
 	k.await(e)
-	if got := k.rankTrust(); !slices.Contains(got.reasons, kvcastv1.DegradedReason_DEGRADED_REASON_GAP) {
+	if got := k.trust(); !slices.Contains(got.reasons, kvcastv1.DegradedReason_DEGRADED_REASON_GAP) {
 		t.Errorf("the rank is %s; want DEGRADED GAP", got)
 	}
 	s.run(newWorkload(31), requests(25))
 	e.reset()
 	e.generate(prompt{Tokens: w.tokens(2 * blockSize), MaxTokens: 1})
 	s.comparePool()
-	s.note = "after a reset " + k.match(k.await(e), prompt{Tokens: []uint32{0, 0}}).String()
+	s.note = "after a reset " + k.trust().String()
 
 	late := startRelay(t, at.worker()...)
 	s = newScenario(t, "late start, beyond buffer_steps", e, late, degraded)
 	s.run(w, requests(15))
 	late.stop()
 
-	restart(t, e, cfg, k)
+	restart(t, e, cfg, k, hash)
 }
 
 // lose has an engine publish at least so many batches.
@@ -227,8 +235,8 @@ func lose(e *engine, w *workload, batches int64) {
 // blindLimit is how long kvcast may need to read a restarted engine: the time between two attempts to connect is at most 2 s, plus what a busy machine needs.
 const blindLimit = 20 * time.Second
 
-// restart kills an engine with SIGKILL and starts it again, once at a time.
-func restart(t *testing.T, e *engine, cfg engineConfig, k *relay) {
+// restart kills an engine with SIGKILL and starts it again. hash is that of the first engine's warmUp.
+func restart(t *testing.T, e *engine, cfg engineConfig, k *relay, hash uint64) {
 	t.Helper()
 	s := newScenario(t, "kill -9 of the engine", e, k, exact, degraded)
 	s.run(newWorkload(40), requests(10))
@@ -267,9 +275,11 @@ func restart(t *testing.T, e *engine, cfg engineConfig, k *relay) {
 	case <-time.After(harness.Timeout):
 		t.Fatalf("kvcast does not read the restarted engine: %v", k.status())
 	}
-	warmUp(next, k)
+	if got := warmUp(next, k); got != hash {
+		t.Errorf("the block hash of the same tokens is %x, and was %x before the restart; want the same", got, hash)
+	}
 	s.run(newWorkload(40), requests(15))
-	if got := k.rankTrust(); got.trust != exact {
+	if got := k.trust(); got.trust != exact {
 		t.Errorf("the rank is %s after a restart of the engine; want EXACT", got)
 	}
 }
@@ -287,8 +297,8 @@ func TestEngineConnects(t *testing.T) {
 	})
 	k := startRelay(t, "--bind", fmt.Sprintf("tcp://127.0.0.1:%d,replay_port=%d", at.publish, at.replay))
 	e.awaitReady()
-	e.generate(prompt{Tokens: newWorkload(98).tokens(blockSize + 5), MaxTokens: 2})
-	warmUp(e, k)
+	e.generate(prompt{Tokens: newWorkload(98).tokens(blockSize + 5), MaxTokens: 2}) // names the worker
+	t.Logf("block hash %x with PYTHONHASHSEED=7", warmUp(e, k))
 	s := newScenario(t, "llm-d: the engine connects to kvcast", e, k)
 	s.run(newWorkload(50), requests(50))
 }
@@ -304,5 +314,21 @@ func TestHybrid(t *testing.T) {
 	s.run(newWorkload(60), requests(80))
 	if s.under > 0 {
 		t.Errorf("%d answers are below what the engine has reused; want upper bounds", s.under)
+	}
+}
+
+// TestOffload has an engine that offloads blocks to host memory.
+func TestOffload(t *testing.T) {
+	testclass.Peers(t)
+	at := freePorts(t)
+	e := startEngine(t, engineConfig{Model: "llama", Events: at.events(), Args: args(60, nil), Offload: 8 << 20})
+	k := startRelay(t, at.worker()...)
+	warmUp(e, k)
+	s := newScenario(t, "CPU offload, device memory", e, k)
+	s.all = newScenario(t, "CPU offload, all tiers", e, k)
+	w := newWorkload(70)
+	s.run(w, requests(80))
+	if s.all.exact == s.exact && len(k.hashes(kvcastv1.Tier_TIER_HOST_PINNED)) == 0 {
+		t.Error("kvcast has no blocks in host memory")
 	}
 }

@@ -3,6 +3,7 @@ package vllm_test
 import (
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -145,8 +146,9 @@ func (p prediction) String() string {
 	return text
 }
 
-// match asks for a prompt at a position. The engine computes the last token of a prompt always, so that it cannot reuse a block that ends with it.
-func (k *relay) match(at *kvcastv1.Position, p prompt) prediction {
+// match asks for a prompt at a position, and returns what the engine has of it in device memory, and in all tiers. The engine computes the last token of a prompt
+// always, so that it cannot reuse a block that ends with it.
+func (k *relay) match(at *kvcastv1.Position, p prompt) (device, all prediction) {
 	k.t.Helper()
 	answer, err := k.client.MatchPrefix(harness.Context(k.t), &kvcastv1.MatchPrefixRequest{
 		Model: model, After: at, MaxWaitNano: uint64(10 * time.Second),
@@ -155,40 +157,52 @@ func (k *relay) match(at *kvcastv1.Position, p prompt) prediction {
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	if matches := answer.GetPrompts()[0].GetMatches(); len(matches) > 0 {
-		m := matches[0]
-		got := prediction{trust: m.GetTrust(), reasons: m.GetReasons()}
-		for _, tier := range m.GetTiers() {
-			if tier.GetTier() != kvcastv1.Tier_TIER_DEVICE {
-				continue
-			}
-			got.tokens = int(tier.GetTokens())
-			if tier.GetTrust() != kvcastv1.Trust_TRUST_UNSPECIFIED {
-				got.trust, got.reasons = tier.GetTrust(), tier.GetReasons()
-			}
-		}
-		return got
+	matches := answer.GetPrompts()[0].GetMatches()
+	if len(matches) == 0 {
+		return k.rankTrust()
 	}
-	// No match: the trust is that of the rank.
-	return k.rankTrust()
+	m := matches[0]
+	all = prediction{int(m.GetTokens()), m.GetTrust(), m.GetReasons()}
+	device = prediction{0, all.trust, all.reasons}
+	for _, tier := range m.GetTiers() {
+		if tier.GetTier() != kvcastv1.Tier_TIER_DEVICE {
+			continue
+		}
+		device.tokens = int(tier.GetTokens())
+		if tier.GetTrust() != kvcastv1.Trust_TRUST_UNSPECIFIED {
+			device.trust, device.reasons = tier.GetTrust(), tier.GetReasons()
+		}
+	}
+	return device, all
 }
 
-// rankTrust returns the trust of device memory, and no tokens.
-func (k *relay) rankTrust() prediction {
+// rankTrust returns the trust of the rank without a match: of device memory, and of all tiers.
+func (k *relay) rankTrust() (device, all prediction) {
 	k.t.Helper()
 	w := k.status()
 	if w == nil || len(w.GetRanks()) == 0 {
-		return prediction{trust: kvcastv1.Trust_TRUST_EXACT} // nothing is known to be in any cache
+		all = prediction{trust: kvcastv1.Trust_TRUST_EXACT} // nothing is known to be in any cache
+		return all, all
 	}
 	r := w.GetRanks()[0]
-	if len(r.GetTierReasons()) == 0 {
-		return prediction{trust: r.GetTrust(), reasons: r.GetReasons()}
+	all = prediction{trust: r.GetTrust(), reasons: r.GetReasons()}
+	device = all
+	if len(r.GetTierReasons()) > 0 {
+		device = prediction{trust: kvcastv1.Trust_TRUST_EXACT}
 	}
-	i := slices.IndexFunc(r.GetTierReasons(), func(t *kvcastv1.TierReasons) bool { return t.GetTier() == kvcastv1.Tier_TIER_DEVICE })
-	if i < 0 {
-		return prediction{trust: kvcastv1.Trust_TRUST_EXACT}
+	for _, tier := range r.GetTierReasons() {
+		if tier.GetTier() == kvcastv1.Tier_TIER_DEVICE {
+			device = prediction{trust: kvcastv1.Trust_TRUST_DEGRADED, reasons: tier.GetReasons()}
+		}
 	}
-	return prediction{trust: kvcastv1.Trust_TRUST_DEGRADED, reasons: r.GetTierReasons()[i].GetReasons()}
+	return device, all
+}
+
+// trust returns the trust of device memory.
+func (k *relay) trust() prediction {
+	k.t.Helper()
+	device, _ := k.rankTrust()
+	return device
 }
 
 // hashes returns the block hashes that kvcast has in a tier.
@@ -198,23 +212,35 @@ func (k *relay) hashes(tier kvcastv1.Tier) []uint64 {
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	list := []uint64{}
+	set := make(map[uint64]bool)
+	apply := func(events []*kvcastv1.RouterEvent) {
+		for _, event := range events {
+			switch cleared := event.GetCleared(); {
+			case cleared != nil && (len(cleared.GetTiers()) == 0 || slices.Contains(cleared.GetTiers(), tier)):
+				clear(set)
+			case event.GetTier() == tier:
+				for _, hash := range event.GetStored().GetBlockHashes() {
+					set[hash] = true
+				}
+				for _, hash := range event.GetRemoved().GetBlockHashes() {
+					delete(set, hash)
+				}
+			}
+		}
+	}
 	for {
 		message, err := stream.Recv()
 		if err == io.EOF {
-			break
+			return slices.Sorted(maps.Keys(set))
 		}
 		if err != nil {
 			k.t.Fatal(err)
 		}
 		for _, blocks := range message.GetSnapshotBlocks() {
-			for _, event := range blocks.GetEvents() {
-				if event.GetTier() == tier {
-					list = append(list, event.GetStored().GetBlockHashes()...)
-				}
-			}
+			apply(blocks.GetEvents())
+		}
+		for _, entry := range message.GetEntries() { // those since the blocks were read
+			apply(entry.GetEvents())
 		}
 	}
-	slices.Sort(list)
-	return list
 }

@@ -4,10 +4,11 @@ CONFIG is a JSON object: the model, arguments of LLM (args), and those of KVEven
 ready. Requests have one of these keys:
 
   generate  a list of prompts, which run at the same time: token_ids or embeddings (a number of random ones), cache_salt, lora, max_tokens, report_mode
-  reset     resets the prefix cache
-  pool      nothing else: all answers have the pool
+  reset     resets the prefix cache, and with true also what a connector has offloaded
 
 An answer has the outputs of the prompts, the seq of the last batch that was published (-1 for none), and what the block pool has cached then, by attention group.
+With offload_bytes, a connector offloads blocks to host memory of that size. Its transfers copy nothing: what the blocks contain does not matter here, and
+vLLM has none for CPUs.
 """
 
 import json
@@ -49,6 +50,38 @@ class Publisher(kv_events.ZmqEventPublisher):
 
 kv_events.EventPublisherFactory._registry["zmq"] = Publisher
 
+
+def offload(size):
+    """Returns the configuration of vLLM's own connector that offloads to host memory, with transfers that are done at once."""
+    from vllm.config import KVTransferConfig
+    from vllm.v1.kv_offload import base
+    from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+
+    class Worker(base.OffloadingWorker):
+        def __init__(self):
+            self.done = []
+
+        def submit(self, job_id, source, target):
+            self.done.append(base.TransferResult(job_id, True))
+            return True
+
+        submit_store = submit_load = submit
+
+        def get_finished(self):
+            done, self.done = self.done, []
+            return done
+
+        def wait(self, job_ids):
+            pass
+
+    worker = Worker()
+    CPUOffloadingSpec.get_worker = lambda spec, caches: worker
+    return KVTransferConfig(kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config={"cpu_bytes_to_use": size})
+
+
+if "offload_bytes" in config:
+    config["args"]["kv_transfer_config"] = offload(config["offload_bytes"])
+
 llm = LLM(
     model=config["model"],
     load_format="dummy",
@@ -71,6 +104,18 @@ def count_preemption(*args, **kwargs):
 
 
 core.scheduler._preempt_request = count_preemption
+
+device_hits = {}  # tokens found in the pool when a request was scheduled first, without those that a connector has
+lookup = manager.get_computed_blocks
+
+
+def record_hits(request):
+    found = lookup(request)
+    device_hits.setdefault(request.request_id, found[1])
+    return found
+
+
+manager.get_computed_blocks = record_hits
 
 
 def pool():
@@ -106,25 +151,33 @@ adapters = {name: LoRARequest(name, i + 1, path) for i, (name, path) in enumerat
 def generate(prompts):
     lora = [adapters[p["lora"]] if p.get("lora") else None for p in prompts]
     outputs = llm.generate([prompt(p) for p in prompts], [sampling(p) for p in prompts], lora_request=lora if adapters else None, use_tqdm=False)
-    return [{"cached": o.num_cached_tokens, "token_ids": list(o.outputs[0].token_ids)} for o in outputs]
+    hits = list(device_hits.values())
+    device_hits.clear()
+    return [{"cached": o.num_cached_tokens, "device": h, "token_ids": list(o.outputs[0].token_ids)} for o, h in zip(outputs, hits, strict=True)]
 
 
 def answer(**more):
     answers.write(json.dumps({"seq": published - 1, "pool": pool(), "preemptions": preemptions, **more}) + "\n")
 
 
-groups = [type(g.kv_cache_spec).__name__ for g in manager.kv_cache_config.kv_cache_groups]
-answer(bound=bound, groups=groups, blocks=manager.block_pool.num_gpu_blocks)
-for line in sys.stdin:
-    request = json.loads(line)
-    try:
-        if "generate" in request:
-            answer(outputs=generate(request["generate"]))
-        elif "reset" in request:
-            answer(reset=llm.reset_prefix_cache())
-        else:
-            answer()
-    except Exception as e:  # the test says what failed
-        answer(error=f"{type(e).__name__}: {e}")
-answers.close()
-os._exit(0)  # the engine's threads do not end by themselves
+def main():
+    answer(
+        bound=bound,
+        groups=[type(g.kv_cache_spec).__name__ for g in manager.kv_cache_config.kv_cache_groups],
+        block_sizes=[g.kv_cache_spec.block_size for g in manager.kv_cache_config.kv_cache_groups],
+    )
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if "generate" in request:
+                answer(outputs=generate(request["generate"]))
+            else:
+                answer(reset=llm.reset_prefix_cache(reset_connector=request["reset"]))
+        except Exception as e:  # the test says what failed
+            answer(error=f"{type(e).__name__}: {e}")
+
+
+try:
+    main()
+finally:
+    os._exit(0)  # the engine's threads do not end by themselves
