@@ -129,11 +129,7 @@ func launchEngine(t *testing.T, cfg engineConfig) *engine {
 	defer func() { _ = file.Close() }()
 	e := &engine{t: t, answers: make(chan []byte), log: file.Name()}
 	e.cmd = exec.Command(filepath.Join(dir, "venv/bin/python"), "testdata/engine.py", string(text)) //nolint:noctx // stop ends it
-	// Nothing but the CPU, one process, and no network.
-	e.cmd.Env = append(os.Environ(), append([]string{
-		"VLLM_ENABLE_V1_MULTIPROCESSING=0", "VLLM_WORKER_MULTIPROC_METHOD=fork", "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind",
-		"OMP_NUM_THREADS=1", "HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "PYTHONDONTWRITEBYTECODE=",
-	}, cfg.env...)...)
+	e.cmd.Env = environment(append(cfg.env, "VLLM_ENABLE_V1_MULTIPROCESSING=0")...)
 	e.cmd.Stderr = file
 	out, outErr := e.cmd.StdoutPipe()
 	var inErr error
@@ -153,6 +149,13 @@ func launchEngine(t *testing.T, cfg engineConfig) *engine {
 	}()
 	t.Cleanup(e.stop)
 	return e
+}
+
+// environment returns the environment of vLLM: one thread, a GB for blocks, and no network.
+func environment(more ...string) []string {
+	return append(append(os.Environ(),
+		"VLLM_WORKER_MULTIPROC_METHOD=fork", "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1",
+		"HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "PYTHONDONTWRITEBYTECODE="), more...)
 }
 
 // awaitReady waits until the engine takes requests.
@@ -200,7 +203,7 @@ func (e *engine) receive() {
 	}
 }
 
-// generate runs prompts at the same time.
+// generate implements subject.
 func (e *engine) generate(prompts ...prompt) []output {
 	e.t.Helper()
 	e.ask(map[string]any{"generate": prompts})
@@ -216,7 +219,10 @@ func (e *engine) reset() {
 	}
 }
 
-// hashes returns the blocks that the engine's main attention group has cached.
+// seq implements subject.
+func (e *engine) seq() int64 { return e.state.Seq }
+
+// hashes implements subject.
 func (e *engine) hashes() []uint64 {
 	list := slices.Clone(e.state.Pool[e.main])
 	slices.Sort(list)

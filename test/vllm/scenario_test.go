@@ -19,7 +19,7 @@ import (
 type scenario struct {
 	t      *testing.T
 	name   string
-	engine *engine
+	engine subject
 	relay  *relay
 	// want is the trust of each answer.
 	want []kvcastv1.Trust
@@ -27,6 +27,7 @@ type scenario struct {
 	all *scenario
 
 	requests, exact, over, under int
+	reused                       int // requests of which the engine has reused blocks
 	pools, poolsEqual            int
 	trust                        map[string]int
 	note                         string
@@ -39,7 +40,7 @@ var table struct {
 }
 
 // newScenario begins a scenario, whose answers must all be EXACT unless want says otherwise.
-func newScenario(t *testing.T, name string, e *engine, k *relay, want ...kvcastv1.Trust) *scenario {
+func newScenario(t *testing.T, name string, e subject, k *relay, want ...kvcastv1.Trust) *scenario {
 	t.Helper()
 	if len(want) == 0 {
 		want = []kvcastv1.Trust{kvcastv1.Trust_TRUST_EXACT}
@@ -74,6 +75,9 @@ func (s *scenario) compare(p prompt, predicted prediction, cached int) {
 	s.t.Helper()
 	s.requests++
 	s.trust[predicted.String()]++
+	if cached > 0 {
+		s.reused++
+	}
 	switch {
 	case predicted.tokens == cached:
 		s.exact++
@@ -101,7 +105,7 @@ func (s *scenario) comparePool() {
 	if slices.Equal(want, got) {
 		s.poolsEqual++
 	} else if device.trust != kvcastv1.Trust_TRUST_DEGRADED {
-		s.t.Errorf("%s: after request %d and batch %d: kvcast (%s) has %d blocks and the engine %d: %s", s.name, s.requests, s.engine.state.Seq,
+		s.t.Errorf("%s: after request %d and batch %d: kvcast (%s) has %d blocks and the engine %d: %s", s.name, s.requests, s.engine.seq(),
 			device, len(got), len(want), difference(want, got))
 	}
 }

@@ -41,7 +41,7 @@ func TestLlama(t *testing.T) {
 		Args: args(120, map[string]any{"enable_lora": true, "max_lora_rank": 8, "max_loras": 2, "enable_prompt_embeds": true}),
 	})
 	k := startRelay(t, at.worker()...)
-	warmUp(e, k)
+	warmUp(t, e, k)
 
 	s := newScenario(t, "plain", e, k)
 	s.run(newWorkload(1), requests(25))
@@ -104,8 +104,8 @@ func TestLlama(t *testing.T) {
 }
 
 // warmUp sends a first request, whose batch shows that the replay socket is the engine's, and returns the hash of its block: that of the same tokens in all engines.
-func warmUp(e *engine, k *relay) (hash uint64) {
-	e.t.Helper()
+func warmUp(t *testing.T, e subject, k *relay) (hash uint64) {
+	t.Helper()
 	k.await(e)
 	before := e.hashes()
 	e.generate(prompt{Tokens: newWorkload(99).tokens(blockSize + 5), MaxTokens: 2})
@@ -115,7 +115,7 @@ func warmUp(e *engine, k *relay) (hash uint64) {
 			return hash
 		}
 	}
-	e.t.Fatal("the engine has stored nothing")
+	t.Fatal("the engine has stored nothing")
 	return 0
 }
 
@@ -170,7 +170,7 @@ func TestSmallBuffer(t *testing.T) {
 	e := startEngine(t, cfg)
 	proxy := harness.NewProxy(t, fmt.Sprintf("127.0.0.1:%d", at.publish))
 	k := startRelay(t, "--worker", fmt.Sprintf("name=e,model=%s,connect=tcp://%s,replay=tcp://127.0.0.1:%d", model, proxy.Addr(), at.replay))
-	hash := warmUp(e, k)
+	hash := warmUp(t, e, k)
 
 	s := newScenario(t, "preemption: eight requests, 40 blocks", e, k)
 	w := newWorkload(30)
@@ -190,7 +190,7 @@ func TestSmallBuffer(t *testing.T) {
 		t.Error("no request was preempted")
 	}
 
-	s = newScenario(t, "batches lost, within buffer_steps", e, k)
+	s = newScenario(t, "batches lost, within buffer_steps", e, k, exact, degraded) // SOURCE_DOWN for a moment
 	proxy.Retarget("")
 	proxy.Cut()
 	w = newWorkload(31)
@@ -198,6 +198,9 @@ func TestSmallBuffer(t *testing.T) {
 	proxy.Retarget(fmt.Sprintf("127.0.0.1:%d", at.publish))
 	s.comparePool()
 	s.run(w, requests(15))
+	if got := k.trust(); got.trust != exact {
+		t.Errorf("the rank is %s after lost batches were replayed; want EXACT", got)
+	}
 
 	s = newScenario(t, "batches lost, beyond buffer_steps", e, k, degraded)
 	proxy.Retarget("")
@@ -214,6 +217,7 @@ func TestSmallBuffer(t *testing.T) {
 	s.comparePool()
 	s.note = "after a reset " + k.trust().String()
 
+	lose(e, w, 2*bufferSteps) // the clear is not replayed any more
 	late := startRelay(t, at.worker()...)
 	s = newScenario(t, "late start, beyond buffer_steps", e, late, degraded)
 	s.run(w, requests(15))
@@ -275,7 +279,7 @@ func restart(t *testing.T, e *engine, cfg engineConfig, k *relay, hash uint64) {
 	case <-time.After(harness.Timeout):
 		t.Fatalf("kvcast does not read the restarted engine: %v", k.status())
 	}
-	if got := warmUp(next, k); got != hash {
+	if got := warmUp(t, next, k); got != hash {
 		t.Errorf("the block hash of the same tokens is %x, and was %x before the restart; want the same", got, hash)
 	}
 	s.run(newWorkload(40), requests(15))
@@ -298,7 +302,7 @@ func TestEngineConnects(t *testing.T) {
 	k := startRelay(t, "--bind", fmt.Sprintf("tcp://127.0.0.1:%d,replay_port=%d", at.publish, at.replay))
 	e.awaitReady()
 	e.generate(prompt{Tokens: newWorkload(98).tokens(blockSize + 5), MaxTokens: 2}) // names the worker
-	t.Logf("block hash %x with PYTHONHASHSEED=7", warmUp(e, k))
+	t.Logf("block hash %x with PYTHONHASHSEED=7", warmUp(t, e, k))
 	s := newScenario(t, "llm-d: the engine connects to kvcast", e, k)
 	s.run(newWorkload(50), requests(50))
 }
@@ -309,7 +313,7 @@ func TestHybrid(t *testing.T) {
 	at := freePorts(t)
 	e := startEngine(t, engineConfig{Model: "gemma3", Events: at.events(), Args: args(160, nil)})
 	k := startRelay(t, at.worker()...)
-	warmUp(e, k)
+	warmUp(t, e, k)
 	s := newScenario(t, "hybrid: Gemma 3, sliding windows", e, k, upper)
 	s.run(newWorkload(60), requests(80))
 	if s.under > 0 {
@@ -323,7 +327,7 @@ func TestOffload(t *testing.T) {
 	at := freePorts(t)
 	e := startEngine(t, engineConfig{Model: "llama", Events: at.events(), Args: args(60, nil), Offload: 8 << 20})
 	k := startRelay(t, at.worker()...)
-	warmUp(e, k)
+	warmUp(t, e, k)
 	s := newScenario(t, "CPU offload, device memory", e, k)
 	s.all = newScenario(t, "CPU offload, all tiers", e, k)
 	w := newWorkload(70)

@@ -37,13 +37,31 @@ func (p ports) worker() []string {
 	return []string{"--worker", fmt.Sprintf("name=e,model=%s,connect=tcp://127.0.0.1:%d,replay=tcp://127.0.0.1:%d", model, p.publish, p.replay)}
 }
 
-// relay is kvcast serve, which reads one engine.
+// subject is a rank of an engine that answers prompts, and knows what it has cached.
+type subject interface {
+	// generate runs prompts at the same time.
+	generate(prompts ...prompt) []output
+	// seq returns the number of the last batch published, -1 for none.
+	seq() int64
+	// hashes returns the cached blocks of the main attention group after that batch, ascending.
+	hashes() []uint64
+}
+
+// relay is kvcast serve, which reads one worker.
 type relay struct {
 	t       *testing.T
 	args    []string
 	process *harness.Process
 	conn    *grpc.ClientConn
 	client  kvcastv1.RouterEventServiceClient
+	rank    uint32 // that answers are about
+}
+
+// ofRank returns the same process, with answers about another rank.
+func (k *relay) ofRank(rank uint32) *relay {
+	other := *k
+	other.rank = rank
+	return &other
 }
 
 // startRelay starts kvcast, which stops with the test.
@@ -102,12 +120,12 @@ func (k *relay) status() *kvcastv1.WorkerStatus {
 }
 
 // await waits until kvcast has applied the engine's last batch, and returns the position.
-func (k *relay) await(e *engine) *kvcastv1.Position {
+func (k *relay) await(e subject) *kvcastv1.Position {
 	k.t.Helper()
-	k.awaitState(fmt.Sprintf("batch %d of the engine", e.state.Seq), func(w *kvcastv1.WorkerStatus) bool {
-		s := w.GetSources()
-		return len(s) == 1 && s[0].GetState() == kvcastv1.SourceState_SOURCE_STATE_LIVE &&
-			(e.state.Seq < 0 || s[0].GetStarted() && s[0].GetLastSeq() == uint64(e.state.Seq))
+	seq := e.seq()
+	k.awaitState(fmt.Sprintf("batch %d of rank %d", seq, k.rank), func(w *kvcastv1.WorkerStatus) bool {
+		s := k.source(w)
+		return s.GetState() == kvcastv1.SourceState_SOURCE_STATE_LIVE && (seq < 0 || s.GetStarted() && s.GetLastSeq() == uint64(seq))
 	})
 	status, err := k.client.GetStatus(harness.Context(k.t), &kvcastv1.GetStatusRequest{})
 	if err != nil {
@@ -116,18 +134,30 @@ func (k *relay) await(e *engine) *kvcastv1.Position {
 	return &kvcastv1.Position{Epoch: status.GetEpoch(), Seq: status.GetNewestSeq()}
 }
 
+// source returns the source of the rank; nil if there is none.
+func (k *relay) source(w *kvcastv1.WorkerStatus) *kvcastv1.SourceStatus {
+	for _, s := range w.GetSources() {
+		if s.GetDpRank() == k.rank {
+			return s
+		}
+	}
+	return nil
+}
+
 // awaitState waits until a condition is true of the worker.
 func (k *relay) awaitState(what string, condition func(*kvcastv1.WorkerStatus) bool) {
 	k.t.Helper()
 	var last *kvcastv1.WorkerStatus
+	met := false
 	defer func() {
-		if k.t.Failed() {
+		if !met {
 			k.t.Logf("waited for %s; the worker is %v", what, last)
 		}
 	}()
 	harness.WaitFor(k.t, func() bool {
 		last = k.status()
-		return last != nil && condition(last)
+		met = last != nil && condition(last)
+		return met
 	})
 }
 
@@ -158,10 +188,11 @@ func (k *relay) match(at *kvcastv1.Position, p prompt) (device, all prediction) 
 		k.t.Fatal(err)
 	}
 	matches := answer.GetPrompts()[0].GetMatches()
-	if len(matches) == 0 {
+	i := slices.IndexFunc(matches, func(m *kvcastv1.PrefixMatch) bool { return m.GetDpRank() == k.rank })
+	if i < 0 {
 		return k.rankTrust()
 	}
-	m := matches[0]
+	m := matches[i]
 	all = prediction{int(m.GetTokens()), m.GetTrust(), m.GetReasons()}
 	device = prediction{0, all.trust, all.reasons}
 	for _, tier := range m.GetTiers() {
@@ -179,12 +210,13 @@ func (k *relay) match(at *kvcastv1.Position, p prompt) (device, all prediction) 
 // rankTrust returns the trust of the rank without a match: of device memory, and of all tiers.
 func (k *relay) rankTrust() (device, all prediction) {
 	k.t.Helper()
-	w := k.status()
-	if w == nil || len(w.GetRanks()) == 0 {
+	ranks := k.status().GetRanks()
+	i := slices.IndexFunc(ranks, func(r *kvcastv1.RankStatus) bool { return r.GetDpRank() == k.rank })
+	if i < 0 {
 		all = prediction{trust: kvcastv1.Trust_TRUST_EXACT} // nothing is known to be in any cache
 		return all, all
 	}
-	r := w.GetRanks()[0]
+	r := ranks[i]
 	all = prediction{trust: r.GetTrust(), reasons: r.GetReasons()}
 	device = all
 	if len(r.GetTierReasons()) > 0 {
@@ -215,6 +247,9 @@ func (k *relay) hashes(tier kvcastv1.Tier) []uint64 {
 	set := make(map[uint64]bool)
 	apply := func(events []*kvcastv1.RouterEvent) {
 		for _, event := range events {
+			if event.GetDpRank() != k.rank {
+				continue
+			}
 			switch cleared := event.GetCleared(); {
 			case cleared != nil && (len(cleared.GetTiers()) == 0 || slices.Contains(cleared.GetTiers(), tier)):
 				clear(set)

@@ -14,7 +14,6 @@ vLLM has none for CPUs.
 import json
 import os
 import sys
-import time
 
 # vLLM writes to standard output as well.
 answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -22,33 +21,14 @@ os.dup2(2, 1)
 
 config = json.loads(sys.argv[1])
 
+import probe  # noqa: E402
 import torch  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 from vllm.config.kv_events import KVEventsConfig  # noqa: E402
-from vllm.distributed import kv_events  # noqa: E402
 from vllm.lora.request import LoRARequest  # noqa: E402
-from vllm.v1.core import kv_cache_utils  # noqa: E402
 
-published = 0  # batches
-bound = 0.0  # when the socket was bound or began to connect, in seconds since the Unix epoch
 preemptions = 0
-
-
-class Publisher(kv_events.ZmqEventPublisher):
-    """Counts batches: the publisher numbers them from 0."""
-
-    def _socket_setup(self):
-        global bound
-        super()._socket_setup()
-        bound = time.time()
-
-    def publish(self, events):
-        global published
-        super().publish(events)
-        published += 1
-
-
-kv_events.EventPublisherFactory._registry["zmq"] = Publisher
+probe.install()
 
 
 def offload(size):
@@ -118,17 +98,6 @@ def record_hits(request):
 manager.get_computed_blocks = record_hits
 
 
-def pool():
-    """Returns the hashes of the cached blocks, as events have them, by group."""
-    groups = {str(i): [] for i in range(len(manager.kv_cache_config.kv_cache_groups))}
-    for key in manager.block_pool.cached_block_hash_to_block._cache:
-        block_hash = kv_cache_utils.maybe_convert_block_hash(kv_cache_utils.get_block_hash(key))
-        if isinstance(block_hash, bytes):
-            block_hash = int.from_bytes(block_hash[-8:], "big")
-        groups[str(kv_cache_utils.get_group_id(key))].append(block_hash)
-    return groups
-
-
 def prompt(p):
     tokens = {"prompt_token_ids": p["token_ids"]}
     if p.get("embeddings"):
@@ -157,12 +126,12 @@ def generate(prompts):
 
 
 def answer(**more):
-    answers.write(json.dumps({"seq": published - 1, "pool": pool(), "preemptions": preemptions, **more}) + "\n")
+    answers.write(json.dumps({"seq": probe.published - 1, "pool": probe.pool(manager), "preemptions": preemptions, **more}) + "\n")
 
 
 def main():
     answer(
-        bound=bound,
+        bound=probe.bound,
         groups=[type(g.kv_cache_spec).__name__ for g in manager.kv_cache_config.kv_cache_groups],
         block_sizes=[g.kv_cache_spec.block_size for g in manager.kv_cache_config.kv_cache_groups],
     )
