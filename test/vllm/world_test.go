@@ -176,18 +176,35 @@ func (p prediction) String() string {
 	return text
 }
 
-// match asks for a prompt at a position, and returns what the engine has of it in device memory, and in all tiers. The engine computes the last token of a prompt
-// always, so that it cannot reuse a block that ends with it.
+// match asks for a prompt at a position, and returns what the engine can reuse of it from device memory, and from all tiers.
+//
+// The engine always computes the last token of a prompt, so that it cannot reuse a block of its pool that ends with it. A connector loads such a block
+// nevertheless.
 func (k *relay) match(at *kvcastv1.Position, p prompt) (device, all prediction) {
 	k.t.Helper()
+	whole := &kvcastv1.Prompt{TokenIds: p.Tokens, LoraName: p.LoRA, CacheSalt: p.Salt}
+	cut := &kvcastv1.Prompt{TokenIds: p.Tokens[:len(p.Tokens)-1], LoraName: p.LoRA, CacheSalt: p.Salt}
 	answer, err := k.client.MatchPrefix(harness.Context(k.t), &kvcastv1.MatchPrefixRequest{
-		Model: model, After: at, MaxWaitNano: uint64(10 * time.Second),
-		Prompts: []*kvcastv1.Prompt{{TokenIds: p.Tokens[:len(p.Tokens)-1], LoraName: p.LoRA, CacheSalt: p.Salt}},
+		Model: model, After: at, MaxWaitNano: uint64(10 * time.Second), Prompts: []*kvcastv1.Prompt{cut, whole},
 	})
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	matches := answer.GetPrompts()[0].GetMatches()
+	device, all = k.prediction(answer.GetPrompts()[0].GetMatches())
+	for _, m := range answer.GetPrompts()[1].GetMatches() {
+		loaded := slices.ContainsFunc(m.GetTiers(), func(tier *kvcastv1.TierPrefix) bool {
+			return tier.GetTier() == kvcastv1.Tier_TIER_HOST_PINNED && int(tier.GetTokens()) == len(p.Tokens)
+		})
+		if m.GetDpRank() == k.rank && loaded {
+			all.tokens = len(p.Tokens)
+		}
+	}
+	return device, all
+}
+
+// prediction returns what the matches of a prompt say about the rank: in device memory, and in all tiers.
+func (k *relay) prediction(matches []*kvcastv1.PrefixMatch) (device, all prediction) {
+	k.t.Helper()
 	i := slices.IndexFunc(matches, func(m *kvcastv1.PrefixMatch) bool { return m.GetDpRank() == k.rank })
 	if i < 0 {
 		return k.rankTrust()

@@ -43,8 +43,8 @@ started=$(date +%s)
 rm -rf "$into"
 mkdir -p "$into"
 python=$into/venv/bin/python
-step "creating a Python environment" python3 -m venv "$into/venv"
-step "creating one for uv" python3 -m venv "$into/uv"
+step "creating a Python environment" python3 -m venv --without-pip "$into/venv"
+step "creating one for uv, which installs what pip cannot: it overrides what packages ask for" python3 -m venv "$into/uv"
 step "installing uv" "$into/uv/bin/python" -m pip --quiet --disable-pip-version-check --no-input --timeout 30 --retries 3 install --only-binary :all: "uv==$uv"
 step "choosing packages" resolve
 step "installing packages, 5.7 GB" "$into/uv/bin/uv" pip install --quiet --no-deps --only-binary :all: --python "$python" --requirement "$into/requirements.txt"

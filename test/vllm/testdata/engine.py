@@ -14,6 +14,7 @@ vLLM has none for CPUs.
 import json
 import os
 import sys
+import traceback
 
 # vLLM writes to standard output as well.
 answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -143,6 +144,7 @@ def main():
             else:
                 answer(reset=llm.reset_prefix_cache(reset_connector=request["reset"]))
         except Exception as e:  # the test says what failed
+            traceback.print_exc()
             answer(error=f"{type(e).__name__}: {e}")
 
 
