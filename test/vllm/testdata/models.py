@@ -43,6 +43,34 @@ GEMMA = COMMON | {
     "hidden_activation": "gelu_pytorch_tanh",
 }
 
+# Linear attention (Gated DeltaNet) in three layers of four. Its states are small enough for blocks of 32 tokens: vLLM makes blocks larger otherwise.
+# Of other models with states, vLLM 0.32.0 for CPUs cannot run Falcon-H1 with these sizes (its first step ends with an IndexError), and has no Bamba.
+# Heads of linear attention that are smaller than 128 fail too ("Unexpected head dim size").
+QWEN = COMMON | {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 4,
+    "full_attention_interval": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "linear_num_value_heads": 1,
+    "linear_num_key_heads": 1,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+    "partial_rotary_factor": 0.25,
+    "rope_theta": 10000,
+    "attn_output_gate": True,
+}
+
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 
 
@@ -90,5 +118,6 @@ if __name__ == "__main__":
     out = pathlib.Path(sys.argv[1])
     write_model(out / "llama", LLAMA)
     write_model(out / "gemma3", GEMMA)
+    write_model(out / "qwen3-next", QWEN)
     write_adapter(out / "adapter-a", 1)
     write_adapter(out / "adapter-b", 2)
