@@ -75,7 +75,7 @@ func parse(args []string) (options, error) {
 	flags.BoolVar(&o.race, "race", os.Getenv("CGO_ENABLED") != "0", "use the race detector")
 	flags.IntVar(&o.perGo, "p", 4, "number of packages that are tested at a time: many wait for timers")
 	flags.IntVar(&o.parallel, "parallel", 6, "number of tests of a package that run at a time, of those that allow it")
-	flags.DurationVar(&o.timeout, "timeout", 30*time.Minute, "time after which the tests of a package are ended, because one hangs")
+	flags.DurationVar(&o.timeout, "timeout", time.Hour, "time after which the tests of a package are ended, because one hangs")
 	flags.IntVar(&o.slowest, "slowest", 10, "number of slowest tests to list")
 	flags.BoolVar(&o.check, "check", false, "run nothing; fail if a test of the classes has not run since -forget and has not said why, or for all classes, if it was skipped")
 	flags.StringVar(&o.fuzz, "fuzz", "", "instead, fuzz each fuzz target of the packages for this time or number of inputs, such as 1m or 10000x")
