@@ -60,9 +60,12 @@ func (s *scenario) request(p prompt) []uint32 {
 	s.t.Helper()
 	device, all := s.relay.match(s.relay.await(s.engine), p)
 	out := s.engine.generate(p)[0]
-	if s.all == nil {
+	switch {
+	case s.all == nil:
 		s.compare(p, device, out.Cached)
-	} else {
+	case len(p.Tokens)%blockSize == 0: // a connector loads the block of the last token, if it has it
+		s.compare(p, device, out.Device)
+	default:
 		s.compare(p, device, out.Device)
 		s.all.compare(p, all, out.Cached)
 	}

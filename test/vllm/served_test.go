@@ -207,14 +207,14 @@ func TestDataParallel(t *testing.T) {
 	sources, err := server.get("/kv_event_sources")
 	t.Logf("/kv_event_sources: %s, %v", sources, err)
 	k := startRelay(t, "--worker", fmt.Sprintf("name=e,model=%s,connect=tcp://127.0.0.1:%d,replay=tcp://127.0.0.1:%d,dp_size=%d", model, at.publish, at.replay, ranks))
-	w := newWorkload(80)
+	var rows []*scenario
 	for rank := range ranks {
-		warmUp(t, servedRank{server, rank}, k.ofRank(uint32(rank)))
+		of := k.ofRank(uint32(rank))
+		warmUp(t, servedRank{server, rank}, of)
+		rows = append(rows, newScenario(t, fmt.Sprintf("vllm serve, data parallel 2: rank %d", rank), servedRank{server, rank}, of))
 	}
-	for n := range requests(2) {
-		for rank := range ranks {
-			s := newScenario(t, fmt.Sprintf("vllm serve, data parallel 2: rank %d, part %d", rank, n+1), servedRank{server, rank}, k.ofRank(uint32(rank)))
-			s.run(w, 15)
-		}
+	w := newWorkload(80)
+	for n := range requests(60) {
+		rows[n%ranks].run(w, 1)
 	}
 }

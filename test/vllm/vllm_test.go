@@ -336,18 +336,25 @@ func TestMamba(t *testing.T) {
 	s.note = fmt.Sprintf("block sizes %v", e.sizes)
 }
 
-// TestOffload has an engine that offloads blocks to host memory.
+// TestOffload has an engine that offloads blocks to host memory, which has room for twice as many blocks as the device.
 func TestOffload(t *testing.T) {
 	testclass.Peers(t)
 	at := freePorts(t)
-	e := startEngine(t, engineConfig{Model: "llama", Events: at.events(), Args: args(60, nil), Offload: 8 << 20})
+	e := startEngine(t, engineConfig{Model: "llama", Events: at.events(), Args: args(60, nil), Offload: 2 << 20})
 	k := startRelay(t, at.worker()...)
 	warmUp(t, e, k)
 	s := newScenario(t, "CPU offload, device memory", e, k)
 	s.all = newScenario(t, "CPU offload, all tiers", e, k)
 	w := newWorkload(70)
-	s.run(w, requests(80))
-	if len(k.hashes(kvcastv1.Tier_TIER_HOST_PINNED)) == 0 {
+	s.run(w, requests(120))
+	host := len(k.hashes(kvcastv1.Tier_TIER_HOST_PINNED))
+	if s.note = fmt.Sprintf("%d blocks on the host", host); host == 0 {
 		t.Error("kvcast has no blocks in host memory")
 	}
+
+	s = newScenario(t, "CPU offload, device memory after a reset", e, k)
+	s.all = newScenario(t, "CPU offload, all tiers after a reset", e, k, exact, degraded)
+	e.reset()
+	e.generate(prompt{Tokens: w.tokens(2 * blockSize), MaxTokens: 1}) // with the event
+	s.run(w, requests(30))
 }

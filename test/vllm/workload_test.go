@@ -84,7 +84,7 @@ func (s *scenario) run(w *workload, requests int) {
 		p := w.next()
 		w.answered(p, s.request(p))
 	}
-	if s.reused == 0 {
+	if s.requests >= 10 && s.reused == 0 {
 		s.t.Errorf("%s: the engine has reused nothing in %d requests", s.name, s.requests)
 	}
 }

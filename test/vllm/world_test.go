@@ -177,30 +177,18 @@ func (p prediction) String() string {
 	return text
 }
 
-// match asks for a prompt at a position, and returns what the engine can reuse of it from device memory, and from all tiers.
-//
-// The engine always computes the last token of a prompt, so that it cannot reuse a block of its pool that ends with it. A connector loads such a block
-// nevertheless.
+// match asks for a prompt at a position, and returns what the engine can reuse of it from device memory, and from all tiers. The engine always computes the
+// last token of a prompt, so that it cannot reuse a block of its pool that ends with it.
 func (k *relay) match(at *kvcastv1.Position, p prompt) (device, all prediction) {
 	k.t.Helper()
-	whole := &kvcastv1.Prompt{TokenIds: p.Tokens, LoraName: p.LoRA, CacheSalt: p.Salt}
-	cut := &kvcastv1.Prompt{TokenIds: p.Tokens[:len(p.Tokens)-1], LoraName: p.LoRA, CacheSalt: p.Salt}
 	answer, err := k.client.MatchPrefix(harness.Context(k.t), &kvcastv1.MatchPrefixRequest{
-		Model: model, After: at, MaxWaitNano: uint64(10 * time.Second), Prompts: []*kvcastv1.Prompt{cut, whole},
+		Model: model, After: at, MaxWaitNano: uint64(10 * time.Second),
+		Prompts: []*kvcastv1.Prompt{{TokenIds: p.Tokens[:len(p.Tokens)-1], LoraName: p.LoRA, CacheSalt: p.Salt}},
 	})
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	device, all = k.prediction(answer.GetPrompts()[0].GetMatches())
-	for _, m := range answer.GetPrompts()[1].GetMatches() {
-		loaded := slices.ContainsFunc(m.GetTiers(), func(tier *kvcastv1.TierPrefix) bool {
-			return tier.GetTier() == kvcastv1.Tier_TIER_HOST_PINNED && int(tier.GetTokens()) == len(p.Tokens)
-		})
-		if m.GetDpRank() == k.rank && loaded {
-			all.tokens = len(p.Tokens)
-		}
-	}
-	return device, all
+	return k.prediction(answer.GetPrompts()[0].GetMatches())
 }
 
 // prediction returns what the matches of a prompt say about the rank: in device memory, and in all tiers.
