@@ -2,6 +2,5 @@
 // are skipped.
 //
 // Before each request, kvcast is asked for the prefix of the prompt that the engine holds. The engine then says how many tokens it has reused, and which
-// blocks its pool has after its last batch: both must be what kvcast says wherever it says EXACT. A scenario is a row of a table that the tests print at the end and write to
-// bin/test/vllm.md.
+// blocks its pool has after its last batch: both must be what kvcast says wherever it says EXACT. A scenario is a row of a table that the tests write to bin/test/vllm.md.
 package vllm

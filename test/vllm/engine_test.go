@@ -24,6 +24,9 @@ const versionVariable = "KVCAST_VLLM_VERSION"
 // engineTimeout bounds the wait for an answer of an engine. It starts in one minute to three on two busy cores.
 const engineTimeout = 20 * time.Minute
 
+// version is that of vLLM that is tested.
+var version string
+
 // installation returns the absolute path of the version of vLLM to test, and skips the test if none is prepared.
 func installation(t *testing.T) string {
 	t.Helper()
@@ -42,6 +45,7 @@ func installation(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	version = filepath.Base(dir)
 	return dir
 }
 

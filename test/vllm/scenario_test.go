@@ -155,14 +155,13 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// writeTable prints the scenarios, and writes them to bin/test/vllm.md.
+// writeTable writes the scenarios to bin/test/vllm.md.
 func writeTable() error {
 	lines := []string{"| scenario | requests | exact | over | under | pool equal | trust |", "|---|---|---|---|---|---|---|"}
 	for _, s := range table.rows {
 		lines = append(lines, "| "+strings.Join(s.columns(), " | ")+" |")
 	}
 	text := strings.Join(lines, "\n") + "\n"
-	fmt.Print(text)
-	text = "vLLM " + os.Getenv(versionVariable) + ", " + time.Now().UTC().Format(time.DateOnly) + "\n\n" + text
+	text = "vLLM " + version + ", " + time.Now().UTC().Format(time.DateOnly) + "\n\n" + text
 	return os.WriteFile(filepath.Join("../../bin/test", "vllm.md"), []byte(text), 0o600)
 }

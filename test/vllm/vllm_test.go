@@ -249,29 +249,11 @@ func restart(t *testing.T, e *engine, cfg engineConfig, k *relay, hash uint64) {
 		return w.GetSources()[0].GetState() != kvcastv1.SourceState_SOURCE_STATE_LIVE
 	})
 	next := launchEngine(t, cfg)
-	live := make(chan time.Time, 1)
-	go func() {
-		defer close(live)
-		for t.Context().Err() == nil {
-			list, err := k.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
-			if err == nil && len(list.GetWorkers()) == 1 && list.GetWorkers()[0].GetSources()[0].GetState() == kvcastv1.SourceState_SOURCE_STATE_LIVE {
-				live <- time.Now()
-				return
-			}
-			timer := time.NewTimer(10 * time.Millisecond)
-			select {
-			case <-timer.C:
-			case <-t.Context().Done():
-			}
-		}
-	}()
+	live := k.awaitLive()
 	next.awaitReady()
 	s.engine = next
 	select {
-	case connected, ok := <-live:
-		if !ok {
-			t.Fatal("the test has ended")
-		}
+	case connected := <-live:
 		blind := connected.Sub(next.bound)
 		if s.note = fmt.Sprintf("read %.1f s after its socket was bound", blind.Seconds()); blind > blindLimit {
 			t.Errorf("kvcast needed %v to read a restarted engine; want %v at most", blind, blindLimit)

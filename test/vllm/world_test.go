@@ -162,6 +162,27 @@ func (k *relay) awaitState(what string, condition func(*kvcastv1.WorkerStatus) b
 	})
 }
 
+// awaitLive returns a channel with the time at which kvcast reads the engine.
+func (k *relay) awaitLive() <-chan time.Time {
+	live := make(chan time.Time, 1)
+	go func() {
+		poll := time.NewTicker(10 * time.Millisecond)
+		defer poll.Stop()
+		for k.t.Context().Err() == nil {
+			list, err := k.client.ListWorkers(k.t.Context(), &kvcastv1.ListWorkersRequest{})
+			if err == nil && len(list.GetWorkers()) == 1 && k.source(list.GetWorkers()[0]).GetState() == kvcastv1.SourceState_SOURCE_STATE_LIVE {
+				live <- time.Now()
+				return
+			}
+			select {
+			case <-poll.C:
+			case <-k.t.Context().Done():
+			}
+		}
+	}()
+	return live
+}
+
 // prediction is what kvcast says that an engine has of a prompt in device memory.
 type prediction struct {
 	tokens  int
@@ -200,17 +221,16 @@ func (k *relay) prediction(matches []*kvcastv1.PrefixMatch) (device, all predict
 	}
 	m := matches[i]
 	all = prediction{int(m.GetTokens()), m.GetTrust(), m.GetReasons()}
-	device = prediction{0, all.trust, all.reasons}
 	for _, tier := range m.GetTiers() {
 		if tier.GetTier() != kvcastv1.Tier_TIER_DEVICE {
 			continue
 		}
-		device.tokens = int(tier.GetTokens())
-		if tier.GetTrust() != kvcastv1.Trust_TRUST_UNSPECIFIED {
-			device.trust, device.reasons = tier.GetTrust(), tier.GetReasons()
+		if tier.GetTrust() == kvcastv1.Trust_TRUST_UNSPECIFIED {
+			return prediction{int(tier.GetTokens()), all.trust, all.reasons}, all
 		}
+		return prediction{int(tier.GetTokens()), tier.GetTrust(), tier.GetReasons()}, all
 	}
-	return device, all
+	return k.trust(), all // the match is in other tiers alone
 }
 
 // rankTrust returns the trust of the rank without a match: of device memory, and of all tiers.
