@@ -96,7 +96,7 @@ vllm: vllm_version = $(if $(filter command,$(firstword $(origin VERSION))),$(VER
 vllm: ## Prepare vLLM's build for CPUs, VERSION (0.32.0), in bin/vllm (6 GB), and test with it: each answer that says EXACT is compared with what the engine reuses.
 	@tools/scripts/vllm.sh $(vllm_version)
 	@rm -f bin/test/vllm.md
-	KVCAST_VLLM_VERSION=$(vllm_version) $(suite) -class peers -timeout 3h ./test/vllm; status=$$?; cat bin/test/vllm.md; exit $$status
+	KVCAST_VLLM_VERSION=$(vllm_version) $(suite) -class peers -timeout 3h ./test/vllm; status=$$?; cat bin/test/vllm.md 2>/dev/null; exit $$status
 
 observe: ## Test metrics, traces, the dashboard and the alert rules, with Prometheus in bin/prometheus if it is not installed.
 	@tools/scripts/prometheus.sh bin/prometheus

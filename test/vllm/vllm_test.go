@@ -72,7 +72,9 @@ func TestLlama(t *testing.T) {
 		if got := len(e.hashes()); got != 0 {
 			t.Errorf("the engine has %d blocks after a reset", got)
 		}
-		// The event comes with the next step.
+		// The event comes with the next step: kvcast cannot know before.
+		before, _ := k.match(k.await(e), w.chats[len(w.chats)-1])
+		s.note = fmt.Sprintf("before that step %s with %d tokens of 0", before, before.tokens)
 		e.generate(prompt{Tokens: w.tokens(2 * blockSize), MaxTokens: 1})
 		s.comparePool()
 	}

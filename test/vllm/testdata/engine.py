@@ -150,5 +150,7 @@ def main():
 
 try:
     main()
+except BaseException:
+    traceback.print_exc()
 finally:
     os._exit(0)  # the engine's threads do not end by themselves
