@@ -160,7 +160,7 @@ func launchEngine(t *testing.T, cfg engineConfig) *engine {
 func environment(more ...string) []string {
 	return append(append(os.Environ(),
 		"VLLM_WORKER_MULTIPROC_METHOD=fork", "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1",
-		"HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "PYTHONDONTWRITEBYTECODE="), more...)
+		"HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "PYTHONDONTWRITEBYTECODE=1"), more...)
 }
 
 // awaitReady waits until the engine takes requests.
