@@ -145,7 +145,8 @@ func (x *Index) Match(q *Query, m *Matches) (seq uint64) {
 // Queried returns how many tokens and whole blocks a prompt of the query of the last Match has: in blocks of the best match, or
 // else of a worker of the model. They are 0 if no worker's block size is known.
 func (m *Matches) Queried(q *Query, prompt int) (tokens, blocks int) {
-	p, size := &q.Prompts[prompt], 0
+	p := &q.Prompts[prompt]
+	var size int
 	switch best := m.Prompts[prompt]; {
 	case len(best) > 0 && best[0].BlockSize > 0:
 		size = int(best[0].BlockSize)

@@ -137,7 +137,7 @@ func (p *publisher) endRepair(err error) {
 // deliver passes a batch to the lane. A malformed batch was reported as lost.
 func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 	if !b.Restored {
-		p.recordSeq(b.Seq)
+		defer p.recordSeq(b.Seq) // after the batch has been passed on: readers take it for applied
 	}
 	if b.Replayed && !b.Restored {
 		p.worker.metrics.inc(replayedTotal)

@@ -237,6 +237,20 @@ func TestUnreachableEngineIsReplaced(t *testing.T) {
 	}
 }
 
+// stream asks a router for a streamed completion.
+func stream(t *testing.T, url string) *http.Response {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v1/completions", strings.NewReader(`{"model": "m", "prompt": [1], "stream": true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res
+}
+
 // TestEngineThatEndsInMidResponse sends part of a stream: the client must notice that it is incomplete.
 func TestEngineThatEndsInMidResponse(t *testing.T) {
 	engine := serveEngine(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -247,10 +261,7 @@ func TestEngineThatEndsInMidResponse(t *testing.T) {
 	})
 	front := httptest.NewServer(newRouter(viewOf(engine, []uint32{1}, map[string]int{"a": 0}), nil, nil, policyPrefix))
 	defer front.Close()
-	res, err := http.Post(front.URL+"/v1/completions", "application/json", strings.NewReader(`{"model": "m", "prompt": [1], "stream": true}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	res := stream(t, front.URL)
 	defer func() { _ = res.Body.Close() }()
 	if body, err := io.ReadAll(res.Body); !errors.Is(err, io.ErrUnexpectedEOF) || string(body) != "data: {}\n\n" {
 		t.Errorf("got %q, error %v, want an error", body, err)
@@ -269,10 +280,7 @@ func TestStreamIsNotHeldBack(t *testing.T) {
 	})
 	front := httptest.NewServer(newRouter(viewOf(engine, []uint32{1}, map[string]int{"a": 0}), nil, nil, policyPrefix))
 	defer front.Close()
-	res, err := http.Post(front.URL+"/v1/completions", "application/json", strings.NewReader(`{"model": "m", "prompt": [1], "stream": true}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	res := stream(t, front.URL)
 	defer func() { _ = res.Body.Close() }()
 	first := make([]byte, len("data: 1\n\n"))
 	if _, err := io.ReadFull(res.Body, first); err != nil {
