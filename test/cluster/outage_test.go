@@ -42,7 +42,19 @@ func TestServerIsObservableWhileItsJournalHangs(t *testing.T) {
 		}
 		return m
 	}
-	harness.WaitFor(t, func() bool { return metrics().Sum("kvcast_pipeline_blocks_stored_total") > 0 })
+	harness.WaitFor(t, func() bool { // each worker has entries
+		list, err := client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for _, w := range list.GetWorkers() {
+			if len(w.GetRanks()) > 0 && len(w.GetRanks()[0].GetBlocks()) > 0 {
+				n++
+			}
+		}
+		return n == 4
+	})
 	nats.Freeze()
 	harness.WaitFor(t, func() bool { return metrics().Sum("kvcast_journal_appends_in_flight") >= 512 })
 

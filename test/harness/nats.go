@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"os"
 	"testing"
 	"time"
 
@@ -12,7 +13,15 @@ import (
 // StartNATS starts a nats-server with JetStream in this process, and returns its URL. The test stops it.
 func StartNATS(t testing.TB) (url string) {
 	t.Helper()
-	url, _ = StartNATSIn(t, t.TempDir())
+	dir, err := os.MkdirTemp("", "nats")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		// The server may create a file after WaitForShutdown.
+		WaitFor(t, func() bool { return os.RemoveAll(dir) == nil })
+	})
+	url, _ = StartNATSIn(t, dir)
 	return url
 }
 

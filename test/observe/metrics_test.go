@@ -147,12 +147,47 @@ func TestMetricsOfBusyServersAreDocumented(t *testing.T) {
 		if err := source.WaitReplays(harness.Context(t), 1); err != nil { // batches from replays have no delay
 			t.Fatal(err)
 		}
-		if _, err := source.Publish(enginetest.Stored(1), wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{1}, Medium: "unheard of"}); err != nil {
-			t.Fatal(err)
-		}
+		publish(t, source, enginetest.Stored(1))
+	}
+	overpredict(t, addr, "w")
+	for _, source := range []*simulator.Publisher{engine, offload} {
+		publish(t, source, unheardOf)
 	}
 	sendFaults(t, p)
 	awaitAgreement(t, p, "worker", "event", "dedup")
+}
+
+// overpredict reports so many outcomes of a worker that its rank is OVERPREDICTED.
+func overpredict(t *testing.T, addr, worker string) {
+	t.Helper()
+	client := kvcastv1.NewRouterEventServiceClient(harness.Dial(t, addr))
+	harness.WaitFor(t, func() bool { // the rank is EXACT
+		s, err := client.GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := &kvcastv1.Outcome{Worker: worker, Position: &kvcastv1.Position{Epoch: s.GetEpoch(), Seq: s.GetNewestSeq()}, PredictedTokens: 16, Trust: kvcastv1.Trust_TRUST_EXACT}
+		if _, err := client.ReportOutcome(t.Context(), &kvcastv1.ReportOutcomeRequest{Outcomes: slices.Repeat([]*kvcastv1.Outcome{o}, 8)}); err != nil {
+			t.Fatal(err)
+		}
+		list, err := client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{Filter: &kvcastv1.Filter{Workers: []string{worker}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(list.GetWorkers(), func(w *kvcastv1.WorkerStatus) bool {
+			return slices.ContainsFunc(w.GetRanks(), func(r *kvcastv1.RankStatus) bool { return r.GetAccuracy().GetDetail() != "" })
+		})
+	})
+}
+
+// unheardOf is an event that is skipped.
+var unheardOf = wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{1}, Medium: "unheard of"}
+
+func publish(t *testing.T, engine *simulator.Publisher, e wire.Event) {
+	t.Helper()
+	if _, err := engine.Publish(e); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // withDiscovery writes a configuration with a file of workers, and returns its path.
@@ -215,7 +250,8 @@ func TestMetricsOfAWorkerDisappearWithIt(t *testing.T) {
 	engine := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	offload := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	p := fleet.Start(t, "--bind", bindAny)
-	workers := kvcastv1.NewWorkerServiceClient(harness.Dial(t, fleet.Address(t, p)))
+	addr := fleet.Address(t, p)
+	workers := kvcastv1.NewWorkerServiceClient(harness.Dial(t, addr))
 	if _, err := workers.RegisterWorker(harness.Context(t), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
 		Name: "w", Sources: []*kvcastv1.SourceSpec{
 			{Connect: engine.Endpoint(), Replay: engine.ReplayEndpoint()}, {Engine: "kvbm", Connect: offload.Endpoint()},
@@ -226,9 +262,9 @@ func TestMetricsOfAWorkerDisappearWithIt(t *testing.T) {
 	if err := engine.WaitReplays(harness.Context(t), 1); err != nil { // batches from replays have no delay
 		t.Fatal(err)
 	}
-	if _, err := engine.Publish(enginetest.Stored(1), wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{1}, Medium: "unheard of"}); err != nil {
-		t.Fatal(err)
-	}
+	publish(t, engine, enginetest.Stored(1))
+	overpredict(t, addr, "w")
+	publish(t, engine, unheardOf)
 	var want []string
 	for name, d := range documentedMetrics(t) {
 		if slices.Contains(d.labels, "worker") && d.isServed([]string{"worker", "event", "dedup"}) &&
