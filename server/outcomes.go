@@ -17,8 +17,8 @@ import (
 	"github.com/kvcast/kvcast/server/match"
 )
 
-// outcomes has the outcomes that routers have reported, by dp rank. Of ranks that the index does not have any more, it forgets those
-// that are as many as the others. It is safe for concurrent use.
+// outcomes has the outcomes that routers have reported, by dp rank. It forgets the ranks that the index does not have any more when it
+// has twice as many as it had after it last did so. It is safe for concurrent use.
 type outcomes struct {
 	index     *index.Index
 	incidents *incident.Log
