@@ -35,8 +35,8 @@ type rank struct {
 	gaps, missedBatches uint64
 	lastGap             *kvcastv1.Gap
 	groupsOmitted       bool
-	// created and removed are the seqs after which the rank was created and its blocks were last removed, plus 1: no later than those of
-	// the entries, and after those of all earlier ones. removed is 0 if none was.
+	// created and removed are one more than the seq that the index had when it applied the entry that created the rank, and the last one
+	// that removed blocks from it. removed is 0 if none did.
 	created, removed uint64
 }
 
@@ -365,9 +365,11 @@ type Brief struct {
 	BlockSize uint32
 	// Trust is as of Rank.Trust.
 	Trust kvcastv1.Trust
-	// Created tells ranks of one number apart, of which the worker was removed and added again. A position before it is not of this rank.
+	// Created is when the rank was created: a prediction at a lower seq is not about it, but about a rank of a worker of this name that was
+	// removed before.
 	Created uint64
-	// Removed is after each position since which blocks were removed from the rank, in any tier, and not after any other.
+	// Removed is when blocks were last removed from the rank, in any tier: since a prediction at a lower seq, some were removed. Since one
+	// at this seq or a higher one, none were.
 	Removed uint64
 }
 

@@ -17,8 +17,8 @@ import (
 	"github.com/kvcast/kvcast/server/match"
 )
 
-// outcomes has the outcomes that routers have reported, by dp rank. It forgets the ranks that the index does not have any more when it
-// has twice as many as it had after it last did so. It is safe for concurrent use.
+// outcomes has the outcomes that routers have reported, by dp rank. It is safe for concurrent use. See prune for when it forgets ranks
+// that were removed.
 type outcomes struct {
 	index     *index.Index
 	incidents *incident.Log

@@ -155,7 +155,7 @@ func (r *standing) read(now time.Time, older *standings) *standings {
 	return read
 }
 
-// addOver records ranks of which predictions are too long.
+// addOver records that ranks are OVERPREDICTED.
 func (r *standings) addOver(all []RankSince) {
 	for _, s := range all {
 		r.over[dpRank{s.Worker, s.Rank}] = true
