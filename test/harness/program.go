@@ -31,6 +31,9 @@ type program struct {
 // kvcast in bin/test of the module, unless what is there is up to date: so all packages that are tested link it once.
 func Program(race bool) (string, error) { return program{"cmd/kvcast", race}.build() }
 
+// Router returns the path of a build of the example router.
+func Router() (string, error) { return program{"examples/router", false}.build() }
+
 func (p program) build() (string, error) {
 	programs.mu.Lock()
 	defer programs.mu.Unlock()

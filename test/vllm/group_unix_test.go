@@ -17,6 +17,11 @@ func (s *served) stop() {
 	case <-s.ended:
 	case <-time.After(time.Minute):
 	}
-	_ = syscall.Kill(-s.cmd.Process.Pid, syscall.SIGKILL) // nothing is left of it usually
+	s.kill() // nothing is left of it usually
+}
+
+// kill ends vllm serve and its group with SIGKILL.
+func (s *served) kill() {
+	_ = syscall.Kill(-s.cmd.Process.Pid, syscall.SIGKILL)
 	<-s.ended
 }

@@ -34,10 +34,11 @@ type scenario struct {
 	note                         string
 }
 
-// table collects the scenarios that have run.
+// table collects what has run.
 var table struct {
-	mu   sync.Mutex
-	rows []*scenario
+	mu     sync.Mutex
+	rows   []*scenario
+	routed []*routed
 }
 
 // newScenario begins a scenario, whose answers must all be EXACT unless want says otherwise.
@@ -157,7 +158,7 @@ func (s *scenario) columns() []string {
 
 func TestMain(m *testing.M) {
 	status := harness.RunTests(m)
-	if len(table.rows) > 0 {
+	if len(table.rows)+len(table.routed) > 0 {
 		if err := writeTable(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			status = max(status, 1)
@@ -166,13 +167,21 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// writeTable writes the scenarios to bin/test/vllm.md.
+// writeTable writes the scenarios and the routing policies to bin/test/vllm.md.
 func writeTable() error {
-	lines := []string{"| scenario | requests | exact | over | under | pool equal | trust |", "|---|---|---|---|---|---|---|"}
-	for _, s := range table.rows {
-		lines = append(lines, "| "+strings.Join(s.columns(), " | ")+" |")
+	text := "vLLM " + version + ", " + time.Now().UTC().Format(time.DateOnly) + "\n"
+	add := func(columns ...string) { text += "| " + strings.Join(columns, " | ") + " |\n" }
+	if len(table.rows) > 0 {
+		text += "\n| scenario | requests | exact | over | under | pool equal | trust |\n|---|---|---|---|---|---|---|\n"
+		for _, s := range table.rows {
+			add(s.columns()...)
+		}
 	}
-	text := strings.Join(lines, "\n") + "\n"
-	text = "vLLM " + version + ", " + time.Now().UTC().Format(time.DateOnly) + "\n\n" + text
+	if len(table.routed) > 0 {
+		text += "\n| policy | prompt tokens | reused | hit rate | requests of each engine | predictions exact, over, under |\n|---|---|---|---|---|---|\n"
+		for _, r := range table.routed {
+			add(r.columns()...)
+		}
+	}
 	return os.WriteFile(filepath.Join("../../bin/test", "vllm.md"), []byte(text), 0o600)
 }

@@ -28,8 +28,8 @@ type served struct {
 	ended  chan struct{}
 }
 
-// startServed starts vllm serve, waits until it is ready, and stops it with the test.
-func startServed(t *testing.T, at ports, ranks int) *served {
+// launchServed starts vllm serve with a number of ranks and of blocks, and stops it with the test.
+func launchServed(t *testing.T, at ports, ranks, blocks int) *served {
 	t.Helper()
 	dir := installation(t)
 	s := &served{t: t, url: fmt.Sprintf("http://127.0.0.1:%d", harness.FreePort(t)), log: filepath.Join(t.TempDir(), "serve.log"), probes: t.TempDir(), ended: make(chan struct{})}
@@ -45,10 +45,10 @@ func startServed(t *testing.T, at ports, ranks int) *served {
 	defer func() { _ = file.Close() }()
 	s.cmd = exec.Command(filepath.Join(dir, "venv/bin/python"), "-m", "vllm.entrypoints.cli.main", "serve", filepath.Join(dir, "models/llama"), //nolint:noctx // stop ends it
 		"--host", "127.0.0.1", "--port", s.url[len("http://127.0.0.1:"):], "--served-model-name", model, "--data-parallel-size", strconv.Itoa(ranks),
-		"--load-format", "dummy", "--dtype", "bfloat16", "--enforce-eager", "--block-size", strconv.Itoa(blockSize), "--num-gpu-blocks-override", "80",
-		"--max-model-len", "1024", "--max-num-seqs", "8", "--enable-prompt-tokens-details", "--kv-events-config", string(events))
+		"--load-format", "dummy", "--dtype", "bfloat16", "--enforce-eager", "--block-size", strconv.Itoa(blockSize), "--num-gpu-blocks-override", strconv.Itoa(blocks),
+		"--max-model-len", "2048", "--max-num-seqs", "8", "--enable-prompt-tokens-details", "--kv-events-config", string(events))
 	s.cmd.Stdout, s.cmd.Stderr = file, file
-	s.cmd.Env = environment("KVCAST_PROBE="+s.probes, "PYTHONPATH="+plugin(t))
+	s.cmd.Env = environment("KVCAST_PROBE="+s.probes, "PYTHONPATH="+plugin(t), "VLLM_SERVER_DEV_MODE=1") // for /reset_prefix_cache
 	s.cmd.SysProcAttr = ownGroup()
 	if err := s.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -58,20 +58,26 @@ func startServed(t *testing.T, at ports, ranks int) *served {
 		close(s.ended)
 	}()
 	t.Cleanup(s.stop)
+	return s
+}
+
+// awaitReady waits until vllm serve takes requests.
+func (s *served) awaitReady() {
+	s.t.Helper()
 	deadline := time.Now().Add(engineTimeout)
 	poll := time.NewTicker(100 * time.Millisecond)
 	defer poll.Stop()
 	for {
 		if _, err := s.get("/health"); err == nil {
-			return s
+			return
 		}
 		select {
 		case <-poll.C:
 		case <-s.ended:
-			t.Fatalf("vllm serve has ended:\n%s", s.logTail())
+			s.t.Fatalf("vllm serve has ended:\n%s", s.logTail())
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("vllm serve is not ready after %v:\n%s", engineTimeout, s.logTail())
+			s.t.Fatalf("vllm serve is not ready after %v:\n%s", engineTimeout, s.logTail())
 		}
 	}
 }
@@ -203,7 +209,8 @@ func TestDataParallel(t *testing.T) {
 	testclass.Peers(t)
 	const ranks = 2
 	at := ports{harness.FreePorts(t, ranks), harness.FreePorts(t, ranks)}
-	server := startServed(t, at, ranks)
+	server := launchServed(t, at, ranks, 80)
+	server.awaitReady()
 	sources, err := server.get("/kv_event_sources")
 	t.Logf("/kv_event_sources: %s, %v", sources, err)
 	k := startRelay(t, "--worker", fmt.Sprintf("name=e,model=%s,connect=tcp://127.0.0.1:%d,replay=tcp://127.0.0.1:%d,dp_size=%d", model, at.publish, at.replay, ranks))
