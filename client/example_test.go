@@ -13,6 +13,7 @@ import (
 	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -49,7 +50,7 @@ func (k *kvcast) Stop() {
 // prompt returns an event that stores the blocks of a prompt with 4 tokens per block. The block hashes are name, name+1
 // and so on.
 func prompt(name uint64, tokens ...uint32) wire.Event {
-	e := wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 4, TokensHashes: client.TokensHashes(tokens, 4, "", "")}
+	e := wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockSize: 4, TokensHashes: client.TokensHashes(tokens, 4, "", "")}
 	for i := range e.TokensHashes {
 		e.BlockHashes = append(e.BlockHashes, name+uint64(i))
 	}

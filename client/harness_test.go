@@ -16,6 +16,7 @@ import (
 	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -46,7 +47,7 @@ func (h *fixture) batch(worker string, events ...wire.Event) {
 // storing returns an event that stores a chain of blocks after a parent; 0: no parent.
 func storing(parent uint64, blocks ...uint64) wire.Event {
 	return wire.Event{
-		Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: blocks, TokensHashes: blocks, BlockSize: 16,
+		Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: blocks, TokensHashes: blocks, BlockSize: 16,
 		Parent: parent, HasParent: parent != 0,
 	}
 }
@@ -60,7 +61,7 @@ func (h *fixture) churn(rng *rand.Rand, batches int) {
 		case n == 0:
 			h.batch(worker, wire.Event{Kind: wire.KindCleared})
 		case n < 12:
-			h.batch(worker, wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: []uint64{block(), block()}})
+			h.batch(worker, wire.Event{Kind: wire.KindRemoved, Tier: kvblock.TierDevice, BlockHashes: []uint64{block(), block()}})
 		default:
 			h.batch(worker, storing(block(), 1000+block(), 2000+block()), storing(0, block()))
 		}

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/index"
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -35,7 +35,7 @@ type Prompt struct {
 // TokensHashes returns the tokens hashes of a prompt's full blocks, as Stored.tokens_hashes of the contract
 // describes. An empty lora or salt means none.
 func TokensHashes(tokens []uint32, blockSize int, lora, salt string) []uint64 {
-	return wire.AppendTokensHashes(nil, tokens, blockSize, wire.BlockSeed(lora, salt), false, nil)
+	return kvblock.AppendTokensHashes(nil, tokens, blockSize, kvblock.Seed(lora, salt), false, nil)
 }
 
 // Match is the longest prefix of a prompt that one dp rank of a worker holds.

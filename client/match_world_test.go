@@ -12,6 +12,7 @@ import (
 	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -24,13 +25,13 @@ type variant struct {
 var variants = []variant{{}, {lora: "l"}, {salt: "s"}, {lora: "l", salt: "s"}, {eagle: true}}
 
 func (v variant) hashes(tokens []uint32, blockSize int) []uint64 {
-	return wire.AppendTokensHashes(nil, tokens, blockSize, wire.BlockSeed(v.lora, v.salt), v.eagle, nil)
+	return kvblock.AppendTokensHashes(nil, tokens, blockSize, kvblock.Seed(v.lora, v.salt), v.eagle, nil)
 }
 
 // worldBlock is a block that an engine holds.
 type worldBlock struct {
 	prefix string // the tokens hashes of the block and all before it
-	tier   wire.Tier
+	tier   kvblock.Tier
 }
 
 // worldEngine is an engine of one dp rank.
@@ -132,7 +133,7 @@ func (w *world) removeWorker(name string) {
 func (w *world) store(t *rapid.T, to *worldWorker, rank uint32, e *worldEngine) {
 	v := drawVariant(t)
 	hashes := v.hashes(drawTokens(t, to.blockSize), to.blockSize)
-	tier := wire.Tier(rapid.IntRange(1, 4).Draw(t, "tier"))
+	tier := kvblock.Tier(rapid.IntRange(1, 4).Draw(t, "tier"))
 	held := 0
 	for held < len(hashes) && e.holds(prefixOf(hashes[:held+1]), 0) {
 		held++
@@ -167,8 +168,8 @@ func (w *world) remove(t *rapid.T, to *worldWorker, rank uint32, e *worldEngine)
 }
 
 // holds reports whether the engine holds a block in a tier; 0: in any.
-func (e *worldEngine) holds(prefix string, tier wire.Tier) bool {
-	for any := wire.Tier(1); any <= 4; any++ {
+func (e *worldEngine) holds(prefix string, tier kvblock.Tier) bool {
+	for any := kvblock.Tier(1); any <= 4; any++ {
 		if _, ok := e.blocks[worldBlock{prefix, any}]; ok && (tier == 0 || tier == any) {
 			return true
 		}
@@ -187,7 +188,7 @@ func (w *world) match(p client.Prompt, workers []string, limit int) (out []clien
 			hashes = variant{p.LoRA, p.Salt, p.Eagle}.hashes(p.Tokens, to.blockSize)
 		}
 		for rank, e := range to.engines {
-			prefix := func(tier wire.Tier) (n int) {
+			prefix := func(tier kvblock.Tier) (n int) {
 				if p.BlockHashes != nil {
 					for n < len(p.BlockHashes) && e.holdsHash(p.BlockHashes[n], tier) {
 						n++
@@ -201,7 +202,7 @@ func (w *world) match(p client.Prompt, workers []string, limit int) (out []clien
 			}
 			m := client.Match{Worker: name, Model: to.model, Endpoint: name + ":80", Rank: rank, Blocks: prefix(0), Trust: kvcastv1.Trust_TRUST_EXACT}
 			for tier := range m.TierBlocks[1:] {
-				m.TierBlocks[tier+1] = prefix(wire.Tier(tier + 1))
+				m.TierBlocks[tier+1] = prefix(kvblock.Tier(tier + 1))
 			}
 			m.Tokens = m.Blocks * to.blockSize
 			if e.omitted {
@@ -225,7 +226,7 @@ func (w *world) match(p client.Prompt, workers []string, limit int) (out []clien
 	return out
 }
 
-func (e *worldEngine) holdsHash(hash uint64, tier wire.Tier) bool {
+func (e *worldEngine) holdsHash(hash uint64, tier kvblock.Tier) bool {
 	for b, h := range e.blocks {
 		if h == hash && (tier == 0 || tier == b.tier) {
 			return true

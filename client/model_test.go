@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"github.com/kvcast/kvcast/client"
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/checker"
 )
@@ -73,7 +73,7 @@ func (m *model) store(p place, s *kvcastv1.Stored) {
 			case root:
 				*k = block{hasSeq: true, seq: tokens}
 			case parentBlock != nil && parentBlock.hasSeq:
-				*k = block{hasSeq: true, seq: wire.SequenceHash(parentBlock.seq, tokens)}
+				*k = block{hasSeq: true, seq: kvblock.SequenceHash(parentBlock.seq, tokens)}
 			case !k.hasSeq:
 				*k = block{orphan: true, tokens: tokens, parent: parent}
 			}
@@ -89,7 +89,7 @@ func (m *model) adopt(known map[uint64]*block) {
 		again = false
 		for _, k := range known {
 			if parentBlock := known[k.parent]; k.orphan && parentBlock != nil && parentBlock.hasSeq {
-				*k = block{hasSeq: true, seq: wire.SequenceHash(parentBlock.seq, k.tokens)}
+				*k = block{hasSeq: true, seq: kvblock.SequenceHash(parentBlock.seq, k.tokens)}
 				again = true
 			}
 		}
@@ -152,7 +152,7 @@ func inAllTiers(t kvcastv1.Trust) [kvcastv1.Tier_TIER_EXTERNAL + 1]kvcastv1.Trus
 func prefix(held map[uint64]bool, hashes []uint64) int {
 	seq := uint64(0)
 	for i, tokens := range hashes {
-		if seq = wire.SequenceHash(seq, tokens); i == 0 {
+		if seq = kvblock.SequenceHash(seq, tokens); i == 0 {
 			seq = tokens
 		}
 		if !held[seq] {

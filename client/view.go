@@ -9,10 +9,11 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-const numTiers = index.NumTiers
+const numTiers = kvblock.NumTiers
 
 // View is the state of all workers according to one subscription. One goroutine applies the updates. Any number of
 // goroutines may query the View concurrently: a query sees all events of an entry or none, and waits while one entry

@@ -3,7 +3,11 @@
 // engine's batches and never overlap.
 package feed
 
-import "github.com/kvcast/kvcast/ingest/wire"
+import (
+	"github.com/kvcast/kvcast/ingest/wire"
+
+	"github.com/kvcast/kvcast/internal/core/kvblock"
+)
 
 // Limits of a worker.
 const (
@@ -89,7 +93,7 @@ type Batch struct {
 // Doubt is why blocks in some tiers of a rank may differ from the engine's, though no batch was lost.
 type Doubt struct {
 	Reason GapReason
-	Tiers  wire.Tiers
+	Tiers  kvblock.Tiers
 	// Detail says for people what was left out.
 	Detail string
 }

@@ -7,8 +7,8 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/encode"
-	"github.com/kvcast/kvcast/journal"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -20,7 +20,7 @@ func (x *Index) Checkpoint(ctx context.Context, name string) (state *statev1.Ind
 	if !ok {
 		return nil, 0, false
 	}
-	for piece := range s.Blocks(ctx, journal.Tiers(1<<(NumTiers+1)-1)) {
+	for piece := range s.Blocks(ctx, kvblock.Tiers(1<<(NumTiers+1)-1)) {
 		state.Blocks = append(state.Blocks, bytes.Clone(piece))
 		s.Reuse(piece)
 	}

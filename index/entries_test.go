@@ -12,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/index"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -31,7 +31,7 @@ const (
 	disk   = kvcastv1.Tier_TIER_DISK
 )
 
-func tierBit(t kvcastv1.Tier) journal.Tiers { return journal.TierBit(uint8(t)) }
+func tierBit(t kvcastv1.Tier) kvblock.Tiers { return kvblock.TierBit(uint8(t)) }
 
 // entryOf returns an entry of worker w and model m.
 func entryOf(seq uint64, events ...*kvcastv1.RouterEvent) *kvcastv1.Entry {

@@ -15,11 +15,12 @@ import (
 	"sync"
 
 	"github.com/kvcast/kvcast/index/radix"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // NumTiers is the number of tiers. Tier n of kvcast.v1.Tier has the index n - 1 in arrays.
-const NumTiers = radix.NumTiers
+const NumTiers = kvblock.NumTiers
 
 // Index is the state of all workers after some entry. New makes an empty one. Its methods are safe for concurrent use,
 // except that only one goroutine may call Apply methods at a time.

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/index/radix"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -19,7 +19,7 @@ type Lookup struct {
 	BlockHashes, TokensHashes []uint64
 	// Match selects workers.
 	Match func(worker, model string) bool
-	Tiers journal.Tiers
+	Tiers kvblock.Tiers
 	// Limit is the maximum number of holders returned.
 	Limit int
 	// Alias returns for block hashes of sources the block hashes that entries have, with the names of the sources that

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/kvcast/kvcast/index/radix"
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -187,7 +187,7 @@ func (m *Matches) hash(x *Index, q *Query) {
 func (m *Matches) add(i int, p *Prompt, size uint32) {
 	l := hashList{prompt: i, size: size, start: len(m.hashes)}
 	if len(p.TokenIDs) > 0 {
-		m.hashes = wire.AppendTokensHashes(m.hashes, p.TokenIDs, int(size), wire.BlockSeed(p.LoRA, p.Salt), p.Eagle, nil)
+		m.hashes = kvblock.AppendTokensHashes(m.hashes, p.TokenIDs, int(size), kvblock.Seed(p.LoRA, p.Salt), p.Eagle, nil)
 	}
 	l.end = len(m.hashes)
 	m.lists = append(m.lists, l)

@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/index"
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -33,7 +33,7 @@ type modelBlock struct {
 }
 
 // walk returns the prefix of a prompt that can be read tier after tier.
-func (r *modelRank) walk(tokensHashes []uint64) (ends [index.NumTiers]int) {
+func (r *modelRank) walk(tokensHashes []uint64) (ends [kvblock.NumTiers]int) {
 	n := 0
 	for tier := range ends {
 		for n < len(tokensHashes) {
@@ -136,8 +136,8 @@ func (p prompt) tokensHashes(size uint32) []uint64 {
 	}
 	var all []uint64
 	for from := 0; from+window <= len(p.TokenIDs); from += int(size) { // block by block
-		block, seed := p.TokenIDs[from:from+window], wire.BlockSeed(p.LoRA, p.Salt)
-		all = append(all, wire.AppendTokensHashes(nil, block, int(size), seed, p.Eagle, nil)...)
+		block, seed := p.TokenIDs[from:from+window], kvblock.Seed(p.LoRA, p.Salt)
+		all = append(all, kvblock.AppendTokensHashes(nil, block, int(size), seed, p.Eagle, nil)...)
 	}
 	return all
 }
@@ -146,7 +146,7 @@ func (p prompt) tokensHashes(size uint32) []uint64 {
 func blockHash(path string, engine uint64) uint64 {
 	h := engine
 	for _, c := range []byte(path) {
-		h = wire.BlockDigest(h ^ uint64(c))
+		h = kvblock.Digest(h ^ uint64(c))
 	}
 	return h
 }
@@ -245,7 +245,7 @@ func (w *world) want(q *index.Query, p prompt) []index.Match {
 			Blocks:  r.prefix(tokens, p.BlockHashes, 0xff),
 			Reasons: state.Ranks[i].Reasons, TierReasons: state.Ranks[i].TierReasons, GroupsOmitted: state.Ranks[i].GroupsOmitted,
 		}
-		for tier := range index.NumTiers {
+		for tier := range kvblock.NumTiers {
 			m.TierBlocks[tier] = r.prefix(tokens, p.BlockHashes, 1<<tier)
 		}
 		if q.Walk && len(p.BlockHashes) == 0 {

@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/index"
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -57,7 +57,7 @@ func TestPrefixesEndAtTheFirstMissingBlock(t *testing.T) {
 
 // storedTokens returns a chain with contents, and without block hashes.
 func storedTokens(tokens []uint32, blockSize uint32) *kvcastv1.Stored {
-	hashes := wire.AppendTokensHashes(nil, tokens, int(blockSize), wire.BlockSeed("", ""), false, nil)
+	hashes := kvblock.AppendTokensHashes(nil, tokens, int(blockSize), kvblock.Seed("", ""), false, nil)
 	return &kvcastv1.Stored{BlockSize: blockSize, TokensHashes: hashes}
 }
 

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/index/radix"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -63,7 +63,7 @@ func (w *worker) record() *kvcastv1.SnapshotWorker {
 // children. It copies one rank at a time, in some 120 bytes a block, and holds up the index's writer for less than a
 // millisecond at a time. The caller owns the yielded memory, and may return it with Reuse. Blocks ends early when the
 // context is done.
-func (s *Snapshot) Blocks(ctx context.Context, tiers journal.Tiers) iter.Seq[[]byte] {
+func (s *Snapshot) Blocks(ctx context.Context, tiers kvblock.Tiers) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
 		for _, number := range s.Worker.GetAdded().GetRanks() {
 			if !s.rankBlocks(ctx, number, tiers, yield) {
@@ -74,11 +74,11 @@ func (s *Snapshot) Blocks(ctx context.Context, tiers journal.Tiers) iter.Seq[[]b
 }
 
 // RankBlocks is Blocks for one rank.
-func (s *Snapshot) RankBlocks(ctx context.Context, rank uint32, tiers journal.Tiers) iter.Seq[[]byte] {
+func (s *Snapshot) RankBlocks(ctx context.Context, rank uint32, tiers kvblock.Tiers) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) { s.rankBlocks(ctx, rank, tiers, yield) }
 }
 
-func (s *Snapshot) rankBlocks(ctx context.Context, rank uint32, tiers journal.Tiers, yield func([]byte) bool) bool {
+func (s *Snapshot) rankBlocks(ctx context.Context, rank uint32, tiers kvblock.Tiers, yield func([]byte) bool) bool {
 	c := s.copyRank(ctx, rank, tiers)
 	return ctx.Err() == nil && c.encode(s.Worker.GetWorker(), rank, yield)
 }
@@ -120,7 +120,7 @@ const (
 
 // copyRank copies the blocks of a rank in some tiers, part by part. The rank may change between two parts; the journal
 // has entries with the changes.
-func (s *Snapshot) copyRank(ctx context.Context, number uint32, tiers journal.Tiers) *rankCopy {
+func (s *Snapshot) copyRank(ctx context.Context, number uint32, tiers kvblock.Tiers) *rankCopy {
 	c := &rankCopy{known: make(map[attributes]uint32)}
 	var part []radix.Block
 	for from, first := uint64(0), true; first || from != 0 && ctx.Err() == nil; first = false {

@@ -14,8 +14,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/testclass"
-	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -57,7 +57,7 @@ func TestSnapshotHasParentsBeforeChildren(t *testing.T) {
 				want[place{tier, h}] = true
 			}
 		}
-		some := rapid.SampledFrom([]journal.Tiers{
+		some := rapid.SampledFrom([]kvblock.Tiers{
 			allTiers, tierBit(device), tierBit(disk) | tierBit(pinned), 1,
 		}).Draw(t, "wanted tiers")
 		maps.DeleteFunc(want, func(p place, _ bool) bool { return some&tierBit(p.tier) == 0 })
@@ -142,7 +142,7 @@ func TestPiecesAreBounded(t *testing.T) {
 		s.BlockHashes, s.TokensHashes = append(s.BlockHashes, h), append(s.TokensHashes, h)
 	}
 	s.LoraName = proto.String("an adapter")
-	for tier := range kvcastv1.Tier(index.NumTiers) {
+	for tier := range kvcastv1.Tier(kvblock.NumTiers) {
 		x.ApplyEntry(entryOf(uint64(tier), inTier(tier+1, event(0, s))))
 	}
 	snapshot, _ := x.Snapshot("w")
@@ -158,8 +158,8 @@ func TestPiecesAreBounded(t *testing.T) {
 			}
 		}
 	}
-	if got != blocks*index.NumTiers {
-		t.Errorf("got %d blocks, want %d", got, blocks*index.NumTiers)
+	if got != blocks*kvblock.NumTiers {
+		t.Errorf("got %d blocks, want %d", got, blocks*kvblock.NumTiers)
 	}
 }
 

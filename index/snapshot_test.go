@@ -12,12 +12,12 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/testclass"
-	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-const allTiers = ^journal.Tiers(0)
+const allTiers = ^kvblock.Tiers(0)
 
 // afterSnapshot ignores what a snapshot does not have, or has in another form.
 var afterSnapshot = cmp.Options{
@@ -44,7 +44,7 @@ func decodeBlocks(t fataler, piece []byte) *kvcastv1.SnapshotBlocks {
 }
 
 // copyWorker applies a snapshot of a worker to another index, and returns its seq.
-func copyWorker(t fataler, from, to *index.Index, name string, tiers journal.Tiers) (seq uint64) {
+func copyWorker(t fataler, from, to *index.Index, name string, tiers kvblock.Tiers) (seq uint64) {
 	t.Helper()
 	s, ok := from.Snapshot(name)
 	if !ok {
@@ -55,7 +55,7 @@ func copyWorker(t fataler, from, to *index.Index, name string, tiers journal.Tie
 }
 
 // applySnapshot applies a snapshot to an index. It calls step between the pieces and the parts of the scans.
-func applySnapshot(t fataler, s *index.Snapshot, to *index.Index, tiers journal.Tiers, step func()) {
+func applySnapshot(t fataler, s *index.Snapshot, to *index.Index, tiers kvblock.Tiers, step func()) {
 	t.Helper()
 	to.ApplySnapshotWorker(s.Worker)
 	for piece := range s.Blocks(steppedContext{context.Background(), step}, tiers) {

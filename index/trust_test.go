@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -181,7 +182,7 @@ func TestSnapshotOfAnEarlierServerHasAReason(t *testing.T) {
 	})
 	const lost = index.Reasons(1 << kvcastv1.DegradedReason_DEGRADED_REASON_GAP)
 	want := []index.Worker{{Name: "w", Added: &kvcastv1.WorkerAdded{Ranks: []uint32{0, 1}}, LastEventID: 9, Ranks: []index.Rank{
-		{Rank: 0}, {Rank: 1, Reasons: lost, TierReasons: [index.NumTiers]index.Reasons{lost, lost, lost, lost}},
+		{Rank: 0}, {Rank: 1, Reasons: lost, TierReasons: [kvblock.NumTiers]index.Reasons{lost, lost, lost, lost}},
 	}}}
 	got, _ := x.Workers(nil)
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {

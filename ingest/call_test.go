@@ -14,7 +14,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
@@ -136,7 +136,7 @@ func TestRelayedBatchesAreDoubted(t *testing.T) {
 	for range 2 {
 		select {
 		case got := <-sink:
-			if d := cmp.Diff([]feed.Doubt{{Reason: feed.GapRelayed, Tiers: wire.AllTiers}}, got); d != "" {
+			if d := cmp.Diff([]feed.Doubt{{Reason: feed.GapRelayed, Tiers: kvblock.AllTiers}}, got); d != "" {
 				t.Errorf("doubts (-want +got):\n%s", d)
 			}
 		case <-time.After(harness.Timeout):

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 // effects are what is reported of the reasons with an effect on trust, in the log and as a Gap.
@@ -23,7 +24,7 @@ var effects = map[wire.Effect]struct {
 // doubts returns what the rules have left out or not understood of the batch that the intake has decoded, and logs it.
 func (p *publisher) doubts(in *intake, now time.Time, rank uint32, seq uint64) (all []feed.Doubt) {
 	if p.relayed {
-		all = append(all, feed.Doubt{Reason: feed.GapRelayed, Tiers: wire.AllTiers})
+		all = append(all, feed.Doubt{Reason: feed.GapRelayed, Tiers: kvblock.AllTiers})
 	}
 	if !in.batch.HasDoubts {
 		return all
@@ -51,7 +52,7 @@ func (p *publisher) detail(in *intake, reason wire.Reason) (detail string, args 
 		got, want := p.rules.ForeignBlockSize, p.worker.blockSize.Tokens
 		args = []any{"block_size", got, "want", want, "hint", "set the worker's block_size to the engine's"}
 		switch {
-		case p.rules.ForeignTier != wire.TierDevice:
+		case p.rules.ForeignTier != kvblock.TierDevice:
 			args[5] = "a connector's chunks must be a multiple of the worker's block size, as LMCache's chunk_size"
 		case !p.worker.blockSize.Configured:
 			args[5] = "the engine stores blocks of several sizes"

@@ -11,6 +11,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/sequence"
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 // apply executes actions that follow from another input than a message.
@@ -171,7 +172,7 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 		in.out.CopyRule = feed.CopyRuleCounted // a snapshot announces nothing
 	}
 	if b.Unproved {
-		in.out.Doubts = append(in.out.Doubts, feed.Doubt{Reason: feed.GapReplayUnproved, Tiers: wire.AllTiers})
+		in.out.Doubts = append(in.out.Doubts, feed.Doubt{Reason: feed.GapReplayUnproved, Tiers: kvblock.AllTiers})
 	}
 	if in.batch.HasTime && !b.Restored {
 		in.out.EngineTime = unixNano(in.batch.Time)

@@ -10,6 +10,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 // Journal is a log of entries. All methods are safe for concurrent use.
@@ -50,7 +52,7 @@ type Record struct {
 	// Source is the worker that the events belong to. The journal keeps the pointer.
 	Source *Source
 	// Tiers is the set of the events' tiers.
-	Tiers Tiers
+	Tiers kvblock.Tiers
 	// Body is an encoded kvcast.v1.Entry without the field seq. The caller may reuse the memory when Append
 	// returns.
 	Body []byte
@@ -65,12 +67,6 @@ type Source struct {
 	Worker string
 	Model  string
 }
-
-// Tiers is a set of tiers: bit n is tier n of kvcast.v1.Tier, and bit 0 means events without a tier.
-type Tiers uint8
-
-// TierBit returns the set of one tier.
-func TierBit(tier uint8) Tiers { return 1 << tier }
 
 // Query selects what to read.
 type Query struct {
@@ -88,7 +84,7 @@ type Query struct {
 }
 
 // Filter reports whether an entry is selected, given the tiers of its events.
-type Filter func(seq uint64, source *Source, tiers Tiers) Match
+type Filter func(seq uint64, source *Source, tiers kvblock.Tiers) Match
 
 // Match is the part of an entry that a Filter selects: no event, all events, or some events.
 type Match uint8

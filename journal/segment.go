@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -26,7 +27,7 @@ type segment struct {
 type indexEntry struct {
 	source *Source
 	offset uint32 // of the entry's first byte in buf
-	tiers  Tiers
+	tiers  kvblock.Tiers
 }
 
 func (s *segment) room() int { return cap(s.buf) - len(s.buf) }

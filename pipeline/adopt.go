@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 )
 
@@ -96,7 +96,7 @@ func (l *Lane) resumeRank(rank uint32, r *rankState) {
 	l.tableBlocks.Adjust(int64(r.blocks()))
 	for tier, t := range &r.tables {
 		if t != nil {
-			l.countLower(wire.Tier(tier), t.blocks.len())
+			l.countLower(kvblock.Tier(tier), t.blocks.len())
 		}
 	}
 	if tracker := l.tracker(rank); tracker != nil {
@@ -109,7 +109,7 @@ func (l *Lane) resumeRank(rank uint32, r *rankState) {
 		}
 	}
 	for v := range l.announcements.All() {
-		if t := r.tables[wire.TierDevice]; t != nil && v.Rank == rank && l.consolidation != dedup {
+		if t := r.tables[kvblock.TierDevice]; t != nil && v.Rank == rank && l.consolidation != dedup {
 			for !t.countChildren() {
 			}
 		}

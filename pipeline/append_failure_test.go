@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/journal/journaltest"
 	"github.com/kvcast/kvcast/pipeline"
@@ -50,7 +51,7 @@ func newDelayedPipeline(t *testing.T, cfg pipeline.Config) *delayedPipeline {
 func (d *delayedPipeline) store(worker string) {
 	d.next++
 	d.lanes[worker].Batch(&feed.Batch{Events: []wire.Event{{
-		Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{d.next}, BlockSize: 16,
+		Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: []uint64{d.next}, BlockSize: 16,
 	}}})
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/encode"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
 	"github.com/kvcast/kvcast/pipeline/copies"
@@ -112,7 +113,7 @@ func (a *application) other(e *event) error {
 	case *kvcastv1.RouterEvent_Cleared:
 		for tier := range r.tables {
 			if tiers := kind.Cleared.GetTiers(); len(tiers) == 0 || slices.Contains(tiers, kvcastv1.Tier(tier)) {
-				l.dropTable(r, wire.Tier(tier))
+				l.dropTable(r, kvblock.Tier(tier))
 			}
 		}
 		r.cleared(kind.Cleared)

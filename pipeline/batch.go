@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
@@ -14,7 +15,7 @@ const maxIdleTokens = 16 << 10
 type runKey struct {
 	kind      wire.Kind
 	rank      uint32
-	tier      wire.Tier
+	tier      kvblock.Tier
 	lora      string
 	salt      string
 	blockSize uint32

@@ -7,13 +7,14 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline"
 )
 
 // TestFlush covers each flush reason alone. Time stands still, so that only the rule under
 // test ends a run.
 func TestFlush(t *testing.T) {
-	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
+	host := func(e wire.Event) wire.Event { return inTier(kvblock.TierHostPinned, e) }
 	tests := map[string]struct {
 		cfg   pipeline.Config
 		calls []call
@@ -243,7 +244,7 @@ func TestFlush(t *testing.T) {
 		},
 		"an event without blocks ends nothing": {
 			calls: []call{
-				batch(store(1), remove(), withLoRA("a", store()), inTier(wire.TierDisk, remove())),
+				batch(store(1), remove(), withLoRA("a", store()), inTier(kvblock.TierDisk, remove())),
 				rankBatch(1, store()), batch(after(1, store(2))),
 			},
 			left: [][]string{{"store [1 2]"}},
@@ -311,7 +312,7 @@ func TestParentZeroIsNoParentUnlessKnown(t *testing.T) {
 			want:  "store [1] after 0",
 		},
 		"is a parent if another tier has block 0": {
-			calls: []call{batch(inTier(wire.TierExternal, store(0))), batch(after(0, store(1)))},
+			calls: []call{batch(inTier(kvblock.TierExternal, store(0))), batch(after(0, store(1)))},
 			want:  "store [1] after 0",
 		},
 		"is no parent if only another rank has block 0": {

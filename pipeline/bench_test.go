@@ -10,6 +10,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 )
@@ -79,10 +80,10 @@ func newBoundedLane(tb testing.TB, blocks, maxBlocks int) *benchLane {
 	l.lane = p.AddWorker(feed.Worker{Name: "vllm-0", Model: "Qwen/Qwen3-0.6B"})
 	l.batch = feed.Batch{EngineTime: 1, IngestTime: 2, CopyRule: feed.CopyRuleDetected, Events: []wire.Event{
 		{
-			Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 16, HasParent: true,
+			Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockSize: 16, HasParent: true,
 			BlockHashes: make([]uint64, blocks), TokensHashes: make([]uint64, blocks), Tokens: make([]uint32, 16*blocks),
 		},
-		{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: make([]uint64, blocks)},
+		{Kind: wire.KindRemoved, Tier: kvblock.TierDevice, BlockHashes: make([]uint64, blocks)},
 	}}
 	return l
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline"
 )
 
@@ -20,7 +21,7 @@ func replacing(e wire.Event) wire.Event {
 // TestPartialBlocksAreRemovedWithTheirBlockSize sends a store which reveals that the blocks
 // so far were partial.
 func TestPartialBlocksAreRemovedWithTheirBlockSize(t *testing.T) {
-	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
+	host := func(e wire.Event) wire.Event { return inTier(kvblock.TierHostPinned, e) }
 	calls := []call{
 		batch(withBlockSize(4, store(3, 1)), withBlockSize(4, store(2)), withBlockSize(4, store(2))),
 		batch(withBlockSize(4, host(store(5)))),
@@ -46,7 +47,7 @@ func TestPartialBlocksAreRemovedWithTheirBlockSize(t *testing.T) {
 				s.play(t, slices.Concat(calls, []call{by2(batch(withBlockSize(4, store(1, 12)))), next})...)
 				r := &router{blocks: make(blockSets), applied: make(map[string]int)}
 				r.apply(s.journal.all())
-				if diff := cmp.Diff([]uint64{8, 10, 11}, slices.Sorted(maps.Keys(r.blocksIn(wire.TierDevice)))); diff != "" {
+				if diff := cmp.Diff([]uint64{8, 10, 11}, slices.Sorted(maps.Keys(r.blocksIn(kvblock.TierDevice)))); diff != "" {
 					t.Errorf("blocks (-want +got):\n%s", diff)
 				}
 				again := describe(s.play(t, batch(withBlockSize(16, store(1)), remove(1))))

@@ -8,6 +8,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	"github.com/kvcast/kvcast/test/harness"
@@ -60,11 +61,11 @@ func TestBlockedAppendHoldsUpNoReader(t *testing.T) {
 			} {
 				lanes[w.Name] = p.AddWorker(w)
 			}
-			store := func(worker string, tier wire.Tier, hashes ...uint64) {
+			store := func(worker string, tier kvblock.Tier, hashes ...uint64) {
 				lanes[worker].Batch(&feed.Batch{Events: []wire.Event{{Kind: wire.KindStored, Tier: tier, BlockHashes: hashes, BlockSize: 16}}})
 			}
-			store("b", wire.TierHostPinned, 1, 2, 3, 4)
-			store("c", wire.TierDevice, 5)
+			store("b", kvblock.TierHostPinned, 1, 2, 3, 4)
+			store("c", kvblock.TierDevice, 5)
 			for _, worker := range []string{"a", "b", "c"} { // recovery then needs none of the entries so far
 				p.CheckpointStored(mustCheckpoint(t, p, worker))
 			}
@@ -74,7 +75,7 @@ func TestBlockedAppendHoldsUpNoReader(t *testing.T) {
 			returned := make(chan struct{})
 			go func() {
 				defer close(returned)
-				store("a", wire.TierDevice, 6, 7)
+				store("a", kvblock.TierDevice, 6, 7)
 			}()
 			<-j.blocked
 

@@ -11,8 +11,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/pipeline"
 )
@@ -104,7 +104,7 @@ func TestBlocksOfAllWorkersAreBounded(t *testing.T) {
 		},
 		"passed through, each source's blocks take one": {
 			limit: 2, mode: feed.ConsolidatePassthrough,
-			calls: []call{batch(store(1)), by2(batch(inTier(wire.TierDisk, store(1)))), batch(store(2)), by2(batch(cleared())), batch(store(3))},
+			calls: []call{batch(store(1)), by2(batch(inTier(kvblock.TierDisk, store(1)))), batch(store(2)), by2(batch(cleared())), batch(store(3))},
 			want: [][]string{
 				{"store [1]"}, {"DISK store [1]"}, {"DISK remove [1]", textTooMany, "store [2]"}, {"cleared [TIER_DISK] ENGINE_CLEARED"}, {textTooMany},
 			}, used: 2,

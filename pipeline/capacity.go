@@ -6,8 +6,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/attribute"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
 	"github.com/kvcast/kvcast/pipeline/copies"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -93,13 +93,13 @@ func (l *Lane) expire(rank *rankState, r *run, replaced int) {
 			continue
 		}
 		gone := t.expire(over, r.hashes[:0])
-		l.emitRemoved(r.key.rank, wire.Tier(tier), gone)
+		l.emitRemoved(r.key.rank, kvblock.Tier(tier), gone)
 		l.counts.staleRemoved += uint64(len(gone))
 		over -= len(gone)
 		kept := min(replaced, len(gone)) // units used by the blocks that replaced them
 		replaced -= kept
 		l.tableBlocks.Release(int64(len(gone) - kept))
-		l.countLower(wire.Tier(tier), -len(gone))
+		l.countLower(kvblock.Tier(tier), -len(gone))
 	}
 }
 
@@ -118,15 +118,15 @@ func gapReason(why consolidate.Refusal) kvcastv1.Gap_Reason {
 }
 
 // tiersOfRun returns the tiers that lack a run's blocks if they are refused: all if the sources are deduplicated.
-func (l *Lane) tiersOfRun(r *run) wire.Tiers {
+func (l *Lane) tiersOfRun(r *run) kvblock.Tiers {
 	if l.consolidation == dedup {
-		return wire.AllTiers
+		return kvblock.AllTiers
 	}
 	return 1 << r.key.tier
 }
 
 // reportRefused counts refused blocks, and reports them.
-func (l *Lane) reportRefused(rank *rankState, name uint32, tiers wire.Tiers, why consolidate.Refusal, blocks int) {
+func (l *Lane) reportRefused(rank *rankState, name uint32, tiers kvblock.Tiers, why consolidate.Refusal, blocks int) {
 	l.counts.blocksRefused[why] += uint64(blocks)
 	if blocks > 0 {
 		l.logLimit(limitRefuses, why, name, tiers, blocks)
@@ -136,7 +136,7 @@ func (l *Lane) reportRefused(rank *rankState, name uint32, tiers wire.Tiers, why
 
 // reportOmitted emits a Gap for the first blocks that are refused or evicted since the tiers were last cleared, since the rank
 // lacks blocks of the engine from then on.
-func (l *Lane) reportOmitted(rank *rankState, name uint32, tiers wire.Tiers, reason kvcastv1.Gap_Reason) {
+func (l *Lane) reportOmitted(rank *rankState, name uint32, tiers kvblock.Tiers, reason kvcastv1.Gap_Reason) {
 	if rank.hasReported(reason, tiers) {
 		return
 	}
@@ -189,9 +189,9 @@ func (l *Lane) replaceBlockSize(size uint32) {
 				continue
 			}
 			gone := t.removeOtherSizes(size)
-			l.releaseBlocks(wire.Tier(tier), len(gone))
+			l.releaseBlocks(kvblock.Tier(tier), len(gone))
 			for part := range slices.Chunk(gone, l.cfg.MaxBlocks) {
-				l.emitRemoved(name, wire.Tier(tier), part)
+				l.emitRemoved(name, kvblock.Tier(tier), part)
 			}
 			if tr := l.tracker(name); tr != nil {
 				tr.RemoveBlocks(gone)

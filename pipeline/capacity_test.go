@@ -11,6 +11,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -32,7 +33,7 @@ func inOrder(entries []*kvcastv1.Entry) []*kvcastv1.Entry {
 }
 
 func TestBlocksPerRankAreBounded(t *testing.T) {
-	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
+	host := func(e wire.Event) wire.Event { return inTier(kvblock.TierHostPinned, e) }
 	full := batch(store(1, 2, 3))
 	tests := map[string]struct {
 		calls []call
@@ -176,7 +177,7 @@ func TestRefusedBlocksAreCountedAndReported(t *testing.T) {
 	withWorker(t, pipeline.Config{MaxBlocksPerRank: 3}, func(t *testing.T, s *subject) {
 		s.play(t, batch(store(1, 2, 3, 4)), batch(store(5, 6)))
 		const omitted = index.Reasons(1 << kvcastv1.DegradedReason_DEGRADED_REASON_BLOCKS_OMITTED)
-		want := []index.Rank{{Blocks: inDevice(3), Reasons: omitted, TierReasons: [index.NumTiers]index.Reasons{omitted}, Gaps: 1}}
+		want := []index.Rank{{Blocks: inDevice(3), Reasons: omitted, TierReasons: [kvblock.NumTiers]index.Reasons{omitted}, Gaps: 1}}
 		if diff := cmp.Diff(want, s.ranks(), rankCounts); diff != "" {
 			t.Errorf("ranks (-want +got):\n%s", diff)
 		}
@@ -205,7 +206,7 @@ var rankCounts = cmp.Options{
 }
 
 // inDevice returns the counts of a rank with n blocks in the device tier.
-func inDevice(n uint64) (all [index.NumTiers]index.Digest) {
+func inDevice(n uint64) (all [kvblock.NumTiers]index.Digest) {
 	all[0].Blocks = n
 	return all
 }
@@ -265,7 +266,7 @@ func TestOnGapClear(t *testing.T) {
 	withWorker(t, pipeline.Config{OnGap: pipeline.OnGapClear}, func(t *testing.T, s *subject) {
 		for reason := feed.GapReplayUnavailable; reason <= feed.GapAmbiguousPublisher; reason++ {
 			lost := call{Worker: testWorker, Gap: &feed.Gap{Rank: 1, Reason: reason, At: 7}}
-			got := s.play(t, rankBatch(1, store(1), inTier(wire.TierDisk, store(2))), rankBatch(0, store(1)), lost, rankBatch(1, remove(1)))
+			got := s.play(t, rankBatch(1, store(1), inTier(kvblock.TierDisk, store(2))), rankBatch(0, store(1)), lost, rankBatch(1, remove(1)))
 			want := [][]string{
 				{"rank 1 store [1]", "rank 1 DISK store [2]"}, {"store [1]"}, {"rank 1 " + textForgotten}, {"rank 1 remove [1]"},
 			}
@@ -280,7 +281,7 @@ func TestOnGapClear(t *testing.T) {
 		const lost = index.Reasons(1 << kvcastv1.DegradedReason_DEGRADED_REASON_GAP)
 		want := []index.Rank{
 			{Rank: 0, Blocks: inDevice(1)},
-			{Rank: 1, Reasons: lost, TierReasons: [index.NumTiers]index.Reasons{lost, lost, lost, lost}, Gaps: 6},
+			{Rank: 1, Reasons: lost, TierReasons: [kvblock.NumTiers]index.Reasons{lost, lost, lost, lost}, Gaps: 6},
 		}
 		if diff := cmp.Diff(want, s.ranks(), rankCounts); diff != "" {
 			t.Errorf("ranks (-want +got):\n%s", diff)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline/copies"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
@@ -290,7 +291,7 @@ func (l *Lane) checkpoint(ingest []byte) []byte {
 	for _, r := range lane.Ranks {
 		for tier, t := range l.ranks[r.DpRank].tables {
 			if t != nil && t.blocks.len() > 0 {
-				b = t.appendState(b, r.DpRank, wire.Tier(tier))
+				b = t.appendState(b, r.DpRank, kvblock.Tier(tier))
 			}
 		}
 	}
@@ -309,7 +310,7 @@ const (
 )
 
 // appendState appends the table as field tables of a kvcast.state.v1.Checkpoint.
-func (t *table) appendState(b []byte, rank uint32, tier wire.Tier) []byte {
+func (t *table) appendState(b []byte, rank uint32, tier kvblock.Tier) []byte {
 	head := &statev1.Table{DpRank: rank, Tier: uint32(tier)}
 	for id, set := range t.attrs.All() {
 		head.Attributes = append(head.Attributes, &statev1.Attributes{Id: id, LoraName: set.LoRA, BlockSize: set.BlockSize})
@@ -385,7 +386,7 @@ func (l *Lane) rankSourcesState(rank uint32) *statev1.RankSources {
 			state.Unproved = append(state.Unproved, uint32(source))
 		}
 	}
-	if slices.ContainsFunc(r.sources.tiers, func(t journal.Tiers) bool { return t != 0 }) {
+	if slices.ContainsFunc(r.sources.tiers, func(t kvblock.Tiers) bool { return t != 0 }) {
 		for _, tiers := range r.sources.tiers {
 			state.Tiers = append(state.Tiers, byte(tiers))
 		}

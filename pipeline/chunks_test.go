@@ -8,13 +8,14 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // TestRemovesOfChunksRemoveTheirBlocks stores the blocks of two chunks below device memory, and removes chunks by their hashes.
 func TestRemovesOfChunksRemoveTheirBlocks(t *testing.T) {
-	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
+	host := func(e wire.Event) wire.Event { return inTier(kvblock.TierHostPinned, e) }
 	first, second := []uint64{wire.PartBefore(wire.PartBefore(7)), wire.PartBefore(7), 7}, []uint64{wire.PartBefore(8), 8}
 	both := slices.Concat(first, second)
 	last := remove(7, 8)
@@ -82,8 +83,8 @@ func TestRemovesOfAChunkAreBounded(t *testing.T) {
 		often[i] = 5
 	}
 	check := func(t *testing.T, s *subject) {
-		s.play(t, batch(inTier(wire.TierHostPinned, store(blocks...))))
-		s.play(t, batch(inTier(wire.TierHostPinned, remove(often...))))
+		s.play(t, batch(inTier(kvblock.TierHostPinned, store(blocks...))))
+		s.play(t, batch(inTier(kvblock.TierHostPinned, remove(often...))))
 		if n := s.blocks(testWorker); n != 0 {
 			t.Errorf("%d blocks are left", n)
 		}

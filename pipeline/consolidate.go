@@ -8,7 +8,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
 	"github.com/kvcast/kvcast/pipeline/copies"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -64,14 +64,14 @@ type rankSources struct {
 	// unproved reports whether batches of the source came from a replay socket that may be another engine's.
 	unproved []bool
 	// tiers are the tiers that the source has stored into since then.
-	tiers []journal.Tiers
+	tiers []kvblock.Tiers
 }
 
 // sources returns the state of the sources of a rank, and creates it if necessary.
 func (l *Lane) sources(rank uint32, r *rankState) *rankSources {
 	if r.sources == nil {
 		n := len(l.sourceNames)
-		r.sources = &rankSources{incomplete: make([]bool, n), unproved: make([]bool, n), tiers: make([]journal.Tiers, n)}
+		r.sources = &rankSources{incomplete: make([]bool, n), unproved: make([]bool, n), tiers: make([]kvblock.Tiers, n)}
 		if l.consolidation == dedup {
 			r.sources.tracker = consolidate.New(n, l.cfg.MaxBlocksPerRank, l.cfg.Blocks, l.cfg.AttributeBytes, &l.counts.tracker)
 			r.sources.tracker.SetEvict(l.reserveEvicting)
@@ -101,7 +101,7 @@ func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 		detected := l.removeOp(b, e)
 		for i, hash := range e.BlockHashes {
 			op := copies.RemoveOp(b.CopyRule, e, i, detected)
-			had := e.Tier > wire.TierDevice && s.tracker.Has(b.Source, hash)
+			had := e.Tier > kvblock.TierDevice && s.tracker.Has(b.Source, hash)
 			s.tracker.Remove(b.Source, hash, op)
 			if !had || s.tracker.Has(b.Source, hash) {
 				continue
@@ -118,7 +118,7 @@ func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 
 // useTier records the tier that a source stores into.
 func (l *Lane) useTier(b *feed.Batch, s *rankSources, e *wire.Event) {
-	if bit := journal.TierBit(uint8(e.Tier)); len(e.BlockHashes) > 0 && s.tiers[b.Source]&bit == 0 {
+	if bit := kvblock.TierBit(uint8(e.Tier)); len(e.BlockHashes) > 0 && s.tiers[b.Source]&bit == 0 {
 		s.tiers[b.Source] |= bit
 		l.log.sourcesChanged(b.Rank)
 	}
@@ -135,10 +135,10 @@ func (l *Lane) consolidateStore(b *feed.Batch, e *wire.Event, r *rankState) {
 			continue
 		}
 		l.markIncomplete(b.Rank, r, b.Source)
-		if !r.hasReported(gapReason(consolidate.Refusal(why)), wire.AllTiers) {
+		if !r.hasReported(gapReason(consolidate.Refusal(why)), kvblock.AllTiers) {
 			l.flush(flushUnmergeable) // a Gap follows
 		}
-		l.reportRefused(r, b.Rank, wire.AllTiers, consolidate.Refusal(why), int(n-before[why]))
+		l.reportRefused(r, b.Rank, kvblock.AllTiers, consolidate.Refusal(why), int(n-before[why]))
 	}
 }
 
@@ -149,12 +149,12 @@ func (l *Lane) emitChanges(b *feed.Batch, t *consolidate.Tracker, stored *wire.E
 	for _, c := range changes {
 		e := &l.event
 		if c.Removed {
-			*e = wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: removed[c.I:c.J]}
+			*e = wire.Event{Kind: wire.KindRemoved, Tier: kvblock.TierDevice, BlockHashes: removed[c.I:c.J]}
 			l.remove(b, e)
 			continue
 		}
 		*e = *stored
-		e.Tier = wire.TierDevice
+		e.Tier = kvblock.TierDevice
 		e.HasParent, e.Parent = !c.Rooted, c.Parent
 		e.BlockHashes = stored.BlockHashes[c.I:c.J]
 		if len(stored.TokensHashes) == len(stored.BlockHashes) {
@@ -171,11 +171,11 @@ func (l *Lane) emitChanges(b *feed.Batch, t *consolidate.Tracker, stored *wire.E
 
 // clearSource removes the blocks of a source whose engine restarted or cleared its cache: all, or with passthrough those of
 // one tier, unless it is 0. No run may be pending.
-func (l *Lane) clearSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason, tier wire.Tier) {
+func (l *Lane) clearSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason, tier kvblock.Tier) {
 	s := l.sources(b.Rank, r)
 	used := s.tiers[b.Source]
 	if tier != 0 && l.consolidation == passthrough {
-		used &= journal.TierBit(uint8(tier))
+		used &= kvblock.TierBit(uint8(tier))
 	}
 	s.tiers[b.Source] &^= used
 	if s.tiers[b.Source] == 0 {
@@ -196,10 +196,10 @@ func (l *Lane) clearSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_
 // clearSourceEvent applies an engine's clear of one of several sources.
 func (l *Lane) clearSourceEvent(b *feed.Batch, e *wire.Event) {
 	r := l.rank(b.Rank)
-	others := wire.Tiers(l.sources(b.Rank, r).tiers[b.Source]) & wire.AllTiers &^ (1 << e.Tier)
-	if l.consolidation == dedup && e.Tier > wire.TierDevice {
+	others := kvblock.Tiers(l.sources(b.Rank, r).tiers[b.Source]) & kvblock.AllTiers &^ (1 << e.Tier)
+	if l.consolidation == dedup && e.Tier > kvblock.TierDevice {
 		// It is not recorded which blocks of the source are in which tier.
-		l.doubtNotCleared(b, wire.AllTiers)
+		l.doubtNotCleared(b, kvblock.AllTiers)
 		return
 	}
 	l.clearSource(b, r, kvcastv1.Cleared_REASON_ENGINE_CLEARED, e.Tier)
@@ -225,8 +225,8 @@ func (l *Lane) emitEmpty(rank uint32, r *rankState, reason kvcastv1.Cleared_Reas
 //     has mislead a router until they are stored or removed again. If the tier were cleared, the
 //     router would lack the other sources' blocks, which they do not store again.
 //   - With OnGapClear the tier is cleared.
-func (l *Lane) clearTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason, used journal.Tiers) {
-	others := journal.Tiers(0)
+func (l *Lane) clearTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason, used kvblock.Tiers) {
+	others := kvblock.Tiers(0)
 	for _, tiers := range r.sources.tiers {
 		others |= tiers
 	}
@@ -239,8 +239,8 @@ func (l *Lane) clearTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_R
 	}
 	var cleared []kvcastv1.Tier
 	stale := uint32(0) // bit n is tier n
-	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
-		bit, t := journal.TierBit(uint8(tier)), r.tables[tier]
+	for tier := kvblock.TierDevice; tier < kvblock.TierEnd; tier++ {
+		bit, t := kvblock.TierBit(uint8(tier)), r.tables[tier]
 		if used&bit == 0 {
 			continue
 		}
@@ -265,7 +265,7 @@ func (l *Lane) clearTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_R
 	}
 	if stale != 0 {
 		l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(b.Rank), Event: &kvcastv1.RouterEvent_Gap{
-			Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_SHARED_TIER, Tiers: tiersOf(wire.Tiers(stale))},
+			Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_SHARED_TIER, Tiers: tiersOf(kvblock.Tiers(stale))},
 		}})
 	}
 }

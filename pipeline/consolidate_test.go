@@ -11,7 +11,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
@@ -61,8 +61,8 @@ const (
 )
 
 func TestConsolidateDedup(t *testing.T) {
-	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
-	disk := func(e wire.Event) wire.Event { return inTier(wire.TierDisk, e) }
+	host := func(e wire.Event) wire.Event { return inTier(kvblock.TierHostPinned, e) }
+	disk := func(e wire.Event) wire.Event { return inTier(kvblock.TierDisk, e) }
 	both := []call{batch(store(1, 2)), by2(batch(host(named(store(1, 2), 11, 12))))}
 	tests := map[string]struct {
 		cfg   pipeline.Config
@@ -180,8 +180,8 @@ func TestConsolidateDedup(t *testing.T) {
 }
 
 func TestConsolidatePassthrough(t *testing.T) {
-	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
-	disk := func(e wire.Event) wire.Event { return inTier(wire.TierDisk, e) }
+	host := func(e wire.Event) wire.Event { return inTier(kvblock.TierHostPinned, e) }
+	disk := func(e wire.Event) wire.Event { return inTier(kvblock.TierDisk, e) }
 	tests := map[string]struct {
 		cfg   pipeline.Config
 		calls []call
@@ -275,7 +275,7 @@ func TestConsolidatePassthrough(t *testing.T) {
 func TestOneSourceIsNotConsolidated(t *testing.T) {
 	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 		s.play(t, removed(), sharing(feed.ConsolidateDedup, feed.EngineVLLM))
-		host := inTier(wire.TierHostPinned, store(1))
+		host := inTier(kvblock.TierHostPinned, store(1))
 		got := describe(s.play(t, batch(host), by2(batch(host)), batch(cleared())))
 		if diff := cmp.Diff([][]string{{"HOST_PINNED store [1]"}, {"HOST_PINNED store [1]"}, {textCleared}}, got); diff != "" {
 			t.Errorf("entries (-want +got):\n%s", diff)
@@ -335,7 +335,7 @@ func TestSharedRankIsIncompleteUntilItsSourcesAreKnown(t *testing.T) {
 // holders looks blocks up in all workers and tiers.
 func (s *subject) holders(t harness.Fataler, q index.Lookup) []*kvcastv1.BlockHolder {
 	t.Helper()
-	q.Tiers, q.Alias = ^journal.Tiers(0), s.pipeline.Aliases
+	q.Tiers, q.Alias = ^kvblock.Tiers(0), s.pipeline.Aliases
 	found, err := s.journal.index.Holders(context.Background(), &q)
 	if err != nil {
 		t.Fatal(err)
@@ -356,7 +356,7 @@ func TestLookupNamesTheSources(t *testing.T) {
 		}
 		return sources
 	}
-	calls := []call{batch(store(1), store(2)), by2(batch(inTier(wire.TierDevice, named(store(2), 12)), named(store(3), 13))), batch(store(2), remove(2), remove(2))}
+	calls := []call{batch(store(1), store(2)), by2(batch(inTier(kvblock.TierDevice, named(store(2), 12)), named(store(3), 13))), batch(store(2), remove(2), remove(2))}
 	tests := map[string]struct {
 		add  call
 		want map[uint64][]string

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline"
 )
 
@@ -43,7 +44,7 @@ func leaving(copies uint32, hash uint64) wire.Event {
 // TestCopies stores and removes blocks, by a worker's only source or by one of two, and
 // checks which blocks remain.
 func TestCopies(t *testing.T) {
-	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
+	host := func(e wire.Event) wire.Event { return inTier(kvblock.TierHostPinned, e) }
 	prompt := batch(store(1, 2), after(2, store(3)))
 	announces := detected(batch(store(1, 2), after(2, store(4)), remove(4)))
 	// opened opens the gate of an engine, and stores 1, 2 and 3.
@@ -207,12 +208,12 @@ func TestCopies(t *testing.T) {
 				}
 				r := newRouter()
 				r.apply(s.journal.all())
-				blocks := maps.Clone(r.blocksIn(wire.TierDevice))
+				blocks := maps.Clone(r.blocksIn(kvblock.TierDevice))
 				if blocks == nil {
 					blocks = make(map[uint64]bool)
 				}
 				if !offload {
-					maps.Copy(blocks, r.blocksIn(wire.TierHostPinned))
+					maps.Copy(blocks, r.blocksIn(kvblock.TierHostPinned))
 				}
 				if diff := cmp.Diff(test.want, slices.Sorted(maps.Keys(blocks))); diff != "" {
 					t.Errorf("blocks (-want +got):\n%s", diff)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -43,7 +44,7 @@ func (l *Lane) doubt(b *feed.Batch, d feed.Doubt) {
 func (l *Lane) reportDoubt(rank uint32, source int, d feed.Doubt) (reported bool) {
 	r := l.rank(rank)
 	if l.consolidation == dedup {
-		d.Tiers = wire.AllTiers
+		d.Tiers = kvblock.AllTiers
 	}
 	if d.Reason == feed.GapReplayUnproved {
 		l.markUnproved(rank, r, source, true)
@@ -90,8 +91,8 @@ func (l *Lane) resolveUnproved(b *feed.Batch) {
 }
 
 // hasReported reports whether Gaps have reported a reason in all of the tiers since they were cleared.
-func (r *rankState) hasReported(reason kvcastv1.Gap_Reason, tiers wire.Tiers) bool {
-	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
+func (r *rankState) hasReported(reason kvcastv1.Gap_Reason, tiers kvblock.Tiers) bool {
+	for tier := kvblock.TierDevice; tier < kvblock.TierEnd; tier++ {
 		if tiers.Has(tier) && !r.reported[tier].has(reason) {
 			return false
 		}
@@ -100,11 +101,11 @@ func (r *rankState) hasReported(reason kvcastv1.Gap_Reason, tiers wire.Tiers) bo
 }
 
 // tiersOf returns the tiers of a set as an event names them: none if it has all.
-func tiersOf(set wire.Tiers) (tiers []kvcastv1.Tier) {
-	if set == wire.AllTiers {
+func tiersOf(set kvblock.Tiers) (tiers []kvcastv1.Tier) {
+	if set == kvblock.AllTiers {
 		return nil
 	}
-	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
+	for tier := kvblock.TierDevice; tier < kvblock.TierEnd; tier++ {
 		if set.Has(tier) {
 			tiers = append(tiers, kvcastv1.Tier(tier))
 		}
@@ -116,7 +117,7 @@ func tiersOf(set wire.Tiers) (tiers []kvcastv1.Tier) {
 // tier: a hash names the same content in each tier.
 func (l *Lane) doubtUnknown(b *feed.Batch, e *wire.Event) {
 	for _, hash := range e.BlockHashes {
-		if e.Tier > wire.TierDevice && l.names(b, wire.PartBefore(hash)) { // a chunk, of which only the last block is known here
+		if e.Tier > kvblock.TierDevice && l.names(b, wire.PartBefore(hash)) { // a chunk, of which only the last block is known here
 			l.doubt(b, feed.Doubt{Reason: feed.GapConnectorTier, Tiers: 1 << e.Tier, Detail: "a store of hashes alone names a chunk"})
 		}
 		if !l.names(b, hash) {
@@ -132,8 +133,8 @@ func (l *Lane) doubtUnknown(b *feed.Batch, e *wire.Event) {
 // it has another parent. vLLM's offload connector does so in hybrid models: it takes the tokens and the parent of another
 // block. What device memory holds is right, since the engine computed it. No run of device memory may be pending.
 func (l *Lane) contradicts(b *feed.Batch, e *wire.Event, hasParent bool) bool {
-	device := l.rank(b.Rank).tables[wire.TierDevice]
-	if l.consolidation == dedup || e.Tier <= wire.TierDevice || device == nil {
+	device := l.rank(b.Rank).tables[kvblock.TierDevice]
+	if l.consolidation == dedup || e.Tier <= kvblock.TierDevice || device == nil {
 		return false
 	}
 	parent := e.Parent
@@ -187,7 +188,7 @@ func (l *Lane) clearEvent(b *feed.Batch, e *wire.Event) {
 		l.clear(b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
 		return
 	}
-	if e.Tier == wire.TierDevice {
+	if e.Tier == kvblock.TierDevice {
 		l.announcements.ResetRank(b.Rank)
 	}
 	l.dropTable(r, e.Tier)
@@ -198,7 +199,7 @@ func (l *Lane) clearEvent(b *feed.Batch, e *wire.Event) {
 }
 
 // doubtNotCleared reports that tiers may have been cleared with device memory.
-func (l *Lane) doubtNotCleared(b *feed.Batch, tiers wire.Tiers) {
+func (l *Lane) doubtNotCleared(b *feed.Batch, tiers kvblock.Tiers) {
 	if tiers != 0 {
 		l.doubt(b, feed.Doubt{Reason: feed.GapTierNotCleared, Tiers: tiers})
 	}

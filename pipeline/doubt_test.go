@@ -9,19 +9,20 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
 // doubting adds a doubt to a batch.
-func doubting(c call, reason feed.GapReason, tiers wire.Tiers, detail string) call {
+func doubting(c call, reason feed.GapReason, tiers kvblock.Tiers, detail string) call {
 	c.Batch.Doubts = append(c.Batch.Doubts, feed.Doubt{Reason: reason, Tiers: tiers, Detail: detail})
 	return c
 }
 
 // clearOf is a clear of a tier: one that the engine names, or that its clears are of.
-func clearOf(tier wire.Tier, medium string) wire.Event {
+func clearOf(tier kvblock.Tier, medium string) wire.Event {
 	return wire.Event{Kind: wire.KindCleared, Tier: tier, Medium: medium}
 }
 
@@ -54,8 +55,8 @@ func TestDoubtsAreReportedOnce(t *testing.T) {
 		skipped = feed.GapEventsSkipped
 		size    = feed.GapBlockSizeMismatch
 	)
-	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
-	onHost, onDevice := wire.Tiers(1<<wire.TierHostPinned), wire.Tiers(1<<wire.TierDevice)
+	host := func(e wire.Event) wire.Event { return inTier(kvblock.TierHostPinned, e) }
+	onHost, onDevice := kvblock.Tiers(1<<kvblock.TierHostPinned), kvblock.Tiers(1<<kvblock.TierDevice)
 	unknown := func(e wire.Event) wire.Event {
 		e.HashesOnly, e.BlockSize, e.TokensHashes, e.Tokens = true, 0, nil, nil
 		return e
@@ -66,16 +67,16 @@ func TestDoubtsAreReportedOnce(t *testing.T) {
 		calls []call
 		want  [][]string // of the last call
 	}{
-		"first":                     {[]call{doubting(batch(store(1)), skipped, wire.AllTiers, "unknown_tag")}, [][]string{{"store [1]", "gap EVENTS_SKIPPED unknown_tag"}}},
+		"first":                     {[]call{doubting(batch(store(1)), skipped, kvblock.AllTiers, "unknown_tag")}, [][]string{{"store [1]", "gap EVENTS_SKIPPED unknown_tag"}}},
 		"in a batch without events": {[]call{doubting(batch(), skipped, onHost, "")}, [][]string{{"gap EVENTS_SKIPPED HOST_PINNED"}}},
-		"again":                     {[]call{doubting(batch(), skipped, wire.AllTiers, "a"), doubting(batch(store(1)), skipped, onHost, "b")}, [][]string{{"store [1]"}}},
-		"in another tier":           {[]call{doubting(batch(), skipped, onHost, "a"), doubting(batch(), skipped, wire.AllTiers, "b")}, [][]string{{"gap EVENTS_SKIPPED b"}}},
+		"again":                     {[]call{doubting(batch(), skipped, kvblock.AllTiers, "a"), doubting(batch(store(1)), skipped, onHost, "b")}, [][]string{{"store [1]"}}},
+		"in another tier":           {[]call{doubting(batch(), skipped, onHost, "a"), doubting(batch(), skipped, kvblock.AllTiers, "b")}, [][]string{{"gap EVENTS_SKIPPED b"}}},
 		"another reason":            {[]call{doubting(batch(), skipped, onHost, ""), doubting(batch(), size, onHost, "16, not 32")}, [][]string{{"gap BLOCK_SIZE_MISMATCH HOST_PINNED 16, not 32"}}},
-		"after a clear in the batch": {[]call{doubting(batch(clearOf(0, "")), skipped, wire.AllTiers, "")},
+		"after a clear in the batch": {[]call{doubting(batch(clearOf(0, "")), skipped, kvblock.AllTiers, "")},
 			[][]string{{"cleared [] ENGINE_CLEARED", "gap EVENTS_SKIPPED"}}},
-		"after a clear":             {[]call{doubting(batch(), skipped, wire.AllTiers, ""), batch(clearOf(0, "")), doubting(batch(), skipped, wire.AllTiers, "")}, [][]string{{"gap EVENTS_SKIPPED"}}},
-		"after a clear of the tier": {[]call{batch(store(1), host(store(1))), doubting(batch(), skipped, onDevice, ""), batch(clearOf(wire.TierDevice, "GPU")), doubting(batch(), skipped, onDevice, "")}, [][]string{{"gap EVENTS_SKIPPED DEVICE"}}},
-		"after a clear of another":  {[]call{batch(store(1), host(store(1))), doubting(batch(), skipped, onDevice, ""), batch(clearOf(wire.TierHostPinned, "CPU")), doubting(batch(), skipped, onDevice, "")}, [][]string{}},
+		"after a clear":             {[]call{doubting(batch(), skipped, kvblock.AllTiers, ""), batch(clearOf(0, "")), doubting(batch(), skipped, kvblock.AllTiers, "")}, [][]string{{"gap EVENTS_SKIPPED"}}},
+		"after a clear of the tier": {[]call{batch(store(1), host(store(1))), doubting(batch(), skipped, onDevice, ""), batch(clearOf(kvblock.TierDevice, "GPU")), doubting(batch(), skipped, onDevice, "")}, [][]string{{"gap EVENTS_SKIPPED DEVICE"}}},
+		"after a clear of another":  {[]call{batch(store(1), host(store(1))), doubting(batch(), skipped, onDevice, ""), batch(clearOf(kvblock.TierHostPinned, "CPU")), doubting(batch(), skipped, onDevice, "")}, [][]string{}},
 
 		"remove of a block that was skipped for its size": {[]call{doubting(batch(store(1)), size, onDevice, ""), batch(remove(2, 1))}, [][]string{{"remove [1]"}}},
 		"remove of an unknown block in another tier":      {[]call{doubting(batch(store(1)), size, onHost, ""), batch(remove(2))}, [][]string{{"remove [2]"}}},
@@ -86,17 +87,17 @@ func TestDoubtsAreReportedOnce(t *testing.T) {
 		"the parent that it has on the device":            {[]call{batch(store(1, 2)), batch(host(after(1, store(2))))}, [][]string{{"HOST_PINNED store [2] after 1"}}},
 		"a chunk whose last block is on the device":       {[]call{batch(store(2)), batch(host(store(wire.PartBefore(2), 2)))}, [][]string{{fmt.Sprintf("HOST_PINNED store [%d 2]", wire.PartBefore(2))}}},
 		"hashes alone on the device":                      {[]call{batch(unknown(store(2))), batch(host(after(1, store(2))))}, [][]string{{"HOST_PINNED store [2] after 1"}}},
-		"hashes alone of a chunk":                         {[]call{batch(host(store(wire.PartBefore(2), 2))), batch(unknown(inTier(wire.TierDisk, store(2))))}, [][]string{{"gap CONNECTOR_TIER DISK a store of hashes alone names a chunk", "DISK store [2] block size 0 hash only"}}},
+		"hashes alone of a chunk":                         {[]call{batch(host(store(wire.PartBefore(2), 2))), batch(unknown(inTier(kvblock.TierDisk, store(2))))}, [][]string{{"gap CONNECTOR_TIER DISK a store of hashes alone names a chunk", "DISK store [2] block size 0 hash only"}}},
 		"a device that has another parent afterwards":     {[]call{batch(host(after(9, store(2)))), batch(store(1, 2))}, [][]string{{"store [1 2]"}}},
-		"a clear of device memory without other tiers":    {[]call{batch(store(1)), batch(clearOf(wire.TierDevice, ""))}, [][]string{{"cleared [] ENGINE_CLEARED"}}},
-		"a clear of device memory after a late join":      {[]call{gap(0), batch(store(1)), batch(clearOf(wire.TierDevice, ""))}, [][]string{{"cleared [] ENGINE_CLEARED"}}},
-		"a clear of device memory beside host memory":     {[]call{batch(store(1), host(store(1))), batch(clearOf(wire.TierDevice, ""))}, [][]string{{"cleared [TIER_DEVICE] ENGINE_CLEARED", "gap TIER_NOT_CLEARED HOST_PINNED"}}},
-		"another one": {[]call{batch(store(1), host(store(1))), batch(clearOf(wire.TierDevice, "")), batch(store(2)), batch(clearOf(wire.TierDevice, ""))}, [][]string{{"cleared [TIER_DEVICE] ENGINE_CLEARED"}}},
-		"a clear of device memory beside emptied memory":   {[]call{batch(store(1), host(store(1))), batch(host(remove(1))), batch(clearOf(wire.TierDevice, ""))}, [][]string{{"cleared [] ENGINE_CLEARED"}}},
-		"a clear that names the device beside host memory": {[]call{batch(store(1), host(store(1))), batch(clearOf(wire.TierDevice, "GPU"))}, [][]string{{"cleared [TIER_DEVICE] ENGINE_CLEARED"}}},
-		"a clear of host memory":                           {[]call{batch(store(1), host(store(1))), batch(clearOf(wire.TierHostPinned, "CPU"), host(store(2)))}, [][]string{{"cleared [TIER_HOST_PINNED] ENGINE_CLEARED", "HOST_PINNED store [2]"}}},
+		"a clear of device memory without other tiers":    {[]call{batch(store(1)), batch(clearOf(kvblock.TierDevice, ""))}, [][]string{{"cleared [] ENGINE_CLEARED"}}},
+		"a clear of device memory after a late join":      {[]call{gap(0), batch(store(1)), batch(clearOf(kvblock.TierDevice, ""))}, [][]string{{"cleared [] ENGINE_CLEARED"}}},
+		"a clear of device memory beside host memory":     {[]call{batch(store(1), host(store(1))), batch(clearOf(kvblock.TierDevice, ""))}, [][]string{{"cleared [TIER_DEVICE] ENGINE_CLEARED", "gap TIER_NOT_CLEARED HOST_PINNED"}}},
+		"another one": {[]call{batch(store(1), host(store(1))), batch(clearOf(kvblock.TierDevice, "")), batch(store(2)), batch(clearOf(kvblock.TierDevice, ""))}, [][]string{{"cleared [TIER_DEVICE] ENGINE_CLEARED"}}},
+		"a clear of device memory beside emptied memory":   {[]call{batch(store(1), host(store(1))), batch(host(remove(1))), batch(clearOf(kvblock.TierDevice, ""))}, [][]string{{"cleared [] ENGINE_CLEARED"}}},
+		"a clear that names the device beside host memory": {[]call{batch(store(1), host(store(1))), batch(clearOf(kvblock.TierDevice, "GPU"))}, [][]string{{"cleared [TIER_DEVICE] ENGINE_CLEARED"}}},
+		"a clear of host memory":                           {[]call{batch(store(1), host(store(1))), batch(clearOf(kvblock.TierHostPinned, "CPU"), host(store(2)))}, [][]string{{"cleared [TIER_HOST_PINNED] ENGINE_CLEARED", "HOST_PINNED store [2]"}}},
 		"a clear of all tiers":                             {[]call{batch(store(1), host(store(1))), batch(clearOf(0, ""))}, [][]string{{"cleared [] ENGINE_CLEARED"}}},
-		"a clear of device memory with refused blocks in host memory": {[]call{batch(store(1, 2, 3)), batch(host(store(4))), batch(clearOf(wire.TierDevice, ""))},
+		"a clear of device memory with refused blocks in host memory": {[]call{batch(store(1, 2, 3)), batch(host(store(4))), batch(clearOf(kvblock.TierDevice, ""))},
 			[][]string{{"cleared [TIER_DEVICE] ENGINE_CLEARED", "gap TIER_NOT_CLEARED HOST_PINNED"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -130,21 +131,21 @@ func TestKnownPrefixIsStoredWithItsContent(t *testing.T) {
 
 // TestClearsOfOneOfSeveralSources compares the entries of a clear of the first source's device memory.
 func TestClearsOfOneOfSeveralSources(t *testing.T) {
-	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
+	host := func(e wire.Event) wire.Event { return inTier(kvblock.TierHostPinned, e) }
 	for name, c := range map[string]struct {
 		mode  feed.Consolidate
 		calls []call
 		want  [][]string
 	}{
-		"its own tiers": {feed.ConsolidatePassthrough, []call{batch(store(1), host(store(1))), batch(clearOf(wire.TierDevice, ""))},
+		"its own tiers": {feed.ConsolidatePassthrough, []call{batch(store(1), host(store(1))), batch(clearOf(kvblock.TierDevice, ""))},
 			[][]string{{"cleared [TIER_DEVICE] ENGINE_CLEARED", "gap TIER_NOT_CLEARED HOST_PINNED"}}},
-		"a tier that another uses": {feed.ConsolidatePassthrough, []call{batch(store(1), host(store(1))), by2(batch(store(2))), batch(clearOf(wire.TierDevice, ""))},
+		"a tier that another uses": {feed.ConsolidatePassthrough, []call{batch(store(1), host(store(1))), by2(batch(store(2))), batch(clearOf(kvblock.TierDevice, ""))},
 			[][]string{{"gap SHARED_TIER DEVICE", "gap TIER_NOT_CLEARED HOST_PINNED"}}},
-		"while another is incomplete": {feed.ConsolidatePassthrough, []call{batch(store(1)), by2(batch(host(store(2)))), by2(gap(0)), batch(clearOf(wire.TierDevice, ""))},
+		"while another is incomplete": {feed.ConsolidatePassthrough, []call{batch(store(1)), by2(batch(host(store(2)))), by2(gap(0)), batch(clearOf(kvblock.TierDevice, ""))},
 			[][]string{{"cleared [TIER_DEVICE] UNREPAIRED_GAP"}}},
-		"deduplicated": {feed.ConsolidateDedup, []call{batch(store(1), host(store(2))), by2(batch(store(3))), batch(clearOf(wire.TierDevice, ""))},
+		"deduplicated": {feed.ConsolidateDedup, []call{batch(store(1), host(store(2))), by2(batch(store(3))), batch(clearOf(kvblock.TierDevice, ""))},
 			[][]string{{"remove [1 2]", "gap TIER_NOT_CLEARED"}}},
-		"deduplicated, of host memory": {feed.ConsolidateDedup, []call{batch(store(1), host(store(2))), by2(batch(store(3))), batch(clearOf(wire.TierHostPinned, "CPU"))},
+		"deduplicated, of host memory": {feed.ConsolidateDedup, []call{batch(store(1), host(store(2))), by2(batch(store(3))), batch(clearOf(kvblock.TierHostPinned, "CPU"))},
 			[][]string{{"gap TIER_NOT_CLEARED"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -161,13 +162,13 @@ func TestClearsOfOneOfSeveralSources(t *testing.T) {
 
 // TestDoubtsAreLogged checks that each doubt of the pipeline's own is one line in 10 s for each worker and reason.
 func TestDoubtsAreLogged(t *testing.T) {
-	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
+	host := func(e wire.Event) wire.Event { return inTier(kvblock.TierHostPinned, e) }
 	unknown := host(store(9))
 	unknown.HashesOnly, unknown.TokensHashes = true, nil
 	var log harness.Log
 	withWorker(t, pipeline.Config{Logger: log.Logger()}, func(t *testing.T, s *subject) {
 		for range 3 {
-			s.play(t, batch(store(1), host(store(1))), batch(unknown), batch(clearOf(wire.TierDevice, "")), batch(clearOf(0, "")))
+			s.play(t, batch(store(1), host(store(1))), batch(unknown), batch(clearOf(kvblock.TierDevice, "")), batch(clearOf(0, "")))
 		}
 		if n := strings.Count(log.String(), "\n"); n != 2 {
 			t.Errorf("%d lines, want 2:\n%s", n, log.String())

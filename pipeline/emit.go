@@ -4,6 +4,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/encode"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -95,7 +96,7 @@ func (l *Lane) emitStored(r *run) {
 }
 
 // emitRemoved adds an event for removed blocks, if there are any.
-func (l *Lane) emitRemoved(rank uint32, tier wire.Tier, gone []uint64) {
+func (l *Lane) emitRemoved(rank uint32, tier kvblock.Tier, gone []uint64) {
 	if len(gone) == 0 {
 		return
 	}
@@ -115,7 +116,7 @@ func (l *Lane) flushAlone(why flushReason) {
 }
 
 // head returns the head of the next event, with a new event id.
-func (l *Lane) head(rank uint32, tier wire.Tier) encode.Head {
+func (l *Lane) head(rank uint32, tier kvblock.Tier) encode.Head {
 	l.lastEventID++
 	return encode.Head{ID: l.lastEventID, Rank: rank, Tier: kvcastv1.Tier(tier)}
 }
@@ -149,14 +150,14 @@ func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 // cleared applies an emitted Cleared to what events have reported of the rank.
 func (r *rankState) cleared(c *kvcastv1.Cleared) {
 	for _, tier := range c.GetTiers() {
-		if 0 < tier && tier < wire.NumTiers {
+		if 0 < tier && tier < kvblock.TierEnd {
 			r.reported[tier] = 0
 		}
 	}
 	if len(c.GetTiers()) > 0 {
 		return
 	}
-	r.reported, r.used = [wire.NumTiers]gapReasons{}, 0
+	r.reported, r.used = [kvblock.TierEnd]gapReasons{}, 0
 	if c.GetReason() == kvcastv1.Cleared_REASON_ENGINE_RESTARTED {
 		r.groupsOmitted = false
 	}
@@ -164,16 +165,16 @@ func (r *rankState) cleared(c *kvcastv1.Cleared) {
 
 // gapped applies an emitted Gap to what Gaps have reported of the rank.
 func (r *rankState) gapped(g *kvcastv1.Gap) {
-	tiers := wire.AllTiers
+	tiers := kvblock.AllTiers
 	if len(g.GetTiers()) > 0 {
 		tiers = 0
 		for _, tier := range g.GetTiers() {
-			tiers |= wire.AllTiers & (1 << (tier & 7))
+			tiers |= kvblock.AllTiers & (1 << (tier & 7))
 		}
 		r.used |= tiers
 	}
 	for tier := range r.reported {
-		if tiers.Has(wire.Tier(tier)) {
+		if tiers.Has(kvblock.Tier(tier)) {
 			r.reported[tier] |= 1 << uint(g.GetReason())
 		}
 	}
@@ -246,7 +247,7 @@ func (l *Lane) rank(rank uint32) *rankState {
 }
 
 // newTable returns the table of a rank's tier, and creates it if necessary.
-func (l *Lane) newTable(r *rankState, tier wire.Tier) *table {
+func (l *Lane) newTable(r *rankState, tier kvblock.Tier) *table {
 	if r.tables[tier] == nil {
 		r.tables[tier] = newTable(l.attributes)
 	}
@@ -254,7 +255,7 @@ func (l *Lane) newTable(r *rankState, tier wire.Tier) *table {
 }
 
 // dropTable drops the blocks of a rank's tier.
-func (l *Lane) dropTable(r *rankState, tier wire.Tier) {
+func (l *Lane) dropTable(r *rankState, tier kvblock.Tier) {
 	if t := r.tables[tier]; t != nil {
 		l.releaseBlocks(tier, t.blocks.len())
 		t.attrs.Reset()
@@ -265,7 +266,7 @@ func (l *Lane) dropTable(r *rankState, tier wire.Tier) {
 // drop drops the blocks of a rank and the state of its sources.
 func (l *Lane) drop(r *rankState) {
 	for tier := range r.tables {
-		l.dropTable(r, wire.Tier(tier))
+		l.dropTable(r, kvblock.Tier(tier))
 	}
 	if r.sources != nil && r.sources.tracker != nil {
 		r.sources.tracker.Reset()

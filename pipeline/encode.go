@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/encode"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -24,7 +25,7 @@ type entry struct {
 	head    []byte // worker and model, the same in all entries of a lane
 	buf     []byte
 	start   int           // where the events begin in buf
-	tiers   journal.Tiers // of the events
+	tiers   kvblock.Tiers // of the events
 	// appended is the last append. err is the error of a failed append, after which the entry
 	// appends nothing more.
 	appended journal.Pending
@@ -72,11 +73,11 @@ func (e *entry) stored(h encode.Head, r *run) {
 		Parent: r.parent, HasParent: r.hasParent, BlockHashes: r.hashes, TokensHashes: r.tokensHashes,
 		BlockSize: r.key.blockSize, LoRA: r.key.lora, TokenIDs: r.tokens,
 	}
-	e.added(encode.AppendStored(e.buf, kvcastv1.EntryEventsField, h, &s), journal.TierBit(uint8(h.Tier)))
+	e.added(encode.AppendStored(e.buf, kvcastv1.EntryEventsField, h, &s), kvblock.TierBit(uint8(h.Tier)))
 }
 
 func (e *entry) removed(h encode.Head, hashes []uint64) {
-	e.added(encode.AppendRemoved(e.buf, kvcastv1.EntryEventsField, h, hashes), journal.TierBit(uint8(h.Tier)))
+	e.added(encode.AppendRemoved(e.buf, kvcastv1.EntryEventsField, h, hashes), kvblock.TierBit(uint8(h.Tier)))
 }
 
 // other adds an event of a rare kind.
@@ -89,12 +90,12 @@ func (e *entry) other(event *kvcastv1.RouterEvent) {
 		// The only cause is a string that is not UTF-8, which ingest and AddWorker prevent.
 		panic("pipeline: encode event: " + err.Error())
 	}
-	e.added(b, journal.TierBit(0))
+	e.added(b, kvblock.TierBit(0))
 }
 
 // added sets the buffer to b, which has one more event. If b is too large for an entry, it appends
 // the events before to the journal as an entry of their own.
-func (e *entry) added(b []byte, tier journal.Tiers) {
+func (e *entry) added(b []byte, tier kvblock.Tiers) {
 	before := len(e.buf)
 	e.buf = b
 	if len(b) <= e.maxBytes || before == e.start {

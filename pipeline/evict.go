@@ -7,7 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/hashtable"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
 	"github.com/kvcast/kvcast/pipeline/copies"
@@ -77,8 +77,8 @@ type holder struct {
 }
 
 // countLower counts n blocks more in a tier; n may be negative.
-func (l *Lane) countLower(tier wire.Tier, n int) {
-	if tier <= wire.TierDevice || n == 0 {
+func (l *Lane) countLower(tier kvblock.Tier, n int) {
+	if tier <= kvblock.TierDevice || n == 0 {
 		return
 	}
 	l.lower.Add(int64(n))
@@ -90,7 +90,7 @@ func (l *Lane) countLower(tier wire.Tier, n int) {
 }
 
 // releaseBlocks returns the units of n blocks that a tier has no longer.
-func (l *Lane) releaseBlocks(tier wire.Tier, n int) {
+func (l *Lane) releaseBlocks(tier kvblock.Tier, n int) {
 	l.tableBlocks.Release(int64(n))
 	l.countLower(tier, -n)
 }
@@ -128,7 +128,7 @@ func (l *Lane) makeRoom(rank *rankState, t *table, r *run) (units, credit int) {
 		return 0, 0
 	}
 	evicted, owed := l.evictHolders(need, &s)
-	if r.key.tier > wire.TierDevice {
+	if r.key.tier > kvblock.TierDevice {
 		owed = 0
 	}
 	return evicted, min(owed, need-evicted)
@@ -213,13 +213,13 @@ func (l *Lane) payOwed() {
 func (l *Lane) evictTables(ranks map[uint32]*rankState, n int, s *storing, why consolidate.Refusal) (evicted int) {
 	type candidate struct {
 		rank  uint32
-		tier  wire.Tier
+		tier  kvblock.Tier
 		table *table
 		size  int
 	}
 	var all []candidate
 	for _, name := range slices.Sorted(maps.Keys(ranks)) {
-		for tier := wire.TierDevice + 1; tier < wire.NumTiers; tier++ {
+		for tier := kvblock.TierDevice + 1; tier < kvblock.TierEnd; tier++ {
 			if t := ranks[name].tables[tier]; t != nil {
 				all = append(all, candidate{name, tier, t, t.evictable(ranks[name], s)})
 			}
@@ -310,7 +310,7 @@ func (s *storing) has(t *table, hash uint64) bool {
 
 // lower returns the number of blocks of the rank in lower tiers.
 func (r *rankState) lower() (n int) {
-	for _, t := range r.tables[wire.TierDevice+1:] {
+	for _, t := range r.tables[kvblock.TierDevice+1:] {
 		if t != nil {
 			n += t.blocks.len()
 		}

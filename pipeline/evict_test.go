@@ -12,6 +12,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
@@ -33,8 +34,8 @@ func textEvictions(entries []*kvcastv1.Entry) [][]string {
 	return all
 }
 
-func onHost(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
-func onDisk(e wire.Event) wire.Event { return inTier(wire.TierDisk, e) }
+func onHost(e wire.Event) wire.Event { return inTier(kvblock.TierHostPinned, e) }
+func onDisk(e wire.Event) wire.Event { return inTier(kvblock.TierDisk, e) }
 
 const textHostGap = "gap TOO_MANY_BLOCKS HOST_PINNED"
 
@@ -194,7 +195,7 @@ func TestSharedStorageLeavesRoomForDevices(t *testing.T) {
 			for k := range uint64(100) {
 				hashes = append(hashes, from+100*i+k)
 			}
-			storage.Batch(batch(inTier(wire.TierExternal, store(hashes...))).Batch)
+			storage.Batch(batch(inTier(kvblock.TierExternal, store(hashes...))).Batch)
 		}
 	}
 	fill(0)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 // Time passes in steps, and no timeout is a multiple of a step, so that no call coincides
@@ -102,7 +103,7 @@ func (g *generator) call(passing bool) call {
 }
 
 func (g *generator) add(name string, w *generatorWorker) call {
-	*w = generatorWorker{there: true, like: wire.Event{Tier: wire.TierDevice, BlockSize: 2}, rawIDs: make(map[int]uint64), rules: make(map[int]feed.CopyRule)}
+	*w = generatorWorker{there: true, like: wire.Event{Tier: kvblock.TierDevice, BlockSize: 2}, rawIDs: make(map[int]uint64), rules: make(map[int]feed.CopyRule)}
 	worker := feed.Worker{Name: name, Model: rapid.SampledFrom([]string{"", "m", "Qwen/Qwen3-0.6B"}).Draw(g.t, "model")}
 	if g.chance(2, "described") {
 		worker.BlockSize = 16
@@ -149,7 +150,7 @@ func (g *generator) batch(w *generatorWorker) *feed.Batch {
 	if g.chance(10, "doubt") {
 		b.Doubts = []feed.Doubt{{
 			Reason: rapid.SampledFrom([]feed.GapReason{feed.GapEventsSkipped, feed.GapBlockSizeMismatch, feed.GapUnknownContent, feed.GapTierNotCleared, feed.GapCopiesUnsure, feed.GapConnectorTier, feed.GapRelayed}).Draw(g.t, "reason"),
-			Tiers:  rapid.SampledFrom([]wire.Tiers{wire.AllTiers, wire.LowerTiers, 1 << w.like.Tier}).Draw(g.t, "tiers"),
+			Tiers:  rapid.SampledFrom([]kvblock.Tiers{kvblock.AllTiers, kvblock.LowerTiers, 1 << w.like.Tier}).Draw(g.t, "tiers"),
 		}}
 	}
 	var events []wire.Event
@@ -189,7 +190,7 @@ func (g *generator) rule(w *generatorWorker, source int) feed.CopyRule {
 // a store of a prompt from the root, and a store that continues it.
 func (g *generator) announcement(w *generatorWorker) []wire.Event {
 	again := w.like
-	again.Kind, again.Tier = wire.KindStored, wire.TierDevice
+	again.Kind, again.Tier = wire.KindStored, kvblock.TierDevice
 	if len(w.prompt) < 2 || g.chance(4, "new prompt") {
 		w.prompt = rapid.SliceOfNDistinct(rapid.Uint64Range(0, 15), 1, 4, rapid.ID).Draw(g.t, "prompt")
 	}
@@ -238,7 +239,7 @@ func (g *generator) event(w *generatorWorker) wire.Event {
 	case 24:
 		e := wire.Event{Kind: wire.KindCleared}
 		if g.chance(2, "of a tier") {
-			e.Tier = wire.TierDevice
+			e.Tier = kvblock.TierDevice
 			if g.chance(2, "named") {
 				e.Tier, e.Medium = w.like.Tier, "named"
 			}
@@ -312,7 +313,7 @@ func (*generator) contents(w *generatorWorker, e wire.Event) (all []uint64) {
 func (g *generator) vary(like *wire.Event) {
 	switch rapid.IntRange(0, 29).Draw(g.t, "vary") {
 	case 23, 24, 25:
-		like.Tier = wire.Tier(rapid.IntRange(1, wire.NumTiers-1).Draw(g.t, "tier"))
+		like.Tier = kvblock.Tier(rapid.IntRange(1, kvblock.TierEnd-1).Draw(g.t, "tier"))
 	case 26:
 		like.LoRAName = rapid.SampledFrom([]string{"", "adapter", "åäö"}).Draw(g.t, "lora")
 	case 27:

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -86,7 +87,7 @@ func TestGroupsOmittedIsEmittedOnce(t *testing.T) {
 
 // TestGroupsOmittedOfSeveralSources covers workers whose sources restart on their own.
 func TestGroupsOmittedOfSeveralSources(t *testing.T) {
-	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
+	host := func(e wire.Event) wire.Event { return inTier(kvblock.TierHostPinned, e) }
 	tests := map[string]struct {
 		mode  feed.Consolidate
 		calls []call

@@ -8,8 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/index"
-	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -40,7 +39,7 @@ func (s *subject) compareTables(t harness.Fataler, want blockSets) string {
 				at := place{w.Name, rank.Rank, kvcastv1.Tier(tier + 1)}
 				for h := range want[at] {
 					digest.Blocks++
-					digest.XOR ^= wire.BlockDigest(h)
+					digest.XOR ^= kvblock.Digest(h)
 				}
 				if got != digest || digest.Blocks > 0 && rank.UsedTiers&(1<<tier) == 0 {
 					return fmt.Sprintf("%+v: digest %+v, used tiers %b, want %+v", at, got, rank.UsedTiers, digest)
@@ -78,7 +77,7 @@ func (h blockSets) add(p place, hash uint64) {
 
 // blocksByHash looks up all blocks that a generator draws.
 func blocksByHash(t harness.Fataler, x *index.Index) blockSets {
-	q := index.Lookup{Tiers: ^journal.Tiers(0), Limit: 1 << 20, BlockHashes: []uint64{1<<64 - 1}}
+	q := index.Lookup{Tiers: ^kvblock.Tiers(0), Limit: 1 << 20, BlockHashes: []uint64{1<<64 - 1}}
 	for h := range uint64(16) {
 		q.BlockHashes = append(q.BlockHashes, h)
 	}
@@ -99,7 +98,7 @@ func blocksOfSnapshot(t harness.Fataler, x *index.Index, worker string) blockSet
 		t.Fatal("no snapshot of ", worker)
 	}
 	all := make(blockSets)
-	for piece := range s.Blocks(context.Background(), ^journal.Tiers(0)) {
+	for piece := range s.Blocks(context.Background(), ^kvblock.Tiers(0)) {
 		var m kvcastv1.SnapshotBlocks
 		if err := proto.Unmarshal(piece, &m); err != nil {
 			t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline/copies"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -71,11 +72,11 @@ type Lane struct {
 
 // rankState is the state of one dp rank: an engine with its own cache.
 type rankState struct {
-	tables [wire.NumTiers]*table
+	tables [kvblock.TierEnd]*table
 	// reported are the reasons of the Gaps that were emitted since the tier was cleared: bit n is reason n. used are the
 	// tiers that blocks were stored in since all were cleared. They follow from the emitted events.
-	reported [wire.NumTiers]gapReasons
-	used     wire.Tiers
+	reported [kvblock.TierEnd]gapReasons
+	used     kvblock.Tiers
 	// groupsOmitted reports whether GroupsOmitted was emitted and still holds. Only emit sets it.
 	groupsOmitted bool
 	// sources is nil for a worker with one source.
@@ -138,7 +139,7 @@ func (l *Lane) Batch(b *feed.Batch) {
 		l.resolveUnproved(b)
 	}
 	if b.CopyRule == feed.CopyRuleDetected && l.announcements.Announces(b.Rank, b.Source) {
-		l.doubt(b, feed.Doubt{Reason: feed.GapCopiesUnsure, Tiers: 1 << wire.TierDevice})
+		l.doubt(b, feed.Doubt{Reason: feed.GapCopiesUnsure, Tiers: 1 << kvblock.TierDevice})
 	}
 	l.reportDoubts(b)
 	l.payOwed()
@@ -313,7 +314,7 @@ func (l *Lane) store(b *feed.Batch, e *wire.Event) {
 // remove applies a remove, and below device memory the removes of the blocks of the chunks that it names.
 func (l *Lane) remove(b *feed.Batch, e *wire.Event) {
 	l.removeBlocks(b, e)
-	if e.Tier <= wire.TierDevice || l.consolidation == dedup {
+	if e.Tier <= kvblock.TierDevice || l.consolidation == dedup {
 		return
 	}
 	t := l.rank(b.Rank).tables[e.Tier]
@@ -434,7 +435,7 @@ func (l *Lane) removeOp(b *feed.Batch, e *wire.Event) copies.Op {
 // usesLowerTiers reports whether blocks of a rank have been stored in tiers below device memory. Trackers do not tell tiers
 // apart.
 func (l *Lane) usesLowerTiers(rank uint32) bool {
-	return l.consolidation != dedup && l.rank(rank).used&wire.LowerTiers != 0
+	return l.consolidation != dedup && l.rank(rank).used&kvblock.LowerTiers != 0
 }
 
 // engineBlocks are the blocks of the engine that a batch is from.
@@ -459,7 +460,7 @@ func (s *engineBlocks) HasAll(e *wire.Event) bool {
 }
 
 func (s *engineBlocks) LowerHasAll(e *wire.Event) bool {
-	lower := s.lane.rank(s.batch.Rank).tables[wire.TierDevice+1:]
+	lower := s.lane.rank(s.batch.Rank).tables[kvblock.TierDevice+1:]
 	for _, hash := range e.BlockHashes {
 		if !slices.ContainsFunc(lower, func(t *table) bool { return t != nil && t.has(hash) }) {
 			return false
@@ -469,7 +470,7 @@ func (s *engineBlocks) LowerHasAll(e *wire.Event) bool {
 }
 
 func (s *engineBlocks) HasChild(block uint64) bool {
-	t := s.lane.rank(s.batch.Rank).tables[wire.TierDevice]
+	t := s.lane.rank(s.batch.Rank).tables[kvblock.TierDevice]
 	if t == nil || !t.children.complete {
 		return false
 	}
@@ -479,7 +480,7 @@ func (s *engineBlocks) HasChild(block uint64) bool {
 
 // countChildren starts or continues counting the children of a source's blocks, and reports whether
 // all are counted.
-func (l *Lane) countChildren(b *feed.Batch, tier wire.Tier) bool {
+func (l *Lane) countChildren(b *feed.Batch, tier kvblock.Tier) bool {
 	if tr := l.tracker(b.Rank); tr != nil {
 		return tr.CountChildren(b.Source)
 	}

@@ -8,9 +8,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/attribute"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
 	"github.com/kvcast/kvcast/pipeline/copies"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -40,7 +39,7 @@ type BlockState struct {
 // RankState is the state of a rank apart from its blocks.
 type RankState struct {
 	Reported      string // by tier
-	Used          wire.Tiers
+	Used          kvblock.Tiers
 	GroupsOmitted bool
 	Incomplete    string // a character for each source
 	Tiers         string
@@ -72,7 +71,7 @@ func StateOfLocked(lane feed.Lane) LaneState {
 			}
 		}
 		rank := RankState{Used: r.used, GroupsOmitted: r.groupsOmitted}
-		if r.reported != ([wire.NumTiers]gapReasons{}) {
+		if r.reported != ([kvblock.TierEnd]gapReasons{}) {
 			rank.Reported = fmt.Sprint(r.reported)
 		}
 		if r.sources != nil && slices.Contains(r.sources.incomplete, true) {
@@ -80,7 +79,7 @@ func StateOfLocked(lane feed.Lane) LaneState {
 				rank.Incomplete += map[bool]string{true: "x", false: "."}[incomplete]
 			}
 		}
-		if r.sources != nil && slices.ContainsFunc(r.sources.tiers, func(t journal.Tiers) bool { return t != 0 }) {
+		if r.sources != nil && slices.ContainsFunc(r.sources.tiers, func(t kvblock.Tiers) bool { return t != 0 }) {
 			for _, tiers := range r.sources.tiers {
 				rank.Tiers += string(rune('a' + tiers))
 			}

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/loglimit"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -24,7 +24,7 @@ const (
 type limitLog [numLimitEffects][consolidate.NumRefusals]loglimit.Limit
 
 // logLimit logs that blocks of a rank's tiers were refused or evicted because of a limit.
-func (l *Lane) logLimit(effect limitEffect, why consolidate.Refusal, rank uint32, tiers wire.Tiers, blocks int) {
+func (l *Lane) logLimit(effect limitEffect, why consolidate.Refusal, rank uint32, tiers kvblock.Tiers, blocks int) {
 	suppressed, ok := l.limitLog[effect][why].Allow(time.Now())
 	if l.cfg.Logger == nil || !ok {
 		return
@@ -73,9 +73,9 @@ func (l *Lane) logDoubt(b *feed.Batch, d feed.Doubt) {
 }
 
 // tierNames returns the names of tiers, such as device+disk.
-func tierNames(tiers wire.Tiers) string {
+func tierNames(tiers kvblock.Tiers) string {
 	var names []string
-	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
+	for tier := kvblock.TierDevice; tier < kvblock.TierEnd; tier++ {
 		if tiers.Has(tier) {
 			names = append(names, strings.ToLower(strings.TrimPrefix(kvcastv1.Tier(tier).String(), "TIER_")))
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -55,7 +56,7 @@ func TestRawEventHolesAreCountedPerSource(t *testing.T) {
 		b := &feed.Batch{Source: source}
 		for _, id := range ids {
 			// An event without effect still counts as received.
-			b.Events = append(b.Events, wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice, RawID: id})
+			b.Events = append(b.Events, wire.Event{Kind: wire.KindRemoved, Tier: kvblock.TierDevice, RawID: id})
 		}
 		return call{Worker: testWorker, Batch: b}
 	}

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -67,8 +67,8 @@ func (p *modelRun) parentOf(i int) *uint64 {
 }
 
 // emitOverfull reports, once, that a tier of a rank exceeds the rank's block limit.
-func (m *model) emitOverfull(mw *modelWorker, rank uint32, tier wire.Tier) {
-	tiers := []wire.Tier{tier}
+func (m *model) emitOverfull(mw *modelWorker, rank uint32, tier kvblock.Tier) {
+	tiers := []kvblock.Tier{tier}
 	if mw.mode == feed.ConsolidateDedup {
 		tiers = namedTiers(nil)
 	}
@@ -85,7 +85,7 @@ func (m *model) emitOverfull(mw *modelWorker, rank uint32, tier wire.Tier) {
 }
 
 // overfull reports whether that was reported of the tiers.
-func (mw *modelWorker) overfull(rank uint32, tiers []wire.Tier) bool {
+func (mw *modelWorker) overfull(rank uint32, tiers []kvblock.Tier) bool {
 	for _, tier := range tiers {
 		if !mw.reported[modelReport{modelTier{rank, tier}, kvcastv1.Gap_REASON_TOO_MANY_BLOCKS}] {
 			return false
@@ -142,7 +142,7 @@ func (m *model) limit() int {
 // reports for the process's budget. The pipeline chooses which blocks of a tier are evicted.
 func (m *model) expire(mw *modelWorker, rank uint32, replaced int) {
 	over := max(mw.rankBlocks(rank)-m.cfg.MaxBlocksPerRank, replaced)
-	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
+	for tier := kvblock.TierDevice; tier < kvblock.TierEnd; tier++ {
 		var stale []uint64
 		for _, b := range mw.staleOf(rank) {
 			if b.tier == tier {

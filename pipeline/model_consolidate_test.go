@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -26,7 +27,7 @@ type modelRank struct {
 	// incomplete are the sources that lost events or had blocks refused since they were last
 	// cleared; used are the tiers that each source has stored into since then.
 	incomplete map[int]bool
-	used       map[int]map[wire.Tier]bool
+	used       map[int]map[kvblock.Tier]bool
 }
 
 type modelName struct {
@@ -71,7 +72,7 @@ func modelMode(w feed.Worker) feed.Consolidate {
 func (mw *modelWorker) rankOf(rank uint32) *modelRank {
 	if mw.ranks[rank] == nil {
 		mw.ranks[rank] = &modelRank{
-			names: make(map[modelName]*modelNameState), incomplete: make(map[int]bool), used: make(map[int]map[wire.Tier]bool),
+			names: make(map[modelName]*modelNameState), incomplete: make(map[int]bool), used: make(map[int]map[kvblock.Tier]bool),
 		}
 	}
 	return mw.ranks[rank]
@@ -176,7 +177,7 @@ func (m *model) consolidated(mw *modelWorker, b feed.Batch, e wire.Event) {
 		m.clearedSource(mw, b, e)
 	case e.Kind == wire.KindStored:
 		if r.used[b.Source] == nil {
-			r.used[b.Source] = make(map[wire.Tier]bool)
+			r.used[b.Source] = make(map[kvblock.Tier]bool)
 		}
 		if len(e.BlockHashes) > 0 {
 			r.used[b.Source][e.Tier] = true
@@ -230,13 +231,13 @@ func (m *model) track(mw *modelWorker, b feed.Batch, e wire.Event) {
 		case hashed && rooted:
 			content = &modelContent{e.LoRAName, e.CacheSalt, e.TokensHashes[i]}
 		case hashed && parent != nil:
-			content = &modelContent{e.LoRAName, e.CacheSalt, wire.SequenceHash(parent.sequence, e.TokensHashes[i])}
+			content = &modelContent{e.LoRAName, e.CacheSalt, kvblock.SequenceHash(parent.sequence, e.TokensHashes[i])}
 		}
 		block, isNew := m.storeBlock(mw, b, hash, content, one)
 		one.parent = &hash
 		if isNew {
 			emitted := e
-			emitted.Tier, emitted.HasParent, emitted.Parent = wire.TierDevice, !rooted, parentHash
+			emitted.Tier, emitted.HasParent, emitted.Parent = kvblock.TierDevice, !rooted, parentHash
 			emitted.BlockHashes = e.BlockHashes[i : i+1]
 			if hashed {
 				emitted.TokensHashes = e.TokensHashes[i : i+1]
@@ -263,7 +264,7 @@ func (m *model) track(mw *modelWorker, b feed.Batch, e wire.Event) {
 		if !mw.overfull(b.Rank, namedTiers(nil)) {
 			m.flush(mw)
 		}
-		m.emitOverfull(mw, b.Rank, wire.TierDevice)
+		m.emitOverfull(mw, b.Rank, kvblock.TierDevice)
 	}
 }
 
@@ -292,7 +293,7 @@ func (m *model) storeBlock(
 			}
 		}
 		if meant != nil && meant.content == nil { // its content becomes known
-			m.removed(mw, b, wire.TierDevice, nil, meant.first)
+			m.removed(mw, b, kvblock.TierDevice, nil, meant.first)
 			if block == nil {
 				meant.content = content
 				block, isNew = meant, true
@@ -369,7 +370,7 @@ func (m *model) expireOldest(mw *modelWorker, b feed.Batch) bool {
 
 func (m *model) leaves(mw *modelWorker, b feed.Batch, block *modelTracked) {
 	mw.rankOf(b.Rank).forget(block)
-	m.removed(mw, b, wire.TierDevice, nil, block.first)
+	m.removed(mw, b, kvblock.TierDevice, nil, block.first)
 }
 
 // untrack applies a remove of one block, and emits what changes for routers.
@@ -411,13 +412,13 @@ func (m *model) untrack(mw *modelWorker, b feed.Batch, hash uint64, op modelRemo
 
 // clearedSource applies a clear of one of several sources.
 func (m *model) clearedSource(mw *modelWorker, b feed.Batch, e wire.Event) {
-	var others []wire.Tier
+	var others []kvblock.Tier
 	for _, tier := range slices.Sorted(maps.Keys(mw.rankOf(b.Rank).used[b.Source])) {
 		if tier != e.Tier {
 			others = append(others, tier)
 		}
 	}
-	if mw.mode == feed.ConsolidateDedup && e.Tier > wire.TierDevice {
+	if mw.mode == feed.ConsolidateDedup && e.Tier > kvblock.TierDevice {
 		m.doubt(mw, b, kvcastv1.Gap_REASON_TIER_NOT_CLEARED, "")
 		return
 	}
@@ -428,13 +429,13 @@ func (m *model) clearedSource(mw *modelWorker, b feed.Batch, e wire.Event) {
 }
 
 // releaseSource deletes all names of a source; with passthrough those of one tier, unless it is 0.
-func (m *model) releaseSource(mw *modelWorker, b feed.Batch, reason kvcastv1.Cleared_Reason, tier wire.Tier) {
+func (m *model) releaseSource(mw *modelWorker, b feed.Batch, reason kvcastv1.Cleared_Reason, tier kvblock.Tier) {
 	r := mw.rankOf(b.Rank)
 	used := r.used[b.Source]
 	if tier != 0 && mw.mode == feed.ConsolidatePassthrough {
 		left := maps.Clone(used)
 		delete(left, tier)
-		used = map[wire.Tier]bool{tier: used[tier]}
+		used = map[kvblock.Tier]bool{tier: used[tier]}
 		if !used[tier] {
 			used = nil
 		}
@@ -472,9 +473,9 @@ func (m *model) emitCleared(mw *modelWorker, rank uint32, reason kvcastv1.Cleare
 
 // clearTiersOf emits Cleared for the tiers that only this source has used. In shared tiers,
 // the owner of a block is unknown.
-func (m *model) clearTiersOf(mw *modelWorker, b feed.Batch, reason kvcastv1.Cleared_Reason, used map[wire.Tier]bool) {
+func (m *model) clearTiersOf(mw *modelWorker, b feed.Batch, reason kvcastv1.Cleared_Reason, used map[kvblock.Tier]bool) {
 	r := mw.rankOf(b.Rank)
-	others := make(map[wire.Tier]bool)
+	others := make(map[kvblock.Tier]bool)
 	for _, tiers := range r.used {
 		maps.Copy(others, tiers)
 	}
@@ -528,7 +529,7 @@ func (m *model) clearTiersOf(mw *modelWorker, b feed.Batch, reason kvcastv1.Clea
 
 // allAsNone returns tiers as events name them: none if they are all.
 func allAsNone(tiers []kvcastv1.Tier) []kvcastv1.Tier {
-	if len(tiers) == wire.NumTiers-1 {
+	if len(tiers) == kvblock.TierEnd-1 {
 		return nil
 	}
 	return tiers
@@ -561,7 +562,7 @@ func (m *model) removeBlocksOf(mw *modelWorker, b feed.Batch) {
 		return
 	}
 	for _, block := range gone {
-		m.removed(mw, b, wire.TierDevice, nil, block.first)
+		m.removed(mw, b, kvblock.TierDevice, nil, block.first)
 	}
 }
 

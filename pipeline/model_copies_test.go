@@ -5,6 +5,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 // modelCopies counts the copies of a block, or of a source's name for one.
@@ -95,7 +96,7 @@ type modelReuses struct {
 func (mw *modelWorker) inLower(rank uint32, e wire.Event) bool {
 	for _, h := range e.BlockHashes {
 		found := false
-		for tier := wire.TierDevice + 1; tier < wire.NumTiers; tier++ {
+		for tier := kvblock.TierDevice + 1; tier < kvblock.TierEnd; tier++ {
 			found = found || mw.blocks[modelBlock{rank, tier, h}] != nil
 		}
 		if !found {
@@ -108,7 +109,7 @@ func (mw *modelWorker) inLower(rank uint32, e wire.Event) bool {
 // usesLower reports whether lower tiers of a rank have been used; unknown with trackers, which do not tell tiers apart.
 func (mw *modelWorker) usesLower(rank uint32) bool {
 	for at, used := range mw.usedTiers {
-		if at.rank == rank && at.tier > wire.TierDevice && used {
+		if at.rank == rank && at.tier > kvblock.TierDevice && used {
 			return mw.mode != feed.ConsolidateDedup
 		}
 	}
@@ -118,7 +119,7 @@ func (mw *modelWorker) usesLower(rank uint32) bool {
 // sawStore returns the effect of a store on blocks that are already stored. It also detects
 // an engine that announces reused blocks.
 func (mw *modelWorker) sawStore(b feed.Batch, e wire.Event, rooted bool, has func(hash uint64) bool) modelStoreOp {
-	if b.CopyRule == feed.CopyRuleDetected && e.Tier == wire.TierDevice {
+	if b.CopyRule == feed.CopyRuleDetected && e.Tier == kvblock.TierDevice {
 		group := e.GroupIdx
 		if !e.HasGroupIdx {
 			group = -1
@@ -131,7 +132,7 @@ func (mw *modelWorker) sawStore(b feed.Batch, e wire.Event, rooted bool, has fun
 			}
 			reuse.open = reuse.open || reuse.original >= 3 || reuse.repeats >= 3 && 4*reuse.branches <= reuse.repeats
 		}
-		if parent := (modelBlock{b.Rank, wire.TierDevice, e.Parent}); !rooted && mw.usesLower(b.Rank) && len(e.BlockHashes) > 0 &&
+		if parent := (modelBlock{b.Rank, kvblock.TierDevice, e.Parent}); !rooted && mw.usesLower(b.Rank) && len(e.BlockHashes) > 0 &&
 			mw.blocks[parent] != nil && mw.hasChild(parent) && (mw.root == nil || *mw.root != e.Parent) && !mw.inLower(b.Rank, e) {
 			reuse.branches++
 		}
@@ -154,7 +155,7 @@ func (mw *modelWorker) sawStore(b feed.Batch, e wire.Event, rooted bool, has fun
 	switch {
 	case b.CopyRule == feed.CopyRuleAnnouncedLast || e.Origin == wire.OriginReused:
 		return modelReused
-	case e.Origin == wire.OriginUnknown && b.CopyRule == feed.CopyRuleDetected && e.Tier == wire.TierDevice && rooted:
+	case e.Origin == wire.OriginUnknown && b.CopyRule == feed.CopyRuleDetected && e.Tier == kvblock.TierDevice && rooted:
 		return modelUnsure
 	}
 	return modelCopy
@@ -165,7 +166,7 @@ func (mw *modelWorker) removeOps(b feed.Batch, e wire.Event) (ops []modelRemoveO
 	reuse := mw.announcements[modelEngine{b.Rank, b.Source}]
 	for i := range e.BlockHashes {
 		op := modelRemoveOp{
-			gateOpen: b.CopyRule == feed.CopyRuleDetected && e.Tier == wire.TierDevice && reuse.open,
+			gateOpen: b.CopyRule == feed.CopyRuleDetected && e.Tier == kvblock.TierDevice && reuse.open,
 			certain:  mw.usesLower(b.Rank) && reuse.repeats > 4*reuse.branches,
 			last:     b.CopyRule == feed.CopyRuleAnnouncedLast,
 		}

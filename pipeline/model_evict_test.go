@@ -8,7 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -58,7 +58,7 @@ func (m *model) evictFrom(mw *modelWorker, of func(modelTier) bool, p *modelRun,
 	for b := range mw.blocks {
 		t := modelTier{b.rank, b.tier}
 		switch {
-		case b.tier == wire.TierDevice || !of(t):
+		case b.tier == kvblock.TierDevice || !of(t):
 		case p != nil && p.key.rank == b.rank && (mw.stale[b] || p.key.tier == b.tier && slices.Contains(p.hashes, b.hash)):
 		default:
 			all[t] = append(all[t], b.hash)
@@ -105,7 +105,7 @@ func (m *model) evictFrom(mw *modelWorker, of func(modelTier) bool, p *modelRun,
 
 // emitEvicted reports, once, that blocks of a tier are missing because of a limit.
 func (m *model) emitEvicted(mw *modelWorker, t modelTier) {
-	if !mw.overfull(t.rank, []wire.Tier{t.tier}) {
+	if !mw.overfull(t.rank, []kvblock.Tier{t.tier}) {
 		m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(t.rank), Event: &kvcastv1.RouterEvent_Gap{
 			Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, Tiers: []kvcastv1.Tier{kvcastv1.Tier(t.tier)}},
 		}})
@@ -122,7 +122,7 @@ func (m *model) lowerBlocks() (n int) {
 
 func (mw *modelWorker) lowerBlocks() (n int) {
 	for b := range mw.blocks {
-		if b.tier != wire.TierDevice {
+		if b.tier != kvblock.TierDevice {
 			n++
 		}
 	}

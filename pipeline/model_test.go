@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -72,7 +73,7 @@ type modelWorker struct {
 // modelBlock identifies a block whose copies are counted.
 type modelBlock struct {
 	rank uint32
-	tier wire.Tier
+	tier kvblock.Tier
 	hash uint64
 }
 
@@ -80,7 +81,7 @@ type modelBlock struct {
 type modelRunKey struct {
 	kind       wire.Kind
 	rank       uint32
-	tier       wire.Tier
+	tier       kvblock.Tier
 	lora, salt string
 	blockSize  uint32
 	hashed     bool
@@ -231,11 +232,11 @@ func (m *model) batch(name string, b feed.Batch) {
 		m.flush(mw)
 	}
 	if b.CopyRule == feed.CopyRuleDetected && mw.announcements[modelEngine{b.Rank, b.Source}].open {
-		m.doubt(mw, b, kvcastv1.Gap_REASON_COPIES_UNSURE, "", wire.TierDevice)
+		m.doubt(mw, b, kvcastv1.Gap_REASON_COPIES_UNSURE, "", kvblock.TierDevice)
 	}
 	for _, d := range b.Doubts {
-		var tiers []wire.Tier
-		for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
+		var tiers []kvblock.Tier
+		for tier := kvblock.TierDevice; tier < kvblock.TierEnd; tier++ {
 			if d.Tiers.Has(tier) {
 				tiers = append(tiers, tier)
 			}
@@ -253,7 +254,7 @@ func (m *model) replaceBlockSize(mw *modelWorker, size uint32) {
 		gone[b] = c.blockSize != 0 && c.blockSize != size
 	}
 	for _, rank := range []uint32{0, 1, 200} {
-		for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
+		for tier := kvblock.TierDevice; tier < kvblock.TierEnd; tier++ {
 			var hashes []uint64
 			for b, is := range gone {
 				if is && b.rank == rank && b.tier == tier {
@@ -279,7 +280,7 @@ func (m *model) replaceBlockSize(mw *modelWorker, size uint32) {
 }
 
 // removed adds removes to the pending run. A nil ops means blocks with one copy.
-func (m *model) removed(mw *modelWorker, b feed.Batch, tier wire.Tier, ops []modelRemoveOp, hashes ...uint64) {
+func (m *model) removed(mw *modelWorker, b feed.Batch, tier kvblock.Tier, ops []modelRemoveOp, hashes ...uint64) {
 	for i, h := range hashes {
 		var op modelRemoveOp
 		if ops != nil {
@@ -332,7 +333,7 @@ func (m *model) store(mw *modelWorker, b feed.Batch, e wire.Event) {
 	if e.HasParent && (e.Parent != 0 || m.knowsZero(mw, b.Rank)) {
 		parent = &e.Parent
 	}
-	if key.hashed && mw.mode != feed.ConsolidateDedup && e.Tier > wire.TierDevice && mw.deviceDiffers(b.Rank, parent, e.BlockHashes) {
+	if key.hashed && mw.mode != feed.ConsolidateDedup && e.Tier > kvblock.TierDevice && mw.deviceDiffers(b.Rank, parent, e.BlockHashes) {
 		m.doubt(mw, b, kvcastv1.Gap_REASON_UNKNOWN_CONTENT, "a store says of a block that device memory holds that it has another parent", e.Tier)
 		e.HasParent, e.TokensHashes, e.Tokens = false, nil, nil
 		m.store(mw, b, e)
@@ -368,7 +369,7 @@ func (m *model) store(mw *modelWorker, b feed.Batch, e wire.Event) {
 // deviceDiffers reports whether device memory holds one of a chain of blocks after another parent.
 func (mw *modelWorker) deviceDiffers(rank uint32, parent *uint64, chain []uint64) bool {
 	for _, h := range chain {
-		held := mw.blocks[modelBlock{rank, wire.TierDevice, h}]
+		held := mw.blocks[modelBlock{rank, kvblock.TierDevice, h}]
 		inChunk := parent != nil && *parent == wire.PartBefore(h)
 		if held != nil && held.blockSize > 0 && !inChunk && !equalPointers(held.parent, parent) {
 			return true
@@ -398,7 +399,7 @@ func (m *model) contributed(mw *modelWorker, b feed.Batch) {
 // knowsZero reports whether a block with hash 0 is stored or pending. If not, a parent of 0
 // means no parent.
 func (*model) knowsZero(mw *modelWorker, rank uint32) bool {
-	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
+	for tier := kvblock.TierDevice; tier < kvblock.TierEnd; tier++ {
 		if mw.blocks[modelBlock{rank, tier, 0}] != nil {
 			return true
 		}
@@ -452,7 +453,7 @@ func (m *model) flush(mw *modelWorker) {
 	m.emitRemoved(mw, p.key.rank, p.key.tier, gone)
 }
 
-func (m *model) emitRemoved(mw *modelWorker, rank uint32, tier wire.Tier, gone []uint64) {
+func (m *model) emitRemoved(mw *modelWorker, rank uint32, tier kvblock.Tier, gone []uint64) {
 	if len(gone) > 0 {
 		m.emit(mw, &kvcastv1.RouterEvent{DpRank: &rank, Tier: kvcastv1.Tier(tier), Event: &kvcastv1.RouterEvent_Removed{
 			Removed: &kvcastv1.Removed{BlockHashes: gone},
@@ -503,7 +504,7 @@ func (m *model) emit(mw *modelWorker, e *kvcastv1.RouterEvent) {
 // modelTier is a tier of a rank, modelReport what a Gap reports of it.
 type modelTier struct {
 	rank uint32
-	tier wire.Tier
+	tier kvblock.Tier
 }
 
 type modelReport struct {
@@ -512,8 +513,8 @@ type modelReport struct {
 }
 
 // namedTiers returns the tiers that an event names: all if it names none.
-func namedTiers(named []kvcastv1.Tier) (tiers []wire.Tier) {
-	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
+func namedTiers(named []kvcastv1.Tier) (tiers []kvblock.Tier) {
+	for tier := kvblock.TierDevice; tier < kvblock.TierEnd; tier++ {
 		if len(named) == 0 || slices.Contains(named, kvcastv1.Tier(tier)) {
 			tiers = append(tiers, tier)
 		}
@@ -533,7 +534,7 @@ func (mw *modelWorker) incompleteRanks() (ranks []uint32) {
 }
 
 // doubt reports why tiers may differ, unless Gaps have reported it of all of them.
-func (m *model) doubt(mw *modelWorker, b feed.Batch, reason kvcastv1.Gap_Reason, detail string, tiers ...wire.Tier) {
+func (m *model) doubt(mw *modelWorker, b feed.Batch, reason kvcastv1.Gap_Reason, detail string, tiers ...kvblock.Tier) {
 	if mw.mode == feed.ConsolidateDedup {
 		tiers = namedTiers(nil)
 	}
@@ -546,7 +547,7 @@ func (m *model) doubt(mw *modelWorker, b feed.Batch, reason kvcastv1.Gap_Reason,
 	if told {
 		return
 	}
-	if len(named) == wire.NumTiers-1 {
+	if len(named) == kvblock.TierEnd-1 {
 		named = nil
 	}
 	m.flush(mw)
@@ -556,8 +557,8 @@ func (m *model) doubt(mw *modelWorker, b feed.Batch, reason kvcastv1.Gap_Reason,
 
 // cleared applies a clear of an engine that is the worker's only source.
 func (m *model) cleared(mw *modelWorker, b feed.Batch, e wire.Event) {
-	var others []wire.Tier
-	for tier := wire.TierDevice; tier < wire.NumTiers && e.Tier != 0; tier++ {
+	var others []kvblock.Tier
+	for tier := kvblock.TierDevice; tier < kvblock.TierEnd && e.Tier != 0; tier++ {
 		at := modelTier{b.Rank, tier}
 		matters := false
 		for k := range mw.blocks {
@@ -574,7 +575,7 @@ func (m *model) cleared(mw *modelWorker, b feed.Batch, e wire.Event) {
 		m.clear(mw, b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
 		return
 	}
-	if e.Tier == wire.TierDevice {
+	if e.Tier == kvblock.TierDevice {
 		mw.closeGates(b.Rank, everySource)
 	}
 	maps.DeleteFunc(mw.blocks, func(k modelBlock, _ *modelCopies) bool { return k.rank == b.Rank && k.tier == e.Tier })

@@ -19,6 +19,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -94,9 +95,9 @@ func (r *recorder) Append(_ context.Context, rec journal.Record) (none journal.P
 	if !bytes.Equal(again, rec.Body) { // cmp.Diff is slow where nothing differs
 		r.errs = append(r.errs, fmt.Errorf("record is not what proto.Marshal gives (-want +got):\n%s", cmp.Diff(again, rec.Body)))
 	}
-	var tiers journal.Tiers
+	var tiers kvblock.Tiers
 	for _, ev := range e.GetEvents() {
-		tiers |= journal.TierBit(uint8(ev.GetTier()))
+		tiers |= kvblock.TierBit(uint8(ev.GetTier()))
 	}
 	if rec.Tiers != tiers || rec.Source.Worker != e.GetWorker() || rec.Source.Model != e.GetModel() {
 		r.errs = append(r.errs, fmt.Errorf("record of %+v and tiers %b has %v", rec.Source, rec.Tiers, &e))

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/recording"
 	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/pipeline"
@@ -223,7 +224,7 @@ func doubtsOf(b *wire.Batch) (all []feed.Doubt) {
 }
 
 // blocksIn returns the router's blocks of the test's worker in a tier.
-func (r *router) blocksIn(tier wire.Tier) map[uint64]bool {
+func (r *router) blocksIn(tier kvblock.Tier) map[uint64]bool {
 	return r.blocks[place{testWorker, 0, kvcastv1.Tier(tier)}]
 }
 
@@ -248,17 +249,17 @@ func playRecording(t *testing.T, batches []recordedBatch, blockSize uint32, conf
 		p.play(t, b)
 		reference.play(t, b)
 		r.apply(subject.journal.all())
-		got := r.blocksIn(wire.TierDevice)
+		got := r.blocksIn(kvblock.TierDevice)
 		for at := range m.workers[testWorker].blocks {
-			if at.tier == wire.TierDevice && !got[at.hash] {
+			if at.tier == kvblock.TierDevice && !got[at.hash] {
 				t.Fatalf("after seq %d: the model has block %d, a router does not", b.seq, at.hash)
 			}
 		}
-		if device, host := len(got), len(r.blocksIn(wire.TierHostPinned)); device+host != len(m.workers[testWorker].blocks) {
+		if device, host := len(got), len(r.blocksIn(kvblock.TierHostPinned)); device+host != len(m.workers[testWorker].blocks) {
 			t.Fatalf("after seq %d: a router has %d and %d blocks, the model %d", b.seq, device, host, len(m.workers[testWorker].blocks))
 		}
 		if b.oracle.Labels == "" {
-			s.addExact(b, got, r.blocksIn(wire.TierHostPinned))
+			s.addExact(b, got, r.blocksIn(kvblock.TierHostPinned))
 			continue
 		}
 		want := pool.apply(t, b, blockSize)

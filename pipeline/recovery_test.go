@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
@@ -207,10 +208,10 @@ func TestStateOfRareEventsIsRecovered(t *testing.T) {
 		calls []call
 	}{
 		"tiers that sources share become stale": {calls: []call{
-			pass, batch(store(1)), by2(batch(store(1, 2), inTier(wire.TierDisk, store(3)))), batch(cleared()),
+			pass, batch(store(1)), by2(batch(store(1, 2), inTier(kvblock.TierDisk, store(3)))), batch(cleared()),
 		}},
 		"tiers that sources share are cleared": {cfg: pipeline.Config{OnGap: pipeline.OnGapClear}, calls: []call{
-			pass, batch(store(1)), by2(batch(store(1, 2), inTier(wire.TierDisk, store(3)))), batch(cleared()),
+			pass, batch(store(1)), by2(batch(store(1, 2), inTier(kvblock.TierDisk, store(3)))), batch(cleared()),
 		}},
 		"removes of an engine that announces blocks are suppressed": {calls: []call{
 			added(), detected(store(1, 2)), detected(store(1, 2), after(2, store(3))), detected(store(1, 2), after(2, store(4))),
@@ -408,7 +409,7 @@ func TestInvalidCheckpointsAreRefused(t *testing.T) {
 		"a parent is absent": {change(func(c *statev1.Checkpoint) { c.Tables[0].ParentHashes = nil }), "2 blocks with 0 parents"},
 		"no attributes":      {change(func(c *statev1.Checkpoint) { c.Tables[0].Attributes = nil }), "are missing"},
 		"a block twice":      {change(func(c *statev1.Checkpoint) { c.Tables[0].BlockHashes[0] = c.Tables[0].BlockHashes[1] }), "twice"},
-		"unknown tier":       {change(func(c *statev1.Checkpoint) { c.Tables[0].Tier = wire.NumTiers }), "unknown"},
+		"unknown tier":       {change(func(c *statev1.Checkpoint) { c.Tables[0].Tier = kvblock.TierEnd }), "unknown"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -535,7 +536,7 @@ func TestCheckpointIsDueAfterManyBytes(t *testing.T) {
 func TestCheckpointIsDueAfterManyChanges(t *testing.T) {
 	testclass.WithoutRace(t)
 	r := newRecoverable(t, pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks})
-	stores, remaining := largeStores(1)[0], wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice}
+	stores, remaining := largeStores(1)[0], wire.Event{Kind: wire.KindRemoved, Tier: kvblock.TierDevice}
 	remaining.BlockHashes = stores.BlockHashes
 	remaining.Rare = &wire.Rare{RemainingCopies: slices.Repeat([]uint32{1}, len(stores.BlockHashes))}
 	r.play(t, added(), batch(stores))

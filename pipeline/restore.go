@@ -8,7 +8,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/attribute"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
 	"github.com/kvcast/kvcast/pipeline/copies"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
@@ -127,11 +127,11 @@ func (l *Lane) restoreState(rawIDs []*statev1.RawEventId, announcements []*state
 }
 
 // storedTier returns a tier of stored state.
-func storedTier(tier uint64) (wire.Tier, error) {
-	if tier < uint64(wire.TierDevice) || tier >= wire.NumTiers {
+func storedTier(tier uint64) (kvblock.Tier, error) {
+	if tier < uint64(kvblock.TierDevice) || tier >= kvblock.TierEnd {
 		return 0, fmt.Errorf("tier %d is unknown", tier)
 	}
-	return wire.Tier(tier), nil
+	return kvblock.Tier(tier), nil
 }
 
 // restoreSources restores the sources of a rank.
@@ -160,7 +160,7 @@ func (l *Lane) restoreSources(state *statev1.RankSources) error {
 		return fmt.Errorf("tiers of %d sources of %d", len(state.GetTiers()), len(s.tiers))
 	}
 	for source, tiers := range state.GetTiers() {
-		s.tiers[source] = journal.Tiers(tiers)
+		s.tiers[source] = kvblock.Tiers(tiers)
 	}
 	return nil
 }
@@ -294,9 +294,9 @@ func (t *table) restoreCopies(state *statev1.Table) error {
 
 // restoreReported restores what Gaps have reported.
 func (r *rankState) restoreReported(from *statev1.Rank) {
-	r.used = wire.Tiers(from.GetUsedTiers()) & wire.AllTiers
+	r.used = kvblock.Tiers(from.GetUsedTiers()) & kvblock.AllTiers
 	for i, reasons := range from.GetGapReasons() {
-		if tier := int(wire.TierDevice) + i; tier < wire.NumTiers {
+		if tier := int(kvblock.TierDevice) + i; tier < kvblock.TierEnd {
 			r.reported[tier] = gapReasons(reasons)
 		}
 	}
@@ -311,10 +311,10 @@ func (r *rankState) restoreReported(from *statev1.Rank) {
 // stateReported sets what Gaps have reported.
 func (r *rankState) stateReported(to *statev1.Rank) {
 	to.UsedTiers = uint32(r.used)
-	if r.reported == ([wire.NumTiers]gapReasons{}) {
+	if r.reported == ([kvblock.TierEnd]gapReasons{}) {
 		return
 	}
-	for _, reasons := range r.reported[wire.TierDevice:] {
+	for _, reasons := range r.reported[kvblock.TierDevice:] {
 		to.GapReasons = append(to.GapReasons, uint32(reasons))
 	}
 }

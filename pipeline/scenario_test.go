@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -19,7 +20,7 @@ const testBlockSize = 16
 
 // store returns a store in the device tier, with tokens hashes.
 func store(hashes ...uint64) wire.Event {
-	e := wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: testBlockSize, BlockHashes: hashes}
+	e := wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockSize: testBlockSize, BlockHashes: hashes}
 	for _, h := range hashes {
 		e.TokensHashes = append(e.TokensHashes, h+1000)
 	}
@@ -32,12 +33,12 @@ func after(parent uint64, e wire.Event) wire.Event {
 }
 
 func remove(hashes ...uint64) wire.Event {
-	return wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: hashes}
+	return wire.Event{Kind: wire.KindRemoved, Tier: kvblock.TierDevice, BlockHashes: hashes}
 }
 
 func cleared() wire.Event { return wire.Event{Kind: wire.KindCleared} }
 
-func inTier(tier wire.Tier, e wire.Event) wire.Event {
+func inTier(tier kvblock.Tier, e wire.Event) wire.Event {
 	e.Tier = tier
 	return e
 }

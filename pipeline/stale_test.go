@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/hashtable"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline/copies"
@@ -102,13 +103,13 @@ func TestRankHasTooManyGaps(t *testing.T) {
 	}
 	l := p.AddWorker(feed.Worker{Name: "w"}).(*Lane)
 	store := func(hashes ...uint64) {
-		l.Batch(&feed.Batch{Events: []wire.Event{{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes}}})
+		l.Batch(&feed.Batch{Events: []wire.Event{{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: hashes}}})
 	}
 	store(1)
-	l.ranks[0].tables[wire.TierDevice].blocks.generation = maxGeneration - 1
+	l.ranks[0].tables[kvblock.TierDevice].blocks.generation = maxGeneration - 1
 	store(1)
 	l.Gap(feed.Gap{Reason: feed.GapReplayForgotten})
-	table := l.ranks[0].tables[wire.TierDevice]
+	table := l.ranks[0].tables[kvblock.TierDevice]
 	if all, stale := l.ranks[0].blocks(), l.ranks[0].stale(); all != 1 || stale != 1 || table.blocks.generation != maxGeneration {
 		t.Fatalf("blocks after the last gap but one: got %d, %d of them stale, in generation %d", all, stale, table.blocks.generation)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline"
 )
 
@@ -46,7 +47,7 @@ func goldenCalls() []call {
 		of("two", by2(batch(named(store(1), 11)))),
 		passthrough,
 		of("pass", batch(store(7))),
-		of("pass", by2(batch(inTier(wire.TierHostPinned, store(8))))),
+		of("pass", by2(batch(inTier(kvblock.TierHostPinned, store(8))))),
 		{Worker: "gone", Add: &feed.Worker{Name: "gone"}},
 		{Worker: "gone", Remove: feed.RemovedDiscovery},
 		announced,
@@ -198,7 +199,7 @@ func FuzzRecovery(f *testing.F) {
 		}
 		for _, worker := range rec.Workers() {
 			lane := p.AddWorker(worker.Worker)
-			lane.Batch(&feed.Batch{Events: []wire.Event{store(1, 2), remove(1), inTier(wire.TierDisk, remove(2)), cleared()}})
+			lane.Batch(&feed.Batch{Events: []wire.Event{store(1, 2), remove(1), inTier(kvblock.TierDisk, remove(2)), cleared()}})
 			lane.Gap(feed.Gap{Reason: feed.GapReplayForgotten})
 			if _, ok := p.Checkpoint(worker.Worker.Name, nil); !ok {
 				t.Errorf("no checkpoint of %q", worker.Worker.Name)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -37,7 +38,7 @@ func (c *cache) name(names map[uint64]string, prefix string) uint64 {
 // stored returns the event that a source sends when it caches a prompt from a block on, with
 // the name of that block's parent.
 func (c *cache) stored(names map[uint64]string, prompt string, from int, parent uint64) wire.Event {
-	e := wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 1}
+	e := wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockSize: 1}
 	if from > 0 {
 		e.HasParent, e.Parent = true, parent
 	}

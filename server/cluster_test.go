@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -105,7 +106,7 @@ func TestSourcesThatOthersHaveLostAreDown(t *testing.T) {
 	}
 	h := overTCP(t, server.Config{Cluster: c}, journal.Config{})
 	h.addWorker()
-	h.batch(h.lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1}, TokensHashes: []uint64{1}, BlockSize: 16})
+	h.batch(h.lane, wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: []uint64{1}, TokensHashes: []uint64{1}, BlockSize: 16})
 	match := h.match(matchOf(1)).GetPrompts()[0].GetMatches()[0]
 	list, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/test/checker"
@@ -20,7 +21,7 @@ func TestDelaySinceTheEngineIsOfEntriesAfterTheStart(t *testing.T) {
 		h := inMemory(t, server.Config{}, journal.Config{})
 		h.addWorker()
 		store := func(engineTime time.Time, hash uint64) {
-			b := feed.Batch{IngestTime: 1, Events: []wire.Event{{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{hash}, BlockSize: 16}}}
+			b := feed.Batch{IngestTime: 1, Events: []wire.Event{{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: []uint64{hash}, BlockSize: 16}}}
 			if !engineTime.IsZero() {
 				b.EngineTime = engineTime.UnixNano()
 			}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -122,7 +123,7 @@ func TestDigestsRevealDifferences(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := inMemory(t, server.Config{}, journal.Config{})
 				h.addWorker()
-				h.batch(h.lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDisk, BlockHashes: []uint64{4}})
+				h.batch(h.lane, wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDisk, BlockHashes: []uint64{4}})
 				h.batch(h.lane, wire.Event{Kind: wire.KindCleared})
 				h.append(1, 2, 3)
 				s := h.subscribe(checker.New(checker.Options{}), digested(earliest()))

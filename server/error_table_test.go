@@ -18,6 +18,7 @@ import (
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -544,7 +545,7 @@ func tooManyHolders(t *testing.T) (*fixture, error) {
 		hashes[i] = uint64(i)
 	}
 	for _, name := range []string{"a", "b", "c"} {
-		h.batch(h.Pipeline.AddWorker(feed.Worker{Name: name}), wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
+		h.batch(h.Pipeline.AddWorker(feed.Worker{Name: name}), wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: hashes, BlockSize: 16})
 	}
 	_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes})
 	return h, err
@@ -558,7 +559,7 @@ func holdersOfLongNames(t *testing.T) (*fixture, error) {
 		hashes[i] = uint64(i)
 	}
 	lane := h.Pipeline.AddWorker(feed.Worker{Name: "w", Model: strings.Repeat("m", config.MaxModelBytes)})
-	h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
+	h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: hashes, BlockSize: 16})
 	_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes})
 	return h, err
 }

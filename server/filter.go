@@ -6,12 +6,13 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // allTiers is the set of all tiers and of bit 0, which is the bit of events without a tier.
-const allTiers journal.Tiers = 0xff
+const allTiers kvblock.Tiers = 0xff
 
 // maxFilterNames bounds the workers and models in a filter.
 const maxFilterNames = 10_000
@@ -24,7 +25,7 @@ const maxKnownSources = 256
 type filter struct {
 	workers map[string]struct{} // nil: all
 	models  map[string]struct{} // nil: all
-	tiers   journal.Tiers       // includes bit 0, since events without a tier are always selected
+	tiers   kvblock.Tiers       // includes bit 0, since events without a tier are always selected
 	// known caches whether a source is selected; nil: all sources are.
 	known map[*journal.Source]bool
 
@@ -81,17 +82,17 @@ func filterBytes(f *kvcastv1.Filter) int64 {
 }
 
 // tierSet returns the tiers of a Filter and bit 0.
-func tierSet(tiers []kvcastv1.Tier, b journal.Bounds) (journal.Tiers, error) {
+func tierSet(tiers []kvcastv1.Tier, b journal.Bounds) (kvblock.Tiers, error) {
 	if len(tiers) == 0 {
 		return allTiers, nil
 	}
-	set := journal.TierBit(0)
+	set := kvblock.TierBit(0)
 	for i, t := range tiers {
 		if _, ok := kvcastv1.Tier_name[int32(t)]; !ok || t == kvcastv1.Tier_TIER_UNSPECIFIED {
 			return 0, invalidField(b, fmt.Sprintf("filter.tiers[%d]", i),
 				"%v is not allowed: want TIER_DEVICE, TIER_HOST_PINNED, TIER_DISK or TIER_EXTERNAL", t)
 		}
-		set |= journal.TierBit(uint8(t))
+		set |= kvblock.TierBit(uint8(t))
 	}
 	return set, nil
 }
@@ -117,7 +118,7 @@ func contains(s map[string]struct{}, name string) bool {
 }
 
 // match implements journal.Filter.
-func (f *filter) match(_ uint64, s *journal.Source, tiers journal.Tiers) journal.Match {
+func (f *filter) match(_ uint64, s *journal.Source, tiers kvblock.Tiers) journal.Match {
 	switch {
 	case !f.selects(s) || tiers&f.tiers == 0:
 		return journal.MatchNone
@@ -153,7 +154,7 @@ func (f *filter) journal() journal.Filter {
 
 // trimEntries returns a copy of encoded entries without the events of other tiers, and without entries that have
 // no event left. It ends at the first malformed entry.
-func trimEntries(slices [][]byte, tiers journal.Tiers) []byte {
+func trimEntries(slices [][]byte, tiers kvblock.Tiers) []byte {
 	var out, entry []byte
 	for _, b := range slices {
 		for len(b) > 0 {
@@ -174,7 +175,7 @@ func trimEntries(slices [][]byte, tiers journal.Tiers) []byte {
 }
 
 // trimEntry appends an entry without the events of other tiers, and reports whether it has an event left.
-func trimEntry(dst, entry []byte, tiers journal.Tiers) (_ []byte, events bool) {
+func trimEntry(dst, entry []byte, tiers kvblock.Tiers) (_ []byte, events bool) {
 	for len(entry) > 0 {
 		number, _, n := protowire.ConsumeField(entry)
 		if n < 0 {
@@ -201,7 +202,7 @@ func message(field []byte) []byte {
 }
 
 // tierOf returns the bit of an encoded event's tier.
-func tierOf(event []byte) journal.Tiers {
+func tierOf(event []byte) kvblock.Tiers {
 	for len(event) > 0 {
 		number, _, n := protowire.ConsumeField(event)
 		if n < 0 {
@@ -209,9 +210,9 @@ func tierOf(event []byte) journal.Tiers {
 		}
 		if number == kvcastv1.RouterEventTierField {
 			tier, _ := protowire.ConsumeVarint(event[protowire.SizeTag(number):])
-			return journal.TierBit(uint8(tier))
+			return kvblock.TierBit(uint8(tier))
 		}
 		event = event[n:]
 	}
-	return journal.TierBit(0)
+	return kvblock.TierBit(0)
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -114,7 +115,7 @@ func (header) RequireTransportSecurity() bool { return false }
 
 // append appends an entry in which worker w stores blocks.
 func (h *fixture) append(hashes ...uint64) {
-	h.batch(h.lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
+	h.batch(h.lane, wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: hashes, BlockSize: 16})
 }
 
 // batch passes a batch to a lane.
@@ -163,7 +164,7 @@ func (h *fixture) storeLargeBlocks() {
 // blocks.
 func (h *fixture) largeEntry(hash uint64) {
 	h.batch(h.lane, wire.Event{
-		Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{hash}, TokensHashes: []uint64{hash}, BlockSize: 16,
+		Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: []uint64{hash}, TokensHashes: []uint64{hash}, BlockSize: 16,
 		LoRAName: largeName,
 	})
 }

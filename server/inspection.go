@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/history"
 	"github.com/kvcast/kvcast/internal/incident"
 	"github.com/kvcast/kvcast/journal"
@@ -135,7 +136,7 @@ func (s *Server) lastEntries(ctx context.Context, b journal.Bounds, worker strin
 
 // entriesBetween returns the seqs of a worker's entries, ascending. It reads no entry: the filter notes them.
 func (s *Server) entriesBetween(ctx context.Context, after, until uint64, worker string) (seqs []uint64, err error) {
-	note := func(seq uint64, source *journal.Source, _ journal.Tiers) journal.Match {
+	note := func(seq uint64, source *journal.Source, _ kvblock.Tiers) journal.Match {
 		if worker == "" || source.Worker == worker {
 			seqs = append(seqs, seq)
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/incident"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -52,7 +53,7 @@ func TestLastEntriesAreListed(t *testing.T) {
 	other := h.Pipeline.AddWorker(feed.Worker{Name: "other", Model: "m"}) // 2
 	for n := range uint64(50) {                                           // 3 to 102, in turns
 		h.append(n)
-		h.batch(other, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{n}, BlockSize: 16})
+		h.batch(other, wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: []uint64{n}, BlockSize: 16})
 	}
 	for _, test := range []struct {
 		req  *kvcastv1.ListEntriesRequest
@@ -98,7 +99,7 @@ func TestListedEntriesAreBounded(t *testing.T) {
 	if got := h.entries(&kvcastv1.ListEntriesRequest{Worker: "quiet"}); len(got.GetEntries()) != 0 || got.GetSearchedAfter() != oldest-1 || oldest < 3 {
 		t.Errorf("a worker whose entries are evicted: got %v, the oldest entry is %d", got, oldest)
 	}
-	h.batch(quiet, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1}, BlockSize: 16})
+	h.batch(quiet, wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: []uint64{1}, BlockSize: 16})
 	h.fill(70_000)
 	last := h.Journal.Bounds().Newest
 	if got := h.entries(&kvcastv1.ListEntriesRequest{Worker: "quiet"}); len(got.GetEntries()) != 0 || got.GetSearchedAfter() < last-65_536 {
@@ -116,7 +117,7 @@ func TestListedEntriesHaveNoTokenIDs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.Journal.Append(t.Context(), journal.Record{Source: &journal.Source{Worker: "w"}, Tiers: journal.TierBit(1), Body: body}); err != nil {
+	if _, err := h.Journal.Append(t.Context(), journal.Record{Source: &journal.Source{Worker: "w"}, Tiers: kvblock.TierBit(1), Body: body}); err != nil {
 		t.Fatal(err)
 	}
 	if err := h.Follower.Wait(t.Context(), 1); err != nil {
@@ -214,7 +215,7 @@ func TestSharedPrefixesAreListed(t *testing.T) {
 		h := inMemory(t, server.Config{}, journal.Config{})
 		store := func(worker string, hashes ...uint64) {
 			h.batch(h.Pipeline.AddWorker(feed.Worker{Name: worker, Model: "m"}), wire.Event{
-				Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, TokensHashes: hashes, BlockSize: 16,
+				Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: hashes, TokensHashes: hashes, BlockSize: 16,
 			})
 		}
 		list := func() *kvcastv1.ListSharedPrefixesResponse {
@@ -266,7 +267,7 @@ func TestScanOfSharedPrefixesServesAllLimits(t *testing.T) {
 				for i := range hashes {
 					hashes[i] = 100*n + uint64(i) + 1
 				}
-				h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, TokensHashes: hashes, BlockSize: 16})
+				h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: hashes, TokensHashes: hashes, BlockSize: 16})
 			}
 		}
 		blocks := uint64(0)
@@ -292,7 +293,7 @@ func TestScanOfSharedPrefixesServesAllLimits(t *testing.T) {
 			}
 			lane := h.Pipeline.AddWorker(feed.Worker{Name: fmt.Sprint("later", i), Model: "m"})
 			later := []uint64{10_000 + uint64(i)}
-			h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: later, TokensHashes: later, BlockSize: 16})
+			h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: later, TokensHashes: later, BlockSize: 16})
 		}
 	})
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -54,7 +55,7 @@ func matchFailures() []failure {
 					hashes[i] = uint64(i + 1)
 				}
 				for rank := range uint32(2) {
-					h.lane.Batch(&feed.Batch{Rank: rank, Events: []wire.Event{{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes}}})
+					h.lane.Batch(&feed.Batch{Rank: rank, Events: []wire.Event{{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: hashes}}})
 				}
 				_, err := h.client.MatchPrefix(t.Context(), &kvcastv1.MatchPrefixRequest{
 					Prompts: []*kvcastv1.Prompt{{BlockHashes: hashes}}, After: &kvcastv1.Position{Seq: 3},
@@ -207,7 +208,7 @@ func largeMatches(t *testing.T) (*fixture, *kvcastv1.MatchPrefixRequest) {
 	t.Helper()
 	h := overTCP(t, server.Config{StallTimeout: 100 * time.Millisecond}, journal.Config{})
 	lane := h.Pipeline.AddWorker(feed.Worker{Name: "w", Endpoint: strings.Repeat("e", 70_000)})
-	h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1}, TokensHashes: []uint64{1}, BlockSize: 16})
+	h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: []uint64{1}, TokensHashes: []uint64{1}, BlockSize: 16})
 	req := matchOf(1)
 	for len(req.Prompts) < 64 {
 		req.Prompts = append(req.Prompts, req.Prompts[0])

@@ -13,6 +13,7 @@ import (
 	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -92,8 +93,8 @@ func TestMatchPrefixAnswersPromptsInEachForm(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8}
 	base, lora, salted := client.TokensHashes(tokens, 2, "", ""), client.TokensHashes(tokens, 2, "l", ""), client.TokensHashes(tokens, 2, "", "s")
-	eagle := wire.AppendTokensHashes(nil, tokens, 2, wire.BlockSeed("", ""), true, nil)
-	chain := func(tier wire.Tier, tokensHashes []uint64, blocks ...uint64) wire.Event {
+	eagle := kvblock.AppendTokensHashes(nil, tokens, 2, kvblock.Seed("", ""), true, nil)
+	chain := func(tier kvblock.Tier, tokensHashes []uint64, blocks ...uint64) wire.Event {
 		return wire.Event{Kind: wire.KindStored, Tier: tier, BlockHashes: blocks, TokensHashes: tokensHashes[:len(blocks)], BlockSize: 2}
 	}
 	for _, w := range []struct {
@@ -101,13 +102,13 @@ func TestMatchPrefixAnswersPromptsInEachForm(t *testing.T) {
 		model  string
 		events []wire.Event
 	}{
-		{"base", "m", []wire.Event{chain(wire.TierDevice, base, 1, 2), chain(wire.TierDisk, base, 1, 2, 3)}},
-		{"lora", "m", []wire.Event{chain(wire.TierDevice, lora, 11)}},
-		{"salt", "m", []wire.Event{chain(wire.TierDevice, salted, 21)}},
-		{"eagle", "m", []wire.Event{chain(wire.TierDevice, eagle, 31, 32, 33)}},
-		{"other", "n", []wire.Event{chain(wire.TierDevice, base, 1)}},
+		{"base", "m", []wire.Event{chain(kvblock.TierDevice, base, 1, 2), chain(kvblock.TierDisk, base, 1, 2, 3)}},
+		{"lora", "m", []wire.Event{chain(kvblock.TierDevice, lora, 11)}},
+		{"salt", "m", []wire.Event{chain(kvblock.TierDevice, salted, 21)}},
+		{"eagle", "m", []wire.Event{chain(kvblock.TierDevice, eagle, 31, 32, 33)}},
+		{"other", "n", []wire.Event{chain(kvblock.TierDevice, base, 1)}},
 		{"four", "m", []wire.Event{{
-			Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{41, 42}, TokensHashes: client.TokensHashes(tokens, 4, "", ""), BlockSize: 4,
+			Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: []uint64{41, 42}, TokensHashes: client.TokensHashes(tokens, 4, "", ""), BlockSize: 4,
 		}}},
 	} {
 		h.batch(h.Pipeline.AddWorker(feed.Worker{Name: w.name, Model: w.model, Endpoint: w.name + ":80"}), w.events...)
@@ -176,7 +177,7 @@ func TestMatchPrefixAnswersWithTrust(t *testing.T) {
 	}
 	h := overTCP(t, server.Config{Sources: func() map[string][]*kvcastv1.SourceStatus { return sources }}, journal.Config{})
 	const exact, upperBound, degraded = kvcastv1.Trust_TRUST_EXACT, kvcastv1.Trust_TRUST_UPPER_BOUND, kvcastv1.Trust_TRUST_DEGRADED
-	stored := wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1}, TokensHashes: []uint64{1}, BlockSize: 16}
+	stored := wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: []uint64{1}, TokensHashes: []uint64{1}, BlockSize: 16}
 	want := []struct {
 		worker  string
 		trust   kvcastv1.Trust
@@ -234,7 +235,7 @@ func TestSourcesDownAreReadAgain(t *testing.T) {
 		return map[string][]*kvcastv1.SourceStatus{"w": {{DownNano: current}}}
 	}}, journal.Config{})
 	h.addWorker()
-	h.batch(h.lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1}, TokensHashes: []uint64{1}, BlockSize: 16})
+	h.batch(h.lane, wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: []uint64{1}, TokensHashes: []uint64{1}, BlockSize: 16})
 	stream := h.matchPrefixes()
 	for _, want := range []uint64{5, 0, 5} {
 		down <- want
@@ -248,7 +249,7 @@ func TestMatchPrefixWaitsForAPosition(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
 	stored := func(n uint64) wire.Event {
-		return wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{n}, TokensHashes: []uint64{n}, BlockSize: 16}
+		return wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: []uint64{n}, TokensHashes: []uint64{n}, BlockSize: 16}
 	}
 	for seq := uint64(2); seq < 5; seq++ {
 		before, answered := h.matchBytes(), make(chan *kvcastv1.MatchPrefixResponse)
@@ -279,7 +280,7 @@ func TestMatchPrefixesAnswersInOrder(t *testing.T) {
 	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
-	h.batch(h.lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1, 2}, TokensHashes: []uint64{1, 2}, BlockSize: 16})
+	h.batch(h.lane, wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: []uint64{1, 2}, TokensHashes: []uint64{1, 2}, BlockSize: 16})
 	stream := h.matchPrefixes()
 	const requests = 300
 	for i := range uint64(requests) {
@@ -303,7 +304,7 @@ func TestMatchesAreCounted(t *testing.T) {
 	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
-	h.batch(h.lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1, 2}, TokensHashes: []uint64{1, 2}, BlockSize: 16})
+	h.batch(h.lane, wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: []uint64{1, 2}, TokensHashes: []uint64{1, 2}, BlockSize: 16})
 	req := matchOf(1, 2, 3)
 	req.Prompts = append(req.Prompts, &kvcastv1.Prompt{TokensHashes: []uint64{9}})
 	h.match(req)

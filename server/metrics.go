@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/encode"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server/match"
@@ -205,7 +206,7 @@ var (
 		"1 if the blocks of a dp rank may differ from the engine's.", []string{"worker", "dp_rank"}, nil)
 	descDegraded = prometheus.NewDesc("kvcast_index_degraded",
 		"1 for each reason for which the blocks of a dp rank may differ from the engine's, in any tier.", []string{"worker", "dp_rank", "reason"}, nil)
-	tierNames = [index.NumTiers]string{"device", "host_pinned", "disk", "external"}
+	tierNames = [kvblock.NumTiers]string{"device", "host_pinned", "disk", "external"}
 )
 
 // reasonName returns the metric label of a reason.

@@ -6,7 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -30,7 +30,7 @@ func TestDegradedRanksAreCountedByReason(t *testing.T) {
 	}
 	want("at the beginning", nil)
 	lane.Gap(feed.Gap{Rank: 1, Reason: feed.GapReplayForgotten})
-	lane.Batch(&feed.Batch{Rank: 1, IngestTime: 1, Doubts: []feed.Doubt{{Reason: feed.GapBlockSizeMismatch, Tiers: 1 << wire.TierDevice}}})
+	lane.Batch(&feed.Batch{Rank: 1, IngestTime: 1, Doubts: []feed.Doubt{{Reason: feed.GapBlockSizeMismatch, Tiers: 1 << kvblock.TierDevice}}})
 	want("after a gap and a block of another size", map[string]float64{"gap": 1, "block_size_mismatch": 1})
 	lane.Restarted(feed.Restart{Rank: 1})
 	want("after a restart", nil)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -34,7 +35,7 @@ func newReporting(t *testing.T, cfg server.Config) *reporting {
 }
 
 func storedBlock(n uint64) wire.Event {
-	return wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{n}, TokensHashes: []uint64{n}, BlockSize: 16}
+	return wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: []uint64{n}, TokensHashes: []uint64{n}, BlockSize: 16}
 }
 
 // outcome returns an outcome of an EXACT prediction of 64 tokens.
@@ -128,7 +129,7 @@ func TestPredictionsThatWereRightDoNotDegrade(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(h *reporting, o *kvcastv1.Outcome){
 		"blocks were removed since": func(h *reporting, _ *kvcastv1.Outcome) {
-			h.batch(h.lane, storedBlock(2), wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: []uint64{2}})
+			h.batch(h.lane, storedBlock(2), wire.Event{Kind: wire.KindRemoved, Tier: kvblock.TierDevice, BlockHashes: []uint64{2}})
 		},
 		"the cache was cleared since": func(h *reporting, _ *kvcastv1.Outcome) {
 			h.batch(h.lane, wire.Event{Kind: wire.KindCleared}, storedBlock(1))

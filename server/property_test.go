@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -116,7 +117,7 @@ func (m *machine) arrive(e *machineEngine) {
 }
 
 func (m *machine) store(e *machineEngine, at place, hashes ...uint64) {
-	m.batch(e, at.rank, wire.Event{Kind: wire.KindStored, Tier: wire.Tier(at.tier), BlockHashes: hashes})
+	m.batch(e, at.rank, wire.Event{Kind: wire.KindStored, Tier: kvblock.Tier(at.tier), BlockHashes: hashes})
 }
 
 func (m *machine) batch(e *machineEngine, rank uint32, events ...wire.Event) {
@@ -165,7 +166,7 @@ func (m *machine) do(s step) error {
 	case "stall": // exceeds the transport's buffers with entries that do not change the state
 		for range 40 {
 			m.publish(e, at)
-			m.batch(e, at.rank, wire.Event{Kind: wire.KindRemoved, Tier: wire.Tier(at.tier), BlockHashes: make([]uint64, 8<<10)})
+			m.batch(e, at.rank, wire.Event{Kind: wire.KindRemoved, Tier: kvblock.Tier(at.tier), BlockHashes: make([]uint64, 8<<10)})
 		}
 		<-time.After(time.Minute)
 	case "server restarts":
@@ -203,7 +204,7 @@ func (m *machine) publish(e *machineEngine, at place) {
 	if len(blocks) > 20 {
 		for hash := range blocks {
 			delete(blocks, hash)
-			m.batch(e, at.rank, wire.Event{Kind: wire.KindRemoved, Tier: wire.Tier(at.tier), BlockHashes: []uint64{hash}})
+			m.batch(e, at.rank, wire.Event{Kind: wire.KindRemoved, Tier: kvblock.Tier(at.tier), BlockHashes: []uint64{hash}})
 			return
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -185,7 +186,7 @@ func TestLookupResponseFitsClientLimit(t *testing.T) {
 		hashes[i] = uint64(i) + 1 // no 0, so that all hashes have the same encoded size
 	}
 	lane := h.Pipeline.AddWorker(feed.Worker{Name: strings.Repeat("w", config.MaxNameBytes), Model: strings.Repeat("m", config.MaxModelBytes)})
-	h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
+	h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: hashes, BlockSize: 16})
 	_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes})
 	wantStatus(t, err, codes.ResourceExhausted, "TOO_MANY_HOLDERS")
 	// n holders fit into the default limit of clients.

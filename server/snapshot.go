@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -132,7 +133,7 @@ func (c *cursor) sendState(ctx context.Context, m *sweepStream) (end uint64, err
 
 // sendEntriesSince sends the entries from a snapshot's begin to its end that its blocks do not include.
 func (c *cursor) sendEntriesSince(ctx context.Context, begin, end uint64, included map[string]uint64) error {
-	filter := func(seq uint64, s *journal.Source, tiers journal.Tiers) journal.Match {
+	filter := func(seq uint64, s *journal.Source, tiers kvblock.Tiers) journal.Match {
 		if seq <= included[s.Worker] {
 			return journal.MatchNone
 		}

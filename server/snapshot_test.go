@@ -18,6 +18,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -44,9 +45,9 @@ type busyEngine struct {
 func (e *busyEngine) step() {
 	e.now++
 	b := feed.Batch{EngineTime: e.now, IngestTime: e.now, Rank: uint32(e.rng.IntN(2))}
-	tier := wire.TierDevice
+	tier := kvblock.TierDevice
 	if e.rng.IntN(5) == 0 {
-		tier = wire.TierDisk
+		tier = kvblock.TierDisk
 	}
 	for range 1 + e.rng.IntN(3) {
 		switch r := e.rng.IntN(200); {
@@ -201,7 +202,7 @@ func TestSnapshotReplacesCompactedEntries(t *testing.T) {
 			if m, err := s.next(); err != nil || len(m.GetEntries()) != 1 {
 				t.Errorf("after the snapshot: got %v, %v, want the next entry", m, err)
 			}
-			h.batch(h.lane, wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: []uint64{2 << 40}})
+			h.batch(h.lane, wire.Event{Kind: wire.KindRemoved, Tier: kvblock.TierDevice, BlockHashes: []uint64{2 << 40}})
 			h.batch(h.lane, wire.Event{Kind: wire.KindCleared})
 			h.fill(4998)
 			h.append(1 << 40)
@@ -437,7 +438,7 @@ func TestSnapshotOfIdleWorker(t *testing.T) {
 	h.append(1, 2, 3)
 	busy := h.Pipeline.AddWorker(feed.Worker{Name: "busy", Model: "m"})
 	for n := range uint64(5000) {
-		h.batch(busy, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{n % 10}})
+		h.batch(busy, wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: []uint64{n % 10}})
 	}
 	if h.Journal.Bounds().Oldest < 10 {
 		t.Fatal("no entry was evicted, so the test has no effect")

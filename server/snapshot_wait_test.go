@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -34,7 +35,7 @@ func TestQueuedSnapshotsComplete(t *testing.T) {
 	h.storeLargeBlocks()
 	v := h.Pipeline.AddWorker(feed.Worker{Name: "v", Model: "m"})
 	store := func(hash uint64) {
-		h.batch(v, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{hash}})
+		h.batch(v, wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: []uint64{hash}})
 	}
 	store(1)
 	unread := []*subscription{h.subscribeToSnapshotBegin(t), h.subscribeToSnapshotBegin(t)} // use the slots until they are read

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -310,7 +311,7 @@ func (c *cursor) readDigests() *digests {
 
 // appendDigests appends a digest for each selected tier of each rank that has had blocks; for a rank without, a digest
 // of the first selected tier. A worker without ranks has a digest of rank 0.
-func appendDigests(to []*kvcastv1.WorkerDigest, w *index.Worker, tiers journal.Tiers) []*kvcastv1.WorkerDigest {
+func appendDigests(to []*kvcastv1.WorkerDigest, w *index.Worker, tiers kvblock.Tiers) []*kvcastv1.WorkerDigest {
 	ranks := w.Ranks
 	if len(ranks) == 0 {
 		ranks = make([]index.Rank, 1)

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/index"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -100,7 +100,7 @@ func (h *handler) dumpPartition(ctx context.Context, out *dumper, key string, wo
 		if !ok {
 			continue
 		}
-		for piece := range s.Blocks(ctx, journal.Tiers(1<<(index.NumTiers+1)-1)) {
+		for piece := range s.Blocks(ctx, kvblock.Tiers(1<<(kvblock.NumTiers+1)-1)) {
 			var blocks kvcastv1.SnapshotBlocks
 			err := proto.Unmarshal(piece, &blocks)
 			s.Reuse(piece)

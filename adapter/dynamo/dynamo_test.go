@@ -24,7 +24,7 @@ import (
 
 	"github.com/kvcast/kvcast/adapter/dynamo"
 	"github.com/kvcast/kvcast/index"
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var prompt = []uint32{1, 2, 3, 4, 5, 6, 7, 8}
 
 func tokensHashes(lora, salt string) []uint64 {
-	return wire.AppendTokensHashes(nil, prompt, 2, wire.BlockSeed(lora, salt), false, nil)
+	return kvblock.AppendTokensHashes(nil, prompt, 2, kvblock.Seed(lora, salt), false, nil)
 }
 
 // world is an index with workers.

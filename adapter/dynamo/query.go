@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 // workerKey is a dp rank of a worker.
@@ -16,12 +17,12 @@ type workerKey struct {
 }
 
 // tierNames are the names of the tiers after the first, device.
-var tierNames = [index.NumTiers]string{1: "host_pinned", 2: "disk", 3: "external"}
+var tierNames = [kvblock.NumTiers]string{1: "host_pinned", 2: "disk", 3: "external"}
 
 // overlap is what a dp rank holds of a prompt. Walk is as in index.Match.
 type overlap struct {
 	workerKey
-	walk      [index.NumTiers]int
+	walk      [kvblock.NumTiers]int
 	blockSize uint32
 }
 
@@ -168,7 +169,7 @@ func (o *overlaps) scores() scoreResponse {
 			s.Instances[id] = in
 		}
 		in.DP[rank] = f.tokens(0)
-		in.GPU, in.CPU, in.Disk = max(in.GPU, f.tokens(0)), max(in.CPU, f.tokens(1)), max(in.Disk, f.tokens(index.NumTiers-1))
+		in.GPU, in.CPU, in.Disk = max(in.GPU, f.tokens(0)), max(in.CPU, f.tokens(1)), max(in.Disk, f.tokens(kvblock.NumTiers-1))
 		in.LongestMatched = max(in.LongestMatched, in.Disk)
 	}
 	return s
@@ -208,7 +209,7 @@ func (o *overlaps) tiered() tieredResponse {
 			device.Scores = append(device.Scores, pair{f.workerKey, f.walk[0]})
 		}
 	}
-	for tier := 1; tier < index.NumTiers; tier++ {
+	for tier := 1; tier < kvblock.NumTiers; tier++ {
 		var in hits
 		for i := range o.all {
 			if f := &o.all[i]; f.walk[tier] > f.walk[tier-1] {

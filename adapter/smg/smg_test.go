@@ -33,7 +33,7 @@ import (
 
 	"github.com/kvcast/kvcast/adapter/smg"
 	"github.com/kvcast/kvcast/index"
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-const allTiers = journal.Tiers(1<<(index.NumTiers+1) - 1)
+const allTiers = kvblock.Tiers(1<<(kvblock.NumTiers+1) - 1)
 
 // service is a service with its journal and index, at a gRPC port in memory.
 type service struct {
@@ -149,7 +149,7 @@ func chain(tier kvcastv1.Tier, rank uint32, lora string, first, last uint64) *kv
 		hash := first + n
 		c.BlockHashes, c.TokenIds = append(c.BlockHashes, hash), append(c.TokenIds, uint32(hash), 7)
 	}
-	c.TokensHashes = wire.AppendTokensHashes(nil, c.GetTokenIds(), 2, wire.BlockSeed(lora, ""), false, nil)
+	c.TokensHashes = kvblock.AppendTokensHashes(nil, c.GetTokenIds(), 2, kvblock.Seed(lora, ""), false, nil)
 	return &kvcastv1.RouterEvent{Tier: tier, DpRank: &rank, Event: &kvcastv1.RouterEvent_Stored{Stored: c}}
 }
 

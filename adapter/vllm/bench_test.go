@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvcast/kvcast/adapter/vllm"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -24,7 +25,7 @@ func stored(r *rand.Rand) *kvcastv1.RouterEvent {
 			s.TokenIds = append(s.TokenIds, r.Uint32N(150_000))
 		}
 	}
-	s.TokensHashes = wire.AppendTokensHashes(nil, s.TokenIds, benchSize, wire.BlockSeed("", ""), false, nil)
+	s.TokensHashes = kvblock.AppendTokensHashes(nil, s.TokenIds, benchSize, kvblock.Seed("", ""), false, nil)
 	return &kvcastv1.RouterEvent{Tier: 1, Event: &kvcastv1.RouterEvent_Stored{Stored: s}}
 }
 

@@ -25,6 +25,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/native"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/zmtp"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -109,7 +110,7 @@ func chain(first, last uint64) *kvcastv1.RouterEvent {
 	for hash := first; hash <= last; hash++ {
 		c.BlockHashes, c.TokenIds = append(c.BlockHashes, hash), append(c.TokenIds, uint32(hash), 7)
 	}
-	c.TokensHashes = wire.AppendTokensHashes(nil, c.GetTokenIds(), 2, wire.BlockSeed("", ""), false, nil)
+	c.TokensHashes = kvblock.AppendTokensHashes(nil, c.GetTokenIds(), 2, kvblock.Seed("", ""), false, nil)
 	return &kvcastv1.RouterEvent{Tier: 1, DpRank: proto.Uint32(0), Event: &kvcastv1.RouterEvent_Stored{Stored: c}}
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/kvcast/kvcast/adapter/vllm"
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-const allTiers = journal.Tiers(1<<(index.NumTiers+1) - 1)
+const allTiers = kvblock.Tiers(1<<(kvblock.NumTiers+1) - 1)
 
 // held is the blocks of a consumer: the tiers of each block hash, and what it knows of the content.
 type held map[uint64]uint8
@@ -195,7 +195,7 @@ func (e *engine) change(strict bool) {
 		for _, d := range digits {
 			s.TokenIds = append(s.TokenIds, d, d+10)
 		}
-		s.TokensHashes = wire.AppendTokensHashes(nil, s.GetTokenIds(), 2, wire.BlockSeed(s.GetLoraName(), ""), false, nil)
+		s.TokensHashes = kvblock.AppendTokensHashes(nil, s.GetTokenIds(), 2, kvblock.Seed(s.GetLoraName(), ""), false, nil)
 		event.Event = &kvcastv1.RouterEvent_Stored{Stored: s}
 	}
 	e.apply(event)

@@ -5,11 +5,12 @@ import (
 	"math/bits"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // media are the media of the tiers, by kvcast.v1.Tier.
-var media = [wire.NumTiers]string{wire.TierDevice: "GPU", wire.TierHostPinned: "CPU", wire.TierDisk: "STORAGE", wire.TierExternal: "EXTERNAL"}
+var media = [kvblock.TierEnd]string{kvblock.TierDevice: "GPU", kvblock.TierHostPinned: "CPU", kvblock.TierDisk: "STORAGE", kvblock.TierExternal: "EXTERNAL"}
 
 // Omission is why a block is not published.
 type Omission int
@@ -83,16 +84,16 @@ func (s *Stream) Apply(e *kvcastv1.RouterEvent) {
 		case s.only != nil:
 			s.storePresent(kind.Stored)
 		case isTier:
-			s.store(wire.Tier(tier), kind.Stored)
+			s.store(kvblock.Tier(tier), kind.Stored)
 		}
 	case *kvcastv1.RouterEvent_Removed:
 		if isTier {
-			s.remove(wire.Tier(tier), kind.Removed.GetBlockHashes())
+			s.remove(kvblock.Tier(tier), kind.Removed.GetBlockHashes())
 		}
 	case *kvcastv1.RouterEvent_Cleared:
 		for _, t := range kind.Cleared.GetTiers() {
 			if t >= 1 && int(t) < len(media) {
-				s.clearTier(wire.Tier(t))
+				s.clearTier(kvblock.Tier(t))
 			}
 		}
 		if len(kind.Cleared.GetTiers()) == 0 {
@@ -109,7 +110,7 @@ func (s *Stream) Clear() {
 }
 
 // store publishes the blocks of a chain that consumers do not hold in a tier, and can place.
-func (s *Stream) store(tier wire.Tier, c *kvcastv1.Stored) {
+func (s *Stream) store(tier kvblock.Tier, c *kvcastv1.Stored) {
 	var (
 		bit    = uint8(1) << tier
 		hashes = c.GetBlockHashes()
@@ -118,7 +119,7 @@ func (s *Stream) store(tier wire.Tier, c *kvcastv1.Stored) {
 		start  = -1 // the first block of the run that is published as one event
 	)
 	if s.hashes = s.hashes[:0]; size > 0 && len(ids) == size*len(hashes) {
-		s.hashes = wire.AppendTokensHashes(s.hashes, ids, size, wire.BlockSeed(c.GetLoraName(), ""), false, nil)
+		s.hashes = kvblock.AppendTokensHashes(s.hashes, ids, size, kvblock.Seed(c.GetLoraName(), ""), false, nil)
 	}
 	publish := func(end int) {
 		if start < 0 {
@@ -167,7 +168,7 @@ func (s *Stream) storePresent(c *kvcastv1.Stored) {
 	}
 	for tier := range media {
 		if missing&(1<<tier) != 0 {
-			s.store(wire.Tier(tier), c)
+			s.store(kvblock.Tier(tier), c)
 		}
 	}
 }
@@ -184,7 +185,7 @@ func (s *Stream) omit(known, placed bool) {
 }
 
 // remove publishes the removal of the blocks that consumers hold in a tier.
-func (s *Stream) remove(tier wire.Tier, hashes []uint64) {
+func (s *Stream) remove(tier kvblock.Tier, hashes []uint64) {
 	bit := uint8(1) << tier
 	var gone []uint64
 	for _, hash := range hashes {
@@ -205,7 +206,7 @@ func (s *Stream) remove(tier wire.Tier, hashes []uint64) {
 }
 
 // clearTier publishes the removal of all blocks of a tier: an engine's event clears all tiers.
-func (s *Stream) clearTier(tier wire.Tier) {
+func (s *Stream) clearTier(tier kvblock.Tier) {
 	var all []uint64
 	for hash, tiers := range s.held {
 		if tiers&(1<<tier) != 0 {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvcast/kvcast/adapter/vllm"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -70,7 +71,7 @@ func TestConsumersHoldNoOtherBlocks(t *testing.T) {
 			if rapid.IntRange(0, 9).Draw(t, "salted") == 0 {
 				_, hashes := e.path()
 				s := &kvcastv1.Stored{BlockHashes: hashes, BlockSize: 2, TokenIds: make([]uint32, 2*len(hashes))}
-				s.TokensHashes = wire.AppendTokensHashes(nil, s.GetTokenIds(), 2, wire.BlockSeed("", "salt"), false, nil)
+				s.TokensHashes = kvblock.AppendTokensHashes(nil, s.GetTokenIds(), 2, kvblock.Seed("", "salt"), false, nil)
 				e.apply(&kvcastv1.RouterEvent{DpRank: proto.Uint32(0), Tier: 1, Event: &kvcastv1.RouterEvent_Stored{Stored: s}})
 			}
 		}
@@ -89,8 +90,8 @@ func TestConsumersHoldNoOtherBlocks(t *testing.T) {
 // TestOmissions says for each kind of block why it is not published.
 func TestOmissions(t *testing.T) {
 	t.Parallel()
-	salted := wire.AppendTokensHashes(nil, []uint32{1, 2}, 2, wire.BlockSeed("", "s"), false, nil)
-	plain := wire.AppendTokensHashes(nil, []uint32{1, 2}, 2, wire.BlockSeed("", ""), false, nil)
+	salted := kvblock.AppendTokensHashes(nil, []uint32{1, 2}, 2, kvblock.Seed("", "s"), false, nil)
+	plain := kvblock.AppendTokensHashes(nil, []uint32{1, 2}, 2, kvblock.Seed("", ""), false, nil)
 	for _, tt := range []struct {
 		name string
 		s    *kvcastv1.Stored
@@ -114,7 +115,7 @@ func TestOmissions(t *testing.T) {
 // TestBatchesAreThoseOfVLLM compares encoded events with the fields that vLLM 0.33 writes, in both forms.
 func TestBatchesAreThoseOfVLLM(t *testing.T) {
 	t.Parallel()
-	plain := wire.AppendTokensHashes(nil, []uint32{1, 2}, 2, wire.BlockSeed("l", ""), false, nil)
+	plain := kvblock.AppendTokensHashes(nil, []uint32{1, 2}, 2, kvblock.Seed("l", ""), false, nil)
 	for form, want := range map[wire.Form]string{
 		wire.FormMap: "\x93\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00\x93" +
 			"\x81\xa4type\xb0AllBlocksCleared" +

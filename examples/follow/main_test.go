@@ -9,6 +9,7 @@ import (
 	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -18,7 +19,7 @@ func serve(t *testing.T) (addr string) {
 	i := harness.StartInstance(t, harness.InstanceConfig{})
 	i.AddWorker(feed.Worker{Name: "vllm-0", Model: "m", BlockSize: 4, Endpoint: "10.0.0.5:8000"})
 	i.Batch("vllm-0", wire.Event{
-		Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 4, BlockHashes: []uint64{10, 11},
+		Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockSize: 4, BlockHashes: []uint64{10, 11},
 		TokensHashes: client.TokensHashes([]uint32{1, 2, 3, 4, 5, 6, 7, 8}, 4, "", ""),
 	})
 	return i.Target

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 // modelRank is a simple reference implementation of Rank. It knows each block's contents from the start of the prompt.
@@ -112,7 +112,7 @@ func (m *modelRank) match(tiers uint8, tokens []uint64) int {
 func (m *modelRank) state(tier int) (n, digest uint64) {
 	for h, b := range m.blocks {
 		if b.tiers&(1<<tier) != 0 {
-			n, digest = n+1, digest^wire.BlockDigest(h)
+			n, digest = n+1, digest^kvblock.Digest(h)
 		}
 	}
 	return n, digest

@@ -1,8 +1,8 @@
 package radix
 
 import (
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/attribute"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/hashtable"
 )
 
@@ -22,7 +22,7 @@ type Rank struct {
 	// stale is the former bits that tags and holdings may still have. Exactly if it is not 0, a sweep removes them.
 	stale   uint8
 	blocks  [NumTiers]uint64 // number of block hashes
-	digests [NumTiers]uint64 // XOR of wire.BlockDigest of the block hashes
+	digests [NumTiers]uint64 // XOR of kvblock.Digest of the block hashes
 }
 
 // Block is a block of a rank.
@@ -49,7 +49,7 @@ type Block struct {
 // Model returns the model that was given to AddRank.
 func (r *Rank) Model() string { return r.model.name }
 
-// Digest returns the number of block hashes that a rank holds in a tier, and the XOR of their wire.BlockDigest.
+// Digest returns the number of block hashes that a rank holds in a tier, and the XOR of their kvblock.Digest.
 func (r *Rank) Digest(tier int) (blocks, digest uint64) { return r.blocks[tier], r.digests[tier] }
 
 // tiers returns the tiers of bits.
@@ -77,7 +77,7 @@ func (r *Rank) locate(hash uint64) (_ position, ok bool) {
 // count adds a block hash to a tier.
 func (r *Rank) count(tier int, hash uint64) {
 	r.blocks[tier]++
-	r.digests[tier] ^= wire.BlockDigest(hash)
+	r.digests[tier] ^= kvblock.Digest(hash)
 }
 
 // drop deletes a block without tiers from the table.

@@ -1,6 +1,8 @@
 package radix
 
-import "github.com/kvcast/kvcast/ingest/wire"
+import (
+	"github.com/kvcast/kvcast/internal/core/kvblock"
+)
 
 // Remove removes blocks of a rank from a tier. It ignores blocks that the tier does not hold.
 func (x *Index) Remove(r *Rank, tier int, hashes []uint64) {
@@ -19,7 +21,7 @@ func (x *Index) Remove(r *Rank, tier int, hashes []uint64) {
 			released = at.stretch()
 		}
 		r.blocks[tier]--
-		r.digests[tier] ^= wire.BlockDigest(hash)
+		r.digests[tier] ^= kvblock.Digest(hash)
 		if *t &^= tag(bit); t.has(r.live) {
 			continue
 		}

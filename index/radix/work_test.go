@@ -7,7 +7,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/testclass"
 )
 
@@ -167,7 +167,7 @@ func TestClearsOfTiersDuringSweeps(t *testing.T) {
 			for tier := range NumTiers {
 				if bits&(1<<tier) != 0 {
 					blocks[tier]++
-					digests[tier] ^= wire.BlockDigest(h)
+					digests[tier] ^= kvblock.Digest(h)
 				}
 			}
 		}

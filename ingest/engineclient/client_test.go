@@ -15,6 +15,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/engineclient"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/harness/enginetest"
@@ -210,13 +211,13 @@ func TestClientDeliversEachEvent(t *testing.T) {
 		{
 			Kind: engineclient.EventStored, Worker: "w", Model: "m", Rank: 3, Seq: 7, EngineTime: time.Unix(1_700_000_000, 1000),
 			Event: wire.Event{
-				Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: enginetest.BlockSize,
+				Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockSize: enginetest.BlockSize,
 				BlockHashes: []uint64{5}, Tokens: []uint32{1, 2, 3, 4},
 			},
 		},
 		{
 			Kind: engineclient.EventRemoved, Worker: "w", Model: "m", Rank: 3, Seq: 8, EngineTime: time.Unix(1_700_000_000, 2000),
-			Event: wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: []uint64{6}},
+			Event: wire.Event{Kind: wire.KindRemoved, Tier: kvblock.TierDevice, BlockHashes: []uint64{6}},
 		},
 	}
 	for i := range got {

@@ -11,6 +11,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 // vocabulary is the approximate size of Qwen 3's vocabulary.
@@ -224,7 +225,7 @@ func BenchmarkTokensHashes(b *testing.B) {
 	hashes := make([]uint64, 0, 16)
 	b.SetBytes(int64(4 * len(tokens)))
 	for b.Loop() {
-		hashes = wire.AppendTokensHashes(hashes[:0], tokens, 16, wire.BlockSeed("", ""), false, nil)
+		hashes = kvblock.AppendTokensHashes(hashes[:0], tokens, 16, kvblock.Seed("", ""), false, nil)
 	}
 	if len(hashes) != 16 {
 		b.Fatalf("%d hashes, want 16", len(hashes))

@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/testclass"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
@@ -177,10 +178,10 @@ func TestForeignBlockSize(t *testing.T) {
 	for name, c := range map[string]struct {
 		event any
 		want  uint32
-		tier  wire.Tier
+		tier  kvblock.Tier
 	}{
-		"on the device":  {sized(7, nil, 1), 7, wire.TierDevice},
-		"in host memory": {sized(6, obj{"medium": "CPU"}, 1), 6, wire.TierHostPinned},
+		"on the device":  {sized(7, nil, 1), 7, kvblock.TierDevice},
+		"in host memory": {sized(6, obj{"medium": "CPU"}, 1), 6, kvblock.TierHostPinned},
 		"of the size":    {sized(4, obj{"medium": "CPU"}, 1), 0, 0},
 	} {
 		r.Admit(decodeOf(t, c.event), 0, new(wire.Counts))

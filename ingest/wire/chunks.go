@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 
 	"github.com/zeebo/xxh3"
+
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 // Connectors keep chunks of several blocks below device memory, under hashes of their own: LMCache's have 256 tokens. A chunk
@@ -23,7 +25,7 @@ func PartBefore(name uint64) uint64 {
 // isChunk reports whether a store is of chunks of the worker's blocks.
 func (r *Rules) isChunk(ev *Event) bool {
 	size := r.blockSize
-	return ev.Tier > TierDevice && size.Tokens > 0 && !size.offDevice &&
+	return ev.Tier > kvblock.TierDevice && size.Tokens > 0 && !size.offDevice &&
 		ev.BlockSize > size.Tokens && ev.BlockSize <= MaxBlockSize && ev.BlockSize%size.Tokens == 0 &&
 		ev.raw().isNil() && !ev.Eagle && !ev.OpaqueTokens
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 // TestChunksAreBlocksOfTheWorker admits a store of chunks of 4 tokens of a worker with blocks of 2.
@@ -64,7 +65,7 @@ func TestChunksAreBlocksOfTheWorker(t *testing.T) {
 				tokens[i] = uint32(i)
 			}
 			if c.known > 0 {
-				want := wire.AppendTokensHashes(nil, tokens, 2, wire.BlockSeed("", ""), false, nil)
+				want := kvblock.AppendTokensHashes(nil, tokens, 2, kvblock.Seed("", ""), false, nil)
 				if diff := cmp.Diff(want, e.TokensHashes); diff != "" || e.BlockSize != 2 {
 					t.Errorf("block size %d, tokens hashes (-want +got):\n%s", e.BlockSize, diff)
 				}

@@ -1,111 +1,14 @@
 package wire_test
 
 import (
-	"encoding/json"
-	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
-
-// decimal is a uint64 encoded in JSON as a string.
-type decimal uint64
-
-func (d *decimal) UnmarshalJSON(b []byte) error {
-	n, err := strconv.ParseUint(strings.Trim(string(b), `"`), 10, 64)
-	*d = decimal(n)
-	return err
-}
-
-func numbers(list []decimal) []uint64 {
-	var n []uint64
-	for _, d := range list {
-		n = append(n, uint64(d))
-	}
-	return n
-}
-
-func TestHashVectors(t *testing.T) {
-	b, err := os.ReadFile(filepath.Join("testdata", "hash_vectors.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var file struct {
-		Cases []struct {
-			Name      string
-			Tokens    []uint32
-			BlockSize int         `json:"block_size"`
-			LoRAName  string      `json:"lora_name"`
-			CacheSalt string      `json:"cache_salt"`
-			Eagle     bool        `json:"is_eagle"`
-			MMHashes  [][]decimal `json:"mm_hashes"`
-			Parent    *decimal    `json:"parent_sequence_hash"`
-			Tokens64  []decimal   `json:"tokens_hashes"`
-			Sequence  []decimal   `json:"sequence_hashes"`
-		}
-	}
-	if err := json.Unmarshal(b, &file); err != nil {
-		t.Fatal(err)
-	}
-	if len(file.Cases) == 0 {
-		t.Fatal("no cases")
-	}
-	for _, c := range file.Cases {
-		t.Run(c.Name, func(t *testing.T) {
-			var mm [][]uint64
-			for _, block := range c.MMHashes {
-				mm = append(mm, numbers(block))
-			}
-			seed := wire.BlockSeed(c.LoRAName, c.CacheSalt)
-			got := wire.AppendTokensHashes(nil, c.Tokens, c.BlockSize, seed, c.Eagle, mm)
-			if diff := cmp.Diff(numbers(c.Tokens64), got); diff != "" {
-				t.Errorf("tokens hashes differ (-want +got):\n%s", diff)
-			}
-			var chain []uint64
-			for k, h := range got {
-				switch {
-				case k > 0:
-					h = wire.SequenceHash(chain[k-1], h)
-				case c.Parent != nil:
-					h = wire.SequenceHash(uint64(*c.Parent), h)
-				}
-				chain = append(chain, h)
-			}
-			if diff := cmp.Diff(numbers(c.Sequence), chain); diff != "" {
-				t.Errorf("sequence hashes differ (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
-// TestPortableHashesAgree compares the hashes of copied tokens, as on big-endian machines, with
-// the hashes of tokens in place.
-func TestPortableHashesAgree(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		tokens := rapid.SliceOfN(rapid.Uint32(), 1, 600).Draw(t, "tokens")
-		seed := rapid.Uint64().Draw(t, "seed")
-		want := wire.HashCopied(tokens, nil, seed)
-		got := wire.AppendTokensHashes(nil, tokens, len(tokens), seed, false, nil)
-		if diff := cmp.Diff([]uint64{want}, got); diff != "" {
-			t.Errorf("hashes differ (-portable +got):\n%s", diff)
-		}
-	})
-}
-
-func TestTokensHashesOfNoBlockSize(t *testing.T) {
-	for _, size := range []int{0, -1} {
-		if got := wire.AppendTokensHashes(nil, []uint32{1, 2}, size, 0, false, nil); got != nil {
-			t.Errorf("block size %d: %v, want none", size, got)
-		}
-	}
-}
 
 func TestMMHash(t *testing.T) {
 	const hexDigest = "0123456789ABCDEFaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
@@ -127,9 +30,9 @@ func TestMMHash(t *testing.T) {
 func TestMultimodalStores(t *testing.T) {
 	const id = "00000000000000ffaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
 	tokens := []any{1, 2, 3, 4}
-	plain := wire.AppendTokensHashes(nil, []uint32{1, 2, 3, 4}, 2, wire.BlockSeed("", ""), false, nil)
-	mixed := wire.AppendTokensHashes(nil, []uint32{1, 2, 3, 4}, 2, wire.BlockSeed("", ""), false, [][]uint64{nil, {0xff}})
-	salted := wire.AppendTokensHashes(nil, []uint32{1, 2, 3, 4}, 2, wire.BlockSeed("", "s"), false, [][]uint64{nil, {0xff}})
+	plain := kvblock.AppendTokensHashes(nil, []uint32{1, 2, 3, 4}, 2, kvblock.Seed("", ""), false, nil)
+	mixed := kvblock.AppendTokensHashes(nil, []uint32{1, 2, 3, 4}, 2, kvblock.Seed("", ""), false, [][]uint64{nil, {0xff}})
+	salted := kvblock.AppendTokensHashes(nil, []uint32{1, 2, 3, 4}, 2, kvblock.Seed("", "s"), false, [][]uint64{nil, {0xff}})
 	for _, c := range []struct {
 		name   string
 		fields obj
@@ -168,7 +71,7 @@ func TestMultimodalStores(t *testing.T) {
 // https://prng.di.unimi.it/splitmix64.c.
 func TestBlockDigest(t *testing.T) {
 	for hash, want := range map[uint64]uint64{0: 0xe220a8397b1dcdaf, 1234567: 6457827717110365317} {
-		if got := wire.BlockDigest(hash); got != want {
+		if got := kvblock.Digest(hash); got != want {
 			t.Errorf("of %d: %#x, want %#x", hash, got, want)
 		}
 	}

@@ -1,16 +1,6 @@
 package wire
 
-// Tiers is a set of tiers: bit n is tier n.
-type Tiers uint8
-
-// The sets of all tiers, and of those below device memory.
-const (
-	AllTiers   Tiers = 1<<NumTiers - 1<<TierDevice
-	LowerTiers       = AllTiers &^ (1 << TierDevice)
-)
-
-// Has reports whether the set has a tier.
-func (t Tiers) Has(tier Tier) bool { return t&(1<<tier) != 0 }
+import "github.com/kvcast/kvcast/internal/core/kvblock"
 
 // Effect is how an event that is left out, or whose content is unknown, concerns the trust in the blocks of its rank.
 type Effect uint8
@@ -36,19 +26,19 @@ const (
 var reasons = [NumReasons]struct {
 	name   string // metric label
 	effect Effect
-	tiers  Tiers // that the effect concerns; 0: the event's tier
+	tiers  kvblock.Tiers // that the effect concerns; 0: the event's tier
 }{
 	ReasonNone:                  {"none", EffectNone, 0},
-	ReasonUnknownTag:            {"unknown_tag", EffectSkipped, AllTiers},
-	ReasonUnknownMedium:         {"unknown_medium", EffectSkipped, LowerTiers},
+	ReasonUnknownTag:            {"unknown_tag", EffectSkipped, kvblock.AllTiers},
+	ReasonUnknownMedium:         {"unknown_medium", EffectSkipped, kvblock.LowerTiers},
 	ReasonNonLocalLocality:      {"non_local_locality", EffectNone, 0},
 	ReasonUnsupportedOwnership:  {"unsupported_ownership", EffectSkipped, 0},
 	ReasonNonMainAttentionGroup: {"non_main_attention_group", EffectUpperBound, 0},
-	ReasonBadEventShape:         {"bad_event_shape", EffectSkipped, AllTiers},
-	ReasonBadTag:                {"bad_tag", EffectSkipped, AllTiers},
-	ReasonMissingField:          {"missing_field", EffectSkipped, AllTiers},
-	ReasonBadType:               {"bad_type", EffectSkipped, AllTiers},
-	ReasonBadUTF8:               {"bad_utf8", EffectSkipped, AllTiers},
+	ReasonBadEventShape:         {"bad_event_shape", EffectSkipped, kvblock.AllTiers},
+	ReasonBadTag:                {"bad_tag", EffectSkipped, kvblock.AllTiers},
+	ReasonMissingField:          {"missing_field", EffectSkipped, kvblock.AllTiers},
+	ReasonBadType:               {"bad_type", EffectSkipped, kvblock.AllTiers},
+	ReasonBadUTF8:               {"bad_utf8", EffectSkipped, kvblock.AllTiers},
 	ReasonBlockSizeMismatch:     {"block_size_mismatch", EffectBlockSize, 0},
 	ReasonTokensShort:           {"tokens_short", EffectSkipped, 0},
 	ReasonRepeatedHash:          {"repeated_hash", EffectSkipped, 0},
@@ -66,11 +56,11 @@ func (r Reason) String() string { return reasons[r].name }
 func (r Reason) Effect() Effect { return reasons[r].effect }
 
 // Doubts are the tiers of a rank whose blocks may differ from the engine's after a batch, by reason.
-type Doubts [NumReasons]Tiers
+type Doubts [NumReasons]kvblock.Tiers
 
 // doubt counts an event that is left out, or whose content is unknown, and records which blocks may differ for it. tier is
 // the event's; 0 if it has none.
-func (r *Rules) doubt(reason Reason, tier Tier, counts *Counts) {
+func (r *Rules) doubt(reason Reason, tier kvblock.Tier, counts *Counts) {
 	counts[reason]++
 	row := &reasons[reason]
 	if row.effect < EffectSkipped {
@@ -81,14 +71,14 @@ func (r *Rules) doubt(reason Reason, tier Tier, counts *Counts) {
 		tiers = 1 << tier
 	}
 	if tier == 0 && row.tiers == 0 {
-		tiers = AllTiers
+		tiers = kvblock.AllTiers
 	}
 	r.doubts[reason] |= tiers
 	r.hasDoubts = true
 }
 
 // resolve forgets the doubts about tiers that are cleared.
-func (r *Rules) resolve(tiers Tiers) {
+func (r *Rules) resolve(tiers kvblock.Tiers) {
 	for reason := range r.doubts {
 		r.doubts[reason] &^= tiers
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 // TestTrustTableIsDocumented compares the table of what is left out or not understood with the one in docs/matching.md: each
@@ -32,7 +33,7 @@ func TestTrustTableIsDocumented(t *testing.T) {
 		wire.EffectSkipped: "`EVENTS_SKIPPED`", wire.EffectBlockSize: "`BLOCK_SIZE_MISMATCH`", wire.EffectUnknownContent: "`UNKNOWN_CONTENT`",
 		wire.EffectConnector: "`CONNECTOR_TIER`",
 	}
-	tiers := map[wire.Tiers]string{0: "its tier", wire.AllTiers: "all", wire.LowerTiers: "all below the device"}
+	tiers := map[kvblock.Tiers]string{0: "its tier", kvblock.AllTiers: "all", kvblock.LowerTiers: "all below the device"}
 	want := make(map[string]row)
 	for reason := wire.ReasonNone + 1; reason < wire.NumReasons; reason++ {
 		r := row{trust[reason.Effect()], tiers[reason.Tiers()]}

@@ -5,19 +5,20 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 // TestTrustTable walks the table of what is left out or not understood: for each reason there are events that cause it, and
 // the tiers whose blocks may differ then. A reason without events fails.
 func TestTrustTable(t *testing.T) {
-	const none = wire.Tiers(0)
-	tier := func(tiers ...wire.Tier) (set wire.Tiers) {
+	const none = kvblock.Tiers(0)
+	tier := func(tiers ...kvblock.Tier) (set kvblock.Tiers) {
 		for _, t := range tiers {
 			set |= 1 << t
 		}
 		return set
 	}
-	host, device := obj{"medium": "CPU"}, tier(wire.TierDevice)
+	host, device := obj{"medium": "CPU"}, tier(kvblock.TierDevice)
 	with := func(fields ...obj) obj {
 		all := obj{}
 		for _, f := range fields {
@@ -31,56 +32,56 @@ func TestTrustTable(t *testing.T) {
 	type tableRow struct {
 		name   string
 		events []any
-		tiers  wire.Tiers
+		tiers  kvblock.Tiers
 		effect wire.Effect
 	}
 	table := map[wire.Reason][]tableRow{
 		wire.ReasonUnknownTag: {
-			{"array", []any{[]any{"TierBlocksCleared", "CPU"}}, wire.AllTiers, wire.EffectSkipped},
-			{"map", []any{obj{"type": "BlockTransferred", "block_hashes": []any{1}}}, wire.AllTiers, wire.EffectSkipped},
+			{"array", []any{[]any{"TierBlocksCleared", "CPU"}}, kvblock.AllTiers, wire.EffectSkipped},
+			{"map", []any{obj{"type": "BlockTransferred", "block_hashes": []any{1}}}, kvblock.AllTiers, wire.EffectSkipped},
 			{"before a clear", []any{[]any{"X"}, obj{"type": "AllBlocksCleared"}}, none, wire.EffectSkipped},
 			{"before a clear of host memory", []any{[]any{"X"}, obj{"type": "AllBlocksCleared", "medium": "CPU"}},
-				tier(wire.TierDevice, wire.TierDisk, wire.TierExternal), wire.EffectSkipped},
-			{"after a clear", []any{obj{"type": "AllBlocksCleared"}, []any{"X"}}, wire.AllTiers, wire.EffectSkipped},
+				tier(kvblock.TierDevice, kvblock.TierDisk, kvblock.TierExternal), wire.EffectSkipped},
+			{"after a clear", []any{obj{"type": "AllBlocksCleared"}, []any{"X"}}, kvblock.AllTiers, wire.EffectSkipped},
 		},
 		wire.ReasonUnknownMedium: {
-			{"store", []any{stored(obj{"medium": "TAPE"}, 1)}, wire.LowerTiers, wire.EffectSkipped},
-			{"remove", []any{removed(obj{"medium": "TAPE"}, 1)}, wire.LowerTiers, wire.EffectSkipped},
-			{"clear", []any{obj{"type": "AllBlocksCleared", "medium": "TAPE"}}, wire.LowerTiers, wire.EffectSkipped},
+			{"store", []any{stored(obj{"medium": "TAPE"}, 1)}, kvblock.LowerTiers, wire.EffectSkipped},
+			{"remove", []any{removed(obj{"medium": "TAPE"}, 1)}, kvblock.LowerTiers, wire.EffectSkipped},
+			{"clear", []any{obj{"type": "AllBlocksCleared", "medium": "TAPE"}}, kvblock.LowerTiers, wire.EffectSkipped},
 		},
 		wire.ReasonNonLocalLocality: {{"store", []any{stored(obj{"locality": "REMOTE"}, 1)}, none, wire.EffectNone}},
 		wire.ReasonUnsupportedOwnership: {
 			{"store", []any{stored(obj{"ownership": "x"}, 1)}, device, wire.EffectSkipped},
-			{"remove in host memory", []any{removed(with(host, obj{"ownership": "x"}), 1)}, tier(wire.TierHostPinned), wire.EffectSkipped},
-			{"clear", []any{obj{"type": "AllBlocksCleared", "ownership": "x"}}, wire.AllTiers, wire.EffectSkipped},
+			{"remove in host memory", []any{removed(with(host, obj{"ownership": "x"}), 1)}, tier(kvblock.TierHostPinned), wire.EffectSkipped},
+			{"clear", []any{obj{"type": "AllBlocksCleared", "ownership": "x"}}, kvblock.AllTiers, wire.EffectSkipped},
 		},
 		wire.ReasonNonMainAttentionGroup: {{"store", []any{stored(obj{"kv_cache_spec_kind": "mamba"}, 1)}, none, wire.EffectUpperBound}},
-		wire.ReasonBadEventShape:         {{"number", []any{5}, wire.AllTiers, wire.EffectSkipped}},
-		wire.ReasonBadTag:                {{"number", []any{[]any{5}}, wire.AllTiers, wire.EffectSkipped}},
+		wire.ReasonBadEventShape:         {{"number", []any{5}, kvblock.AllTiers, wire.EffectSkipped}},
+		wire.ReasonBadTag:                {{"number", []any{[]any{5}}, kvblock.AllTiers, wire.EffectSkipped}},
 		wire.ReasonMissingField: {
-			{"remove", []any{obj{"type": "BlockRemoved"}}, wire.AllTiers, wire.EffectSkipped},
-			{"store", []any{obj{"type": "BlockStored", "block_hashes": []any{1}}}, wire.AllTiers, wire.EffectSkipped},
+			{"remove", []any{obj{"type": "BlockRemoved"}}, kvblock.AllTiers, wire.EffectSkipped},
+			{"store", []any{obj{"type": "BlockStored", "block_hashes": []any{1}}}, kvblock.AllTiers, wire.EffectSkipped},
 		},
 		wire.ReasonBadType: {
-			{"remove", []any{removed(nil, "x")}, wire.AllTiers, wire.EffectSkipped},
-			{"store", []any{stored(obj{"block_size": -1}, 1)}, wire.AllTiers, wire.EffectSkipped},
+			{"remove", []any{removed(nil, "x")}, kvblock.AllTiers, wire.EffectSkipped},
+			{"store", []any{stored(obj{"block_size": -1}, 1)}, kvblock.AllTiers, wire.EffectSkipped},
 		},
-		wire.ReasonBadUTF8: {{"medium", []any{stored(obj{"medium": raw("\xa1\xff")}, 1)}, wire.AllTiers, wire.EffectSkipped}},
+		wire.ReasonBadUTF8: {{"medium", []any{stored(obj{"medium": raw("\xa1\xff")}, 1)}, kvblock.AllTiers, wire.EffectSkipped}},
 		wire.ReasonBlockSizeMismatch: {
 			{"device", []any{good, stored(obj{"block_size": 2, "token_ids": []any{1, 2}}, 1)}, device, wire.EffectBlockSize},
-			{"host memory", []any{sized(2, nil, 1), sized(3, host, 2)}, tier(wire.TierHostPinned), wire.EffectBlockSize},
+			{"host memory", []any{sized(2, nil, 1), sized(3, host, 2)}, tier(kvblock.TierHostPinned), wire.EffectBlockSize},
 		},
 		wire.ReasonChunks: {
-			{"host memory", []any{sized(2, nil, 1), sized(4, host, 2)}, tier(wire.TierHostPinned), wire.EffectConnector},
-			{"before the blocks of the device", []any{sized(3, host, 2), sized(2, nil, 1)}, wire.LowerTiers, wire.EffectConnector},
+			{"host memory", []any{sized(2, nil, 1), sized(4, host, 2)}, tier(kvblock.TierHostPinned), wire.EffectConnector},
+			{"before the blocks of the device", []any{sized(3, host, 2), sized(2, nil, 1)}, kvblock.LowerTiers, wire.EffectConnector},
 		},
 		wire.ReasonTokensShort:  {{"store", []any{stored(obj{"token_ids": []any{1}}, 1, 2)}, device, wire.EffectSkipped}},
-		wire.ReasonRepeatedHash: {{"store", []any{stored(host, 1, 1)}, tier(wire.TierHostPinned), wire.EffectSkipped}},
+		wire.ReasonRepeatedHash: {{"store", []any{stored(host, 1, 1)}, tier(kvblock.TierHostPinned), wire.EffectSkipped}},
 		wire.ReasonNameTooLong:  {{"adapter", []any{stored(obj{"lora_name": strings.Repeat("x", 1025)}, 1)}, device, wire.EffectSkipped}},
 		wire.ReasonUnknownContent: {
 			{"adapter without a name", []any{stored(obj{"lora_id": 1}, 1)}, device, wire.EffectUnknownContent},
 			{"placeholders", []any{stored(obj{"token_ids": []any{"x"}}, 1)}, device, wire.EffectUnknownContent},
-			{"unknown extra key", []any{stored(with(host, obj{"extra_keys": []any{nil, []any{"x"}}}), 1, 2)}, tier(wire.TierHostPinned), wire.EffectUnknownContent},
+			{"unknown extra key", []any{stored(with(host, obj{"extra_keys": []any{nil, []any{"x"}}}), 1, 2)}, tier(kvblock.TierHostPinned), wire.EffectUnknownContent},
 			{"tokens of more blocks", []any{stored(obj{"token_ids": []any{1, 2, 3}}, 1, 2)}, device, wire.EffectUnknownContent},
 			{"two salts of a block", []any{stored(obj{"cache_salt": "s"}, 1), stored(obj{"cache_salt": "t"}, 1)}, device, wire.EffectUnknownContent},
 		},
@@ -90,10 +91,10 @@ func TestTrustTable(t *testing.T) {
 	}
 	legacy := obj{"type": "BlockRemoved", "block_hashes": []any{}, "medium": "disk"}
 	table[wire.ReasonObjectKey] = append(table[wire.ReasonObjectKey], []tableRow{
-		{"store", []any{mooncake("stored", nil)}, tier(wire.TierHostPinned), wire.EffectSkipped},
-		{"remove with the keys of vLLM", []any{mooncake("removed", legacy)}, tier(wire.TierDisk), wire.EffectSkipped},
-		{"a key of another type", []any{mooncake("stored", obj{"object_key": 5})}, tier(wire.TierHostPinned), wire.EffectSkipped},
-		{"no medium", []any{mooncake("stored", obj{"medium": nil})}, wire.AllTiers, wire.EffectSkipped},
+		{"store", []any{mooncake("stored", nil)}, tier(kvblock.TierHostPinned), wire.EffectSkipped},
+		{"remove with the keys of vLLM", []any{mooncake("removed", legacy)}, tier(kvblock.TierDisk), wire.EffectSkipped},
+		{"a key of another type", []any{mooncake("stored", obj{"object_key": 5})}, tier(kvblock.TierHostPinned), wire.EffectSkipped},
+		{"no medium", []any{mooncake("stored", obj{"medium": nil})}, kvblock.AllTiers, wire.EffectSkipped},
 		{"before a clear", []any{mooncake("stored", nil), obj{"event_type": "cleared"}}, none, wire.EffectSkipped},
 	}...)
 	grouped := obj{"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
@@ -162,14 +163,14 @@ func TestClearsOfATier(t *testing.T) {
 		name         string
 		event        any
 		clearsDevice bool
-		tier         wire.Tier
+		tier         kvblock.Tier
 		salt         string // of a child afterwards, whose parent is in device and host memory
 	}{
 		{"all", obj{"type": "AllBlocksCleared"}, false, 0, ""},
-		{"device by default", obj{"type": "AllBlocksCleared"}, true, wire.TierDevice, "s"},
-		{"of a medium", obj{"type": "AllBlocksCleared", "medium": "CPU"}, true, wire.TierHostPinned, "s"},
-		{"of a medium in an array", []any{"AllBlocksCleared", "GPU"}, false, wire.TierDevice, "s"},
-		{"with another field in an array", []any{"AllBlocksCleared", "kvcr"}, true, wire.TierDevice, "s"},
+		{"device by default", obj{"type": "AllBlocksCleared"}, true, kvblock.TierDevice, "s"},
+		{"of a medium", obj{"type": "AllBlocksCleared", "medium": "CPU"}, true, kvblock.TierHostPinned, "s"},
+		{"of a medium in an array", []any{"AllBlocksCleared", "GPU"}, false, kvblock.TierDevice, "s"},
+		{"with another field in an array", []any{"AllBlocksCleared", "kvcr"}, true, kvblock.TierDevice, "s"},
 	} {
 		var (
 			size   wire.BlockSize
@@ -223,7 +224,7 @@ func TestScopeOfAPeer(t *testing.T) {
 		}
 		b := decodeOf(t, c.event)
 		other.Admit(b, 0, &counts)
-		want := wire.AppendTokensHashes(nil, b.Events[0].Tokens, 1, wire.BlockSeed(c.lora, c.salt), false, nil)
+		want := kvblock.AppendTokensHashes(nil, b.Events[0].Tokens, 1, kvblock.Seed(c.lora, c.salt), false, nil)
 		got := b.Events[0]
 		if got.LoRAName != c.lora || got.CacheSalt != c.salt || len(got.TokensHashes) != len(want) || got.TokensHashes[0] != want[0] {
 			t.Errorf("%s: adapter %q and salt %q, want %q and %q", c.name, got.LoRAName, got.CacheSalt, c.lora, c.salt)

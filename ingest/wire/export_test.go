@@ -1,7 +1,6 @@
 package wire
 
-// HashCopied is the implementation for big-endian machines and multimodal blocks.
-var HashCopied = hashCopied
+import "github.com/kvcast/kvcast/internal/core/kvblock"
 
 // MaxSaltedBlocks bounds the scoped blocks of a source.
 const MaxSaltedBlocks = maxScopedBlocks
@@ -49,4 +48,4 @@ const ClassStr = int(classStr)
 var TierOf = tierOf
 
 // Tiers returns the tiers that the reason concerns; 0: the event's tier.
-func (r Reason) Tiers() Tiers { return reasons[r].tiers }
+func (r Reason) Tiers() kvblock.Tiers { return reasons[r].tiers }

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/testclass"
 )
 
@@ -185,7 +186,7 @@ func checkAdmit(t *testing.T, b *wire.Batch) {
 		if len(ev.TokensHashes) > len(ev.BlockHashes) {
 			t.Errorf("%d tokens hashes for %d blocks", len(ev.TokensHashes), len(ev.BlockHashes))
 		}
-		if ev.Tier == 0 && ev.Kind != wire.KindCleared || int(ev.Tier) >= wire.NumTiers {
+		if ev.Tier == 0 && ev.Kind != wire.KindCleared || int(ev.Tier) >= kvblock.TierEnd {
 			t.Errorf("kind %d in tier %d", ev.Kind, ev.Tier)
 		}
 		if len(ev.Tokens) == 0 {

@@ -4,6 +4,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 const (
@@ -63,7 +65,7 @@ type Rules struct {
 	// ForeignBlockSize is the block size of a store that the last Admit dropped because the size differs from the
 	// worker's, and ForeignTier its tier; both 0 if there was none.
 	ForeignBlockSize uint32
-	ForeignTier      Tier
+	ForeignTier      kvblock.Tier
 	// ChunkSize is the number of tokens in the chunks of a store that the last Admit split; 0 if there was none.
 	ChunkSize uint32
 	// ClearsDevice reports whether a clear that names no medium is of device memory, and not of all tiers.
@@ -186,7 +188,7 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 			r.resolve(1 << ev.Tier)
 		default:
 			r.scopes.clear(rank)
-			r.resolve(AllTiers)
+			r.resolve(kvblock.AllTiers)
 		}
 		if kept != k {
 			b.Events[kept] = *ev
@@ -219,7 +221,7 @@ func (r *Rules) ignore(ev *Event, rank uint32) Reason {
 	}
 	if ev.Kind == KindCleared && ev.Medium == "" {
 		if r.ClearsDevice {
-			ev.Tier = TierDevice
+			ev.Tier = kvblock.TierDevice
 		}
 	} else {
 		var ok bool
@@ -233,7 +235,7 @@ func (r *Rules) ignore(ev *Event, rank uint32) Reason {
 		return ReasonNonLocalLocality
 	case rare.Ownership != "" && rare.Ownership != "kvcr":
 		return ReasonUnsupportedOwnership
-	case ev.Kind != KindCleared && ev.Tier != TierDisk && ev.Tier != TierExternal && !r.inMainGroup(ev, rank):
+	case ev.Kind != KindCleared && ev.Tier != kvblock.TierDisk && ev.Tier != kvblock.TierExternal && !r.inMainGroup(ev, rank):
 		return ReasonNonMainAttentionGroup
 	default:
 		return ReasonNone
@@ -359,8 +361,8 @@ func (r *Rules) hashTokens(ev *Event, rank uint32, known int, isSplit bool) {
 	if known < len(ev.BlockHashes) {
 		tokens = tokens[:min(len(tokens), known*size+eagleOverlap(ev))]
 	}
-	seed := BlockSeed(ev.LoRAName, ev.CacheSalt)
-	hashes := AppendTokensHashes(r.hashes.reserve(known)[:0], tokens, size, seed, ev.Eagle, r.multimodal.read(ev))
+	seed := kvblock.Seed(ev.LoRAName, ev.CacheSalt)
+	hashes := kvblock.AppendTokensHashes(r.hashes.reserve(known)[:0], tokens, size, seed, ev.Eagle, r.multimodal.read(ev))
 	ev.TokensHashes = r.hashes.allocate(len(hashes))
 	if !isSplit {
 		r.scopes.setTokens(ev, rank)
@@ -424,7 +426,7 @@ func (r *Rules) isPartial(ev *Event) bool {
 	case size == 0:
 		return ev.HasParent && ev.Parent != 0
 	default:
-		return ev.Tier == TierDevice && ev.BlockSize < size && size%ev.BlockSize == 0 && !r.blockSize.offDevice
+		return ev.Tier == kvblock.TierDevice && ev.BlockSize < size && size%ev.BlockSize == 0 && !r.blockSize.offDevice
 	}
 }
 
@@ -438,7 +440,7 @@ func (r *Rules) fitsBlockSize(ev *Event, rank uint32) bool {
 		return true
 	case size.Tokens == 0:
 		return true
-	case size.Configured || ev.Tier != TierDevice:
+	case size.Configured || ev.Tier != kvblock.TierDevice:
 		return false
 	case size.offDevice:
 		return true
@@ -453,14 +455,14 @@ func (r *Rules) fitsBlockSize(ev *Event, rank uint32) bool {
 // learnBlockSize sets the worker's block size to the block size of an admitted store.
 func (r *Rules) learnBlockSize(ev *Event, counts *Counts) {
 	if ev.BlockSize == r.blockSize.Tokens {
-		r.blockSize.offDevice = r.blockSize.offDevice && ev.Tier != TierDevice
+		r.blockSize.offDevice = r.blockSize.offDevice && ev.Tier != kvblock.TierDevice
 		return
 	}
 	if r.blockSize.offDevice { // the blocks of a connector, which are removed
 		counts[ReasonChunks]++
-		r.doubts[ReasonChunks] |= LowerTiers
+		r.doubts[ReasonChunks] |= kvblock.LowerTiers
 		r.hasDoubts = true
 	}
 	ev.ReplacesBlockSize = r.blockSize.Tokens != 0
-	*r.blockSize = BlockSize{Tokens: ev.BlockSize, offDevice: ev.Tier != TierDevice}
+	*r.blockSize = BlockSize{Tokens: ev.BlockSize, offDevice: ev.Tier != kvblock.TierDevice}
 }

@@ -13,16 +13,17 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 // TestMediaInAnyCase draws the case of every medium's letters.
 func TestMediaInAnyCase(t *testing.T) {
-	media := map[string]wire.Tier{
-		"GPU": wire.TierDevice, "DEVICE": wire.TierDevice,
-		"CPU": wire.TierHostPinned, "CPU_PINNED": wire.TierHostPinned, "CPU_TIER1": wire.TierHostPinned,
-		"CPU_TIER2": wire.TierDisk, "DISK": wire.TierDisk, "NVME": wire.TierDisk, "STORAGE": wire.TierDisk, "FS": wire.TierDisk, "OBJ": wire.TierDisk,
-		"EXTERNAL": wire.TierExternal, "NETWORK": wire.TierExternal, "REMOTE": wire.TierExternal, "SHARED": wire.TierExternal,
-		"SHARED_STORAGE": wire.TierExternal,
+	media := map[string]kvblock.Tier{
+		"GPU": kvblock.TierDevice, "DEVICE": kvblock.TierDevice,
+		"CPU": kvblock.TierHostPinned, "CPU_PINNED": kvblock.TierHostPinned, "CPU_TIER1": kvblock.TierHostPinned,
+		"CPU_TIER2": kvblock.TierDisk, "DISK": kvblock.TierDisk, "NVME": kvblock.TierDisk, "STORAGE": kvblock.TierDisk, "FS": kvblock.TierDisk, "OBJ": kvblock.TierDisk,
+		"EXTERNAL": kvblock.TierExternal, "NETWORK": kvblock.TierExternal, "REMOTE": kvblock.TierExternal, "SHARED": kvblock.TierExternal,
+		"SHARED_STORAGE": kvblock.TierExternal,
 	}
 	names := slices.Sorted(maps.Keys(media))
 	rapid.Check(t, func(t *rapid.T) {
@@ -115,7 +116,7 @@ func TestStoresAreCutToWholeBlocks(t *testing.T) {
 				}
 				continue
 			}
-			want := wire.AppendTokensHashes(nil, flat, 3, wire.BlockSeed("", ""), eagle, nil)[:blocks]
+			want := kvblock.AppendTokensHashes(nil, flat, 3, kvblock.Seed("", ""), eagle, nil)[:blocks]
 			if diff := cmp.Diff(want, events[0].TokensHashes); diff != "" || len(events[0].BlockHashes) != blocks {
 				t.Errorf("eagle %v, %d tokens: %d blocks, want %d; tokens hashes differ (-want +got):\n%s", eagle, n, len(events[0].BlockHashes), blocks, diff)
 			}
@@ -208,7 +209,7 @@ func TestExtraKeys(t *testing.T) {
 				t.Fatalf("got %+v, want salt %q", events, c.salt)
 			}
 			lora, _ := c.fields["lora_name"].(string)
-			want := wire.AppendTokensHashes(nil, events[0].Tokens[:c.known], 1, wire.BlockSeed(lora, c.salt), false, c.mm)
+			want := kvblock.AppendTokensHashes(nil, events[0].Tokens[:c.known], 1, kvblock.Seed(lora, c.salt), false, c.mm)
 			if diff := cmp.Diff(want, events[0].TokensHashes, cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("tokens hashes differ (-want +got):\n%s", diff)
 			}
@@ -245,7 +246,7 @@ func TestMultimodalForms(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			events, _ := admit(t, stored(c.fields, 1, 2))
-			want := wire.AppendTokensHashes(nil, []uint32{0, 1}, 1, wire.BlockSeed("", ""), false, c.mm)
+			want := kvblock.AppendTokensHashes(nil, []uint32{0, 1}, 1, kvblock.Seed("", ""), false, c.mm)
 			if len(events) != 1 {
 				t.Fatalf("%d events, want 1", len(events))
 			}

@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 // stored is a store of one-token blocks with further fields.
@@ -165,15 +166,15 @@ func TestAdmit(t *testing.T) {
 // TestAdmittedStores compares the admitted part of a store.
 func TestAdmittedStores(t *testing.T) {
 	hashes := func(lora, salt string, tokens ...uint32) []uint64 {
-		return wire.AppendTokensHashes(nil, tokens, 2, wire.BlockSeed(lora, salt), false, nil)
+		return kvblock.AppendTokensHashes(nil, tokens, 2, kvblock.Seed(lora, salt), false, nil)
 	}
 	eagle := func(tokens ...uint32) []uint64 {
-		return wire.AppendTokensHashes(nil, tokens, 2, wire.BlockSeed("", ""), true, nil)
+		return kvblock.AppendTokensHashes(nil, tokens, 2, kvblock.Seed("", ""), true, nil)
 	}
 	type left struct {
 		BlockHashes, TokensHashes []uint64
 		Tokens                    []uint32
-		Tier                      wire.Tier
+		Tier                      kvblock.Tier
 		CacheSalt                 string
 	}
 	for _, c := range []struct {
@@ -181,26 +182,26 @@ func TestAdmittedStores(t *testing.T) {
 		fields obj
 		want   left
 	}{
-		{"plain", nil, left{[]uint64{1, 2}, hashes("", "", 1, 2, 3, 4), []uint32{1, 2, 3, 4}, wire.TierDevice, ""}},
-		{"short", obj{"token_ids": []any{1, 2, 3}}, left{[]uint64{1}, hashes("", "", 1, 2), []uint32{1, 2}, wire.TierDevice, ""}},
+		{"plain", nil, left{[]uint64{1, 2}, hashes("", "", 1, 2, 3, 4), []uint32{1, 2, 3, 4}, kvblock.TierDevice, ""}},
+		{"short", obj{"token_ids": []any{1, 2, 3}}, left{[]uint64{1}, hashes("", "", 1, 2), []uint32{1, 2}, kvblock.TierDevice, ""}},
 		{"excess", obj{"token_ids": []any{1, 2, 3, 4, 5}},
-			left{[]uint64{1, 2}, hashes("", "", 1, 2, 3, 4), []uint32{1, 2, 3, 4}, wire.TierDevice, ""}},
+			left{[]uint64{1, 2}, hashes("", "", 1, 2, 3, 4), []uint32{1, 2, 3, 4}, kvblock.TierDevice, ""}},
 		{"host", obj{"medium": "cpu_pinned"},
-			left{[]uint64{1, 2}, hashes("", "", 1, 2, 3, 4), []uint32{1, 2, 3, 4}, wire.TierHostPinned, ""}},
+			left{[]uint64{1, 2}, hashes("", "", 1, 2, 3, 4), []uint32{1, 2, 3, 4}, kvblock.TierHostPinned, ""}},
 		{"lora", obj{"lora_id": 1, "lora_name": "a"},
-			left{[]uint64{1, 2}, hashes("a", "", 1, 2, 3, 4), []uint32{1, 2, 3, 4}, wire.TierDevice, ""}},
-		{"lora id alone", obj{"lora_id": 1}, left{[]uint64{1, 2}, nil, []uint32{1, 2, 3, 4}, wire.TierDevice, ""}},
+			left{[]uint64{1, 2}, hashes("a", "", 1, 2, 3, 4), []uint32{1, 2, 3, 4}, kvblock.TierDevice, ""}},
+		{"lora id alone", obj{"lora_id": 1}, left{[]uint64{1, 2}, nil, []uint32{1, 2, 3, 4}, kvblock.TierDevice, ""}},
 		{"salt", obj{"cache_salt": "s"},
-			left{[]uint64{1, 2}, hashes("", "s", 1, 2, 3, 4), []uint32{1, 2, 3, 4}, wire.TierDevice, "s"}},
+			left{[]uint64{1, 2}, hashes("", "s", 1, 2, 3, 4), []uint32{1, 2, 3, 4}, kvblock.TierDevice, "s"}},
 		{"salt among extra keys", obj{"extra_keys": []any{[]any{"dynamo-cache-salt:s"}, nil}},
-			left{[]uint64{1, 2}, hashes("", "s", 1, 2, 3, 4), []uint32{1, 2, 3, 4}, wire.TierDevice, "s"}},
+			left{[]uint64{1, 2}, hashes("", "s", 1, 2, 3, 4), []uint32{1, 2, 3, 4}, kvblock.TierDevice, "s"}},
 		{"cache_salt overrides a salt in extra_keys", obj{"cache_salt": "t", "extra_keys": []any{[]any{"dynamo-cache-salt:s"}}},
-			left{[]uint64{1, 2}, hashes("", "t", 1, 2, 3, 4), []uint32{1, 2, 3, 4}, wire.TierDevice, "t"}},
-		{"opaque", obj{"token_ids": []any{1, "x", 3, 4}}, left{[]uint64{1, 2}, nil, nil, wire.TierDevice, ""}},
+			left{[]uint64{1, 2}, hashes("", "t", 1, 2, 3, 4), []uint32{1, 2, 3, 4}, kvblock.TierDevice, "t"}},
+		{"opaque", obj{"token_ids": []any{1, "x", 3, 4}}, left{[]uint64{1, 2}, nil, nil, kvblock.TierDevice, ""}},
 		{"eagle", obj{"token_ids": []any{[]any{1, 2}, []any{2, 3}, []any{3, 4}, []any{4, 5}}},
-			left{[]uint64{1, 2}, eagle(1, 2, 3, 4, 5), []uint32{1, 2, 3, 4, 5}, wire.TierDevice, ""}},
+			left{[]uint64{1, 2}, eagle(1, 2, 3, 4, 5), []uint32{1, 2, 3, 4, 5}, kvblock.TierDevice, ""}},
 		{"eagle short", obj{"token_ids": []any{[]any{1, 2}, []any{2, 3}, []any{3, 4}}},
-			left{[]uint64{1}, eagle(1, 2, 3), []uint32{1, 2, 3}, wire.TierDevice, ""}},
+			left{[]uint64{1}, eagle(1, 2, 3), []uint32{1, 2, 3}, kvblock.TierDevice, ""}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ev := obj{"type": "BlockStored", "block_hashes": []any{1, 2}, "token_ids": []any{1, 2, 3, 4}, "block_size": 2}
@@ -387,12 +388,12 @@ func TestRepeatedHashes(t *testing.T) {
 }
 
 func TestTierOf(t *testing.T) {
-	for tier, media := range map[wire.Tier][]string{
-		wire.TierDevice:     {"", "GPU", "gpu", "Device"},
-		wire.TierHostPinned: {"CPU", "cpu", "CPU_PINNED", "cpu_tier1"},
-		wire.TierDisk:       {"CPU_TIER2", "disk", "NVMe", "STORAGE", "FS", "obj"},
-		wire.TierExternal:   {"EXTERNAL", "network", "Remote", "SHARED", "shared_storage"},
-		0:                   {"TAPE", "GPU ", "SHARED_STORAGES", "gpü"},
+	for tier, media := range map[kvblock.Tier][]string{
+		kvblock.TierDevice:     {"", "GPU", "gpu", "Device"},
+		kvblock.TierHostPinned: {"CPU", "cpu", "CPU_PINNED", "cpu_tier1"},
+		kvblock.TierDisk:       {"CPU_TIER2", "disk", "NVMe", "STORAGE", "FS", "obj"},
+		kvblock.TierExternal:   {"EXTERNAL", "network", "Remote", "SHARED", "shared_storage"},
+		0:                      {"TAPE", "GPU ", "SHARED_STORAGES", "gpü"},
 	} {
 		for _, medium := range media {
 			got, ok := wire.TierOf(medium)

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 // saltedEngine is an engine with one rank. Blocks with different salts have different hashes.
@@ -23,7 +24,7 @@ type saltedEngine struct {
 type saltedEngineBlock struct {
 	parent uint64 // 0 for a first block
 	salt   string
-	copies [wire.NumTiers]int
+	copies [kvblock.TierEnd]int
 }
 
 func (e *saltedEngine) restart() {
@@ -31,7 +32,7 @@ func (e *saltedEngine) restart() {
 }
 
 // addCopies adds a copy of each block.
-func (e *saltedEngine) addCopies(tier wire.Tier, hashes ...uint64) {
+func (e *saltedEngine) addCopies(tier kvblock.Tier, hashes ...uint64) {
 	for _, h := range hashes {
 		e.blocks[h].copies[tier]++
 		if !slices.Contains(e.stored, h) {
@@ -41,9 +42,9 @@ func (e *saltedEngine) addCopies(tier wire.Tier, hashes ...uint64) {
 }
 
 // removeCopy removes an existing copy of a block.
-func (e *saltedEngine) removeCopy(tier wire.Tier, hash uint64) {
+func (e *saltedEngine) removeCopy(tier kvblock.Tier, hash uint64) {
 	b := e.blocks[hash]
-	if b.copies[tier]--; b.copies == [wire.NumTiers]int{} {
+	if b.copies[tier]--; b.copies == [kvblock.TierEnd]int{} {
 		e.stored = slices.DeleteFunc(e.stored, func(h uint64) bool { return h == hash })
 	}
 }
@@ -89,7 +90,7 @@ func (e *saltedEngine) setSalt(t *rapid.T, ev *wire.Event, salt string) {
 // of every block. Salts and tokens hashes must be correct, and they must be set if the events
 // determine the salt.
 func TestSaltsEqualTheEnginesModel(t *testing.T) {
-	media := map[string]wire.Tier{"GPU": wire.TierDevice, "cpu": wire.TierHostPinned, "DISK": wire.TierDisk, "REMOTE": wire.TierExternal}
+	media := map[string]kvblock.Tier{"GPU": kvblock.TierDevice, "cpu": kvblock.TierHostPinned, "DISK": kvblock.TierDisk, "REMOTE": kvblock.TierExternal}
 	anyMedium := rapid.SampledFrom([]string{"GPU", "GPU", "cpu", "DISK", "REMOTE"})
 	rapid.Check(t, func(t *rapid.T) {
 		var (
@@ -116,11 +117,11 @@ func TestSaltsEqualTheEnginesModel(t *testing.T) {
 			}
 			got := b.Events[0]
 			if len(got.TokensHashes) > 0 {
-				want := wire.AppendTokensHashes(nil, got.Tokens, 1, wire.BlockSeed("", salt), false, nil)
+				want := kvblock.AppendTokensHashes(nil, got.Tokens, 1, kvblock.Seed("", salt), false, nil)
 				if diff := cmp.Diff(want, got.TokensHashes); diff != "" || got.CacheSalt != salt {
 					t.Fatalf("got salt %q, want %q; tokens hashes differ (-want +got):\n%s", got.CacheSalt, salt, diff)
 				}
-			} else if limit == wire.MaxSaltedBlocks && got.Tier == wire.TierDevice && len(got.Tokens) > 0 {
+			} else if limit == wire.MaxSaltedBlocks && got.Tier == kvblock.TierDevice && len(got.Tokens) > 0 {
 				t.Fatalf("no tokens hashes of blocks %v with salt %q", got.BlockHashes, salt)
 			}
 		}
@@ -142,7 +143,7 @@ func TestSaltsEqualTheEnginesModel(t *testing.T) {
 				hashes := e.newBlocks(n, 0, salt)
 				ev := e.store("GPU", hashes)
 				e.setSalt(t, &ev, salt)
-				e.addCopies(wire.TierDevice, hashes...)
+				e.addCopies(kvblock.TierDevice, hashes...)
 				admit(e, ev)
 			case "continue", "short":
 				hashes := e.newBlocks(n, at, e.blocks[at].salt)
@@ -150,21 +151,21 @@ func TestSaltsEqualTheEnginesModel(t *testing.T) {
 				if do == "short" {
 					ev.Tokens = ev.Tokens[:rapid.IntRange(0, n-1).Draw(t, "tokens")]
 				}
-				e.addCopies(wire.TierDevice, hashes...)
+				e.addCopies(kvblock.TierDevice, hashes...)
 				admit(e, ev)
 			case "again": // a second copy in device memory
 				ev := e.store("GPU", []uint64{at})
 				if !ev.HasParent {
 					e.setSalt(t, &ev, e.blocks[at].salt)
-				} else if e.blocks[ev.Parent].copies == [wire.NumTiers]int{} {
+				} else if e.blocks[ev.Parent].copies == [kvblock.TierEnd]int{} {
 					return // no engine stores a block whose parent was evicted
 				}
-				e.addCopies(wire.TierDevice, at)
+				e.addCopies(kvblock.TierDevice, at)
 				admit(e, ev)
 			case "copy", "hash only":
 				medium := anyMedium.Filter(func(m string) bool { return m != "GPU" }).Draw(t, "medium")
 				ev := e.store(medium, []uint64{at})
-				if ev.HasParent && e.blocks[ev.Parent].copies == [wire.NumTiers]int{} {
+				if ev.HasParent && e.blocks[ev.Parent].copies == [kvblock.TierEnd]int{} {
 					return
 				}
 				if do == "hash only" {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/testclass"
 )
 
@@ -116,7 +117,7 @@ func TestSaltsAreInherited(t *testing.T) {
 					last = b.Events[0]
 				}
 			}
-			want := wire.AppendTokensHashes(nil, last.Tokens, 1, wire.BlockSeed("", c.want), false, nil)
+			want := kvblock.AppendTokensHashes(nil, last.Tokens, 1, kvblock.Seed("", c.want), false, nil)
 			if c.want == unknown {
 				want, c.want = nil, ""
 			}

@@ -1,6 +1,10 @@
 package wire
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/kvcast/kvcast/internal/core/kvblock"
+)
 
 const (
 	// maxScopedBlocks bounds the scoped blocks of a source, over all its ranks: enough for
@@ -96,7 +100,7 @@ type scopedRank struct {
 type scopedBlock struct {
 	tokens uint64
 	scope  scopeID
-	copies [NumTiers - 1]uint8
+	copies [kvblock.TierEnd - 1]uint8
 }
 
 // manyCopies is the largest count of copies, which then no longer changes.
@@ -169,7 +173,7 @@ func (s *scopes) inherited(ev *Event, rank uint32) (_ scope, known bool) {
 			}
 		}
 	}
-	if r != nil && r.incomplete && (ev.HasParent && ev.Parent != 0 || ev.Tier != TierDevice) {
+	if r != nil && r.incomplete && (ev.HasParent && ev.Parent != 0 || ev.Tier != kvblock.TierDevice) {
 		return scope{}, false
 	}
 	if ev.hashOnly() {
@@ -212,13 +216,13 @@ func (s *scopes) hasTokens(rank uint32, ev *Event, i int, in scope) bool {
 	if tokens == 0 || size == 0 || (i+1)*size > len(ev.Tokens) {
 		return true
 	}
-	block := ev.Tokens[i*size:]
+	content := ev.Tokens[i*size:]
 	if !ev.Eagle {
-		block = block[:size]
-	} else if len(block) > size {
-		block = block[:size+1]
+		content = content[:size]
+	} else if len(content) > size {
+		content = content[:size+1]
 	}
-	hash := AppendTokensHashes(nil, block, size, BlockSeed(in.lora, in.salt), ev.Eagle, nil)
+	hash := kvblock.AppendTokensHashes(nil, content, size, kvblock.Seed(in.lora, in.salt), ev.Eagle, nil)
 	return len(hash) == 0 || hash[0] == tokens
 }
 
@@ -252,7 +256,7 @@ func (s *scopes) record(ev *Event, rank uint32, id scopeID) (conflict bool) {
 		b, ok := r.blocks[h]
 		switch {
 		case ok:
-			if b.scope != id && (id >= firstScope || id == unknownScope && ev.Tier == TierDevice) {
+			if b.scope != id && (id >= firstScope || id == unknownScope && ev.Tier == kvblock.TierDevice) {
 				s.release(b.scope)
 				b.scope, conflict = unknownScope, true
 			}
@@ -267,7 +271,7 @@ func (s *scopes) record(ev *Event, rank uint32, id scopeID) (conflict bool) {
 			b.scope = id
 			s.retain(id)
 		}
-		if n := &b.copies[ev.Tier-TierDevice]; *n < manyCopies {
+		if n := &b.copies[ev.Tier-kvblock.TierDevice]; *n < manyCopies {
 			*n++
 		}
 		r.blocks[h] = b
@@ -300,13 +304,13 @@ func (s *scopes) remove(ev *Event, rank uint32) {
 	}
 	for _, h := range ev.BlockHashes {
 		b, ok := r.blocks[h]
-		n := &b.copies[ev.Tier-TierDevice]
+		n := &b.copies[ev.Tier-kvblock.TierDevice]
 		if !ok || *n == 0 || *n == manyCopies {
 			continue
 		}
 		*n--
 		s.changes.addBlock(rank, h)
-		if b.copies != ([NumTiers - 1]uint8{}) {
+		if b.copies != ([kvblock.TierEnd - 1]uint8{}) {
 			r.blocks[h] = b
 			continue
 		}
@@ -331,18 +335,18 @@ func (s *scopes) dropRank(rank uint32, r *scopedRank) {
 }
 
 // clearTier removes the copies of a rank's blocks in a tier.
-func (s *scopes) clearTier(rank uint32, tier Tier) {
+func (s *scopes) clearTier(rank uint32, tier kvblock.Tier) {
 	r := s.ranks[rank]
 	if r == nil {
 		return
 	}
 	for h, b := range r.blocks {
-		if b.copies[tier-TierDevice] == 0 {
+		if b.copies[tier-kvblock.TierDevice] == 0 {
 			continue
 		}
-		b.copies[tier-TierDevice] = 0
+		b.copies[tier-kvblock.TierDevice] = 0
 		s.changes.addBlock(rank, h)
-		if b.copies == ([NumTiers - 1]uint8{}) {
+		if b.copies == ([kvblock.TierEnd - 1]uint8{}) {
 			s.forget(r, h, b.scope)
 		} else {
 			r.blocks[h] = b

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/testclass"
 )
 
@@ -118,7 +119,7 @@ func TestDecodeRecords(t *testing.T) {
 	var blockSize wire.BlockSize
 	var counts wire.Counts
 	wire.NewRules(&blockSize).Admit(b, 0, &counts)
-	if len(b.Events) != 2 || b.Events[0].Tier != wire.TierDevice || len(b.Events[0].TokensHashes) != 0 || counts != (wire.Counts{}) {
+	if len(b.Events) != 2 || b.Events[0].Tier != kvblock.TierDevice || len(b.Events[0].TokensHashes) != 0 || counts != (wire.Counts{}) {
 		t.Errorf("admitted %+v, skipped %v, want both without contents", b.Events, counts)
 	}
 	for _, bad := range [][]byte{

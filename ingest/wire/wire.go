@@ -22,6 +22,8 @@ package wire
 import (
 	"math"
 	"strings"
+
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 // Batch is one decoded payload of an engine. The Batch and everything it points to, except
@@ -83,7 +85,7 @@ type Event struct {
 
 	Kind Kind
 	// Tier is where the blocks are. It is 0 for a KindCleared that clears all tiers.
-	Tier Tier
+	Tier kvblock.Tier
 	// HasParent, HasLoRAID and HasGroupIdx report whether the event has that field.
 	HasParent   bool
 	HasLoRAID   bool
@@ -244,35 +246,20 @@ const (
 	FormMap
 )
 
-// Tier is where a block is in the engine's memory hierarchy. It has the same values as
-// kvcast.v1.Tier.
-type Tier uint8
-
-// The tiers, nearest first.
-const (
-	TierDevice Tier = iota + 1
-	TierHostPinned
-	TierDisk
-	TierExternal
-
-	// NumTiers is one more than the largest tier, for arrays indexed by tier.
-	NumTiers = iota + 1
-)
-
 // tierMedia are the media of each tier.
-var tierMedia = [NumTiers][]string{
-	TierDevice:     {"GPU", "DEVICE"},
-	TierHostPinned: {"CPU", "CPU_PINNED", "CPU_TIER1"},
-	TierDisk:       {"CPU_TIER2", "DISK", "NVME", "STORAGE", "FS", "OBJ"},
-	TierExternal:   {"EXTERNAL", "NETWORK", "REMOTE", "SHARED", "SHARED_STORAGE"},
+var tierMedia = [kvblock.TierEnd][]string{
+	kvblock.TierDevice:     {"GPU", "DEVICE"},
+	kvblock.TierHostPinned: {"CPU", "CPU_PINNED", "CPU_TIER1"},
+	kvblock.TierDisk:       {"CPU_TIER2", "DISK", "NVME", "STORAGE", "FS", "OBJ"},
+	kvblock.TierExternal:   {"EXTERNAL", "NETWORK", "REMOTE", "SHARED", "SHARED_STORAGE"},
 }
 
 // tierOf returns the tier of a medium, in any case, and whether the medium is known.
-func tierOf(medium string) (Tier, bool) {
+func tierOf(medium string) (kvblock.Tier, bool) {
 	if medium == "" || medium == "GPU" {
-		return TierDevice, true
+		return kvblock.TierDevice, true
 	}
-	for tier := TierDevice; tier < NumTiers; tier++ {
+	for tier := kvblock.TierDevice; tier < kvblock.TierEnd; tier++ {
 		for _, name := range tierMedia[tier] {
 			// EqualFold also folds letters that are not ASCII. They change the length.
 			if len(name) == len(medium) && strings.EqualFold(name, medium) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -40,7 +41,7 @@ type History struct {
 // sample is what all workers together were, by its number modulo Samples.
 type sample struct {
 	at      int64 // nanoseconds since the Unix epoch
-	blocks  [index.NumTiers]uint64
+	blocks  [kvblock.NumTiers]uint64
 	workers uint64
 	stream  Stream
 }
@@ -49,7 +50,7 @@ type sample struct {
 type worker struct {
 	first  uint64 // number of its first sample
 	last   uint64 // number of its last sample
-	blocks [Samples][index.NumTiers]uint32
+	blocks [Samples][kvblock.NumTiers]uint32
 }
 
 // New returns a History of an index without samples. It calls stream for each sample.
@@ -100,7 +101,7 @@ func (h *History) sample() {
 }
 
 // tierBlocks returns the blocks of all ranks of a worker.
-func tierBlocks(w *index.Worker) (blocks [index.NumTiers]uint64) {
+func tierBlocks(w *index.Worker) (blocks [kvblock.NumTiers]uint64) {
 	for i := range w.Ranks {
 		for tier, d := range w.Ranks[i].Blocks {
 			blocks[tier] += d.Blocks
@@ -127,7 +128,7 @@ func (h *History) Samples(name string) (all []*kvcastv1.HistorySample) {
 			TimeUnixNano: s.at, NewestSeq: s.stream.NewestSeq, Workers: s.workers,
 			Subscribers: s.stream.Subscribers, SubscriberLag: s.stream.SubscriberLag,
 		}
-		for tier := range index.NumTiers {
+		for tier := range kvblock.NumTiers {
 			blocks := s.blocks[tier]
 			if w != nil {
 				blocks = uint64(w.blocks[n%Samples][tier])

@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 )
 
@@ -107,7 +108,7 @@ func FuzzRecord(f *testing.F) {
 	f.Add(strings.Repeat("ü", maxToken/6+1), "m", uint8(1), []byte(nil), []byte(nil), "i", "i")
 	f.Fuzz(func(t *testing.T, worker, model string, tiers uint8, body, state []byte, instance, owner string) {
 		j, source := newDecoder(instance), &journal.Source{Worker: worker, Model: model}
-		m, err := j.encode(journal.Record{Source: source, Tiers: journal.Tiers(tiers), Body: body, State: state})
+		m, err := j.encode(journal.Record{Source: source, Tiers: kvblock.Tiers(tiers), Body: body, State: state})
 		if err != nil {
 			wantOneLine(t, err)
 			if len(worker) <= maxToken/3 {
@@ -116,7 +117,7 @@ func FuzzRecord(f *testing.F) {
 			return
 		}
 		e, gotModel, err := j.decode(m)
-		if err != nil || e.Worker != worker || gotModel != model || e.Tiers != journal.Tiers(tiers) || e.Owner != nil ||
+		if err != nil || e.Worker != worker || gotModel != model || e.Tiers != kvblock.Tiers(tiers) || e.Owner != nil ||
 			!bytes.Equal(e.Body, body) || !bytes.Equal(e.State, state) {
 			t.Errorf("got %+v of model %q, error %v", e, gotModel, err)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 )
 
@@ -18,7 +19,7 @@ import (
 type Entry struct {
 	Seq    uint64
 	Worker string
-	Tiers  journal.Tiers
+	Tiers  kvblock.Tiers
 	// Body and State are those of the Record. The caller must not modify them.
 	Body, State []byte
 	// Owner is set in an entry without events that says who owns the worker from there on; see Journal.Claim.

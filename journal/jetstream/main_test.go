@@ -22,6 +22,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/journal/jetstream"
 	"github.com/kvcast/kvcast/journal/journaltest"
@@ -139,7 +140,7 @@ func appendN(t testing.TB, j *jetstream.Journal, worker string, n int) []jetstre
 	var pending []journal.Pending
 	for i := range n {
 		r := journaltest.Record(i, 300)
-		r.Source, r.Tiers = source, journal.Tiers(i%8)
+		r.Source, r.Tiers = source, kvblock.Tiers(i%8)
 		if i%3 > 0 {
 			r.State = fmt.Appendf(nil, "state %d \x00\xff", i)
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -101,7 +102,7 @@ func (j *Journal) decode(m *nats.Msg) (e Entry, model string, err error) {
 	if model, err = unescape(values[2]); err != nil {
 		return e, "", fmt.Errorf("model: %w", err)
 	}
-	e.Tiers = journal.Tiers(tiers)
+	e.Tiers = kvblock.Tiers(tiers)
 	body := len(m.Data) - state
 	e.Body, e.State = m.Data[:body:body], m.Data[body:]
 	e.Owner, err = decodeOwner(m)

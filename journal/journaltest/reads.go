@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	"pgregory.net/rapid"
 
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -74,7 +75,7 @@ func testReads(t *testing.T, h Harness) {
 			// Many copies exceed the number of entries that one read examines.
 			for range rapid.SampledFrom([]int{1, 1, 1, 1, 200}).Draw(rt, "copies") {
 				r := Record(n, rapid.SampledFrom([]int{0, 500, 3000}).Draw(rt, "size"))
-				r.Source, r.Tiers = sources[n%3], journal.Tiers(1+n%7)
+				r.Source, r.Tiers = sources[n%3], kvblock.Tiers(1+n%7)
 				var e kvcastv1.Entry
 				if err := proto.Unmarshal(r.Body, &e); err != nil {
 					rt.Fatal(err)
@@ -94,10 +95,10 @@ func testReads(t *testing.T, h Harness) {
 			Until:    rapid.Uint64Range(0, b.Newest+2).Draw(rt, "until"),
 			MaxBytes: rapid.IntRange(1, 20_000).Draw(rt, "max bytes of a read"),
 		}
-		match := func(uint64, *journal.Source, journal.Tiers) journal.Match { return journal.MatchAll }
+		match := func(uint64, *journal.Source, kvblock.Tiers) journal.Match { return journal.MatchAll }
 		if rapid.Bool().Draw(rt, "filter") {
-			wanted := journal.Tiers(rapid.IntRange(0, 7).Draw(rt, "wanted tiers"))
-			match = func(seq uint64, s *journal.Source, tiers journal.Tiers) journal.Match {
+			wanted := kvblock.Tiers(rapid.IntRange(0, 7).Draw(rt, "wanted tiers"))
+			match = func(seq uint64, s *journal.Source, tiers kvblock.Tiers) journal.Match {
 				if r := records[seq-1]; r.Source != s || r.Tiers != tiers {
 					rt.Fatalf("the filter is called for entry %d with %v and %b", seq, s, tiers)
 				}

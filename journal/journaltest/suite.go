@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -320,7 +321,7 @@ func testReopenedJournalContinues(t *testing.T, h Harness) {
 	if diff := cmp.Diff(want, got, protocmp.Transform()); err != nil || diff != "" {
 		t.Errorf("error %v, entries (-want +got):\n%s", err, diff)
 	}
-	if _, err := j.Read(t.Context(), journal.Query{MaxBytes: 1 << 20, Filter: func(seq uint64, s *journal.Source, _ journal.Tiers) journal.Match {
+	if _, err := j.Read(t.Context(), journal.Query{MaxBytes: 1 << 20, Filter: func(seq uint64, s *journal.Source, _ kvblock.Tiers) journal.Match {
 		if s.Worker != fmt.Sprintf("w%d", seq) || s.Model != "m" {
 			t.Errorf("source of entry %d: got %+v", seq, s)
 		}

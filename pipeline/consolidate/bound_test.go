@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
@@ -260,7 +260,7 @@ func TestStoreCopiesStrings(t *testing.T) {
 // TestSequenceHashDependsOnAllTokensBefore covers the hash that identifies a block.
 func TestSequenceHashDependsOnAllTokensBefore(t *testing.T) {
 	hash := func(lora, salt string, tokens ...uint32) uint64 {
-		return wire.AppendTokensHashes(nil, tokens, len(tokens), wire.BlockSeed(lora, salt), false, nil)[0]
+		return kvblock.AppendTokensHashes(nil, tokens, len(tokens), kvblock.Seed(lora, salt), false, nil)[0]
 	}
 	first := hash("", "", 1, 2, 3, 4)
 	sequence := func(contents ...uint64) uint64 {
@@ -271,8 +271,8 @@ func TestSequenceHashDependsOnAllTokensBefore(t *testing.T) {
 	if got := sequence(first); got != first {
 		t.Errorf("sequence hash of a first block: got %x, want its tokens hash %x", got, first)
 	}
-	if got := sequence(first, 7); got != wire.SequenceHash(first, 7) || got != sequence(first, 7) {
-		t.Errorf("sequence hash of a second block: got %x, want %x", got, wire.SequenceHash(first, 7))
+	if got := sequence(first, 7); got != kvblock.SequenceHash(first, 7) || got != sequence(first, 7) {
+		t.Errorf("sequence hash of a second block: got %x, want %x", got, kvblock.SequenceHash(first, 7))
 	}
 	seen := map[uint64]string{first: "1 2 3 4"}
 	for input, h := range map[string]uint64{

@@ -15,6 +15,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/attribute"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/hashtable"
 	"github.com/kvcast/kvcast/pipeline/copies"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
@@ -199,7 +200,7 @@ func (t *Tracker) storeBlocks(source int, e *wire.Event, op copies.Op, scope uin
 		if scope != 0 && parent.rooted {
 			c = content{scope, e.TokensHashes[i]}
 		} else if scope != 0 && parent.content.scope != 0 {
-			c = content{scope, wire.SequenceHash(parent.content.sequence, e.TokensHashes[i])}
+			c = content{scope, kvblock.SequenceHash(parent.content.sequence, e.TokensHashes[i])}
 		}
 		id, isNew := t.storeBlock(&s, c)
 		if s.name != 0 && i+1 < len(e.BlockHashes) {

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
@@ -21,7 +22,7 @@ const (
 
 // storeOf returns a store of blocks with these contents and hashes.
 func storeOf(contents []uint64, hashes ...uint64) wire.Event {
-	return wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 1, BlockHashes: hashes, TokensHashes: contents}
+	return wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockSize: 1, BlockHashes: hashes, TokensHashes: contents}
 }
 
 func contents(all ...uint64) []uint64 { return all }

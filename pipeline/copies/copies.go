@@ -27,6 +27,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 // Count counts the copies of a block beyond the first.
@@ -113,5 +114,5 @@ func RemoveOp(rule feed.CopyRule, e *wire.Event, i int, detected Op) Op {
 
 // Detects reports whether a Detector examines an event.
 func Detects(rule feed.CopyRule, e *wire.Event) bool {
-	return rule == feed.CopyRuleDetected && e.Tier == wire.TierDevice
+	return rule == feed.CopyRuleDetected && e.Tier == kvblock.TierDevice
 }

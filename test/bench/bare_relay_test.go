@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -188,7 +189,7 @@ func (r *bareRelay) appendEntry(response, payload []byte) ([]byte, error) {
 
 // encodeStored sets r.event to the encoded event of a store.
 func (r *bareRelay) encodeStored(rank uint32, ev *wire.Event) {
-	r.hashes = wire.AppendTokensHashes(r.hashes[:0], ev.Tokens, int(ev.BlockSize), wire.BlockSeed(ev.LoRAName, ev.CacheSalt), ev.Eagle, nil)
+	r.hashes = kvblock.AppendTokensHashes(r.hashes[:0], ev.Tokens, int(ev.BlockSize), kvblock.Seed(ev.LoRAName, ev.CacheSalt), ev.Eagle, nil)
 	r.eventID++
 	b := protowire.AppendTag(r.event[:0], kvcastv1.RouterEventEventIDField, protowire.VarintType)
 	b = protowire.AppendVarint(b, r.eventID)

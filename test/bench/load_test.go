@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -260,7 +261,7 @@ func TestLoadHasItsShape(t *testing.T) {
 						if ok {
 							t.Fatalf("%+v: batch %d stores a block that is there", s, sent)
 						}
-						content := wire.AppendTokensHashes(nil, e.Tokens[k*blockSize:][:blockSize], blockSize, 0, false, nil)[0]
+						content := kvblock.AppendTokensHashes(nil, e.Tokens[k*blockSize:][:blockSize], blockSize, 0, false, nil)[0]
 						if _, ok := contents[content]; ok {
 							t.Fatalf("%+v: batch %d stores a content again", s, sent)
 						}

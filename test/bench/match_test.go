@@ -15,6 +15,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -154,7 +155,7 @@ func (m *matching) readPrompts() error {
 		}
 		tokens = tokens[:matchBlocks*blockSize]
 		m.tokens = append(m.tokens, tokens)
-		m.hashes = append(m.hashes, wire.AppendTokensHashes(nil, tokens, blockSize, wire.BlockSeed("", ""), false, nil))
+		m.hashes = append(m.hashes, kvblock.AppendTokensHashes(nil, tokens, blockSize, kvblock.Seed("", ""), false, nil))
 	}
 	return nil
 }

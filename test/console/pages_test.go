@@ -12,6 +12,7 @@ import (
 	"github.com/kvcast/kvcast/console"
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/incident"
 	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -42,8 +43,8 @@ func world(t *testing.T, workers int) (url string, c *console.Console) {
 		for b := range 1 + 7*n%90 {
 			chain = append(chain, uint64(n%10)<<32|uint64(b))
 		}
-		tier := []wire.Tier{wire.TierDevice, wire.TierHostPinned, wire.TierDisk}[n%3]
-		for _, tier := range []wire.Tier{wire.TierDevice, tier} {
+		tier := []kvblock.Tier{kvblock.TierDevice, kvblock.TierHostPinned, kvblock.TierDisk}[n%3]
+		for _, tier := range []kvblock.Tier{kvblock.TierDevice, tier} {
 			i.Batch(name(n), wire.Event{Kind: wire.KindStored, Tier: tier, BlockHashes: chain, TokensHashes: chain, BlockSize: 16})
 		}
 		switch n % 10 {

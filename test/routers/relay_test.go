@@ -15,6 +15,7 @@ import (
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -48,7 +49,7 @@ func (h *heldBlocks) clear() {
 
 func (h *heldBlocks) Batch(b *feed.Batch) {
 	h.mu.Lock()
-	h.relayed = slices.ContainsFunc(b.Doubts, func(d feed.Doubt) bool { return d.Reason == feed.GapRelayed && d.Tiers == wire.AllTiers })
+	h.relayed = slices.ContainsFunc(b.Doubts, func(d feed.Doubt) bool { return d.Reason == feed.GapRelayed && d.Tiers == kvblock.AllTiers })
 	h.mu.Unlock()
 	for _, e := range b.Events {
 		if e.Kind == wire.KindCleared {

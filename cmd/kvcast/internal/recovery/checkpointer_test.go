@@ -14,6 +14,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/journal/jetstream"
 	"github.com/kvcast/kvcast/pipeline"
@@ -100,7 +101,7 @@ func (r *run) add(name string) {
 
 // store applies a batch that stores blocks without a parent, from a hash on.
 func (r *run) store(worker string, first uint64, blocks int) {
-	e := wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 16}
+	e := wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockSize: 16}
 	for i := range uint64(blocks) {
 		e.BlockHashes, e.TokensHashes = append(e.BlockHashes, first+i), append(e.TokensHashes, first+i)
 	}
@@ -153,7 +154,7 @@ func TestRunContinuesFromCheckpoints(t *testing.T) {
 	if diff := cmp.Diff(want, got, cmp.Comparer(equalAdded)); diff != "" {
 		t.Errorf("index (-want +got):\n%s", diff)
 	}
-	again.lanes["a"].Batch(&feed.Batch{Events: []wire.Event{{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: []uint64{1 << 40}}}})
+	again.lanes["a"].Batch(&feed.Batch{Events: []wire.Event{{Kind: wire.KindRemoved, Tier: kvblock.TierDevice, BlockHashes: []uint64{1 << 40}}}})
 	again.turn(t)
 	if w, _ := again.Follower.Index().Worker("a"); w.Ranks[0].Blocks[0].Blocks != want[0].Ranks[0].Blocks[0].Blocks-1 {
 		t.Error("a removed block has not left the index")

@@ -12,6 +12,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/journal/jetstream"
 	"github.com/kvcast/kvcast/pipeline"
@@ -100,7 +101,7 @@ func TestWorkerIsRecoveredAtItsClaim(t *testing.T) {
 				t.Fatal(err)
 			}
 			lane := p.AddWorker(feed.Worker{Name: "a", Model: "m"})
-			lane.Batch(&feed.Batch{Events: []wire.Event{{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: []uint64{101, 201}}}})
+			lane.Batch(&feed.Batch{Events: []wire.Event{{Kind: wire.KindRemoved, Tier: kvblock.TierDevice, BlockHashes: []uint64{101, 201}}}})
 			c, err := next.Read(t.Context(), journal.Query{MaxBytes: 1 << 20})
 			if err != nil {
 				t.Fatal(err)
