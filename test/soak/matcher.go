@@ -100,7 +100,7 @@ func (m *matcher) draw() (prompt []uint64, want []client.Match, at *kvcastv1.Pos
 }
 
 // compare checks an answer. If it is true at the position of the view, it must equal the view's matches, except for
-// sources that are down, which the view does not know.
+// sources that are down, which the view does not know, and for the age of what is known, which it measures at another time.
 func (m *matcher) compare(got *kvcastv1.MatchPrefixResponse, want []client.Match, at *kvcastv1.Position) error {
 	m.counts.requests++
 	pos, matches := got.GetPosition(), got.GetPrompts()
@@ -124,14 +124,19 @@ func (m *matcher) compare(got *kvcastv1.MatchPrefixResponse, want []client.Match
 		for _, t := range g.GetTiers() {
 			tiers[t.GetTier()] = int(t.GetBlocks())
 		}
-		reasons := slices.DeleteFunc(g.GetReasons(), func(r kvcastv1.DegradedReason) bool {
-			return r == kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN
-		})
+		reasons, known := lasting(g.GetReasons()), lasting(w.Reasons)
 		if g.GetWorker() != w.Worker || g.GetDpRank() != w.Rank || int(g.GetBlocks()) != w.Blocks ||
-			tiers != w.TierBlocks || !slices.Equal(reasons, w.Reasons) {
+			tiers != w.TierBlocks || !slices.Equal(reasons, known) {
 			errs = append(errs, fmt.Errorf("at %v, match %d: got %v, want %+v", pos, i, g, w))
 		}
 		m.counts.blocks += w.Blocks
 	}
 	return errors.Join(errs...)
+}
+
+// lasting returns the reasons that only entries change.
+func lasting(reasons []kvcastv1.DegradedReason) []kvcastv1.DegradedReason {
+	return slices.DeleteFunc(slices.Clone(reasons), func(r kvcastv1.DegradedReason) bool {
+		return r == kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN || r == kvcastv1.DegradedReason_DEGRADED_REASON_STALE
+	})
 }
