@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvcast/kvcast/internal/loglimit"
+	"github.com/kvcast/kvcast/internal/core/loglimit"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 

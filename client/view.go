@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )

@@ -38,7 +38,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/configured"
-	"github.com/kvcast/kvcast/internal/loglimit"
+	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/internal/zmtp"
 )
 

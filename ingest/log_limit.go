@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/internal/loglimit"
+	"github.com/kvcast/kvcast/internal/core/loglimit"
 )
 
 // logKind is a kind of log line that a faulty engine could cause with every batch.

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvcast/kvcast/internal/loglimit"
+	"github.com/kvcast/kvcast/internal/core/loglimit"
 )
 
 func TestLogLinesAreSuppressed(t *testing.T) {

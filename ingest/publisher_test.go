@@ -18,7 +18,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/sequence"
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/internal/loglimit"
+	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/internal/testclass"
 )
 

@@ -11,8 +11,8 @@ import (
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/configured"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/internal/delay"
-	"github.com/kvcast/kvcast/internal/loglimit"
 	"github.com/kvcast/kvcast/internal/zmtp"
 )
 

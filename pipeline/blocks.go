@@ -1,6 +1,6 @@
 package pipeline
 
-import "github.com/kvcast/kvcast/internal/hashtable"
+import "github.com/kvcast/kvcast/internal/core/hashtable"
 
 // blocks are the blocks of a table by block hash, in at most 40 bytes each. A gap makes all blocks
 // stale until they are stored again, since the engine may have evicted them. Each block has the

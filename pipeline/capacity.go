@@ -6,7 +6,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/internal/attribute"
+	"github.com/kvcast/kvcast/internal/core/attribute"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
 	"github.com/kvcast/kvcast/pipeline/copies"

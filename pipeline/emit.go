@@ -4,8 +4,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/encode"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
-	"github.com/kvcast/kvcast/internal/encode"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )

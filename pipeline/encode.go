@@ -9,8 +9,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvcast/kvcast/internal/core/encode"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
-	"github.com/kvcast/kvcast/internal/encode"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/internal/encode"
+	"github.com/kvcast/kvcast/internal/core/encode"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )

@@ -6,7 +6,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
-	"github.com/kvcast/kvcast/internal/loglimit"
+	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )

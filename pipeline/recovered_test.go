@@ -18,8 +18,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/internal/encode"
+	"github.com/kvcast/kvcast/internal/core/encode"
 	"github.com/kvcast/kvcast/journal"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"

@@ -7,8 +7,8 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/hashtable"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
-	"github.com/kvcast/kvcast/internal/hashtable"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline/copies"
 )

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/internal/encode"
+	"github.com/kvcast/kvcast/internal/core/encode"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
 	"github.com/kvcast/kvcast/pipeline/copies"

@@ -1,8 +1,8 @@
 package pipeline
 
 import (
-	"github.com/kvcast/kvcast/internal/attribute"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/core/attribute"
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
 

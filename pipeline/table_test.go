@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/internal/attribute"
+	"github.com/kvcast/kvcast/internal/core/attribute"
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
 

@@ -15,10 +15,10 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
+	"github.com/kvcast/kvcast/internal/follow"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -611,13 +611,13 @@ func filtersTooLarge(t *testing.T) (*fixture, error) {
 }
 
 // brokenJournal panics in Read.
-type brokenJournal struct{ *index.Follower }
+type brokenJournal struct{ *follow.Follower }
 
 func (brokenJournal) Read(context.Context, journal.Query) (journal.Chunk, error) { panic("broken") }
 
 // panicsInTwoCalls checks that a panic ends only its call, and that the error does not describe the panic.
 func panicsInTwoCalls(t *testing.T) (h *fixture, err error) {
-	h = start(t, harness.InstanceConfig{WrapJournal: func(j *index.Follower) server.Journal { return brokenJournal{j} }})
+	h = start(t, harness.InstanceConfig{WrapJournal: func(j *follow.Follower) server.Journal { return brokenJournal{j} }})
 	for range 2 {
 		err = h.subscribe(checker.New(checker.Options{}), earliest()).end()
 		if strings.Contains(err.Error(), "broken") || strings.Contains(err.Error(), "goroutine") {

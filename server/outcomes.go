@@ -9,8 +9,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/internal/accuracy"
+	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/incident"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"

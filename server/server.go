@@ -27,8 +27,8 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
-	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/core/index"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -102,7 +102,7 @@ type Server struct {
 	refusedCalls       logLimiter
 }
 
-// New returns a server of a journal, and of an index that has all of the journal's entries: j is an *index.Follower,
+// New returns a server of a journal, and of an index that has all of the journal's entries: j is an *follow.Follower,
 // except in tests. Until StartServing, calls that need the state are refused. New panics if its metrics are already
 // registered.
 func New(cfg Config, j Journal, x *index.Index) *Server {

@@ -16,9 +16,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
+	"github.com/kvcast/kvcast/internal/follow"
 	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -216,7 +216,7 @@ func TestSnapshotReplacesCompactedEntries(t *testing.T) {
 
 // gatedJournal blocks Read while its gate is locked.
 type gatedJournal struct {
-	*index.Follower
+	*follow.Follower
 	gate sync.RWMutex
 }
 
@@ -231,7 +231,7 @@ func (j *gatedJournal) Read(ctx context.Context, q journal.Query) (journal.Chunk
 func TestCompactedSubscriberGetsSnapshotInSameStream(t *testing.T) {
 	t.Parallel()
 	var j gatedJournal
-	h := start(t, harness.InstanceConfig{Journal: journal.Config{MaxBytes: 256 << 10}, WrapJournal: func(f *index.Follower) server.Journal {
+	h := start(t, harness.InstanceConfig{Journal: journal.Config{MaxBytes: 256 << 10}, WrapJournal: func(f *follow.Follower) server.Journal {
 		j.Follower = f
 		return &j
 	}})

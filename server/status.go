@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/history"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )

@@ -15,13 +15,13 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Journal is what is read: an *index.Follower.
+// Journal is what is read: an *follow.Follower.
 type Journal interface {
 	Bounds() journal.Bounds
 	Read(context.Context, journal.Query) (journal.Chunk, error)

@@ -14,7 +14,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/adapter/apply"
-	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/core/index"
+	"github.com/kvcast/kvcast/internal/follow"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -127,12 +128,12 @@ type world struct {
 	t        *testing.T
 	journal  *journal.Memory
 	index    *index.Index
-	follower *index.Follower
+	follower *follow.Follower
 }
 
 func newWorld(t *testing.T) *world {
 	w := &world{t: t, journal: journal.NewMemory(journal.Config{}), index: index.New()}
-	w.follower = index.NewFollower(w.journal, w.index, index.Delays{})
+	w.follower = follow.New(w.journal, w.index, follow.Delays{})
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { _ = w.follower.Run(ctx) })

@@ -23,7 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/adapter/dynamo"
-	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )

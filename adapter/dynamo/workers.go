@@ -4,7 +4,7 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/core/index"
 )
 
 // workerID returns the id of a worker: that of its label, or of the configuration, or its name if that is a number.

@@ -28,7 +28,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/adapter/sglang"
-	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/core/index"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 

@@ -22,9 +22,9 @@ import (
 
 	"github.com/kvcast/kvcast/adapter/apply"
 	"github.com/kvcast/kvcast/adapter/vllm"
-	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/core/index"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 

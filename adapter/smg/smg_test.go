@@ -32,8 +32,9 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/kvcast/kvcast/adapter/smg"
-	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
+	"github.com/kvcast/kvcast/internal/follow"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
@@ -66,7 +67,7 @@ func start(t *testing.T, cfg smg.Config) *service {
 	s := &service{t: t, journal: journal.NewMemory(journal.Config{}), port: bufconn.Listen(1 << 16), registry: prometheus.NewRegistry()}
 	x := index.New()
 	x.RetainTokenIDs(1 << 30)
-	follower := index.NewFollower(s.journal, x, index.Delays{})
+	follower := follow.New(s.journal, x, follow.Delays{})
 	if cfg.HistoryBytes == 0 {
 		cfg.HistoryBytes = 1 << 20
 	}

@@ -25,9 +25,9 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/kvcast/kvcast/adapter/apply"
-	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/core/index"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 

@@ -21,11 +21,12 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/adapter/vllm"
-	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/native"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
+	"github.com/kvcast/kvcast/internal/follow"
 	"github.com/kvcast/kvcast/internal/zmtp"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -50,7 +51,7 @@ func start(t *testing.T, cfg vllm.Config) *service {
 	t.Helper()
 	s := &service{t: t, journal: journal.NewMemory(journal.Config{}), index: index.New(), metrics: prometheus.NewRegistry()}
 	s.index.RetainTokenIDs(1 << 30)
-	follower := index.NewFollower(s.journal, s.index, index.Delays{})
+	follower := follow.New(s.journal, s.index, follow.Delays{})
 	if cfg.HistoryBatches == 0 {
 		cfg.HistoryBatches = 10_000
 	}

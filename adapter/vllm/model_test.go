@@ -12,8 +12,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/adapter/vllm"
-	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )

@@ -11,7 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kvcast/kvcast/internal/loglimit"
+	"github.com/kvcast/kvcast/internal/core/loglimit"
 )
 
 // PanicError is a panic of a Handler.

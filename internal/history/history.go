@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )

@@ -3,8 +3,8 @@ package incident
 import (
 	"time"
 
-	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/core/index"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -30,7 +30,7 @@ func (l *Log) ConnectionChanged(worker string, rank uint32, up bool, after time.
 	l.Add(&kvcastv1.Incident{Kind: kind, Worker: worker, DpRank: &rank, DurationNano: uint64(max(0, after))})
 }
 
-// AddEvent adds the incident that an event is, if it is one. It is for index.Follower.Observe.
+// AddEvent adds the incident that an event is, if it is one. It is for follow.Follower.Observe.
 func (l *Log) AddEvent(from index.Origin, event *kvcastv1.RouterEvent) {
 	i := &kvcastv1.Incident{Worker: from.Worker, DpRank: event.DpRank, Seq: from.Seq, TimeUnixNano: from.IngestTime}
 	switch kind := event.GetEvent().(type) {

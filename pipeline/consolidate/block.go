@@ -1,6 +1,6 @@
 package consolidate
 
-import "github.com/kvcast/kvcast/internal/hashtable"
+import "github.com/kvcast/kvcast/internal/core/hashtable"
 
 // block is a block that some source has.
 type block struct {

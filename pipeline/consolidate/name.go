@@ -5,7 +5,7 @@ import (
 	"iter"
 	"slices"
 
-	"github.com/kvcast/kvcast/internal/hashtable"
+	"github.com/kvcast/kvcast/internal/core/hashtable"
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
 

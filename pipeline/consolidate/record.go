@@ -4,7 +4,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/internal/encode"
+	"github.com/kvcast/kvcast/internal/core/encode"
 	"github.com/kvcast/kvcast/pipeline/copies"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )

@@ -6,8 +6,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/internal/attribute"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/core/attribute"
 	"github.com/kvcast/kvcast/pipeline/copies"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )

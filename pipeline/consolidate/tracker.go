@@ -13,10 +13,10 @@ import (
 	"slices"
 
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/internal/attribute"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/core/attribute"
+	"github.com/kvcast/kvcast/internal/core/hashtable"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
-	"github.com/kvcast/kvcast/internal/hashtable"
 	"github.com/kvcast/kvcast/pipeline/copies"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )

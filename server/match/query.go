@@ -8,7 +8,7 @@ import (
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 
-	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/core/index"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 

@@ -13,8 +13,9 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/index"
+	"github.com/kvcast/kvcast/internal/follow"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -33,7 +34,7 @@ type InstanceConfig struct {
 	// Starting keeps the server rejecting subscribers until Server.StartServing is called.
 	Starting bool
 	// WrapJournal replaces the server's journal; nil replaces nothing.
-	WrapJournal func(*index.Follower) server.Journal
+	WrapJournal func(*follow.Follower) server.Journal
 }
 
 // Instance is kvcast in this process, without engines: the test writes batches directly into the
@@ -41,7 +42,7 @@ type InstanceConfig struct {
 type Instance struct {
 	Journal  *journal.Memory
 	Pipeline *pipeline.Pipeline
-	Follower *index.Follower
+	Follower *follow.Follower
 	Server   *server.Server
 	// Target is the address that clients dial, such as 127.0.0.1:1234.
 	Target string
@@ -59,7 +60,7 @@ type Instance struct {
 // batch finds it everywhere.
 type visibleJournal struct {
 	*journal.Memory
-	follower *index.Follower
+	follower *follow.Follower
 }
 
 // Append implements pipeline.Journal.
@@ -94,7 +95,7 @@ func StartInstance(t testing.TB, cfg InstanceConfig) *Instance {
 func NewInstance(cfg InstanceConfig) (*Instance, error) {
 	i := &Instance{Journal: journal.NewMemory(cfg.Journal), served: make(chan error, 1), followed: make(chan error, 1), lanes: make(map[string]feed.Lane)}
 	i.stop = sync.OnceValue(i.shutdown)
-	i.Follower = index.NewFollower(i.Journal, index.New(), index.Delays{})
+	i.Follower = follow.New(i.Journal, index.New(), follow.Delays{})
 	i.Follower.Observe(cfg.Server.Incidents.AddEvent)
 	var err error
 	if i.Pipeline, err = pipeline.New(pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks}, visibleJournal{i.Journal, i.Follower}); err != nil {

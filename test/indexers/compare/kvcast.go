@@ -1,7 +1,7 @@
 package main
 
 import (
-	"github.com/kvcast/kvcast/index/radix"
+	"github.com/kvcast/kvcast/internal/core/index/radix"
 	"github.com/kvcast/kvcast/test/indexers"
 )
 

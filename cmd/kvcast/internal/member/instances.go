@@ -12,7 +12,7 @@ import (
 	"github.com/kvcast/kvcast/cluster"
 	"github.com/kvcast/kvcast/ingest"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/internal/loglimit"
+	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/journal/jetstream"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )

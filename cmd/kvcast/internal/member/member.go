@@ -21,11 +21,11 @@ import (
 
 	"github.com/kvcast/kvcast/cluster"
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/core/loglimit"
+	"github.com/kvcast/kvcast/internal/follow"
 	"github.com/kvcast/kvcast/internal/incident"
-	"github.com/kvcast/kvcast/internal/loglimit"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/journal/jetstream"
 	"github.com/kvcast/kvcast/pipeline"
@@ -130,7 +130,7 @@ func New(c Config) *Member {
 // Parts are what a Member runs with. One that ingests nothing needs the journal, the follower and the address.
 type Parts struct {
 	Journal  *jetstream.Journal
-	Follower *index.Follower
+	Follower *follow.Follower
 	Ingest   *ingest.Ingest
 	Pipeline *pipeline.Pipeline
 	// PipelineConfig is the configuration of Pipeline.

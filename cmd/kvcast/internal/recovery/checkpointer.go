@@ -9,7 +9,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/follow"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
@@ -27,7 +27,7 @@ type Checkpointer struct {
 	// worker does not exist.
 	State func(worker string, do func(state []byte)) bool
 	// Follower has applied the journal's entries to its index.
-	Follower *index.Follower
+	Follower *follow.Follower
 	// Retain makes the journal keep the entries after a seq.
 	Retain func(seq uint64)
 	// Written, if not nil, is called after each checkpoint of a worker, with its size and the time that it took.

@@ -12,9 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
+	"github.com/kvcast/kvcast/internal/follow"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/journal/jetstream"
 	"github.com/kvcast/kvcast/pipeline"
@@ -73,7 +74,7 @@ func start(t *testing.T, j *durableJournal) *run {
 	if err != nil {
 		t.Fatal(err)
 	}
-	follower := index.NewFollower(j, x, index.Delays{})
+	follower := follow.New(j, x, follow.Delays{})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- follower.Run(ctx) }()

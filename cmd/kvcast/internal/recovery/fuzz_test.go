@@ -10,8 +10,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/index"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/core/index"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )

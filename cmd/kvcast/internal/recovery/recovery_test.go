@@ -17,8 +17,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/index"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/journal/jetstream"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/journal/jetstream"

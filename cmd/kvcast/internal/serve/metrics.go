@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
-	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/follow"
 )
 
 // buildInfo returns a metric that names the version.
@@ -20,7 +20,7 @@ func buildInfo() prometheus.Collector {
 }
 
 // newIndexMetrics registers the metrics of the follower, and returns the functions that it calls.
-func newIndexMetrics(registry *prometheus.Registry, s *Service) index.Delays {
+func newIndexMetrics(registry *prometheus.Registry, s *Service) follow.Delays {
 	create := promauto.With(registry)
 	create.NewGaugeFunc(
 		prometheus.GaugeOpts{Name: "kvcast_index_behind_entries", Help: "Entries of the journal that are not applied to the index yet."},
@@ -48,7 +48,7 @@ func newIndexMetrics(registry *prometheus.Registry, s *Service) index.Delays {
 		Name: "kvcast_index_engine_clock_ahead_total",
 		Help: "Batches whose engine time is later than this machine's clock when their entry is appended. Their delay is observed as 0.",
 	})
-	return index.Delays{
+	return follow.Delays{
 		Receipt: func(d time.Duration) { receipt.Observe(d.Seconds()) },
 		Engine: func(d time.Duration) {
 			if d < 0 {

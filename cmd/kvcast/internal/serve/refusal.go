@@ -4,7 +4,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/kvcast/kvcast/internal/loglimit"
+	"github.com/kvcast/kvcast/internal/core/loglimit"
 )
 
 // refusal decides whether engines that connect are refused, so that they connect to another server: while the NATS servers do not

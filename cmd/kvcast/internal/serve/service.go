@@ -16,11 +16,12 @@ import (
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/tracing"
 	"github.com/kvcast/kvcast/console"
-	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/discovery"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/core/index"
+	"github.com/kvcast/kvcast/internal/follow"
 	"github.com/kvcast/kvcast/internal/history"
 	"github.com/kvcast/kvcast/internal/incident"
 	"github.com/kvcast/kvcast/journal"
@@ -38,7 +39,7 @@ const (
 	tracingStopTimeout    = 500 * time.Millisecond
 )
 
-// entries is a journal that an index.Follower can read.
+// entries is a journal that an follow.Follower can read.
 type entries interface {
 	journal.Journal
 	Pin(seq uint64)
@@ -55,7 +56,7 @@ type Service struct {
 	watches  []discovery.Watch
 	journal  entries
 	durable  *durable // nil for a journal in memory
-	follower *index.Follower
+	follower *follow.Follower
 	server   *server.Server
 	history  *history.History
 	admin    *http.Server
@@ -114,7 +115,7 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	if c.RetainTokenIDs {
 		state.RetainTokenIDs(c.TokenIDBytes)
 	}
-	s.follower = index.NewFollower(s.journal, state, newIndexMetrics(s.registry, s))
+	s.follower = follow.New(s.journal, state, newIndexMetrics(s.registry, s))
 	s.follower.Observe(c.Server.Incidents.AddEvent)
 	s.history = history.New(s.follower.Index(), func() history.Stream { return s.server.StreamState() })
 

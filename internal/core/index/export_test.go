@@ -1,0 +1,39 @@
+package index
+
+import (
+	"slices"
+
+	"github.com/kvcast/kvcast/internal/core/index/radix"
+)
+
+// Blocks returns all blocks of a rank by block hash, without their places, which depend on the other ranks.
+func (x *Index) Blocks(worker string, number uint32) map[uint64]radix.Block {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	all := make(map[uint64]radix.Block)
+	r := x.findRank(worker, number)
+	for from, first := uint64(0), true; r != nil && (first || from != 0); first = false {
+		var part []radix.Block
+		part, from = x.blocks.Scan(r.blocks, from, nil)
+		for _, b := range part {
+			b.Place = 0
+			all[b.Hash] = b
+		}
+	}
+	return all
+}
+
+// Models returns the number of models of which counts are kept.
+func (x *Index) Models() int {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return len(x.models)
+}
+
+// BlockSizes returns the block sizes with which the workers of a model are matched, ascending.
+func (x *Index) BlockSizes(model string) []uint32 {
+	return slices.Sorted(slices.Values(x.appendBlockSizes(nil, model)))
+}
+
+// PieceBytes is the maximum size of a piece of a snapshot of a worker with a short name.
+const PieceBytes = pieceBytes

@@ -1,0 +1,307 @@
+package index
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/kvcast/kvcast/internal/core/index/radix"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// Prompt is a prompt to match, given by exactly one of TokenIDs, TokensHashes and BlockHashes.
+type Prompt struct {
+	// TokenIDs are the tokens. Tokens after the last whole block are ignored.
+	TokenIDs []uint32
+	// TokensHashes are the tokens hashes of the blocks.
+	TokensHashes []uint64
+	// BlockHashes are an engine's own hashes of the blocks. Only ranks with the same hashes match.
+	BlockHashes []uint64
+	// LoRA is the name of the LoRA adapter, and Salt the cache salt; empty: none. They matter only for TokenIDs.
+	LoRA, Salt string
+	// Eagle must be set for SGLang engines with EAGLE decoding: the tokens hash of a block then includes the next
+	// token. It matters only for TokenIDs.
+	Eagle bool
+	// BlockSize is the number of tokens per block. If it is 0, TokenIDs are matched with the block size of each worker;
+	// otherwise, only workers with the block size match.
+	BlockSize uint32
+}
+
+// Query selects what to match.
+type Query struct {
+	// Model selects the workers of a model; empty: of all models.
+	Model   string
+	Prompts []Prompt
+	// Worker selects workers by name; nil: all. It is called while the index is locked.
+	Worker func(name string) bool
+	// Limit is the maximum number of matches for each prompt; 0: all.
+	Limit int
+	// Walk makes Match set Match.Walk for prompts that are not given by BlockHashes.
+	Walk bool
+	// MaxLookups bounds the lookups for BlockHashes of blocks whose content is unknown, of which each rank needs one a block, in
+	// all prompts together; 0: no bound.
+	MaxLookups int
+}
+
+// Match is the longest prefix of a prompt that a dp rank holds.
+type Match struct {
+	Worker, Model string
+	// Endpoint is the worker's configured address for requests.
+	Endpoint string
+	// Labels are the worker's. They must not be modified.
+	Labels map[string]string
+	Rank   uint32
+	// Blocks is the number of blocks in the longest prefix, of which each is held in some tier. TierBlocks are the
+	// blocks of the longest prefix held in one tier.
+	Blocks     int
+	TierBlocks [NumTiers]int
+	// Walk is set if Query.Walk is: the longest prefix that can be read tier after tier, without returning to an earlier
+	// one. Walk[t] is the number of blocks read when the tier t, and all before it, have no further block.
+	Walk [NumTiers]int
+	// BlockSize is the number of tokens in a block; 0: unknown.
+	BlockSize uint32
+	// Reasons, TierReasons and GroupsOmitted are as in Rank.
+	Reasons       Reasons
+	TierReasons   [NumTiers]Reasons
+	GroupsOmitted bool
+}
+
+// Trust returns how far the match can be trusted, as far as it follows from entries.
+func (m *Match) Trust() kvcastv1.Trust { return trust(m.Reasons, m.GroupsOmitted) }
+
+// TierTrust returns how far the prefix in one tier can be trusted, as far as it follows from entries.
+func (m *Match) TierTrust(tier int) kvcastv1.Trust {
+	return trust(m.TierReasons[tier], m.GroupsOmitted)
+}
+
+// TiersDiffer reports whether the tiers have different reasons.
+func (m *Match) TiersDiffer() bool { return reasonsDiffer(&m.TierReasons) }
+
+// Matches is the result of a Match, and its memory for reuse. The zero value is ready for use.
+type Matches struct {
+	// Prompts has the matches of each prompt: by Blocks, then by blocks in the device tier, both descending, then by
+	// worker and rank. It is valid until the next Match.
+	Prompts [][]Match
+	// Exceeded reports whether Query.MaxLookups was reached. The matches are then not complete.
+	Exceeded bool
+
+	matcher radix.Matcher
+	hashes  []uint64
+	lists   []hashList
+	sizes   []uint32
+	found   []candidate
+}
+
+// hashList is a prompt as hashes, with one block size.
+type hashList struct {
+	prompt     int
+	size       uint32 // of the workers to match; 0: all
+	start, end int    // in Matches.hashes, for token ids
+}
+
+// candidate is a match before its prompt's matches are sorted.
+type candidate struct {
+	// length orders matches: the number of blocks, and in the lower half the blocks in the device tier.
+	length uint64
+	rank   *rank
+	found  int // in Matcher.Found, and Matcher.Walks
+}
+
+// maxSelected is the largest Query.Limit with which the best candidates are selected, which takes time in proportion to the
+// limit for each. With a larger one, all are sorted.
+const maxSelected = 64
+
+// Match finds the ranks that hold at least the first block of each prompt. It returns the seq at which all answers are
+// exact. Blocks are matched by content, which is their tokens and all tokens before, or by block hash. Blocks with
+// unknown content match only by block hash. A prefix ends at the first missing block, even if later blocks are held.
+func (x *Index) Match(q *Query, m *Matches) (seq uint64) {
+	m.hash(x, q)
+	for len(m.Prompts) < len(q.Prompts) {
+		m.Prompts = append(m.Prompts, nil)
+	}
+	m.Prompts = m.Prompts[:len(q.Prompts)]
+	for i := range m.Prompts {
+		m.Prompts[i] = m.Prompts[i][:0]
+	}
+	m.Exceeded, m.matcher.Lookups, m.matcher.MaxLookups = false, 0, q.MaxLookups
+	var selected func(*radix.Rank) bool
+	if q.Worker != nil {
+		selected = func(r *radix.Rank) bool { return q.Worker(r.Owner.(*rank).worker.name) }
+	}
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	for first := 0; first < len(m.lists) && !m.Exceeded; {
+		next := first + 1
+		for next < len(m.lists) && m.lists[next].prompt == m.lists[first].prompt {
+			next++
+		}
+		m.matchPrompt(x, q, selected, m.lists[first:next])
+		first = next
+	}
+	return x.seq
+}
+
+// Queried returns how many tokens and whole blocks a prompt of the query of the last Match has: in blocks of the best match, or
+// else of a worker of the model. They are 0 if no worker's block size is known.
+func (m *Matches) Queried(q *Query, prompt int) (tokens, blocks int) {
+	p := &q.Prompts[prompt]
+	var size int
+	switch best := m.Prompts[prompt]; {
+	case len(best) > 0 && best[0].BlockSize > 0:
+		size = int(best[0].BlockSize)
+	case p.BlockSize > 0:
+		size = int(p.BlockSize)
+	case len(m.sizes) > 0:
+		size = int(m.sizes[0])
+	default:
+		return 0, 0
+	}
+	if n := len(p.TokenIDs); n > 0 {
+		return n, n / size
+	}
+	blocks = max(len(p.TokensHashes), len(p.BlockHashes))
+	return blocks * size, blocks
+}
+
+// HasModel reports whether the query of the last Match named a model that has workers, whose block size is known.
+func (m *Matches) HasModel(q *Query) bool { return q.Model != "" && len(m.sizes) > 0 }
+
+// hash computes the hashes of all prompts, without the index's lock.
+func (m *Matches) hash(x *Index, q *Query) {
+	m.hashes, m.lists = m.hashes[:0], m.lists[:0]
+	m.sizes = x.appendBlockSizes(m.sizes[:0], q.Model)
+	for i := range q.Prompts {
+		p := &q.Prompts[i]
+		switch {
+		case len(p.TokenIDs) == 0 || p.BlockSize != 0:
+			m.add(i, p, p.BlockSize)
+		default:
+			for _, size := range m.sizes {
+				m.add(i, p, size)
+			}
+		}
+	}
+}
+
+func (m *Matches) add(i int, p *Prompt, size uint32) {
+	l := hashList{prompt: i, size: size, start: len(m.hashes)}
+	if len(p.TokenIDs) > 0 {
+		m.hashes = kvblock.AppendTokensHashes(m.hashes, p.TokenIDs, int(size), kvblock.Seed(p.LoRA, p.Salt), p.Eagle, nil)
+	}
+	l.end = len(m.hashes)
+	m.lists = append(m.lists, l)
+}
+
+// appendBlockSizes appends the distinct block sizes of a model's workers.
+func (x *Index) appendBlockSizes(sizes []uint32, modelName string) []uint32 {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	if modelName != "" {
+		return x.models[modelName].appendSizes(sizes)
+	}
+	for _, m := range x.models {
+		sizes = m.appendSizes(sizes)
+	}
+	return sizes
+}
+
+// appendSizes appends the block sizes of a model, which may be nil, that are not in sizes.
+func (m *model) appendSizes(sizes []uint32) []uint32 {
+	if m == nil {
+		return sizes
+	}
+	for _, c := range m.sizes {
+		if !slices.Contains(sizes, c.size) {
+			sizes = append(sizes, c.size)
+		}
+	}
+	return sizes
+}
+
+// matchPrompt finds the matches of a prompt, which has a list of hashes for each block size.
+func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) bool, lists []hashList) {
+	out := &m.Prompts[lists[0].prompt]
+	m.matcher.Walk = q.Walk
+	for _, l := range lists {
+		switch p := &q.Prompts[l.prompt]; {
+		case len(p.TokenIDs) > 0:
+			x.blocks.Match(q.Model, m.hashes[l.start:l.end], &m.matcher)
+		case len(p.TokensHashes) > 0:
+			x.blocks.Match(q.Model, p.TokensHashes, &m.matcher)
+		default:
+			x.blocks.MatchHashes(q.Model, p.BlockHashes, selected, &m.matcher)
+			m.Exceeded = m.matcher.Exceeded
+		}
+		m.found = m.found[:0]
+		selects := q.Limit > 0 && q.Limit <= maxSelected
+		for i := range m.matcher.Found {
+			f := &m.matcher.Found[i]
+			r := f.Rank.Owner.(*rank)
+			if (l.size == 0 || l.size == r.worker.blockSize) && (q.Worker == nil || q.Worker(r.worker.name)) {
+				c := candidate{length: uint64(f.Blocks)<<32 | uint64(f.TierBlocks[0]), rank: r, found: i}
+				if selects {
+					m.found = selectCandidate(m.found, c, q.Limit)
+				} else {
+					m.found = append(m.found, c)
+				}
+			}
+		}
+		found := m.found
+		if !selects {
+			if slices.SortFunc(found, compareCandidates); q.Limit > 0 {
+				found = found[:min(len(found), q.Limit)]
+			}
+		}
+		for _, c := range found {
+			*out = append(*out, m.match(c))
+		}
+	}
+	if len(lists) > 1 { // each list is sorted
+		slices.SortStableFunc(*out, compareMatches)
+		if q.Limit > 0 {
+			*out = (*out)[:min(len(*out), q.Limit)]
+		}
+	}
+	clear(m.found) // an idle Matches must not keep ranks alive
+}
+
+// selectCandidate inserts a candidate into the best ones, which are sorted. Of more than limit, the last is dropped.
+func selectCandidate(best []candidate, c candidate, limit int) []candidate {
+	if len(best) == limit {
+		if compareCandidates(c, best[limit-1]) > 0 {
+			return best
+		}
+		best = best[:limit-1]
+	}
+	i, _ := slices.BinarySearchFunc(best, c, compareCandidates)
+	return slices.Insert(best, i, c)
+}
+
+func compareCandidates(a, b candidate) int {
+	if a.length != b.length {
+		return cmp.Compare(b.length, a.length)
+	}
+	if c := strings.Compare(a.rank.worker.name, b.rank.worker.name); c != 0 {
+		return c
+	}
+	return cmp.Compare(a.rank.number, b.rank.number)
+}
+
+func compareMatches(a, b Match) int {
+	return cmp.Or(b.Blocks-a.Blocks, b.TierBlocks[0]-a.TierBlocks[0], cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank))
+}
+
+// match returns the match of a candidate of the prompt that the matcher has matched last.
+func (m *Matches) match(c candidate) Match {
+	w, found := c.rank.worker, &m.matcher.Found[c.found]
+	match := Match{
+		Worker: w.name, Model: w.model, Endpoint: w.added.GetEndpoint(), Labels: w.added.GetLabels(), Rank: c.rank.number,
+		Blocks: found.Blocks, TierBlocks: found.TierBlocks, BlockSize: w.blockSize,
+		Reasons: c.rank.all, TierReasons: c.rank.reasons, GroupsOmitted: c.rank.groupsOmitted,
+	}
+	if len(m.matcher.Walks) > 0 {
+		match.Walk = m.matcher.Walks[c.found].Ends
+	}
+	return match
+}
