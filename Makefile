@@ -178,7 +178,7 @@ image: ## Build the images with buildah, without a registry, and check them; nee
 
 deploy-check: kube-apiserver $(TOOLS)/helm $(TOOLS)/kubeconform ## Create the manifests and the variants of the Helm chart on a Kubernetes API server; needs etcd.
 	@command -v etcd >/dev/null || { echo "deploy-check: etcd is not installed: run apt-get install etcd-server" >&2; exit 1; }
-	$(suite) -class packaging ./test/kubernetes ./ingest/discovery/kubernetes
+	$(suite) -class packaging ./test/kubernetes ./internal/discovery/kubernetes
 	@echo "checked on $$(bin/kube-apiserver --version): the listener's manifests; $$(ls deploy/helm/kvcast/ci | wc -l) variants of the Helm chart by lint, schemas, dry run, creation, Pod Security and kvcast serve --check; roles of discovery; the commands of docs/operate.md"
 
 clean: ## Delete bin.

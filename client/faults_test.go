@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/kvcast/kvcast/client"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/test/harness"
 )

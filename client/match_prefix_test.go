@@ -14,7 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/client"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/test/harness"
 )

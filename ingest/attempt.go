@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/ingest/sequence"
-	"github.com/kvcast/kvcast/ingest/transport"
-	"github.com/kvcast/kvcast/ingest/transport/enginegrpc"
+	"github.com/kvcast/kvcast/ingest/internal/sequence"
+	"github.com/kvcast/kvcast/internal/transport"
+	"github.com/kvcast/kvcast/internal/transport/enginegrpc"
 )
 
 // lookUpTimeout bounds the resolution of a host name.

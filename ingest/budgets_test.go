@@ -10,8 +10,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/zmtp"
 	"github.com/kvcast/kvcast/test/harness"

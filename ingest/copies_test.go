@@ -4,8 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/test/harness"
 )
 

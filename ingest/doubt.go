@@ -5,9 +5,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // effects are what is reported of the reasons with an effect on trust, in the log and as a Gap.

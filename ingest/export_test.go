@@ -3,8 +3,8 @@ package ingest
 import (
 	"time"
 
-	"github.com/kvcast/kvcast/ingest/sequence"
-	"github.com/kvcast/kvcast/ingest/transport"
+	"github.com/kvcast/kvcast/ingest/internal/sequence"
+	"github.com/kvcast/kvcast/internal/transport"
 )
 
 // ReorderBytes returns the size of all reorder buffers, in bytes.

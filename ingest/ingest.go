@@ -34,11 +34,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/ingest/transport"
-	"github.com/kvcast/kvcast/ingest/transport/configured"
 	"github.com/kvcast/kvcast/internal/core/loglimit"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/transport"
+	"github.com/kvcast/kvcast/internal/transport/configured"
 	"github.com/kvcast/kvcast/internal/zmtp"
 )
 

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/transport"
 )
 
 // listener reads a bound socket, which engines connect to. The topic identifies a worker, and the topic

@@ -3,8 +3,8 @@ package ingest
 import (
 	"time"
 
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/core/loglimit"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // logKind is a kind of log line that a faulty engine could cause with every batch.

@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/kvcast/kvcast/ingest/sequence"
+	"github.com/kvcast/kvcast/ingest/internal/sequence"
 )
 
 // peer is a connection to a listener. The transport identifies it by a number; after the connection is

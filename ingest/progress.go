@@ -6,8 +6,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/sequence"
+	"github.com/kvcast/kvcast/ingest/internal/sequence"
+	"github.com/kvcast/kvcast/internal/feed"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 

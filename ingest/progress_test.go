@@ -12,8 +12,8 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/sequence"
+	"github.com/kvcast/kvcast/ingest/internal/sequence"
+	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/testclass"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )

@@ -7,11 +7,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/ingest/sequence"
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/ingest/internal/sequence"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // publisher runs the sequence.Machine of a source at one dp rank: it passes inputs to the machine and

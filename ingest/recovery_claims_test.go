@@ -10,9 +10,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/simulator"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 	"github.com/kvcast/kvcast/test/harness"

@@ -7,10 +7,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/ingest/sequence"
-	"github.com/kvcast/kvcast/ingest/transport"
+	"github.com/kvcast/kvcast/ingest/internal/sequence"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/transport"
 )
 
 // startPatience is how long the first request to an engine may wait for a transfer slot. It is longer

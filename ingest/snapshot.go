@@ -5,10 +5,10 @@ import (
 	"errors"
 	"time"
 
-	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/sequence"
-	"github.com/kvcast/kvcast/ingest/transport"
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/ingest/internal/sequence"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/transport"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // errSnapshotUnwanted ends a snapshot that the machine does not want.

@@ -7,9 +7,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/sequence"
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/ingest/internal/sequence"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // SourceStatus is the status of a source of a worker at one dp rank.

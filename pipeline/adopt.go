@@ -8,9 +8,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/journal"
 )
 
 // errDropped is why the lane of a dropped worker fails.

@@ -3,9 +3,9 @@ package pipeline
 import (
 	"strings"
 
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
-	"github.com/kvcast/kvcast/pipeline/copies"
+	"github.com/kvcast/kvcast/internal/wire"
+	"github.com/kvcast/kvcast/pipeline/internal/copies"
 )
 
 // maxIdleTokens is the largest capacity for tokens that an empty run keeps.

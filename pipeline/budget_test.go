@@ -10,9 +10,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
+	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/pipeline"
 )

@@ -8,8 +8,8 @@ import (
 
 	"github.com/kvcast/kvcast/internal/core/attribute"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
-	"github.com/kvcast/kvcast/pipeline/consolidate"
-	"github.com/kvcast/kvcast/pipeline/copies"
+	"github.com/kvcast/kvcast/pipeline/internal/consolidate"
+	"github.com/kvcast/kvcast/pipeline/internal/copies"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 

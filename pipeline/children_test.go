@@ -7,9 +7,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/testclass"
-	"github.com/kvcast/kvcast/pipeline/copies"
+	"github.com/kvcast/kvcast/internal/wire"
+	"github.com/kvcast/kvcast/pipeline/internal/copies"
 )
 
 // checkChildren compares the counts of children with a recount over all blocks.

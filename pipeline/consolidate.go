@@ -6,11 +6,11 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
-	"github.com/kvcast/kvcast/pipeline/consolidate"
-	"github.com/kvcast/kvcast/pipeline/copies"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/wire"
+	"github.com/kvcast/kvcast/pipeline/internal/consolidate"
+	"github.com/kvcast/kvcast/pipeline/internal/copies"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -196,7 +196,7 @@ func (l *Lane) clearSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_
 // clearSourceEvent applies an engine's clear of one of several sources.
 func (l *Lane) clearSourceEvent(b *feed.Batch, e *wire.Event) {
 	r := l.rank(b.Rank)
-	others := kvblock.Tiers(l.sources(b.Rank, r).tiers[b.Source]) & kvblock.AllTiers &^ (1 << e.Tier)
+	others := l.sources(b.Rank, r).tiers[b.Source] & kvblock.AllTiers &^ (1 << e.Tier)
 	if l.consolidation == dedup && e.Tier > kvblock.TierDevice {
 		// It is not recorded which blocks of the source are in which tier.
 		l.doubtNotCleared(b, kvblock.AllTiers)

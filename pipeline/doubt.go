@@ -6,9 +6,9 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/wire"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 

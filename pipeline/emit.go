@@ -3,10 +3,10 @@ package pipeline
 import (
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/core/encode"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
-	"github.com/kvcast/kvcast/pipeline/consolidate"
+	"github.com/kvcast/kvcast/internal/wire"
+	"github.com/kvcast/kvcast/pipeline/internal/consolidate"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 

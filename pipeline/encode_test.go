@@ -12,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/internal/core/encode"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 

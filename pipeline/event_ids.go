@@ -3,7 +3,7 @@ package pipeline
 import (
 	"container/list"
 
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/journal"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 

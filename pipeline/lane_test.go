@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 
-	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/pipeline"
 )
 

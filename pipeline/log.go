@@ -4,10 +4,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/core/loglimit"
-	"github.com/kvcast/kvcast/pipeline/consolidate"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/pipeline/internal/consolidate"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 

@@ -7,7 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kvcast/kvcast/pipeline/consolidate"
+	"github.com/kvcast/kvcast/pipeline/internal/consolidate"
 )
 
 // eventsKind indexes laneCounts.events.

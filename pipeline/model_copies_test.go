@@ -3,9 +3,9 @@ package pipeline_test
 import (
 	"maps"
 
-	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // modelCopies counts the copies of a block, or of a source's name for one.

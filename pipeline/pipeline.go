@@ -20,8 +20,8 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 

@@ -17,10 +17,10 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/index"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"

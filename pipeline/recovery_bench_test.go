@@ -6,9 +6,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/pipeline"
 )
 

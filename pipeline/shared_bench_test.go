@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/pipeline"
 )
 

@@ -5,12 +5,12 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/core/hashtable"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
-	"github.com/kvcast/kvcast/journal"
-	"github.com/kvcast/kvcast/pipeline/copies"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/internal/wire"
+	"github.com/kvcast/kvcast/pipeline/internal/copies"
 )
 
 // checkStale compares the stale blocks with a set, and checks that none precedes the search

@@ -7,11 +7,11 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/internal/core/encode"
-	"github.com/kvcast/kvcast/journal"
-	"github.com/kvcast/kvcast/pipeline/consolidate"
-	"github.com/kvcast/kvcast/pipeline/copies"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/pipeline/internal/consolidate"
+	"github.com/kvcast/kvcast/pipeline/internal/copies"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 

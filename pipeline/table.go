@@ -3,7 +3,7 @@ package pipeline
 import (
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/attribute"
-	"github.com/kvcast/kvcast/pipeline/copies"
+	"github.com/kvcast/kvcast/pipeline/internal/copies"
 )
 
 // table has the blocks of one worker, dp rank and tier, with the number of the engine's copies of

@@ -5,10 +5,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/test/checker"
 	"github.com/kvcast/kvcast/test/harness"

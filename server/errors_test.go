@@ -17,7 +17,7 @@ import (
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/test/checker"
 )

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/tap"
 
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/journal"
 )
 
 // A call uses memory as soon as its headers are received, and gRPC receives the request of a unary call before

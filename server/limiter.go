@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/journal"
 )
 
 var (

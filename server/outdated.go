@@ -3,7 +3,7 @@ package server
 import (
 	"sync"
 
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/journal"
 )
 
 // outdated is whether other servers may have entries that this one cannot read.

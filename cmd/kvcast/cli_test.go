@@ -13,8 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 func TestUsageErrorsAreOneLine(t *testing.T) {
@@ -113,7 +113,7 @@ func TestVersion(t *testing.T) {
 func TestDecodeVectors(t *testing.T) {
 	testclass.Process(t)
 	testclass.WithoutRace(t)
-	dir := "../../ingest/wire/testdata/vectors"
+	dir := "../../internal/wire/testdata/vectors"
 	raw, err := os.ReadFile(filepath.Join(dir, "index.json"))
 	if err != nil {
 		t.Fatal(err)

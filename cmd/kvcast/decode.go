@@ -8,8 +8,8 @@ import (
 	"os"
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/recording"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 type decodeCmd struct {

@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // TestDynamoQueriesWithCredentials asks a server with TLS and tokens for the worker of a prompt, as Dynamo's router does.

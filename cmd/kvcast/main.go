@@ -18,7 +18,7 @@ import (
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/serve"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/simulate"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/top"
-	"github.com/kvcast/kvcast/ingest/transport/configured"
+	"github.com/kvcast/kvcast/internal/transport/configured"
 )
 
 func main() {

@@ -7,9 +7,9 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/client"
-	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/test/harness"
 )
 

@@ -3,7 +3,7 @@ package config
 import (
 	"slices"
 
-	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/internal/feed"
 )
 
 // Clears is what an engine clears when its event names no tier.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/internal/feed"
 )
 
 // Defaults of a Config.

@@ -3,7 +3,7 @@ package config
 import (
 	"slices"
 
-	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/internal/feed"
 )
 
 // Copies is the meaning of a store of a block that the engine has already: another physical copy, or an

@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/feed"
 )
 
 // FuzzSource validates sources. The endpoints of a valid source's dp ranks are distinct and on one host, and parse to the same

@@ -3,7 +3,7 @@ package config
 import (
 	"fmt"
 
-	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/internal/feed"
 )
 
 const noModel = "no model: no request that names a model matches the worker"

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // Handler handles the events of an engine. A Client calls it from one goroutine, in the engine's order.

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/engineclient"
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // A Client reads a simulated engine, and calls a handler with its events. The first batch was lost, so

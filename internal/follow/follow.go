@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/internal/core/index"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 

@@ -21,8 +21,8 @@ import (
 	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/core/index/indextest"
 	"github.com/kvcast/kvcast/internal/follow"
-	"github.com/kvcast/kvcast/journal"
-	"github.com/kvcast/kvcast/journal/journaltest"
+	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/internal/journal/journaltest"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 

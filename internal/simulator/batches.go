@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // BatchConfig configures the encoding of batches. The zero value encodes as vLLM does for one dp rank.

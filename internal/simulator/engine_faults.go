@@ -4,7 +4,7 @@ import (
 	"context"
 	"slices"
 
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 const (

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // ErrClosed is returned by a Publisher that has been closed.

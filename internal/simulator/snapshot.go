@@ -8,7 +8,7 @@ import (
 
 	"github.com/tinylib/msgp/msgp"
 
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/internal/zmtp/outbound"
 )
 

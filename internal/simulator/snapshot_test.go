@@ -8,12 +8,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kvcast/kvcast/ingest/transport"
-	"github.com/kvcast/kvcast/ingest/transport/native"
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool/pooltest"
+	"github.com/kvcast/kvcast/internal/transport"
+	"github.com/kvcast/kvcast/internal/transport/native"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // snapshotOf requests a snapshot, and returns its frames without the delimiter.

@@ -3,8 +3,8 @@ package simulator
 import (
 	"maps"
 
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // Summary contains an engine's statistics and the state of its pool.

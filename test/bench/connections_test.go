@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvcast/kvcast/ingest/transport"
-	"github.com/kvcast/kvcast/ingest/transport/libzmq"
-	"github.com/kvcast/kvcast/ingest/transport/native"
 	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/transport"
+	"github.com/kvcast/kvcast/internal/transport/libzmq"
+	"github.com/kvcast/kvcast/internal/transport/native"
 	"github.com/kvcast/kvcast/internal/zmtp"
 	"github.com/kvcast/kvcast/internal/zmtp/outbound"
 	"github.com/kvcast/kvcast/test/bench"

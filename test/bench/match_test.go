@@ -14,9 +14,9 @@ import (
 	"google.golang.org/grpc"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/wire"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/pebbe/zmq4"
 
-	"github.com/kvcast/kvcast/ingest/transport/libzmq"
+	"github.com/kvcast/kvcast/internal/transport/libzmq"
 	"github.com/kvcast/kvcast/test/bench"
 )
 

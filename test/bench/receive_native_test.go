@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvcast/kvcast/ingest/transport"
-	"github.com/kvcast/kvcast/ingest/transport/native"
+	"github.com/kvcast/kvcast/internal/transport"
+	"github.com/kvcast/kvcast/internal/transport/native"
 	"github.com/kvcast/kvcast/test/bench"
 )
 

@@ -4,8 +4,8 @@ import (
 	"net/http/httptest"
 	"testing"
 
-	"github.com/kvcast/kvcast/console"
-	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/internal/console"
+	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/incident"
 	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"

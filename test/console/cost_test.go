@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/harness/enginetest"
 )

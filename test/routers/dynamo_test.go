@@ -13,8 +13,8 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/test/harness"
 )
 

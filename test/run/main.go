@@ -5,7 +5,7 @@
 //	go run ./test/run                                   # tests of class quick of all packages
 //	go run ./test/run -class cluster ./test/cluster -- -minutes 10
 //	go run ./test/run -check -class quick,peers         # whether the runs since -forget ran each test of these classes
-//	go run ./test/run -fuzz 1m ./ingest/wire
+//	go run ./test/run -fuzz 1m ./internal/wire
 //
 // Flags after -- are for the test binaries. Tests that have run are recorded in bin/test/ran, for -check.
 // The exit status is 1 if a test failed, if no test ran, or if -check misses one; 2 for a mistake in the arguments.

@@ -5,9 +5,9 @@ import (
 	"slices"
 	"sort"
 
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // state numbers what an engine has cached: 0 is the empty cache of the first incarnation, and each batch and each restart

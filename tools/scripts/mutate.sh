@@ -9,7 +9,7 @@ if [ "${1-}" = -run ]; then
 	run=$2
 	shift 2
 fi
-for package in ./journal ./internal/hashtable ./pipeline; do
+for package in ./internal/journal ./internal/core/hashtable ./pipeline; do
 	echo "$package" | grep -Eq -- "$run" || continue
 	make -s "$PWD/bin/tools/gremlins"
 	bin/tools/gremlins unleash --threshold-efficacy 85 \

@@ -11,7 +11,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // medium is vLLM's name for the accelerator's memory.

@@ -7,9 +7,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool/pooltest"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // stored returns the last event, which must be a store.

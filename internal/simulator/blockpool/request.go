@@ -3,7 +3,7 @@ package blockpool
 import (
 	"slices"
 
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // Request is a running request. The pool does not evict its blocks until it finishes.

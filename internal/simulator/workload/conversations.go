@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // Config configures Conversations. The zero value is a chat service whose steps look like those of

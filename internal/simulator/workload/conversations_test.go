@@ -6,11 +6,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool/pooltest"
 	"github.com/kvcast/kvcast/internal/simulator/workload"
 	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 func newConversations(t *testing.T, cfg workload.Config, pool blockpool.Config, seed uint64) (*workload.Conversations, *blockpool.Pool) {

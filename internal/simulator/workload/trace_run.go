@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // traceTick is the duration of an engine's step in trace time: each running request generates a

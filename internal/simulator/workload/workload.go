@@ -7,7 +7,7 @@ package workload
 import (
 	"time"
 
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // Workload runs requests on a block pool. It is not safe for concurrent use.

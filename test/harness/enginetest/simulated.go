@@ -4,8 +4,8 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // BlockSize is the number of tokens in a block that Stored returns.

@@ -18,7 +18,7 @@ import (
 	"time"
 
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/ingest/discovery"
+	"github.com/kvcast/kvcast/internal/discovery"
 	"github.com/kvcast/kvcast/pipeline"
 	"github.com/kvcast/kvcast/server"
 )

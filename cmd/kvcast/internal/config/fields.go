@@ -5,11 +5,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvcast/kvcast/feed"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/ingest/discovery"
-	"github.com/kvcast/kvcast/ingest/discovery/kubernetes"
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/discovery"
+	"github.com/kvcast/kvcast/internal/discovery/kubernetes"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/pipeline"
 	"github.com/kvcast/kvcast/server"
 )

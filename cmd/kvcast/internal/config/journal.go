@@ -6,8 +6,8 @@ import (
 	"time"
 
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/journal"
-	"github.com/kvcast/kvcast/journal/jetstream"
+	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/internal/journal/jetstream"
 	"github.com/kvcast/kvcast/pipeline"
 )
 

@@ -11,9 +11,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvcast/kvcast/feed"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/ingest/discovery/kubernetes"
+	"github.com/kvcast/kvcast/internal/discovery/kubernetes"
+	"github.com/kvcast/kvcast/internal/feed"
 )
 
 // value is a scalar of the configuration, read and written as text. Reading the written text restores the value.

@@ -9,7 +9,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/ingest/discovery/kubernetes"
+	"github.com/kvcast/kvcast/internal/discovery/kubernetes"
 )
 
 // CheckDiscovery returns the mistakes in the files of workers and in kubeconfig files, and warnings of the workers in the

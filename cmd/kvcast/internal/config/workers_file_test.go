@@ -9,8 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kvcast/kvcast/feed"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/feed"
 )
 
 // TestDiscoveredFileIsRelativeToTheConfigurationFile also checks that links to the configuration file, as volumes of Kubernetes

@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kvcast/kvcast/cluster"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/recovery"
-	"github.com/kvcast/kvcast/feed"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/cluster"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 

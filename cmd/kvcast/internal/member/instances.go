@@ -9,11 +9,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvcast/kvcast/cluster"
 	"github.com/kvcast/kvcast/ingest"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/cluster"
 	"github.com/kvcast/kvcast/internal/core/loglimit"
-	"github.com/kvcast/kvcast/journal/jetstream"
+	"github.com/kvcast/kvcast/internal/journal/jetstream"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 

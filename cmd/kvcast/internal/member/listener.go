@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/internal/feed"
 )
 
 // errLost means that an engine's connection is older than the one by which another instance has got the worker.

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvcast/kvcast/journal/jetstream"
+	"github.com/kvcast/kvcast/internal/journal/jetstream"
 )
 
 // Observe takes part until ctx ends, for an instance that ingests nothing: it writes heartbeats, if the NATS user may, and

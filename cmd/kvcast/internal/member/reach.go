@@ -6,10 +6,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvcast/kvcast/cluster"
 	"github.com/kvcast/kvcast/ingest"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/ingest/transport/enginegrpc"
+	"github.com/kvcast/kvcast/internal/cluster"
+	"github.com/kvcast/kvcast/internal/transport/enginegrpc"
 	"github.com/kvcast/kvcast/internal/zmtp/outbound"
 )
 

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kvcast/kvcast/journal/jetstream"
+	"github.com/kvcast/kvcast/internal/journal/jetstream"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 )

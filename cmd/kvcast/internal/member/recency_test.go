@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvcast/kvcast/journal/jetstream"
+	"github.com/kvcast/kvcast/internal/journal/jetstream"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 

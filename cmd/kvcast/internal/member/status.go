@@ -3,7 +3,7 @@ package member
 import (
 	"time"
 
-	"github.com/kvcast/kvcast/cluster"
+	"github.com/kvcast/kvcast/internal/cluster"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 )

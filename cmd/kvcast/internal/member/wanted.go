@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/recovery"
-	"github.com/kvcast/kvcast/feed"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/journal/jetstream"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/journal/jetstream"
 )
 
 // wantWorkers notifies the machine which workers instances announce or are registered.

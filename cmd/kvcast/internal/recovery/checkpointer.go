@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/internal/follow"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/internal/core/index"
-	"github.com/kvcast/kvcast/journal/jetstream"
+	"github.com/kvcast/kvcast/internal/journal/jetstream"
 )
 
 // Followed is a journal to which another process appends, and this one does not.

@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/kvcast/kvcast/journal/jetstream"
+	"github.com/kvcast/kvcast/internal/journal/jetstream"
 )
 
 // followedLog is a log that another process writes. change is called by each Mark.

@@ -6,7 +6,7 @@ import (
 	"log/slog"
 
 	"github.com/kvcast/kvcast/internal/core/index"
-	"github.com/kvcast/kvcast/journal/jetstream"
+	"github.com/kvcast/kvcast/internal/journal/jetstream"
 	"github.com/kvcast/kvcast/pipeline"
 )
 

@@ -10,9 +10,9 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/kvcast/kvcast/console"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/connlimit"
+	"github.com/kvcast/kvcast/internal/console"
 )
 
 // newAdmin sets the server of the admin port, and the console if it is wanted. The gRPC port must be open.

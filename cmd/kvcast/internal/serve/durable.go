@@ -15,7 +15,7 @@ import (
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/member"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/recovery"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/journal/jetstream"
+	"github.com/kvcast/kvcast/internal/journal/jetstream"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )

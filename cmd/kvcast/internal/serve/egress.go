@@ -12,12 +12,12 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kvcast/kvcast/adapter/dynamo"
-	"github.com/kvcast/kvcast/adapter/sglang"
-	"github.com/kvcast/kvcast/adapter/smg"
-	"github.com/kvcast/kvcast/adapter/vllm"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/adapter/dynamo"
+	"github.com/kvcast/kvcast/internal/adapter/sglang"
+	"github.com/kvcast/kvcast/internal/adapter/smg"
+	"github.com/kvcast/kvcast/internal/adapter/vllm"
 )
 
 // egress is what serves routers that do not use kvcast's API.

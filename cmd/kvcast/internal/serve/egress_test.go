@@ -5,8 +5,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kvcast/kvcast/adapter/vllm"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+	"github.com/kvcast/kvcast/internal/adapter/vllm"
 )
 
 func TestPublishersHaveAnEndpointForEachRank(t *testing.T) {

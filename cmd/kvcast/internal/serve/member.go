@@ -15,10 +15,10 @@ import (
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/member"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/recovery"
-	"github.com/kvcast/kvcast/feed"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/journal"
-	"github.com/kvcast/kvcast/journal/jetstream"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/internal/journal/jetstream"
 	"github.com/kvcast/kvcast/pipeline"
 	"github.com/kvcast/kvcast/server"
 )

@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
-	"github.com/kvcast/kvcast/feed"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/journal"
 )
 
 // open opens a service at free ports.

@@ -11,9 +11,9 @@ import (
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/ingest/discovery"
-	"github.com/kvcast/kvcast/ingest/discovery/enginehttp"
-	"github.com/kvcast/kvcast/ingest/discovery/kubernetes"
+	"github.com/kvcast/kvcast/internal/discovery"
+	"github.com/kvcast/kvcast/internal/discovery/enginehttp"
+	"github.com/kvcast/kvcast/internal/discovery/kubernetes"
 )
 
 // watches returns a watch for each DNS name, namespace and file of the configuration.

@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 	"github.com/kvcast/kvcast/internal/simulator/workload"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 const (

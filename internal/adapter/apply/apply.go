@@ -1,0 +1,231 @@
+// Package apply keeps the blocks of all workers at a target: those that an index has at the start, and then the changes of the
+// entries that it applies.
+//
+// In: an index, and its journal. Out: calls of a Target. Guarantee: a target that has applied all calls has the blocks of the
+// index at some position, and follows it; if entries are compacted before they are read, it gets all blocks anew.
+package apply
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/internal/core/index"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
+	"github.com/kvcast/kvcast/internal/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// Journal is what is read: an *follow.Follower.
+type Journal interface {
+	Bounds() journal.Bounds
+	Read(context.Context, journal.Query) (journal.Chunk, error)
+	Changed() <-chan struct{}
+}
+
+// Target gets the blocks of workers.
+type Target interface {
+	// Begin adds a worker with its dp ranks, or changes it. Its ranks have no blocks then.
+	Begin(worker string, added *kvcastv1.WorkerAdded)
+	// Apply applies an event of a dp rank to a worker that has begun. The target may keep the event.
+	Apply(worker string, event *kvcastv1.RouterEvent)
+	// Flush ends what belongs together: an entry, or a part of the blocks that the index has. at is in seconds since the Unix
+	// epoch.
+	Flush(worker string, at float64)
+	// End removes a worker that has begun.
+	End(worker string)
+}
+
+// Source is where the blocks of a target come from.
+type Source struct {
+	Journal Journal
+	// Index is the index that has applied the entries of the journal.
+	Index *index.Index
+	// Lock is held from the first call for an entry, or for a part of the index's blocks, until after Flush or End.
+	Lock   sync.Locker
+	Logger *slog.Logger
+	// Restarted is called before the target gets all blocks anew; nil: nothing is.
+	Restarted func()
+}
+
+// readBytes bounds the entries that are read at once, except for a single larger one.
+const readBytes = 256 << 10
+
+// run is a Source while it runs.
+type run struct {
+	*Source
+	target Target
+	after  map[string]uint64 // by worker that has begun, the last entry that the target has of it
+}
+
+// Run applies blocks to the target until ctx ends, and calls begun when it has applied those that the index has. It returns an
+// error if the journal cannot be read.
+func (s *Source) Run(ctx context.Context, t Target, begun func()) error {
+	r := run{s, t, make(map[string]uint64)}
+	after := r.begin(ctx)
+	begun()
+	for ctx.Err() == nil {
+		changed := s.Journal.Changed()
+		next, err := r.read(ctx, after)
+		switch {
+		case ctx.Err() != nil, errors.Is(err, journal.ErrClosed):
+			return nil //nolint:nilerr // a shutdown, which may close the journal first
+		case errors.Is(err, journal.ErrCompacted):
+			s.Logger.Warn("egress was slower than the journal's retention, and publishes all blocks anew", "position", after)
+			if s.Restarted != nil {
+				s.Restarted()
+			}
+			next = r.begin(ctx)
+		case err != nil:
+			return fmt.Errorf("read the journal for egress: %w", err)
+		case next == after:
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
+		}
+		after = next
+	}
+	return nil
+}
+
+// begin applies the blocks of all workers that the index has, and returns the position after which entries follow.
+func (r *run) begin(ctx context.Context) (after uint64) {
+	after = r.Journal.Bounds().Newest
+	workers, _ := r.Index.Workers(nil)
+	present := make(map[string]bool, len(workers))
+	for i := range workers {
+		present[workers[i].Name] = true
+	}
+	r.Lock.Lock()
+	for name := range r.after {
+		if !present[name] {
+			r.end(name)
+		}
+	}
+	r.Lock.Unlock()
+	for i := range workers {
+		if err := r.beginWorker(ctx, workers[i].Name); err != nil && ctx.Err() == nil {
+			r.Logger.Error("blocks of the index cannot be decoded", "worker", workers[i].Name, "error", err)
+		}
+	}
+	return after
+}
+
+func (r *run) beginWorker(ctx context.Context, name string) error {
+	snapshot, ok := r.Index.Snapshot(name)
+	if !ok {
+		return nil
+	}
+	snapshot.TokenIDs = true
+	added := snapshot.Worker.GetAdded()
+	r.Lock.Lock()
+	r.target.Begin(name, added)
+	r.target.Flush(name, Now())
+	r.after[name] = snapshot.Seq
+	r.Lock.Unlock()
+	for _, rank := range added.GetRanks() {
+		err := EachBlocks(ctx, &snapshot, rank, func(events []*kvcastv1.RouterEvent, _ int) error {
+			r.Lock.Lock()
+			defer r.Lock.Unlock()
+			for _, event := range events {
+				r.target.Apply(name, event)
+			}
+			r.target.Flush(name, Now())
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// EachBlocks calls do with the blocks of a dp rank in a snapshot, part by part, and the size of each part in bytes. Events may
+// be kept. It returns the error of ctx, or of do, if there is one.
+func EachBlocks(ctx context.Context, s *index.Snapshot, rank uint32, do func(events []*kvcastv1.RouterEvent, size int) error) error {
+	const allTiers = kvblock.Tiers(1<<(kvblock.NumTiers+1) - 1)
+	for part := range s.RankBlocks(ctx, rank, allTiers) {
+		blocks := new(kvcastv1.SnapshotBlocks)
+		if err := proto.Unmarshal(part, blocks); err != nil {
+			return err
+		}
+		size := len(part)
+		s.Reuse(part)
+		if err := do(blocks.GetEvents(), size); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// Now returns the time for Target.Flush.
+func Now() float64 { return float64(time.Now().UnixMicro()) / 1e6 }
+
+// read applies the next entries, and returns the position after them.
+func (r *run) read(ctx context.Context, after uint64) (uint64, error) {
+	chunk, err := r.Journal.Read(ctx, journal.Query{After: after, MaxBytes: readBytes})
+	if err != nil || chunk.Last == after {
+		return after, err
+	}
+	var encoded []byte
+	for _, s := range chunk.Slices {
+		encoded = append(encoded, s...)
+	}
+	entries := new(kvcastv1.SubscribeResponse)
+	if err := proto.Unmarshal(encoded, entries); err != nil {
+		return after, err
+	}
+	for _, entry := range entries.GetEntries() {
+		r.apply(entry)
+	}
+	return chunk.Last, nil
+}
+
+// apply applies an entry.
+func (r *run) apply(entry *kvcastv1.Entry) {
+	r.Lock.Lock()
+	defer r.Lock.Unlock()
+	name := entry.GetWorker()
+	has, known := r.after[name]
+	if known && entry.GetSeq() <= has {
+		return
+	}
+	for _, event := range entry.GetEvents() {
+		switch kind := event.GetEvent().(type) {
+		case *kvcastv1.RouterEvent_WorkerAdded:
+			r.target.Begin(name, kind.WorkerAdded)
+			known = true
+		case *kvcastv1.RouterEvent_WorkerRemoved:
+			if known {
+				r.end(name)
+			}
+			known = false
+		default:
+			if !known {
+				r.target.Begin(name, &kvcastv1.WorkerAdded{Model: entry.GetModel()})
+				known = true
+			}
+			r.target.Apply(name, event)
+		}
+	}
+	if !known {
+		return
+	}
+	r.after[name] = entry.GetSeq()
+	at := float64(entry.GetEngineTimeUnixNano()) / 1e9
+	if at <= 0 { // the engine has reported none
+		at = Now()
+	}
+	r.target.Flush(name, at)
+}
+
+func (r *run) end(name string) {
+	r.target.End(name)
+	delete(r.after, name)
+}

@@ -1,0 +1,280 @@
+// Package vllm publishes the events of all workers over ZeroMQ as vLLM does, for routers that read engines.
+//
+// In: the entries of a journal, and the index that has applied them. Out: for each dp rank the batches of an engine, at
+// endpoints that consumers connect to, or at consumers that kvcast connects to. Guarantee: a consumer that has applied all
+// batches holds the blocks of the index, except those that Omission describes. It begins with all blocks: those in the
+// answer to a replay request, or those that follow its subscription at an endpoint without a replay socket. Each consumer
+// reads a bounded log at its own pace; one that is too slow begins anew, and costs nobody else anything.
+//
+// Stream, Log and Consumer are state machines without I/O. Egress applies entries to streams, and endpoints and conns do
+// the I/O.
+package vllm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/kvcast/kvcast/internal/adapter/apply"
+	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/core/index"
+	"github.com/kvcast/kvcast/internal/wire"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// Config configures an Egress.
+type Config struct {
+	// Endpoints are where batches are published.
+	Endpoints []EndpointConfig
+	// Topic is the topic of batches, in which {worker}, {endpoint}, {model} and {rank} are replaced. An endpoint that is
+	// unknown is the worker's name.
+	Topic string
+	// FirstSeq is the first seq of each dp rank.
+	FirstSeq uint64
+	// ArrayEvents encodes each event as an array of its fields, as vLLM did before 0.26, and not as a map.
+	ArrayEvents bool
+	// HistoryBatches bounds the batches of an endpoint that are kept, and HistoryBytes those of all endpoints together.
+	HistoryBatches, HistoryBytes int
+	// StateBytes bounds the memory of states of streams that are being sent to consumers.
+	StateBytes int64
+	// MaxConsumers bounds the connections of consumers.
+	MaxConsumers int
+	Logger       *slog.Logger
+	Registerer   prometheus.Registerer
+}
+
+// Egress publishes the events of all workers. New opens its ports.
+type Egress struct {
+	cfg     Config
+	journal apply.Journal
+	index   *index.Index
+	metrics *metrics
+	states  *semaphore.Weighted // states that are being built
+	memory  *budget.Budget      // of states
+	slots   *semaphore.Weighted
+	peers   *peers
+	logger  *slog.Logger
+	warned  atomic.Int64 // Unix time in seconds of the last warn
+
+	mu        sync.Mutex // guards all below, the endpoints' logs and streams, and all consumers
+	endpoints []*endpoint
+	workers   map[string]*worker
+	oneTopic  bool                 // ranks of a worker share a topic, which was logged
+	seqs      map[streamKey]uint64 // the next seqs of streams that have ended
+}
+
+// worker is the streams of a worker.
+type worker struct {
+	name, model, address string
+	streams              map[uint32]*Stream
+	unpublished          bool // ranks have no publisher, which was logged
+}
+
+type streamKey struct {
+	worker string
+	rank   uint32
+}
+
+const (
+	// maxSeqs bounds Egress.seqs. Beyond it, streams that begin again may begin with lower seqs, as after a restart.
+	maxSeqs = 1 << 16
+	// statesAtATime is how many states are built at a time. Each copies a rank's blocks, as snapshots do.
+	statesAtATime = 2
+	minLog        = 1 << 20 // bytes of each endpoint's log
+)
+
+// New opens the ports of an egress. The caller runs it with Run, or closes it with Close.
+func New(ctx context.Context, c Config, j apply.Journal, x *index.Index) (*Egress, error) {
+	e := &Egress{
+		cfg: c, journal: j, index: x, logger: c.Logger, states: semaphore.NewWeighted(statesAtATime),
+		memory: budget.New("egress_state_bytes", c.StateBytes), slots: semaphore.NewWeighted(int64(c.MaxConsumers)),
+		peers:   newPeers(c.MaxConsumers, c.StateBytes),
+		workers: make(map[string]*worker), seqs: make(map[streamKey]uint64),
+	}
+	e.metrics = newMetrics(e, c.Registerer)
+	for _, ec := range c.Endpoints {
+		p, err := e.open(ctx, ec, max(minLog, c.HistoryBytes/len(c.Endpoints)))
+		if err != nil {
+			return nil, errors.Join(err, e.Close())
+		}
+		e.endpoints = append(e.endpoints, p)
+	}
+	return e, nil
+}
+
+// TimeSeq returns a first seq that is larger than all seqs of an egress that began in an earlier millisecond, unless that has
+// published more than a million batches of a dp rank a second. Consumers then see a restart of kvcast as batches that they
+// have missed, and get all blocks. From 0, a restart could be hidden: a consumer that connects again after more batches than
+// it had before would request those that follow, from another history.
+func TimeSeq(start time.Time) uint64 { return uint64(start.UnixMilli()) << 10 }
+
+// Bound describes the open ports, in the order of Config.Endpoints.
+func (e *Egress) Bound() (all []EndpointConfig) {
+	for _, p := range e.endpoints {
+		c := p.cfg
+		for l, to := range map[net.Listener]*string{p.pub: &c.Bind, p.replay: &c.Replay} {
+			if l != nil && l.Addr().Network() == "tcp" {
+				*to = "tcp://" + l.Addr().String()
+			}
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// warnInterval is the least time between two warnings that consumers can cause.
+const warnInterval = time.Minute
+
+// warn logs what consumers can cause, at most once in warnInterval.
+func (e *Egress) warn(message string, args ...any) {
+	last, at := e.warned.Load(), time.Now().Unix()
+	if at-last >= int64(warnInterval/time.Second) && e.warned.CompareAndSwap(last, at) {
+		e.logger.Warn(message, args...)
+	}
+}
+
+// Close closes the ports of an egress that does not run.
+func (e *Egress) Close() error {
+	var errs []error
+	for _, p := range e.endpoints {
+		errs = append(errs, p.close())
+	}
+	return errors.Join(errs...)
+}
+
+// Run publishes until ctx ends. It returns an error if the journal cannot be read.
+func (e *Egress) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	return e.source().Run(ctx, target{e}, func() {
+		for _, p := range e.endpoints {
+			running.Go(func() { p.run(ctx) })
+		}
+	})
+}
+
+func (e *Egress) source() *apply.Source {
+	return &apply.Source{Journal: e.journal, Index: e.index, Lock: &e.mu, Logger: e.logger, Restarted: e.metrics.restarts.Inc}
+}
+
+// target implements apply.Target with an Egress. The caller of its methods holds Egress.mu.
+type target struct{ *Egress }
+
+// Begin implements apply.Target.
+func (t target) Begin(name string, added *kvcastv1.WorkerAdded) {
+	w := t.describe(name, added)
+	for _, s := range w.streams {
+		s.Clear()
+	}
+	for _, rank := range added.GetRanks() {
+		t.stream(w, rank)
+	}
+}
+
+// Apply implements apply.Target.
+func (t target) Apply(name string, event *kvcastv1.RouterEvent) {
+	t.stream(t.workers[name], event.GetDpRank()).Apply(event)
+}
+
+// Flush implements apply.Target.
+func (t target) Flush(name string, at float64) { t.publish(t.workers[name], at, false) }
+
+// End implements apply.Target.
+func (t target) End(name string) { t.endWorker(t.workers[name]) }
+
+// describe returns a worker with its model and address. If they have changed, its streams end, since they have other topics.
+// The caller holds the lock.
+func (e *Egress) describe(name string, added *kvcastv1.WorkerAdded) *worker {
+	w := e.workers[name]
+	if w != nil && (w.model != added.GetModel() || w.address != added.GetEndpoint()) {
+		e.endWorker(w)
+		w = nil
+	}
+	if w == nil {
+		w = &worker{name: name, model: added.GetModel(), address: added.GetEndpoint(), streams: make(map[uint32]*Stream)}
+		e.workers[name] = w
+	}
+	return w
+}
+
+// stream returns the stream of a rank, and begins it if it does not exist.
+func (e *Egress) stream(w *worker, rank uint32) *Stream {
+	s := w.streams[rank]
+	if s != nil {
+		return s
+	}
+	key := streamKey{w.name, rank}
+	first, ok := e.seqs[key]
+	if !ok {
+		first = e.cfg.FirstSeq
+	}
+	delete(e.seqs, key)
+	form := wire.FormMap
+	if e.cfg.ArrayEvents {
+		form = wire.FormArray
+	}
+	s = NewStream(w.name, rank, topic(e.cfg.Topic, w, rank), form, first)
+	w.streams[rank] = s
+	for _, p := range e.endpoints {
+		p.begin(s)
+	}
+	e.checkRank(w, rank)
+	return s
+}
+
+// topic returns the topic of a rank.
+func topic(pattern string, w *worker, rank uint32) string {
+	address := w.address
+	if address == "" {
+		address = w.name
+	}
+	return strings.NewReplacer("{worker}", w.name, "{endpoint}", address, "{model}", w.model, "{rank}", fmt.Sprint(rank)).Replace(pattern)
+}
+
+// endWorker publishes that a worker has no blocks, and ends its streams.
+func (e *Egress) endWorker(w *worker) {
+	for _, s := range w.streams {
+		s.Clear()
+	}
+	e.publish(w, apply.Now(), true)
+	for _, s := range w.streams {
+		if len(e.seqs) >= maxSeqs {
+			clear(e.seqs)
+		}
+		e.seqs[streamKey{w.name, s.rank}] = s.Next()
+		for _, p := range e.endpoints {
+			p.end(s)
+		}
+	}
+	delete(e.workers, w.name)
+}
+
+// publish publishes the pending events of a worker. If last is set, the worker's streams end.
+func (e *Egress) publish(w *worker, at float64, last bool) {
+	for _, s := range w.streams {
+		e.metrics.omitted.Count(s)
+		if s.Empty() {
+			continue
+		}
+		payload, seq, err := s.Batch(at)
+		if err != nil {
+			e.logger.Error("a batch cannot be encoded, and consumers see a gap", "worker", w.name, "rank", s.rank, "error", err)
+			continue
+		}
+		e.metrics.batches.Inc()
+		for _, p := range e.endpoints {
+			p.publish(Batch{Stream: s, Seq: seq, Payload: payload, Last: last})
+		}
+	}
+}

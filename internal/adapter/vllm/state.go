@@ -1,0 +1,110 @@
+package vllm
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/kvcast/kvcast/internal/adapter/apply"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// acquireState waits until a state may be built: it is a copy. Of each address, one is built at a time.
+func (n *conn) acquireState(ctx context.Context) error {
+	if err := n.peer.states.Acquire(ctx, 1); err != nil {
+		return err
+	}
+	if err := n.states.Acquire(ctx, 1); err != nil {
+		n.peer.states.Release(1)
+		return err
+	}
+	return nil
+}
+
+func (n *conn) releaseState() {
+	n.states.Release(1)
+	n.peer.states.Release(1)
+}
+
+// errMemory and errStateSize end the connection of a consumer for whose state there is no memory: it may connect again.
+var (
+	errMemory    = errors.New("the states that are being sent use the memory for that")
+	errStateSize = errors.New("the state of the dp rank is larger than the memory for that")
+)
+
+// reserve reserves further memory of the state of a stream.
+func (n *conn) reserve(s *Stream, have *int64, size int64) error {
+	if n.peer.memory.Reserve(size) {
+		if n.memory.Reserve(size) {
+			*have += size
+			return nil
+		}
+		n.peer.memory.Release(size)
+	}
+	needed, limit := *have+size, n.memory.Limit()
+	if needed > limit/2 {
+		n.warn("the blocks of a dp rank do not fit into half of the memory for blocks that are being sent, so no consumer can get them; raise egress.zmq.state_bytes",
+			"worker", s.worker, "rank", s.rank, "bytes", needed, "state_bytes", limit)
+		return errStateSize
+	}
+	n.warn("a consumer was disconnected, because the blocks that are being sent to others use the memory for them, or those to its address half of it; raise egress.zmq.state_bytes, or look for consumers that read slowly",
+		"peer.address", n.net.RemoteAddr().String(), "worker", s.worker, "rank", s.rank, "bytes", needed,
+		"used_bytes", n.memory.Used(), "address_used_bytes", n.peer.memory.Used(), "state_bytes", limit)
+	return errMemory
+}
+
+func (n *conn) release(bytes int64) {
+	n.memory.Release(bytes)
+	n.peer.memory.Release(bytes)
+}
+
+// sendState sends the state of a stream, each batch after some frames. The caller has called acquireState.
+func (n *conn) sendState(ctx context.Context, s *Stream, state *State, before ...[]byte) error {
+	batches, bytes, err := n.buildState(ctx, s, state)
+	defer func() { n.release(bytes) }()
+	if err != nil {
+		return err
+	}
+	n.metrics.states.Inc()
+	// The memory of a state is held until the consumer has read it.
+	until := time.Now().Add(writeTimeout + time.Duration(bytes)*time.Second/stateRate)
+	return n.sendUntil(until, batches, before...)
+}
+
+// buildState returns the batches of a state, and their reserved memory, and calls releaseState. It does not
+// depend on the consumer, so that a slow one does not delay others.
+func (n *conn) buildState(ctx context.Context, s *Stream, state *State) (batches []Batch, bytes int64, err error) {
+	defer n.releaseState()
+	at := apply.Now()
+	snapshot, ok := n.index.Snapshot(s.worker)
+	snapshot.TokenIDs = true
+	if ok {
+		err = apply.EachBlocks(ctx, &snapshot, s.rank, func(events []*kvcastv1.RouterEvent, size int) (err error) {
+			if err := n.reserve(s, &bytes, int64(size)); err != nil { // until the size of the batches is known
+				return err
+			}
+			for _, e := range events {
+				if batches, err = state.Apply(e, at, batches); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	if err != nil {
+		return nil, bytes, err
+	}
+	if batches, err = state.End(at, batches); err != nil {
+		return nil, bytes, err
+	}
+	size := int64(0)
+	for i := range batches {
+		size += int64(batchBytes + len(batches[i].Payload))
+	}
+	if size > bytes {
+		err = n.reserve(s, &bytes, size-bytes)
+		return batches, bytes, err
+	}
+	n.release(bytes - size)
+	return batches, size, nil
+}

@@ -1,0 +1,154 @@
+package discovery_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/discovery"
+	"github.com/kvcast/kvcast/internal/feed"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// recorder records what is added and removed.
+type recorder struct {
+	mu      sync.Mutex // guards done
+	done    []string
+	rejects map[string]error
+	ended   bool
+}
+
+// calls returns what was added and removed since the last call.
+func (r *recorder) calls() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	done := r.done
+	r.done = nil
+	return done
+}
+
+func (r *recorder) AddWorker(_ context.Context, c config.Worker) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended {
+		return config.ErrEnded
+	}
+	if err := r.rejects[c.Name]; err != nil {
+		r.done = append(r.done, "reject "+c.Name)
+		return err
+	}
+	r.done = append(r.done, fmt.Sprintf("add %s %s", c.Name, c.Model))
+	return nil
+}
+
+func (r *recorder) RemoveWorker(_ context.Context, name string, why feed.RemoveReason) error {
+	if why != feed.RemovedDiscovery {
+		return fmt.Errorf("removed for %d", why)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.done = append(r.done, "remove "+name)
+	if name == "gone" {
+		return config.ErrNoWorker
+	}
+	return nil
+}
+
+func TestWatch(t *testing.T) {
+	w := func(name, model string) config.Worker { return config.Worker{Name: name, Model: model} }
+	broken := errors.New("broken")
+	type poll struct {
+		found []config.Worker
+		err   error
+		want  []string
+	}
+	tests := []struct {
+		name    string
+		grace   time.Duration
+		rejects map[string]error
+		polls   []poll
+	}{
+		{"added and removed", 0, nil, []poll{
+			{found: []config.Worker{w("a", "m"), w("b", "m")}, want: []string{"add a m", "add b m"}},
+			{found: []config.Worker{w("b", "m"), w("c", "m")}, want: []string{"remove a", "add c m"}},
+			{found: []config.Worker{w("a", "m")}, want: []string{"remove b", "remove c", "add a m"}},
+		}},
+		{"a changed worker is removed and added", 0, nil, []poll{
+			{found: []config.Worker{w("a", "m")}, want: []string{"add a m"}},
+			{found: []config.Worker{w("a", "n")}, want: []string{"remove a", "add a n"}},
+			{found: []config.Worker{w("a", "n")}},
+		}},
+		{"an error removes none", 0, nil, []poll{
+			{found: []config.Worker{w("a", "m")}, want: []string{"add a m"}},
+			{err: broken},
+			{found: []config.Worker{w("a", "m")}},
+		}},
+		{"missing for less than the grace time", 2 * time.Second, nil, []poll{
+			{found: []config.Worker{w("a", "m")}, want: []string{"add a m"}},
+			{}, {}, // missing since the first of these
+			{found: []config.Worker{w("a", "m")}},
+			{}, {},
+			{want: []string{"remove a"}},
+		}},
+		{"deregistered meanwhile", 0, nil, []poll{
+			{found: []config.Worker{w("gone", "m")}, want: []string{"add gone m"}},
+			{want: []string{"remove gone"}},
+			{found: []config.Worker{w("gone", "m")}, want: []string{"add gone m"}},
+		}},
+		{"rejected workers are tried again, others are added", 0, map[string]error{"a": config.ErrWorkerExists}, []poll{
+			{found: []config.Worker{w("a", "m"), w("b", "m")}, want: []string{"reject a", "add b m"}},
+			{found: []config.Worker{w("a", "m"), w("b", "m")}, want: []string{"reject a"}},
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				r := &recorder{rejects: tt.rejects}
+				var n, polled atomic.Int32
+				watch := discovery.Watch{Interval: time.Second, Grace: tt.grace, Polled: func() { polled.Add(1) }, Find: func(context.Context) ([]config.Worker, error) {
+					l := tt.polls[n.Add(1)-1]
+					return l.found, l.err
+				}}
+				done := make(chan error, 1)
+				go func() { done <- watch.Run(ctx, r) }()
+				<-time.After(time.Second / 2) // between two polls
+				for i, l := range tt.polls {
+					synctest.Wait()
+					if got, called := int(n.Load()), int(polled.Load()); got != i+1 || called != got {
+						t.Fatalf("%d polls, %d calls of Polled, want %d", got, called, i+1)
+					}
+					if d := cmp.Diff(l.want, r.calls()); d != "" {
+						t.Fatalf("poll %d (-want +got):\n%s", i, d)
+					}
+					if i+1 < len(tt.polls) {
+						<-time.After(time.Second)
+					}
+				}
+				cancel()
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+func TestWatchEndsWithIngest(t *testing.T) {
+	watch := discovery.Watch{Find: func(context.Context) ([]config.Worker, error) {
+		return []config.Worker{{Name: "a"}}, nil
+	}}
+	if err := watch.Run(t.Context(), &recorder{ended: true}); err != nil {
+		t.Error(err)
+	}
+}

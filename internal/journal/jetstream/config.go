@@ -1,0 +1,152 @@
+package jetstream
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/kvcast/kvcast/internal/journal"
+)
+
+// Defaults of Config.
+const (
+	DefaultStream       = "kvcast"
+	DefaultSyncInterval = time.Second
+	DefaultInFlight     = 512
+)
+
+// Bounds of Config.
+const (
+	MinSyncInterval = 100 * time.Millisecond
+	MaxSyncInterval = time.Hour
+	// maxInFlight is below the 10,000 messages that nats-server queues for a stream before it discards some.
+	maxInFlight = 8192
+	maxReplicas = 5
+)
+
+// Config configures a journal. Exactly one of Dir and Servers is set; all else has defaults.
+type Config struct {
+	// Dir is the directory of the embedded nats-server's files. It is created if it does not exist. One process uses
+	// it at a time.
+	Dir string
+	// Servers are the URLs of an existing nats-server or cluster with JetStream, such as nats://host:4222 or
+	// tls://host:4222.
+	Servers []string
+
+	// Stream names the JetStream stream: 1 to 64 letters, digits, hyphens and underscores; default DefaultStream. A
+	// nats-server may have several, one a kvcast.
+	Stream string
+	// Retention bounds the entries that Read can return, in memory, and those that the stream keeps. Its fields Epoch
+	// and After are ignored.
+	Retention journal.Config
+	// InFlight bounds the appends that are not acknowledged yet: 1 to 8192; default DefaultInFlight.
+	InFlight int
+
+	// SyncAlways makes the embedded nats-server sync each entry to the disk before it acknowledges it.
+	SyncAlways bool
+	// SyncInterval is how often the embedded nats-server syncs to the disk without SyncAlways: 100 ms to 1 h; default
+	// DefaultSyncInterval. A crash of the machine, not of the process, loses what was not synced.
+	SyncInterval time.Duration
+
+	// Credentials is a NATS credentials file for Servers.
+	Credentials string
+	// TLSCA is a file of CA certificates that Servers are verified with.
+	TLSCA string
+	// TLSCert and TLSKey are files of the client's certificate and key.
+	TLSCert, TLSKey string
+	// Follow is for a process that appends nothing to a stream of Servers. Append returns an error, and the journal changes
+	// nothing on the servers.
+	Follow bool
+	// Instance names this process among those that use the stream of Servers: 1 to 64 letters, digits, hyphens and
+	// underscores. No two processes may have the same name, nor one after the other; default: random.
+	Instance string
+	// Owned, if not nil, is called with each record of an owner in a stream of Servers, in order, before the entry is
+	// visible, which waits for it. It must not call the journal's methods that wait.
+	Owned func(journal.Source, Owner)
+	// Replicas is the number of Servers that store the stream: 1, 3 or 5; 0 means 1 for a new stream, and no change of
+	// an existing one.
+	Replicas int
+
+	// Log gets the journal's log lines, and those of the embedded nats-server at the levels Debug and Warn; default
+	// slog.Default().
+	Log *slog.Logger
+}
+
+var (
+	streamName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+	serverURL  = regexp.MustCompile(`^(nats|tls)://[^\s,/]+$`)
+)
+
+// IsStream reports whether Config.Stream may have a name.
+func IsStream(name string) bool { return streamName.MatchString(name) }
+
+// IsServer reports whether a text has the form of one of Config.Servers.
+func IsServer(url string) bool { return serverURL.MatchString(url) }
+
+// Validate returns an error for each field whose value is not allowed, joined.
+func (c Config) Validate() error {
+	var errs []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	embedded := c.Dir != ""
+	check(embedded == (len(c.Servers) == 0), "dir %q and servers %q: want exactly one of them", c.Dir, c.Servers)
+	for _, s := range c.Servers {
+		check(IsServer(s), "server %q: want nats://HOST, nats://HOST:PORT or tls://HOST:PORT", s)
+	}
+	check(c.Stream == "" || IsStream(c.Stream), "stream %q: want %s", c.Stream, streamName)
+	check(c.InFlight >= 0 && c.InFlight <= maxInFlight, "in flight %d: want 1 to %d, or 0 for %d", c.InFlight, maxInFlight, DefaultInFlight)
+	check(c.Retention.MaxBytes >= 0, "max bytes %d: want at least 0", c.Retention.MaxBytes)
+	check(c.Retention.MaxAge >= 0, "max age %v: want at least 0", c.Retention.MaxAge)
+	check(c.SyncInterval == 0 || c.SyncInterval >= MinSyncInterval && c.SyncInterval <= MaxSyncInterval,
+		"sync interval %v: want %v to %v, or 0 for %v", c.SyncInterval, MinSyncInterval, MaxSyncInterval, DefaultSyncInterval)
+	check(!c.SyncAlways || c.SyncInterval == 0, "sync interval %v: want none with sync always", c.SyncInterval)
+	check(c.Replicas >= 0 && c.Replicas <= maxReplicas && c.Replicas != 2 && c.Replicas != 4, "replicas %d: want 1, 3 or 5", c.Replicas)
+	check((c.TLSCert == "") == (c.TLSKey == ""), "tls cert %q and key %q: want both or none", c.TLSCert, c.TLSKey)
+	check(c.Instance == "" || IsStream(c.Instance), "instance %q: want %s", c.Instance, streamName)
+	check(!c.Follow || !embedded, "follow: want servers, not dir %q", c.Dir)
+	check(!c.Follow || c.Replicas == 0, "follow: want no replicas, which the process that appends sets")
+	if embedded {
+		check(c.Credentials == "", "credentials %q: want none with dir", c.Credentials)
+		check(c.TLSCA == "" && c.TLSCert == "", "tls: want no files with dir")
+		check(c.Replicas <= 1, "replicas %d: want at most 1 with dir", c.Replicas)
+	} else {
+		check(!c.SyncAlways && c.SyncInterval == 0, "sync: want none with servers, whose configuration decides")
+	}
+	return errors.Join(errs...)
+}
+
+func (c Config) withDefaults() Config {
+	if c.Stream == "" {
+		c.Stream = DefaultStream
+	}
+	if c.Instance == "" {
+		c.Instance = rand.Text()
+	}
+	if c.InFlight == 0 {
+		c.InFlight = DefaultInFlight
+	}
+	if c.SyncInterval == 0 {
+		c.SyncInterval = DefaultSyncInterval
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	return c
+}
+
+// syncsCompaction reports whether nats-server of a version syncs the files that compaction rewrites, if it is to sync
+// always: 2.14.6 and later do. It returns true for a version that it cannot parse.
+func syncsCompaction(version string) bool {
+	var v [3]int
+	if n, _ := fmt.Sscanf(version, "%d.%d.%d", &v[0], &v[1], &v[2]); n < len(v) {
+		return true
+	}
+	return slices.Compare(v[:], []int{2, 14, 6}) >= 0
+}

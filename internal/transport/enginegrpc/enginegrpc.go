@@ -1,0 +1,121 @@
+// Package enginegrpc reads engines that stream their KV-cache events by gRPC.
+//
+// In: the responses of a call of SubscribeKvEvents, of SMG's protocol or of OpenEngine's. Out: a transport.Receiver, whose messages
+// are those that the engine would publish over ZeroMQ: an empty topic, the seq, and the batch in vLLM's form, of one dp rank. So all
+// that follows, in particular package sequence, is the same for both.
+//
+// A call delivers every batch, in order. It begins with the last batch that was read before, if the server still has it, which shows
+// whether the engine restarted. Otherwise it begins with the present state, if the server sends that, or with the next batch. The event
+// of the connection says which of the two it is.
+//
+// Whatever servers send, memory is bounded: a response has at most transport.MaxPayloadBytes, and all calls of a Transport together
+// have Config.Bytes for responses and for messages that wait to be processed. A call without memory does not read, so that flow control
+// stops the server; nothing is dropped. A batch that cannot be converted becomes a message that does
+// not decode, so that its seq is reported as lost. A response that is no batch ends the call.
+package enginegrpc
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/transport"
+	"github.com/kvcast/kvcast/internal/transport/ledger"
+)
+
+// protocols are the protocols by the transports of endpoints.
+var protocols = map[string]*protocol{config.TransportSMG: &smg, config.TransportOpenEngine: &openEngine}
+
+// conversions is how many responses are converted at a time. A conversion takes some 150 MB at most: see maxEvents and maxTokens.
+const conversions = 2
+
+// Config is the configuration of a Transport. Zero fields have defaults.
+type Config struct {
+	// Bytes bounds the memory of all calls together for responses, from when they have more than 128 KiB, and for messages that were
+	// not processed. Default: 64 MiB.
+	Bytes int64
+	// Patience is how long a response may be incomplete while others wait for memory. Then the call ends, and the next one resumes.
+	// Default: 5 s.
+	Patience time.Duration
+}
+
+// Transport makes Receivers. It is safe for concurrent use.
+type Transport struct {
+	memory   *ledger.Ledger
+	patience time.Duration
+	// converters are those that are not in use. Whoever takes one returns it without waiting for anything else.
+	converters chan *converter
+}
+
+// New returns a Transport.
+func New(c Config) *Transport {
+	t := &Transport{
+		memory: ledger.New(cmp.Or(c.Bytes, 64<<20)), patience: cmp.Or(c.Patience, 5*time.Second),
+		converters: make(chan *converter, conversions),
+	}
+	for range conversions {
+		t.converters <- new(converter)
+	}
+	return t
+}
+
+// await waits until a claim is granted. It returns false if done is closed before.
+func (t *Transport) await(c *ledger.Claim, done <-chan struct{}) bool {
+	select {
+	case <-c.Granted():
+		return true
+	default:
+	}
+	for {
+		select {
+		case <-c.Granted():
+			return true
+		case <-done:
+			return false
+		case now := <-time.After(t.patience):
+			t.memory.EvictSince(now.Add(-t.patience))
+		}
+	}
+}
+
+// Subscription is what is read.
+type Subscription struct {
+	// Endpoint is smg://HOST:PORT or openengine://HOST:PORT.
+	Endpoint string
+	// Rank is the dp rank that is read. Batches of a rank that is not among Ranks, those of the whole source, are passed on as
+	// transport.Message.Foreign by the subscription of the first of Ranks.
+	Rank  uint32
+	Ranks []uint32
+	// Last is the last seq that was read; nil for none.
+	Last *uint64
+}
+
+// Subscribe calls a server, once, in the background.
+func (t *Transport) Subscribe(s Subscription) (transport.Receiver, error) {
+	return t.subscribe(s, transport.ConnectTimeout)
+}
+
+// subscribe has the time that the server may take for each step of the beginning of a call.
+func (t *Transport) subscribe(s Subscription, timeout time.Duration) (*Receiver, error) {
+	e, ok := config.ParseSource(s.Endpoint)
+	p := protocols[e.Transport]
+	if !ok || p == nil {
+		return nil, fmt.Errorf("parse endpoint %q: want smg://HOST:PORT or openengine://HOST:PORT", s.Endpoint)
+	}
+	r := &Receiver{memory: t.memory, wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	_, address := e.Net()
+	c := &call{
+		transport: t, receiver: r, protocol: p, address: address, rank: s.Rank, ranks: s.Ranks, timeout: timeout,
+		reportsForeign: len(s.Ranks) > 0 && s.Rank == slices.Min(s.Ranks),
+	}
+	// A seq of 0 in a request means none, and that of the request is the one before the first wanted.
+	if s.Last != nil && *s.Last > 1 {
+		c.from = *s.Last
+	}
+	r.done.Go(c.run)
+	return r, nil
+}

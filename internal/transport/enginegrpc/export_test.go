@@ -1,0 +1,47 @@
+package enginegrpc
+
+import (
+	"errors"
+	"time"
+
+	"github.com/kvcast/kvcast/internal/transport"
+)
+
+// Converted is what a response becomes.
+type Converted struct {
+	Seq     uint64
+	Rank    uint32
+	Ignored bool
+	Payload []byte
+}
+
+// Convert reads a response of the protocol with a transport's name.
+func Convert(protocol string, response []byte) (Converted, error) {
+	return NewConverter(protocol)(response)
+}
+
+// NewConverter returns a Convert that reuses its memory.
+func NewConverter(protocol string) func(response []byte) (Converted, error) {
+	p := protocols[protocol]
+	c := converter{protocol: p}
+	return func(response []byte) (Converted, error) {
+		h, err := p.read(response)
+		if err = errors.Join(err, h.ended); err != nil {
+			return Converted{}, err
+		}
+		payload, err := c.convert(h, response)
+		return Converted{h.seq, h.rank, h.ignored, payload}, err
+	}
+}
+
+// SubscribeWithin subscribes with a time limit for each step of the beginning of a call.
+func (t *Transport) SubscribeWithin(s Subscription, timeout time.Duration) (transport.Receiver, error) {
+	return t.subscribe(s, timeout)
+}
+
+// Used returns the memory in use, and Waiting the number of responses that wait for memory.
+func (t *Transport) Used() int64  { return t.memory.Used() }
+func (t *Transport) Waiting() int { return t.memory.Waiting() }
+
+// ClaimBytes returns the memory of a response of so many bytes.
+func ClaimBytes(n int) int64 { return claimBytes(n) }
