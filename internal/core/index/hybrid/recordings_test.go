@@ -18,9 +18,9 @@ import (
 
 	"github.com/kvcast/kvcast/internal/core/index/hybrid"
 	"github.com/kvcast/kvcast/internal/core/index/hybrid/vllmhash"
-	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/internal/recording"
 	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // recordingsDir contains recordings of vLLM with several attention groups or a host tier; ../README.md describes them.
