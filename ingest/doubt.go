@@ -65,6 +65,8 @@ func (p *publisher) detail(in *intake, reason wire.Reason) (detail string, args 
 		return fmt.Sprintf("chunks of %d tokens", p.rules.ChunkSize), []any{"chunk_tokens", p.rules.ChunkSize, "block_size", p.worker.blockSize.Tokens}
 	case wire.ReasonObjectKey:
 		return reason.String(), []any{"hint", "the source names objects in place of blocks: remove it, and read the engines' own events"}
+	case wire.ReasonNoExtraKeys:
+		return reason.String(), []any{"hint", "the engine's events lack the cache salts of requests: vLLM has them since 0.17"}
 	default:
 		return reason.String(), nil
 	}

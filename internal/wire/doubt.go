@@ -47,6 +47,7 @@ var reasons = [NumReasons]struct {
 	ReasonPartialBlock:          {"partial_block", EffectUpperBound, 0},
 	ReasonObjectKey:             {"object_key_only", EffectSkipped, 0},
 	ReasonChunks:                {"chunks", EffectConnector, 0},
+	ReasonNoExtraKeys:           {"no_extra_keys", EffectSkipped, 0},
 }
 
 // String returns the reason's metric label.

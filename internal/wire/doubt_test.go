@@ -99,6 +99,11 @@ func TestTrustTable(t *testing.T) {
 	}...)
 	grouped := obj{"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
 	table[wire.ReasonPartialBlock] = append(table[wire.ReasonPartialBlock], tableRow{"store", []any{stored(with(grouped, obj{"block_size": 4, "token_ids": []any{1, 2, 3, 4}}), 1), stored(with(grouped, obj{"block_size": 2, "token_ids": []any{1, 2}}), 2)}, none, wire.EffectUpperBound})
+	// vLLM 0.16 and earlier have salts and no extra keys in their events.
+	withoutKeys := []any{"BlockStored", []any{1}, nil, []any{1}, 1, nil, "CPU", nil}
+	table[wire.ReasonNoExtraKeys] = append(table[wire.ReasonNoExtraKeys],
+		tableRow{"host memory", []any{withoutKeys}, tier(wire.TierHostPinned), wire.EffectSkipped},
+		tableRow{"device", []any{withoutKeys[:6]}, device, wire.EffectSkipped})
 	for reason := wire.ReasonNone + 1; reason < wire.NumReasons; reason++ {
 		if len(table[reason]) == 0 {
 			t.Errorf("%s: no events cause it", reason)
@@ -111,7 +116,9 @@ func TestTrustTable(t *testing.T) {
 			)
 			want[reason] = c.tiers
 			b := decodeOf(t, c.events...)
-			wire.NewRules(&size).Admit(b, 0, &counts)
+			rules := wire.NewRules(&size)
+			rules.NeedsExtraKeys = true
+			rules.Admit(b, 0, &counts)
 			if counts[reason] == 0 || reason.Effect() != c.effect {
 				t.Errorf("%s, %s: counted %d times, effect %d; want effect %d", reason, c.name, counts[reason], reason.Effect(), c.effect)
 			}

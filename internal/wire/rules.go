@@ -70,6 +70,8 @@ type Rules struct {
 	ChunkSize uint32
 	// ClearsDevice reports whether a clear that names no medium is of device memory, and not of all tiers.
 	ClearsDevice bool
+	// NeedsExtraKeys reports whether the engine has cache salts and multimodal inputs that it tells in extra keys alone.
+	NeedsExtraKeys bool
 	// doubts are those of the current Admit.
 	doubts    Doubts
 	hasDoubts bool
@@ -330,6 +332,9 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 	}
 	if !told {
 		r.doubt(ReasonUnknownContent, ev.Tier, counts)
+	}
+	if r.NeedsExtraKeys && ev.NoExtraKeys {
+		r.doubt(ReasonNoExtraKeys, ev.Tier, counts)
 	}
 	if ev.OpaqueTokens {
 		return true

@@ -99,6 +99,8 @@ type Event struct {
 	// ReplacesBlockSize reports whether a store has another block size than the learned
 	// block size, and replaces it: earlier stores were of partial blocks.
 	ReplacesBlockSize bool
+	// NoExtraKeys reports whether a store is an array that ends before the extra keys.
+	NoExtraKeys bool
 	// HashesOnly reports whether a store names hashes without tokens. The content of its blocks is that of the blocks with
 	// these hashes in other tiers.
 	HashesOnly bool
@@ -335,6 +337,8 @@ const (
 	ReasonObjectKey
 	// ReasonChunks is a store that is not left out, of chunks of several blocks below device memory.
 	ReasonChunks
+	// ReasonNoExtraKeys is a store that is not left out, in a form that cannot tell the cache salt and other inputs of the engine.
+	ReasonNoExtraKeys
 
 	NumReasons = iota
 )
