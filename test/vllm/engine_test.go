@@ -24,6 +24,9 @@ const versionVariable = "KVCAST_VLLM_VERSION"
 // engineTimeout bounds the wait for an answer of an engine. It starts in one minute to three on two busy cores.
 const engineTimeout = 20 * time.Minute
 
+// newest is the version with which every engine must start.
+const newest = "0.32.0"
+
 // version is that of vLLM that is tested.
 var version string
 
@@ -56,6 +59,7 @@ type engineConfig struct {
 	Events   map[string]any    `json:"events"`
 	Args     map[string]any    `json:"args"`
 	Offload  int               `json:"offload_bytes,omitempty"` // of host memory; 0 for no connector
+	Needs    string            `json:"needs,omitempty"`         // a module without which the test is skipped; versions before newest may also fail with the first prompt
 	env      []string
 }
 
@@ -89,6 +93,12 @@ type state struct {
 	Bound      float64  `json:"bound"`  // when the publisher's socket was bound, in seconds since the Unix epoch
 	Groups     []string `json:"groups"` // kinds of attention groups
 	BlockSizes []int    `json:"block_sizes"`
+	Fields     []string `json:"fields"` // of stores
+	// PlainAdapters is whether a block's hash has the adapter's name as it has a cache salt: equal ones have the same blocks.
+	PlainAdapters bool   `json:"plain_adapters"`
+	RandomHashes  bool   `json:"random_hashes"` // whether block hashes differ after a restart, unless PYTHONHASHSEED is set
+	ReportMode    bool   `json:"report_mode"`   // whether there is kv_cache_report_mode
+	Lacks         string `json:"lacks"`         // the only field, if it lacks Needs
 }
 
 // engine is a process of testdata/engine.py.
@@ -99,9 +109,9 @@ type engine struct {
 	answers chan []byte // closed when the engine has exited
 	log     string      // file with its standard error
 	state   state       // of the last answer
+	first   state       // the first answer
+	fails   bool        // may fail before its first answer to a prompt
 	main    string      // the attention group that decides what is reused
-	bound   time.Time
-	sizes   []int // of the blocks of the attention groups
 	stopped bool
 }
 
@@ -132,7 +142,7 @@ func launchEngine(t *testing.T, cfg engineConfig) *engine {
 		t.Fatal(err)
 	}
 	defer func() { _ = file.Close() }()
-	e := &engine{t: t, answers: make(chan []byte), log: file.Name()}
+	e := &engine{t: t, answers: make(chan []byte), log: file.Name(), fails: cfg.Needs != "" && version != newest}
 	e.cmd = exec.Command(filepath.Join(dir, "venv/bin/python"), "testdata/engine.py", string(text)) //nolint:noctx // stop ends it
 	e.cmd.Env = environment(append(cfg.env, "VLLM_ENABLE_V1_MULTIPROCESSING=0")...)
 	e.cmd.Stderr = file
@@ -167,7 +177,10 @@ func environment(more ...string) []string {
 func (e *engine) awaitReady() {
 	e.t.Helper()
 	e.receive()
-	e.bound, e.sizes = time.UnixMicro(int64(e.state.Bound*1e6)), e.state.BlockSizes
+	if e.state.Lacks != "" {
+		e.t.Skipf("vLLM %s lacks %s", version, e.state.Lacks)
+	}
+	e.first = e.state
 	main := slices.IndexFunc(e.state.Groups, func(kind string) bool {
 		return strings.Contains(kind, "FullAttention") || strings.Contains(kind, "MLA")
 	})
@@ -193,12 +206,19 @@ func (e *engine) receive() {
 	defer timeout.Stop()
 	select {
 	case line, ok := <-e.answers:
+		if !ok && e.fails {
+			lines := strings.Split(strings.TrimSpace(e.logTail()), "\n")
+			e.t.Skipf("vLLM %s cannot run this model: %s", version, lines[len(lines)-1])
+		}
 		if !ok {
-			e.t.Fatalf("the engine has ended:\n%s", e.logTail())
+			e.t.Fatalf("vLLM %s has ended:\n%s", version, e.logTail())
 		}
 		e.state = state{}
 		if err := json.Unmarshal(line, &e.state); err != nil {
 			e.t.Fatalf("decode %q: %v", line, err)
+		}
+		if e.state.Error != "" && e.fails {
+			e.t.Skipf("vLLM %s cannot run this model: %s", version, e.state.Error)
 		}
 		if e.state.Error != "" {
 			e.t.Fatalf("the engine has failed: %s\n%s", e.state.Error, e.logTail())
@@ -212,6 +232,7 @@ func (e *engine) receive() {
 func (e *engine) generate(prompts ...prompt) []output {
 	e.t.Helper()
 	e.ask(map[string]any{"generate": prompts})
+	e.fails = false
 	return e.state.Outputs
 }
 
@@ -219,6 +240,10 @@ func (e *engine) generate(prompts ...prompt) []output {
 func (e *engine) reset() {
 	e.t.Helper()
 	e.ask(map[string]any{"reset": false})
+	if !e.state.Reset { // a connector may keep blocks until the next step
+		e.generate(prompt{Tokens: newWorkload(97).tokens(blockSize / 2), MaxTokens: 2})
+		e.ask(map[string]any{"reset": false})
+	}
 	if !e.state.Reset {
 		e.t.Fatalf("the engine has not reset its prefix cache:\n%s", e.logTail())
 	}
@@ -233,6 +258,12 @@ func (e *engine) hashes() []uint64 {
 	slices.Sort(list)
 	return list
 }
+
+// boundAt returns the time at which the publisher's socket was bound.
+func (e *engine) boundAt() time.Time { return time.UnixMicro(int64(e.first.Bound * 1e6)) }
+
+// tells implements subject.
+func (e *engine) tells(field string) bool { return slices.Contains(e.first.Fields, field) }
 
 // logTail returns the end of what the engine has written.
 func (e *engine) logTail() string {

@@ -44,8 +44,8 @@ var table struct {
 // newScenario begins a scenario, whose answers must all be EXACT unless want says otherwise.
 func newScenario(t *testing.T, name string, e subject, k *relay, want ...kvcastv1.Trust) *scenario {
 	t.Helper()
-	if len(want) == 0 {
-		want = []kvcastv1.Trust{kvcastv1.Trust_TRUST_EXACT}
+	if trust := whole(e); len(want) == 0 || trust != exact {
+		want = []kvcastv1.Trust{trust}
 	}
 	s := &scenario{t: t, name: name, engine: e, relay: k, want: want, trust: make(map[string]int)}
 	table.mu.Lock()

@@ -74,7 +74,7 @@ func (s *served) awaitReady() {
 		select {
 		case <-poll.C:
 		case <-s.ended:
-			s.t.Fatalf("vllm serve has ended:\n%s", s.logTail())
+			s.t.Fatalf("vllm serve of vLLM %s has ended:\n%s", version, s.logTail())
 		}
 		if time.Now().After(deadline) {
 			s.t.Fatalf("vllm serve is not ready after %v:\n%s", engineTimeout, s.logTail())
@@ -203,6 +203,8 @@ func (r servedRank) hashes() []uint64 {
 	slices.Sort(list)
 	return list
 }
+
+func (r servedRank) tells(field string) bool { return slices.Contains(r.probe().Fields, field) }
 
 // TestDataParallel has vllm serve with two ranks.
 func TestDataParallel(t *testing.T) {

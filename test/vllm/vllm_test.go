@@ -62,6 +62,10 @@ func TestLlama(t *testing.T) {
 	s = newScenario(t, "LoRA with cache_salt", e, k)
 	w = newWorkload(5)
 	w.salts, w.loras = []string{"", "tenant-a", "a"}, []string{"", "a", "b"}
+	if e.first.PlainAdapters {
+		t.Logf("left out: a salt with the name of an adapter: vLLM %s reuses the blocks of one for the other", version)
+		w.salts[2] = "tenant-b"
+	}
 	s.run(w, requests(60))
 
 	s = newScenario(t, "reset_prefix_cache, after the next step", e, k)
@@ -90,6 +94,10 @@ func TestLlama(t *testing.T) {
 	lateStart(t, e, at)
 	crashes(t, e, at)
 
+	if !e.first.ReportMode {
+		t.Logf("left out: vLLM %s has no kv_cache_report_mode", version)
+		return
+	}
 	s = newScenario(t, "kv_cache_report_mode full, mixed", e, k, exact, degraded)
 	w = newWorkload(8)
 	for range requests(60) {
@@ -128,8 +136,8 @@ func lateStart(t *testing.T, e *engine, at ports) {
 	s := newScenario(t, "late start, replay of all batches", e, k, exact, degraded)
 	s.comparePool()
 	s.run(newWorkload(20), requests(15))
-	if got := k.trust(); got.trust != exact {
-		t.Errorf("late start: the rank is %s; want EXACT after a live batch", got)
+	if got := k.trust(); got.trust != whole(e) {
+		t.Errorf("late start: the rank is %s; want %s after a live batch", got, whole(e))
 	}
 }
 
@@ -155,8 +163,8 @@ func crashes(t *testing.T, e *engine, at ports) {
 			s.comparePool()
 		}
 		s.run(w, requests(6))
-		if got := k.trust(); got.trust != exact {
-			t.Errorf("%s: the rank is %s; want EXACT after a live batch", name, got)
+		if got := k.trust(); got.trust != whole(e) {
+			t.Errorf("%s: the rank is %s; want %s after a live batch", name, got, whole(e))
 		}
 	}
 }
@@ -200,8 +208,8 @@ func TestSmallBuffer(t *testing.T) {
 	proxy.Retarget(fmt.Sprintf("127.0.0.1:%d", at.publish))
 	s.comparePool()
 	s.run(w, requests(15))
-	if got := k.trust(); got.trust != exact {
-		t.Errorf("the rank is %s after lost batches were replayed; want EXACT", got)
+	if got := k.trust(); got.trust != whole(e) {
+		t.Errorf("the rank is %s after lost batches were replayed; want %s", got, whole(e))
 	}
 
 	s = newScenario(t, "batches lost, beyond buffer_steps", e, k, degraded)
@@ -256,19 +264,21 @@ func restart(t *testing.T, e *engine, cfg engineConfig, k *relay, hash uint64) {
 	s.engine = next
 	select {
 	case connected := <-live:
-		blind := connected.Sub(next.bound)
+		blind := connected.Sub(next.boundAt())
 		if s.note = fmt.Sprintf("read %.1f s after its socket was bound", blind.Seconds()); blind > blindLimit {
 			t.Errorf("kvcast needed %v to read a restarted engine; want %v at most", blind, blindLimit)
 		}
 	case <-time.After(harness.Timeout):
 		t.Fatalf("kvcast does not read the restarted engine: %v", k.status())
 	}
-	if got := warmUp(t, next, k); got != hash {
+	if got := warmUp(t, next, k); next.first.RandomHashes {
+		t.Logf("block hash %x, and %x before the restart", got, hash)
+	} else if got != hash {
 		t.Errorf("the block hash of the same tokens is %x, and was %x before the restart; want the same", got, hash)
 	}
 	s.run(newWorkload(40), requests(15))
-	if got := k.trust(); got.trust != exact {
-		t.Errorf("the rank is %s after a restart of the engine; want EXACT", got)
+	if got := k.trust(); got.trust != whole(next) {
+		t.Errorf("the rank is %s after a restart of the engine; want %s", got, whole(next))
 	}
 }
 
@@ -296,20 +306,31 @@ func TestHybrid(t *testing.T) {
 	testclass.Peers(t)
 	at := freePorts(t)
 	e := startEngine(t, engineConfig{Model: "gemma3", Events: at.events(), Args: args(160, nil)})
+	if len(e.first.Groups) > 1 && !e.tells("kv_cache_spec_kind") {
+		t.Skipf("vLLM %s does not tell which of %v a block is of: kvcast follows the first", version, e.first.Groups)
+	}
 	k := startRelay(t, at.worker()...)
 	warmUp(t, e, k)
-	s := newScenario(t, "hybrid: Gemma 3, sliding windows", e, k, upper)
+	want := upper
+	if len(e.first.Groups) == 1 { // before stores named groups, vLLM with events had one group for all layers
+		want = exact
+	}
+	s := newScenario(t, "hybrid: Gemma 3, sliding windows", e, k, want)
 	s.run(newWorkload(60), requests(80))
 	if s.under > 0 {
 		t.Errorf("%d answers are below what the engine has reused; want upper bounds", s.under)
 	}
+	s.note = fmt.Sprintf("%d groups", len(e.first.Groups))
 }
 
 // TestMamba has an engine with states of linear attention beside full attention. kvcast follows full attention.
 func TestMamba(t *testing.T) {
 	testclass.Peers(t)
 	at := freePorts(t)
-	e := startEngine(t, engineConfig{Model: "qwen3-next", Events: at.events(), Args: args(120, map[string]any{"enable_prefix_caching": true})})
+	e := startEngine(t, engineConfig{
+		Model: "qwen3-next", Events: at.events(), Args: args(120, map[string]any{"enable_prefix_caching": true}),
+		Needs: "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention",
+	})
 	k := startRelay(t, at.worker()...)
 	warmUp(t, e, k)
 	s := newScenario(t, "hybrid: Qwen3-Next, linear attention", e, k, upper)
@@ -317,7 +338,7 @@ func TestMamba(t *testing.T) {
 	if s.under > 0 {
 		t.Errorf("%d answers are below what the engine has reused; want upper bounds", s.under)
 	}
-	s.note = fmt.Sprintf("block sizes %v", e.sizes)
+	s.note = fmt.Sprintf("block sizes %v", e.first.BlockSizes)
 }
 
 // TestOffload has an engine that offloads blocks to host memory, which has room for twice as many blocks as the device.

@@ -46,6 +46,16 @@ type subject interface {
 	seq() int64
 	// hashes returns the cached blocks of the main attention group after that batch, ascending.
 	hashes() []uint64
+	// tells reports whether the events of stored blocks have a field.
+	tells(field string) bool
+}
+
+// whole returns the trust of a rank that lacks nothing.
+func whole(e subject) kvcastv1.Trust {
+	if !e.tells("extra_keys") { // nor the cache salts of requests
+		return degraded
+	}
+	return exact
 }
 
 // relay is kvcast serve, which reads one worker.

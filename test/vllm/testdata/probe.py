@@ -11,6 +11,13 @@ published = 0  # batches
 bound = 0.0  # when the publisher's socket was bound or began to connect, in seconds since the Unix epoch
 
 
+def fields():
+    """Returns the fields of the events of stored blocks."""
+    from vllm.distributed.kv_events import BlockStored
+
+    return BlockStored.__struct_fields__
+
+
 def pool(manager):
     """Returns the hashes of the cached blocks, as events have them, by attention group."""
     from vllm.v1.core import kv_cache_utils
@@ -24,9 +31,29 @@ def pool(manager):
     return groups
 
 
+def start_unbound():
+    """Has vLLM start although its threads are bound to no cores: 0.20 fails when it writes to its log which ones they are bound to."""
+    try:
+        from vllm.utils.ompmultiprocessing import OMPProcessManager
+    except ModuleNotFoundError:
+        return
+    parse = OMPProcessManager._parse_omp_threads_bind_env
+
+    def parse_all(self):
+        try:
+            parse(self)
+        except IndexError:
+            if not self.skip_setup:
+                raise
+
+    OMPProcessManager._parse_omp_threads_bind_env = parse_all
+
+
 def install(on_publish=lambda publisher: None):
     """Counts batches, which the publisher numbers from 0."""
     from vllm.distributed import kv_events
+
+    start_unbound()
 
     class Publisher(kv_events.ZmqEventPublisher):
         def _socket_setup(self):
@@ -57,7 +84,7 @@ def plugin():
     def write(publisher):
         file = os.path.join(directory, f"{publisher._data_parallel_rank}.json")
         with open(file + ".new", "w") as new:
-            json.dump({"seq": published - 1, "pool": pool(schedulers[0].kv_cache_manager)}, new)
+            json.dump({"seq": published - 1, "pool": pool(schedulers[0].kv_cache_manager), "fields": fields()}, new)
         os.replace(file + ".new", file)
 
     if not getattr(Scheduler, "probed", False):  # a fork has the plugin already
