@@ -102,7 +102,7 @@ func TestTrustTable(t *testing.T) {
 	// vLLM 0.16 and earlier have salts and no extra keys in their events.
 	withoutKeys := []any{"BlockStored", []any{1}, nil, []any{1}, 1, nil, "CPU", nil}
 	table[wire.ReasonNoExtraKeys] = append(table[wire.ReasonNoExtraKeys],
-		tableRow{"host memory", []any{withoutKeys}, tier(wire.TierHostPinned), wire.EffectSkipped},
+		tableRow{"host memory", []any{withoutKeys}, tier(kvblock.TierHostPinned), wire.EffectSkipped},
 		tableRow{"device", []any{withoutKeys[:6]}, device, wire.EffectSkipped})
 	for reason := wire.ReasonNone + 1; reason < wire.NumReasons; reason++ {
 		if len(table[reason]) == 0 {
