@@ -245,12 +245,30 @@ func (s *soakRun) converge(ctx context.Context, states []state) (steady outcome)
 	err := errors.Join(errs...)
 	s.fail("convergent", err)
 	if err == nil {
-		s.fail("convergent", s.routers[0].snapshot(ctx, states))
+		s.fail("convergent", s.awaitSnapshot(ctx, states))
 	}
 	if needless := outcomes[0].falselyIncomplete; len(needless) > 0 {
 		s.fail("complete", fmt.Errorf("reported incomplete, though every batch was available for replay: %s", strings.Join(needless, "; ")))
 	}
 	return outcomes[0]
+}
+
+// awaitSnapshot waits until a snapshot equals the engines. A rank that was incomplete when the views were compared may be repaired later: the server
+// then clears it, and replays its batches.
+func (s *soakRun) awaitSnapshot(ctx context.Context, states []state) error {
+	ticker := time.NewTicker(200 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		err := s.routers[0].snapshot(ctx, states)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 // waitForBaseline waits until the server's usage is back at a baseline.
