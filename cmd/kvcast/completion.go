@@ -1,14 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
+	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
 	"github.com/alecthomas/kong"
-	kongcompletion "github.com/jotaen/kong-completion"
-	posener "github.com/posener/complete"
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
 )
@@ -48,13 +49,109 @@ func (c *completionCmd) Run(p cli.Process) error {
 	return err
 }
 
-// complete prints the possible continuations of the command line in COMP_LINE.
-func complete(parser *kong.Kong) (err error) {
-	kongcompletion.Register(parser,
-		kongcompletion.WithPredictors(map[string]posener.Predictor{
-			"file": posener.PredictFiles("*"),
-		}),
-		kongcompletion.WithExitFunc(func(int) {}),
-		kongcompletion.WithErrorHandler(func(failure error) { err = failure }))
-	return err
+// complete prints the possible continuations of a command line, one a line.
+func complete(out io.Writer, root *kong.Node, line string) error {
+	words := strings.Fields(line)
+	if len(words) == 0 || strings.HasSuffix(line, " ") {
+		words = append(words, "")
+	}
+	last := words[len(words)-1]
+	for _, c := range candidates(root, words[:len(words)-1], last) {
+		if strings.HasPrefix(c, last) {
+			if _, err := fmt.Fprintln(out, c); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// candidates returns what may follow the words of a command line, the first of which is the program.
+func candidates(node *kong.Node, words []string, last string) []string {
+	var flag *kong.Flag // whose value is next
+	positional := 0
+	for _, word := range words[min(1, len(words)):] {
+		switch next := childNamed(node, word); {
+		case flag != nil:
+			flag = nil
+		case strings.HasPrefix(word, "-"):
+			if flag = flagNamed(node, word); flag != nil && flag.IsBool() {
+				flag = nil
+			}
+		case next != nil:
+			node, positional = next, 0
+		default:
+			positional++
+		}
+	}
+	switch {
+	case flag != nil:
+		return valuesOf(flag.Value, last)
+	case strings.HasPrefix(last, "-"):
+		return flagNames(node)
+	case positional < len(node.Positional):
+		return valuesOf(node.Positional[positional], last)
+	case positional > 0: // there is no such command, or no further argument
+		return nil
+	}
+	var names []string
+	for _, child := range node.Children {
+		if !child.Hidden {
+			names = append(names, child.Name)
+		}
+	}
+	return names
+}
+
+func childNamed(node *kong.Node, name string) *kong.Node {
+	for _, child := range node.Children {
+		if child.Name == name {
+			return child
+		}
+	}
+	return nil
+}
+
+// flagNamed returns the flag --NAME or -N of a command or the program; nil if there is none, or if the word has its value.
+func flagNamed(node *kong.Node, word string) *kong.Flag {
+	for _, group := range node.AllFlags(true) {
+		for _, f := range group {
+			if word == "--"+f.Name || f.Short != 0 && word == "-"+string(f.Short) {
+				return f
+			}
+		}
+	}
+	return nil
+}
+
+func flagNames(node *kong.Node) (names []string) {
+	for _, group := range node.AllFlags(true) {
+		for _, f := range group {
+			names = append(names, "--"+f.Name)
+		}
+	}
+	return names
+}
+
+// valuesOf returns the values of an enumeration, or the files that begin with a path.
+func valuesOf(v *kong.Value, path string) (all []string) {
+	if v.Enum != "" {
+		return v.EnumSlice()
+	}
+	if v.Tag == nil || !v.Tag.Has("predictor") {
+		return nil
+	}
+	dir, _ := filepath.Split(path)
+	entries, err := os.ReadDir(cmp.Or(dir, "."))
+	if err != nil {
+		return nil // there is nothing to offer
+	}
+	for _, e := range entries {
+		name := dir + e.Name()
+		if e.IsDir() {
+			name += "/"
+		}
+		all = append(all, name)
+	}
+	return all
 }

@@ -81,8 +81,8 @@ func run(ctx context.Context, args []string, p cli.Process) error {
 	if err != nil {
 		return fmt.Errorf("build command line: %w", err)
 	}
-	if p.Getenv("COMP_LINE") != "" {
-		return complete(parser)
+	if line := p.Getenv("COMP_LINE"); line != "" {
+		return complete(p.Out, parser.Model.Node, line)
 	}
 	if len(args) == 0 {
 		args = []string{"--help"}

@@ -52,13 +52,18 @@ func TestColoursOnTerminalsOnly(t *testing.T) {
 func TestCompletion(t *testing.T) {
 	testclass.Process(t)
 	for line, want := range map[string]string{
-		"kvcast sub":                       "subscribe",
-		"kvcast subscribe --tier h":        "host_pinned",
-		"kvcast subscribe --from ":         "earliest latest snapshot",
-		"kvcast workers --mo":              "--model",
-		"kvcast simulate --policy p":       "prefix",
-		"kvcast serve --config testdata/w": "",
-		"kvcast completion z":              "zsh",
+		"kvcast sub":                              "subscribe",
+		"kvcast subscribe --tier h":               "host_pinned",
+		"kvcast subscribe --from ":                "earliest latest snapshot",
+		"kvcast workers --mo":                     "--model",
+		"kvcast simulate --policy p":              "prefix",
+		"kvcast serve --config testdata/w":        "",
+		"kvcast serve --config testdata/c":        "testdata/captures/",
+		"kvcast completion z":                     "zsh",
+		"kvcast -":                                "--help",
+		"kvcast subscribe --from latest --tier d": "device disk",
+		"kvcast unknown --x ":                     "",
+		"kvcast workers --model m --o":            "--output",
 	} {
 		t.Setenv("COMP_LINE", line)
 		got := kvcast(t, nil)
