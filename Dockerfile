@@ -22,6 +22,7 @@ ARG TARGETARCH
 ARG VERSION
 RUN CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH go build -trimpath -buildvcs=false \
 	-ldflags "-s -w -X github.com/kvcast/kvcast/cmd/kvcast/internal/cli.version=$VERSION" -o /out/kvcast ./cmd/kvcast && \
+	tools/scripts/licenses.sh /out/kvcast >/out/THIRD_PARTY_LICENSES && \
 	mkdir -p /out/state
 
 FROM golang:${GO}-${DEBIAN} AS build-libzmq
@@ -35,11 +36,13 @@ COPY . .
 ARG VERSION
 RUN CGO_ENABLED=1 go build -trimpath -buildvcs=false \
 	-ldflags "-s -w -X github.com/kvcast/kvcast/cmd/kvcast/internal/cli.version=$VERSION" -o /out/kvcast ./cmd/kvcast && \
+	tools/scripts/licenses.sh /out/kvcast >/out/THIRD_PARTY_LICENSES && \
 	mkdir -p /out/state
 
 FROM debian:${DEBIAN}-slim AS libzmq
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates libzmq5 && rm -rf /var/lib/apt/lists/*
 COPY --from=build-libzmq /out/kvcast /usr/local/bin/kvcast
+COPY --from=build-libzmq /out/THIRD_PARTY_LICENSES /usr/share/doc/kvcast/
 # A journal in files, --journal file:/var/lib/kvcast, is a volume there. A new volume takes the owner of this directory.
 COPY --from=build-libzmq --chown=65532:65532 /out/state /var/lib/kvcast
 ARG VERSION
@@ -62,6 +65,7 @@ FROM scratch AS static
 # To verify TLS connections to NATS servers.
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 COPY --from=build /out/kvcast /usr/local/bin/kvcast
+COPY --from=build /out/THIRD_PARTY_LICENSES /usr/share/doc/kvcast/
 COPY --from=build --chown=65532:65532 /out/state /var/lib/kvcast
 ARG VERSION
 ARG REVISION

@@ -1,6 +1,6 @@
 #!/bin/sh
-# dist.sh VERSION PLATFORM... writes to bin/dist, for each platform, an archive with the binary that make build-static has built
-# and a list of the Go modules in it (CycloneDX), and then the checksums of all files. Archives of one commit are equal; the lists have the time.
+# dist.sh VERSION PLATFORM... writes to bin/dist, for each platform, an archive with the binary that make build-static has built and the licences of what is in it,
+# and a list of the Go modules in it with their licences (CycloneDX), and then the checksums of all files. Archives of one commit are equal; the lists have the time.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -16,13 +16,14 @@ for platform; do
 	mkdir "$into/$name"
 	cp "$binary" "$into/$name/kvcast"
 	cp LICENSE README.md CHANGELOG.md "$into/$name"
+	tools/scripts/licenses.sh "$binary" >"$into/$name/THIRD_PARTY_LICENSES"
 	case $platform in
 	linux/*) cp deploy/systemd/kvcast.service "$into/$name" ;;
 	esac
 	tar --create --sort=name --owner=0 --group=0 --numeric-owner --mode=u+rw,go+r,go-w --mtime="$date" --directory "$into" "$name" |
 		gzip -9 --no-name >"$into/$name.tar.gz"
 	rm -r "${into:?}/$name"
-	bin/tools/cyclonedx-gomod bin -json -noserial -version "$version" -output "$into/$name.cdx.json" "$binary" 2>"$into/log" || {
+	bin/tools/cyclonedx-gomod bin -json -noserial -licenses -version "$version" -output "$into/$name.cdx.json" "$binary" 2>"$into/log" || {
 		cat "$into/log" >&2
 		exit 1
 	}

@@ -1,0 +1,25 @@
+#!/bin/sh
+# licenses.sh BINARY prints the licences of Go and of the modules in a binary: each file of a module that is one, under the module's name and version.
+set -eu
+cd "$(dirname "$0")/../.."
+
+go=${GO:-go}
+print() { # NAME DIR
+	found=
+	for file in "$2"/LICENSE* "$2"/LICENCE* "$2"/COPYING* "$2"/NOTICE*; do
+		[ -f "$file" ] || continue
+		found=1
+		printf '==== %s: %s\n\n' "$1" "${file##*/}"
+		cat "$file"
+		printf '\n'
+	done
+	[ "$found" ] || {
+		echo "licenses.sh: $1 has no file with a licence in $2" >&2
+		exit 1
+	}
+}
+
+print "Go" "$($go env GOROOT)"
+$go version -m "$1" | awk '$1 == "dep" { print $2, $3 }' | while read -r module version; do
+	print "$module $version" "$($go list -m -f '{{.Dir}}' "$module")"
+done
