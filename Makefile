@@ -25,7 +25,7 @@ PACKAGES ?= ./...
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster fuzz mutate run build build-static dist bench bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
+.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster fuzz mutate run build build-static dist release-check bench bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / && !seen[$$1]++ { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,6 +115,7 @@ restarts: ## Kill a server at KILLS (200) random points and at each kind of file
 
 cluster: ## Kill, pause and isolate servers that share a journal in NATS servers, at random for MINUTES (10) with SEED (1), and check that nothing is lost; ARGS are further flags, such as -logs=DIR.
 	$(suite) -class cluster -timeout 24h ./test/cluster -- -minutes $(MINUTES) -seed $(SEED) $(ARGS)
+	@cat bin/test/takeover.md
 
 fuzz: ## Fuzz the decoders and encoders, each target with FUZZTIME (100000x) inputs; a duration can fail where it ends, see golang/go#75804.
 	$(suite) -fuzz $(FUZZTIME) $(PACKAGES)
@@ -138,6 +139,9 @@ build-static: ## Build bin/kvcast-OS-ARCH without cgo for each platform: static,
 		CGO_ENABLED=0 GOOS=$$os GOARCH=$$arch $(GO) build -trimpath \
 			-ldflags '-s -w -X github.com/kvcast/kvcast/cmd/kvcast/internal/cli.version=$(VERSION)' -o bin/kvcast-$$os-$$arch ./cmd/kvcast || exit 1; \
 	done
+
+release-check: dist lint ## Check that the commit can be released as VERSION, such as v1.2.3, without releasing anything.
+	tools/scripts/release-check.sh $(VERSION)
 
 dist: build-static $(TOOLS)/cyclonedx-gomod ## Write archives of VERSION for each platform, their lists of modules and checksums to bin/dist.
 	tools/scripts/dist.sh $(VERSION) $(PLATFORMS)
@@ -179,7 +183,7 @@ image: ## Build the images with buildah, without a registry, and check them; nee
 deploy-check: kube-apiserver $(TOOLS)/helm $(TOOLS)/kubeconform ## Create the manifests and the variants of the Helm chart on a Kubernetes API server; needs etcd.
 	@command -v etcd >/dev/null || { echo "deploy-check: etcd is not installed: run apt-get install etcd-server" >&2; exit 1; }
 	$(suite) -class packaging ./test/kubernetes ./internal/discovery/kubernetes
-	@echo "checked on $$(bin/kube-apiserver --version): the listener's manifests; $$(ls deploy/helm/kvcast/ci | wc -l) variants of the Helm chart by lint, schemas, dry run, creation, Pod Security and kvcast serve --check; roles of discovery; the commands of docs/operate.md"
+	@echo "checked on $$(bin/kube-apiserver --version): the listener's manifests; $$(ls deploy/helm/kvcast/ci | wc -l) variants of the Helm chart by lint, schemas, dry run, creation, Pod Security and kvcast serve --check; roles of discovery; the commands of docs/kubernetes.md"
 
 clean: ## Delete bin.
 	rm -rf bin

@@ -80,6 +80,7 @@ func TestWorkersAreTakenOver(t *testing.T) {
 	for _, f := range all {
 		w.entries()
 		t.Log(f.name)
+		w.fault = f.name
 		f.happen(w)
 	}
 	w.check()
@@ -88,6 +89,7 @@ func TestWorkersAreTakenOver(t *testing.T) {
 		w.entries()
 		f := all[w.rng.IntN(len(all))]
 		t.Logf("fault %d: %s", count, f.name)
+		w.fault = f.name
 		f.happen(w)
 		if count%5 == 0 {
 			w.check()
@@ -95,6 +97,7 @@ func TestWorkersAreTakenOver(t *testing.T) {
 	}
 	w.check()
 	w.stop()
+	w.writeTimes()
 }
 
 // kill kills a server, and starts it again at once or when its workers are taken over.

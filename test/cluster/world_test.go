@@ -2,6 +2,7 @@ package cluster_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/url"
 	"os"
@@ -44,6 +45,9 @@ type world struct {
 	owners  *owners
 	members []*member
 	routers []*fleet.Router
+	// took are the times until workers were taken over, by fault, and fault is the current one.
+	took  map[string][]time.Duration
+	fault string
 	// registered is the engine of the worker that is registered, which all servers reach through the proxies registeredAt.
 	registered   fleet.Engine
 	registeredAt []*harness.Proxy
@@ -278,7 +282,26 @@ func (w *world) takenOver(began time.Time, after uint64, workers []string, forme
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.t.Logf("  %d workers were taken over within %v", len(workers), time.Since(began).Round(time.Millisecond))
+	took := time.Since(began).Round(time.Millisecond)
+	w.t.Logf("  %d workers were taken over within %v", len(workers), took)
+	if w.took == nil {
+		w.took = make(map[string][]time.Duration)
+	}
+	w.took[w.fault] = append(w.took[w.fault], took)
+}
+
+// writeTimes writes how long workers had no entries after each fault to bin/test/takeover.md, and logs it.
+func (w *world) writeTimes() {
+	w.t.Helper()
+	text := "| fault | times | p50 | max |\n|---|---|---|---|\n"
+	for _, fault := range slices.Sorted(maps.Keys(w.took)) {
+		all := slices.Sorted(slices.Values(w.took[fault]))
+		text += fmt.Sprintf("| %s | %d | %.1f s | %.1f s |\n", fault, len(all), all[len(all)/2].Seconds(), all[len(all)-1].Seconds())
+	}
+	w.t.Logf("from a fault until all workers of the server have new entries:\n%s", text)
+	if err := os.WriteFile(filepath.Join("../../bin/test", "takeover.md"), []byte(text), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 // catchUp waits until the router of a member has all entries that there are now.

@@ -29,7 +29,7 @@ import (
 const (
 	job = "kvcast"
 	// scrapeInterval is Prometheus', which also bounds a scrape, and rateInterval what Grafana would make of it: four times.
-	scrapeInterval = "2s"
+	scrapeInterval = 2 * time.Second
 	rateInterval   = "8s"
 )
 
@@ -39,8 +39,8 @@ type prometheus struct {
 	url string
 }
 
-// startPrometheus starts a Prometheus that scrapes servers and evaluates the alert rules. The test stops it.
-func startPrometheus(t *testing.T, servers ...*harness.Process) *prometheus {
+// startPrometheus starts a Prometheus that scrapes servers and evaluates the alert rules at an interval. The test stops it.
+func startPrometheus(t *testing.T, interval time.Duration, servers ...*harness.Process) *prometheus {
 	t.Helper()
 	program := needs(t, "prometheus")
 	rules, err := filepath.Abs(rulesDir + "/kvcast.rules.yaml")
@@ -57,7 +57,7 @@ func startPrometheus(t *testing.T, servers ...*harness.Process) *prometheus {
 	}
 	dir := t.TempDir()
 	config := fmt.Sprintf("global: {scrape_interval: %s, evaluation_interval: %s}\nrule_files: [%q]\nscrape_configs: [{job_name: %s, static_configs: [{targets: [%s]}]}]\n",
-		scrapeInterval, scrapeInterval, rules, job, strings.Join(targets, ", "))
+		interval, interval, rules, job, strings.Join(targets, ", "))
 	if err := os.WriteFile(filepath.Join(dir, "prometheus.yaml"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func TestDashboardShowsARunningCluster(t *testing.T) {
 	addr := fleet.Address(t, servers[0])
 	fleet.Address(t, servers[1])
 	fleet.Follow(t, addr, fleet.RouterConfig{})
-	p := startPrometheus(t, servers...)
+	p := startPrometheus(t, scrapeInterval, servers...)
 	sendFaults(t, servers[0])
 	conn := harness.Dial(t, addr)
 	routers, workers := kvcastv1.NewRouterEventServiceClient(conn), kvcastv1.NewWorkerServiceClient(conn)
@@ -228,11 +228,7 @@ func TestDashboardShowsARunningCluster(t *testing.T) {
 // await polls a condition at the interval of scrapes until it is true. The test fails after harness.Timeout.
 func await(t *testing.T, condition func() bool) {
 	t.Helper()
-	interval, err := time.ParseDuration(scrapeInterval)
-	if err != nil {
-		t.Fatal(err)
-	}
-	poll := time.NewTicker(interval)
+	poll := time.NewTicker(scrapeInterval)
 	defer poll.Stop()
 	for ctx := harness.Context(t); !condition(); {
 		select {

@@ -11,7 +11,7 @@ import (
 	"github.com/kvcast/kvcast/test/kubernetes"
 )
 
-// TestCommandsOfTheWalk executes the commands of docs/operate.md.
+// TestCommandsOfTheWalk executes the commands of docs/kubernetes.md.
 func TestCommandsOfTheWalk(t *testing.T) {
 	testclass.Packaging(t)
 	requireCharts(t)
@@ -21,13 +21,13 @@ func TestCommandsOfTheWalk(t *testing.T) {
 	s := kubernetes.Start(t)
 	createMonitoringKinds(t, s)
 	root := kubernetes.Root(t)
-	text, err := os.ReadFile(filepath.Join(root, "docs", "operate.md"))
+	text, err := os.ReadFile(filepath.Join(root, "docs", "kubernetes.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	blocks := strings.Split(string(text), "```sh\n")[1:]
 	if len(blocks) != 10 {
-		t.Errorf("docs/operate.md has %d blocks of commands, want 10", len(blocks))
+		t.Errorf("docs/kubernetes.md has %d blocks of commands, want 10", len(blocks))
 	}
 	dir := t.TempDir() // the commands write files
 	if err := os.Symlink(filepath.Join(root, "deploy"), filepath.Join(dir, "deploy")); err != nil {
