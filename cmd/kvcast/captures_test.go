@@ -150,11 +150,7 @@ func TestRecordingsMatchTheEnginesBlocks(t *testing.T) {
 			})
 			t.Run("bind", func(t *testing.T) {
 				t.Parallel()
-				bind := "tcp://127.0.0.1:*"
-				if c.engine != "sglang" { // the default engine, vllm, reads it too
-					bind += ",engine=" + c.engine
-				}
-				s := serve(t, "--bind", bind)
+				s := serve(t, "--bind", "tcp://127.0.0.1:*,engine="+c.engine)
 				e := newEngine(t)
 				if err := e.Connect(s.endpoint()); err != nil {
 					t.Fatal(err)
