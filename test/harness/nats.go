@@ -18,8 +18,21 @@ func StartNATS(t testing.TB) (url string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// The server may create a file after WaitForShutdown.
-		WaitFor(t, func() bool { return os.RemoveAll(dir) == nil })
+		// The server may create a file after WaitForShutdown. The test's context has ended.
+		poll, deadline := time.NewTicker(time.Millisecond), time.After(Timeout)
+		defer poll.Stop()
+		for {
+			err := os.RemoveAll(dir)
+			if err == nil {
+				return
+			}
+			select {
+			case <-poll.C:
+			case <-deadline:
+				t.Error(err)
+				return
+			}
+		}
 	})
 	url, _ = StartNATSIn(t, dir)
 	return url

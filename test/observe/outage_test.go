@@ -54,7 +54,7 @@ func TestAlertsFireInAnOutage(t *testing.T) {
 		if _, err := client.ListWorkers(harness.Context(t), &kvcastv1.ListWorkersRequest{}); err != nil {
 			t.Errorf("ListWorkers in the outage: %v", err)
 		}
-		if _, err := server.Get(harness.Context(t), "healthz"); err != nil {
+		if _, err := server.Get(harness.Context(t), "/healthz"); err != nil {
 			t.Errorf("healthz in the outage: %v", err)
 		}
 	}
@@ -84,6 +84,6 @@ func TestAlertsFireInAnOutage(t *testing.T) {
 // isReady reports whether /readyz says so.
 func isReady(t *testing.T, p *harness.Process) bool {
 	t.Helper()
-	_, err := p.Get(harness.Context(t), "readyz")
+	_, err := p.Get(harness.Context(t), "/readyz")
 	return err == nil
 }
