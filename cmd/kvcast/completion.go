@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -28,10 +27,10 @@ func (*completionCmd) Help() string {
 `
 }
 
-// completionScripts make a shell call kvcast with the command line in COMP_LINE.
+// completionScripts make a shell call kvcast with the command line in COMP_LINE. Where kvcast offers nothing, bash and zsh offer files.
 var completionScripts = map[string]string{
-	"bash": "complete -C BINARY kvcast\n",
-	"zsh":  "autoload -U +X bashcompinit && bashcompinit\ncomplete -C BINARY kvcast\n",
+	"bash": "complete -o default -C BINARY kvcast\n",
+	"zsh":  "autoload -U +X bashcompinit && bashcompinit\ncomplete -o default -C BINARY kvcast\n",
 	"fish": "function __complete_kvcast\n    set -lx COMP_LINE (commandline -cp)\n    test -z (commandline -ct)\n    and set COMP_LINE \"$COMP_LINE \"\n    BINARY\nend\ncomplete -f -c kvcast -a '(__complete_kvcast)'\n",
 }
 
@@ -43,22 +42,32 @@ func (c *completionCmd) Run(p cli.Process) error {
 	}
 	quoted := cli.ShellWord(binary)
 	if c.Shell != "fish" {
-		quoted = strconv.Quote(quoted) // a shell parses it again
+		quoted = cli.ShellWord(quoted) // a shell parses it again
 	}
 	_, err = fmt.Fprint(p.Out, strings.ReplaceAll(completionScripts[c.Shell], "BINARY", quoted))
 	return err
 }
 
-// complete prints the possible continuations of a command line, one a line.
-func complete(out io.Writer, root *kong.Node, line string) error {
+// complete prints the possible continuations of a command line, one a line. Args are those of bash: the program, the part of the last word
+// that it replaces, which begins after a = or :, and the word before. Other shells give none, and replace the whole word.
+func complete(p cli.Process, root *kong.Node, line string, args []string) error {
+	shell := p.Getenv("COMP_POINT") // where the cursor is: bash and zsh set it
+	if point, err := strconv.Atoi(shell); err == nil && point >= 0 {
+		runes := []rune(line)
+		line = string(runes[:min(point, len(runes))])
+	}
 	words := strings.Fields(line)
 	if len(words) == 0 || strings.HasSuffix(line, " ") {
 		words = append(words, "")
 	}
 	last := words[len(words)-1]
-	for _, c := range candidates(root, words[:len(words)-1], last) {
+	keep := 0 // the beginning of the last word that the shell does not replace
+	if len(args) == 3 && strings.HasSuffix(last, args[1]) {
+		keep = len(last) - len(args[1])
+	}
+	for _, c := range candidates(root, words[:len(words)-1], last, shell == "") {
 		if strings.HasPrefix(c, last) {
-			if _, err := fmt.Fprintln(out, c); err != nil {
+			if _, err := fmt.Fprintln(p.Out, c[keep:]); err != nil {
 				return err
 			}
 		}
@@ -66,8 +75,8 @@ func complete(out io.Writer, root *kong.Node, line string) error {
 	return nil
 }
 
-// candidates returns what may follow the words of a command line, the first of which is the program.
-func candidates(node *kong.Node, words []string, last string) []string {
+// candidates returns what may follow the words of a command line, the first of which is the program. Files are among them if asked for.
+func candidates(node *kong.Node, words []string, last string, files bool) []string {
 	var flag *kong.Flag // whose value is next
 	positional := 0
 	for _, word := range words[min(1, len(words)):] {
@@ -86,11 +95,22 @@ func candidates(node *kong.Node, words []string, last string) []string {
 	}
 	switch {
 	case flag != nil:
-		return valuesOf(flag.Value, last)
+		return valuesOf(flag.Value, last, files)
+	case strings.HasPrefix(last, "--") && strings.Contains(last, "="):
+		name, value, _ := strings.Cut(last, "=")
+		flag := flagNamed(node, name)
+		if flag == nil {
+			return nil
+		}
+		var words []string
+		for _, v := range valuesOf(flag.Value, value, files) {
+			words = append(words, name+"="+v)
+		}
+		return words
 	case strings.HasPrefix(last, "-"):
 		return flagNames(node)
 	case positional < len(node.Positional):
-		return valuesOf(node.Positional[positional], last)
+		return valuesOf(node.Positional[positional], last, files)
 	case positional > 0: // there is no such command, or no further argument
 		return nil
 	}
@@ -133,12 +153,12 @@ func flagNames(node *kong.Node) (names []string) {
 	return names
 }
 
-// valuesOf returns the values of an enumeration, or the files that begin with a path.
-func valuesOf(v *kong.Value, path string) (all []string) {
+// valuesOf returns the values of an enumeration, or, if asked for, the files in the directory of a path.
+func valuesOf(v *kong.Value, path string, files bool) (all []string) {
 	if v.Enum != "" {
 		return v.EnumSlice()
 	}
-	if v.Tag == nil || !v.Tag.Has("predictor") {
+	if !files || v.Tag == nil || !v.Tag.Has("predictor") {
 		return nil
 	}
 	dir, _ := filepath.Split(path)

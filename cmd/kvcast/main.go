@@ -82,7 +82,7 @@ func run(ctx context.Context, args []string, p cli.Process) error {
 		return fmt.Errorf("build command line: %w", err)
 	}
 	if line := p.Getenv("COMP_LINE"); line != "" {
-		return complete(p.Out, parser.Model.Node, line)
+		return complete(p, parser.Model.Node, line, args)
 	}
 	if len(args) == 0 {
 		args = []string{"--help"}

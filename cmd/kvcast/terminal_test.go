@@ -60,6 +60,8 @@ func TestCompletion(t *testing.T) {
 		"kvcast serve --config testdata/w":        "",
 		"kvcast serve --config testdata/c":        "testdata/captures/",
 		"kvcast completion z":                     "zsh",
+		"kvcast subscribe --tier=d":               "--tier=device --tier=disk",
+		"kvcast match --tokens-file=testdata/c":   "--tokens-file=testdata/captures/",
 		"kvcast -":                                "--help",
 		"kvcast subscribe --from latest --tier d": "device disk",
 		"kvcast unknown --x ":                     "",
@@ -73,6 +75,24 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
+// TestCompletionAtCursor gives what bash does: the position of the cursor, and the part of the word that it replaces. Files are left to it.
+func TestCompletionAtCursor(t *testing.T) {
+	testclass.Process(t)
+	for _, c := range []struct{ line, point, part, want string }{
+		{"kvcast sub --tier", "10", "sub", "subscribe"},
+		{"kvcast subscribe --tier=d", "25", "d", "device disk"},
+		{"kvcast subscribe --tier=", "24", "", "device disk external host_pinned"},
+		{"kvcast serve --config testdata/c", "32", "testdata/c", ""},
+	} {
+		t.Setenv("COMP_LINE", c.line)
+		t.Setenv("COMP_POINT", c.point)
+		got := kvcast(t, nil, "kvcast", c.part, "before")
+		if strings.Join(slices.Sorted(strings.FieldsSeq(got.out)), " ") != c.want || got.status != 0 || got.err != "" {
+			t.Errorf("%q: got status %d, %q and %q, want %q", c.line, got.status, got.err, got.out, c.want)
+		}
+	}
+}
+
 // TestCompletionInBash loads the script in a real shell.
 func TestCompletionInBash(t *testing.T) {
 	testclass.Process(t)
@@ -82,7 +102,7 @@ func TestCompletionInBash(t *testing.T) {
 		t.Skip("there is no bash here")
 	}
 	script := kvcast(t, nil, "completion", "bash")
-	cmd := exec.CommandContext(t.Context(), bash, "-c", script.out+`complete -p kvcast && COMP_LINE='kvcast stat' eval "$(complete -p kvcast | sed "s/^complete -C '\(.*\)' kvcast$/\1/; s/'\\\\''/'/g")"`)
+	cmd := exec.CommandContext(t.Context(), bash, "-c", script.out+`complete -p kvcast && COMP_LINE='kvcast stat' eval "$(complete -p kvcast | sed "s/^complete -o default -C '\(.*\)' kvcast$/\1/; s/'\\\\''/'/g")"`)
 	out, err := cmd.CombinedOutput()
 	if err != nil || !strings.HasSuffix(string(out), "\nstatus\n") || !strings.Contains(string(out), filepath.Base(program(t))) {
 		t.Errorf("%v: got %q after\n%s", err, out, script.out)
