@@ -1,4 +1,4 @@
-// Package indexers measures indexes of blocks on one workload: kvcast's index/radix and, for comparison, indexes of
+// Package indexers measures indexes of blocks on one workload: kvcast's package radix and, for comparison, indexes of
 // other projects.
 //
 // In: events of 64 workers, and prompts (Workload), generated from a fixed seed. Out: Figures, and the answers to the
