@@ -20,8 +20,8 @@ for platform; do
 	case $platform in
 	linux/*) cp deploy/systemd/kvcast.service "$into/$name" ;;
 	esac
-	tar --create --sort=name --owner=0 --group=0 --numeric-owner --mode=u+rw,go+r,go-w --mtime="$date" --directory "$into" "$name" |
-		gzip -9 --no-name >"$into/$name.tar.gz"
+	tar --create --sort=name --owner=0 --group=0 --numeric-owner --mode=u+rw,go+r,go-w --mtime="$date" --directory "$into" --file "$into/$name.tar" "$name"
+	gzip -9 --no-name "$into/$name.tar"
 	rm -r "${into:?}/$name"
 	bin/tools/cyclonedx-gomod bin -json -noserial -licenses -version "$version" -output "$into/$name.cdx.json" "$binary" 2>"$into/log" || {
 		cat "$into/log" >&2

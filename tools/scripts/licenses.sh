@@ -19,7 +19,9 @@ print() { # NAME DIR
 	}
 }
 
+modules=$($go version -m "$1") # not in the pipe, which has the status of its last part
 print "Go" "$($go env GOROOT)"
-$go version -m "$1" | awk '$1 == "dep" { print $2, $3 }' | while read -r module version; do
-	print "$module $version" "$($go list -m -f '{{.Dir}}' "$module")"
+printf '%s\n' "$modules" | awk '$1 == "dep" { print $2, $3 }' | while read -r module version; do
+	dir=$($go list -m -f '{{.Dir}}' "$module")
+	print "$module $version" "$dir"
 done

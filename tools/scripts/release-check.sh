@@ -14,7 +14,7 @@ bad() {
 echo "$version" | grep -Eqx 'v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?' || bad "version \"$version\": want vMAJOR.MINOR.PATCH"
 [ -z "$(git status --porcelain)" ] || bad "the tree has changes that are not committed"
 ! git rev-parse -q --verify "refs/tags/$version" >/dev/null || bad "the tag $version exists"
-grep -Eq "^## \[?$version\]?( |\$)" CHANGELOG.md || bad "CHANGELOG.md has no section $version"
+grep -Eq "^## \[?$version\]?([ ,]|\$)" CHANGELOG.md || bad "CHANGELOG.md has no section $version"
 ! grep -q "^## $version, not released" CHANGELOG.md || bad "CHANGELOG.md says that $version is not released: give its date"
 grep -qx "appVersion: \"*$version\"*" deploy/helm/kvcast/Chart.yaml || bad "appVersion in deploy/helm/kvcast/Chart.yaml is not $version"
 
