@@ -56,10 +56,7 @@ func complete(p cli.Process, root *kong.Node, line string, args []string) error 
 		runes := []rune(line)
 		line = string(runes[:min(point, len(runes))])
 	}
-	words := strings.Fields(line)
-	if len(words) == 0 || strings.HasSuffix(line, " ") {
-		words = append(words, "")
-	}
+	words := shellWords(line)
 	last := words[len(words)-1]
 	keep := 0 // the beginning of the last word that the shell does not replace
 	if len(args) == 3 && strings.HasSuffix(last, args[1]) {
@@ -73,6 +70,36 @@ func complete(p cli.Process, root *kong.Node, line string, args []string) error 
 		}
 	}
 	return nil
+}
+
+// shellWords returns the words of a command line without their quotes and backslashes. The last is the one that is being written: it may be
+// empty, and a quote in it open.
+func shellWords(line string) []string {
+	words, begun := []string{""}, false
+	var quote rune
+	escaped := false
+	for _, r := range line {
+		last := &words[len(words)-1]
+		switch {
+		case escaped:
+			escaped = false
+			*last += string(r)
+		case r == '\\' && quote != '\'':
+			escaped, begun = true, true
+		case r == quote:
+			quote = 0
+		case quote == 0 && (r == '"' || r == '\''):
+			quote, begun = r, true
+		case quote == 0 && (r == ' ' || r == '\t' || r == '\n'):
+			if begun {
+				words, begun = append(words, ""), false
+			}
+		default:
+			begun = true
+			*last += string(r)
+		}
+	}
+	return words
 }
 
 // candidates returns what may follow the words of a command line, the first of which is the program. Files are among them if asked for.

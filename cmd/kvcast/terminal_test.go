@@ -60,6 +60,8 @@ func TestCompletion(t *testing.T) {
 		"kvcast serve --config testdata/w":        "",
 		"kvcast serve --config testdata/c":        "testdata/captures/",
 		"kvcast completion z":                     "zsh",
+		`kvcast workers --model 'a b' --o`:        "--output",
+		`kvcast serve --config test\data/"c`:      "testdata/captures/",
 		"kvcast subscribe --tier=d":               "--tier=device --tier=disk",
 		"kvcast match --tokens-file=testdata/c":   "--tokens-file=testdata/captures/",
 		"kvcast -":                                "--help",
