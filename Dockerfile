@@ -42,7 +42,7 @@ RUN CGO_ENABLED=1 go build -trimpath -buildvcs=false \
 FROM debian:${DEBIAN}-slim AS libzmq
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates libzmq5 && rm -rf /var/lib/apt/lists/*
 COPY --from=build-libzmq /out/kvcast /usr/local/bin/kvcast
-COPY --from=build-libzmq /out/THIRD_PARTY_LICENSES /usr/share/doc/kvcast/
+COPY --from=build-libzmq /src/LICENSE /out/THIRD_PARTY_LICENSES /usr/share/doc/kvcast/
 # A journal in files, --journal file:/var/lib/kvcast, is a volume there. A new volume takes the owner of this directory.
 COPY --from=build-libzmq --chown=65532:65532 /out/state /var/lib/kvcast
 ARG VERSION
@@ -65,7 +65,7 @@ FROM scratch AS static
 # To verify TLS connections to NATS servers.
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 COPY --from=build /out/kvcast /usr/local/bin/kvcast
-COPY --from=build /out/THIRD_PARTY_LICENSES /usr/share/doc/kvcast/
+COPY --from=build /src/LICENSE /out/THIRD_PARTY_LICENSES /usr/share/doc/kvcast/
 COPY --from=build --chown=65532:65532 /out/state /var/lib/kvcast
 ARG VERSION
 ARG REVISION
