@@ -13,7 +13,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/internal/feed"
 )
 
 // Defaults and limits of a Config. Package config has the others.
@@ -39,10 +38,10 @@ type Config struct {
 	Worker string
 	// Model is at most config.MaxModelBytes bytes; empty means unknown.
 	Model string
-	// BlockSize is in tokens, at most wire.MaxBlockSize; 0 means the block size of the first store.
+	// BlockSize is in tokens, at most 65,536; 0 means the block size of the first store.
 	BlockSize uint32
-	// Engine defaults to feed.EngineVLLM.
-	Engine feed.Engine
+	// Engine defaults to EngineVLLM.
+	Engine Engine
 
 	// Host is a host name, an IPv4 address, or an IPv6 address with or without brackets. A name is
 	// resolved again for each new connection.
@@ -94,7 +93,7 @@ func DefaultConfig(worker, host, model string) Config {
 
 // withDefaults returns the Config with defaults in place of zero fields.
 func (c Config) withDefaults() Config {
-	c.Engine = cmp.Or(c.Engine, feed.EngineVLLM)
+	c.Engine = cmp.Or(c.Engine, EngineVLLM)
 	if c.Connect == "" {
 		c.PubPort = cmp.Or(c.PubPort, DefaultPubPort)
 		c.ReplayPort = cmp.Or(c.ReplayPort, config.DefaultReplayPort)

@@ -43,7 +43,7 @@ type Event struct {
 	EngineTime time.Time
 	IngestTime time.Time
 	// Gap is set if Kind is EventGap.
-	Gap feed.Gap
+	Gap Gap
 }
 
 // EventKind is the kind of an Event.
