@@ -45,9 +45,10 @@ type world struct {
 	owners  *owners
 	members []*member
 	routers []*fleet.Router
-	// took are the times until workers were taken over, by fault, and fault is the current one.
-	took  map[string][]time.Duration
+	// fault is the name of the current fault.
 	fault string
+	// took has for each fault how long it took until workers were taken over.
+	took map[string][]time.Duration
 	// registered is the engine of the worker that is registered, which all servers reach through the proxies registeredAt.
 	registered   fleet.Engine
 	registeredAt []*harness.Proxy

@@ -53,7 +53,7 @@ func (w *world) find(spec []int, candidate int, drop bool) int {
 	if g.Kind.IsWindow() {
 		return w.findWindow(spec, end, drop)
 	}
-	// The longest prefix that the spec serves, in blocks or where there are partial hits in units.
+	// The longest prefix that the spec serves: in blocks, or in units if there are partial hits.
 	step := min(g.BlockSize, align)
 	n := end - end%step
 	for n > 0 && (!w.serves(spec, n, n) || g.Kind == hybrid.Mamba && n%align != 0) {
