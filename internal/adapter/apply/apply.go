@@ -149,8 +149,7 @@ func (r *run) beginWorker(ctx context.Context, name string) error {
 // EachBlocks calls do with the blocks of a dp rank in a snapshot, part by part, and the size of each part in bytes. Events may
 // be kept. It returns the error of ctx, or of do, if there is one.
 func EachBlocks(ctx context.Context, s *index.Snapshot, rank uint32, do func(events []*kvcastv1.RouterEvent, size int) error) error {
-	const allTiers = kvblock.Tiers(1<<(kvblock.NumTiers+1) - 1)
-	for part := range s.RankBlocks(ctx, rank, allTiers) {
+	for part := range s.RankBlocks(ctx, rank, kvblock.AllEvents) {
 		blocks := new(kvcastv1.SnapshotBlocks)
 		if err := proto.Unmarshal(part, blocks); err != nil {
 			return err

@@ -100,7 +100,7 @@ func (h *handler) dumpPartition(ctx context.Context, out *dumper, key string, wo
 		if !ok {
 			continue
 		}
-		for piece := range s.Blocks(ctx, kvblock.Tiers(1<<(kvblock.NumTiers+1)-1)) {
+		for piece := range s.Blocks(ctx, kvblock.AllEvents) {
 			var blocks kvcastv1.SnapshotBlocks
 			err := proto.Unmarshal(piece, &blocks)
 			s.Reuse(piece)

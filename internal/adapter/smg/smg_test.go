@@ -49,8 +49,6 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-const allTiers = kvblock.Tiers(1<<(kvblock.NumTiers+1) - 1)
-
 // service is a service with its journal and index, at a gRPC port in memory.
 type service struct {
 	t        *testing.T
@@ -123,7 +121,7 @@ func (s *service) applyAt(at int64, worker string, events ...*kvcastv1.RouterEve
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	p, err := s.journal.Append(s.t.Context(), journal.Record{Source: &journal.Source{Worker: worker, Model: "m"}, Tiers: allTiers, Body: body})
+	p, err := s.journal.Append(s.t.Context(), journal.Record{Source: &journal.Source{Worker: worker, Model: "m"}, Tiers: kvblock.AllEvents, Body: body})
 	if err == nil {
 		_, err = p.Wait(s.t.Context())
 	}

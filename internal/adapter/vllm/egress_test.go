@@ -88,7 +88,7 @@ func (s *service) apply(worker string, events ...*kvcastv1.RouterEvent) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	p, err := s.journal.Append(s.t.Context(), journal.Record{Source: &journal.Source{Worker: worker, Model: "m"}, Tiers: allTiers, Body: body})
+	p, err := s.journal.Append(s.t.Context(), journal.Record{Source: &journal.Source{Worker: worker, Model: "m"}, Tiers: kvblock.AllEvents, Body: body})
 	if err == nil {
 		_, err = p.Wait(s.t.Context())
 	}

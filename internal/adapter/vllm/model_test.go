@@ -27,8 +27,6 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-const allTiers = kvblock.Tiers(1<<(kvblock.NumTiers+1) - 1)
-
 // held is the blocks of a consumer: the tiers of each block hash, and what it knows of the content.
 type held map[uint64]uint8
 
@@ -237,7 +235,7 @@ func (e *engine) state(from uint64, fill bool) (all []vllm.Batch) {
 	}
 	s.TokenIDs = true
 	var err error
-	for piece := range s.RankBlocks(e.t.Context(), 0, allTiers) {
+	for piece := range s.RankBlocks(e.t.Context(), 0, kvblock.AllEvents) {
 		var blocks kvcastv1.SnapshotBlocks
 		if err := proto.Unmarshal(piece, &blocks); err != nil {
 			e.t.Fatal(err)
@@ -258,7 +256,7 @@ func (e *engine) state(from uint64, fill bool) (all []vllm.Batch) {
 func (e *engine) blocks() held {
 	all := make(held)
 	s, _ := e.index.Snapshot("w")
-	for piece := range s.Blocks(e.t.Context(), allTiers) {
+	for piece := range s.Blocks(e.t.Context(), kvblock.AllEvents) {
 		var blocks kvcastv1.SnapshotBlocks
 		if err := proto.Unmarshal(piece, &blocks); err != nil {
 			e.t.Fatal(err)

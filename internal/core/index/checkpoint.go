@@ -20,7 +20,7 @@ func (x *Index) Checkpoint(ctx context.Context, name string) (state *statev1.Ind
 	if !ok {
 		return nil, 0, false
 	}
-	for piece := range s.Blocks(ctx, kvblock.Tiers(1<<(NumTiers+1)-1)) {
+	for piece := range s.Blocks(ctx, kvblock.AllEvents) {
 		state.Blocks = append(state.Blocks, bytes.Clone(piece))
 		s.Reuse(piece)
 	}

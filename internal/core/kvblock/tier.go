@@ -24,6 +24,8 @@ type Tiers uint8
 const (
 	AllTiers   Tiers = 1<<TierEnd - 1<<TierDevice
 	LowerTiers       = AllTiers &^ (1 << TierDevice)
+	// AllEvents has also the events without a tier.
+	AllEvents = AllTiers | 1
 )
 
 // TierBit returns the set of one tier; of events without a tier if it is 0.
