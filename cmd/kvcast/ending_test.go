@@ -1,6 +1,7 @@
 package main_test
 
 import (
+	"errors"
 	"net"
 	"net/url"
 	"os"
@@ -193,7 +194,8 @@ func TestServersEndInEveryState(t *testing.T) {
 			t.Parallel()
 			s := state.reach(t)
 			began := time.Now()
-			if err := s.Signal(syscall.SIGTERM); err != nil {
+			// A server that cannot open its journal may have ended by then.
+			if err := s.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 				t.Fatal(err)
 			}
 			if strings.Contains(strings.Join(s.Log(), "\n"), "msg=serving") {
