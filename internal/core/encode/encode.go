@@ -96,6 +96,21 @@ func AppendRemoved(b []byte, events protowire.Number, h Head, hashes []uint64) [
 	return AppendHashes(b, kvcastv1.RemovedBlockHashesField, hashes)
 }
 
+// AppendGroup appends an event of blocks of an attention group other than the main group, GroupStored or GroupRemoved as the field kind
+// says, as an element of the repeated field with the number events.
+func AppendGroup(b []byte, events protowire.Number, h Head, kind protowire.Number, group uint32, hashes []uint64) []byte {
+	body := hashesSize(hashes)
+	if group != 0 {
+		body += tagSize + protowire.SizeVarint(uint64(group))
+	}
+	b = appendStart(b, events, h, kind, body)
+	if group != 0 {
+		b = protowire.AppendTag(b, kvcastv1.GroupBlocksGroupField, protowire.VarintType)
+		b = protowire.AppendVarint(b, uint64(group))
+	}
+	return AppendHashes(b, kvcastv1.GroupBlocksBlockHashesField, hashes)
+}
+
 // appendStart appends an event up to the body of its kind, which has body bytes and follows.
 func appendStart(b []byte, events protowire.Number, h Head, kind protowire.Number, body int) []byte {
 	b = protowire.AppendTag(b, events, protowire.BytesType)

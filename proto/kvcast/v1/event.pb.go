@@ -301,6 +301,132 @@ func (Gap_Reason) EnumDescriptor() ([]byte, []int) {
 	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{6, 0}
 }
 
+// What a group needs of a prefix.
+type AttentionGroup_Kind int32
+
+const (
+	// A kind that this version of the contract does not have.
+	AttentionGroup_KIND_UNSPECIFIED AttentionGroup_Kind = 0
+	// All blocks.
+	AttentionGroup_KIND_FULL_ATTENTION AttentionGroup_Kind = 1
+	// All blocks.
+	AttentionGroup_KIND_MLA_ATTENTION AttentionGroup_Kind = 2
+	// All blocks.
+	AttentionGroup_KIND_SINK_FULL_ATTENTION AttentionGroup_Kind = 3
+	// The last blocks, as many as the window has.
+	AttentionGroup_KIND_SLIDING_WINDOW AttentionGroup_Kind = 4
+	// The last blocks, as many as the window has.
+	AttentionGroup_KIND_SLIDING_WINDOW_MLA AttentionGroup_Kind = 5
+	// The state at the end.
+	AttentionGroup_KIND_MAMBA AttentionGroup_Kind = 6
+	// The blocks of the last chunk.
+	AttentionGroup_KIND_CHUNKED_LOCAL_ATTENTION AttentionGroup_Kind = 7
+)
+
+// Enum value maps for AttentionGroup_Kind.
+var (
+	AttentionGroup_Kind_name = map[int32]string{
+		0: "KIND_UNSPECIFIED",
+		1: "KIND_FULL_ATTENTION",
+		2: "KIND_MLA_ATTENTION",
+		3: "KIND_SINK_FULL_ATTENTION",
+		4: "KIND_SLIDING_WINDOW",
+		5: "KIND_SLIDING_WINDOW_MLA",
+		6: "KIND_MAMBA",
+		7: "KIND_CHUNKED_LOCAL_ATTENTION",
+	}
+	AttentionGroup_Kind_value = map[string]int32{
+		"KIND_UNSPECIFIED":             0,
+		"KIND_FULL_ATTENTION":          1,
+		"KIND_MLA_ATTENTION":           2,
+		"KIND_SINK_FULL_ATTENTION":     3,
+		"KIND_SLIDING_WINDOW":          4,
+		"KIND_SLIDING_WINDOW_MLA":      5,
+		"KIND_MAMBA":                   6,
+		"KIND_CHUNKED_LOCAL_ATTENTION": 7,
+	}
+)
+
+func (x AttentionGroup_Kind) Enum() *AttentionGroup_Kind {
+	p := new(AttentionGroup_Kind)
+	*p = x
+	return p
+}
+
+func (x AttentionGroup_Kind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (AttentionGroup_Kind) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvcast_v1_event_proto_enumTypes[3].Descriptor()
+}
+
+func (AttentionGroup_Kind) Type() protoreflect.EnumType {
+	return &file_kvcast_v1_event_proto_enumTypes[3]
+}
+
+func (x AttentionGroup_Kind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use AttentionGroup_Kind.Descriptor instead.
+func (AttentionGroup_Kind) EnumDescriptor() ([]byte, []int) {
+	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{9, 0}
+}
+
+// How a unit of tokens is encoded and hashed.
+type BlockHashing_Algorithm int32
+
+const (
+	// Never sent.
+	BlockHashing_ALGORITHM_UNSPECIFIED BlockHashing_Algorithm = 0
+	// vLLM's sha256: SHA-256 of Python's pickle.
+	BlockHashing_ALGORITHM_SHA256 BlockHashing_Algorithm = 1
+	// vLLM's sha256_cbor: SHA-256 of canonical CBOR.
+	BlockHashing_ALGORITHM_SHA256_CBOR BlockHashing_Algorithm = 2
+)
+
+// Enum value maps for BlockHashing_Algorithm.
+var (
+	BlockHashing_Algorithm_name = map[int32]string{
+		0: "ALGORITHM_UNSPECIFIED",
+		1: "ALGORITHM_SHA256",
+		2: "ALGORITHM_SHA256_CBOR",
+	}
+	BlockHashing_Algorithm_value = map[string]int32{
+		"ALGORITHM_UNSPECIFIED": 0,
+		"ALGORITHM_SHA256":      1,
+		"ALGORITHM_SHA256_CBOR": 2,
+	}
+)
+
+func (x BlockHashing_Algorithm) Enum() *BlockHashing_Algorithm {
+	p := new(BlockHashing_Algorithm)
+	*p = x
+	return p
+}
+
+func (x BlockHashing_Algorithm) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (BlockHashing_Algorithm) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvcast_v1_event_proto_enumTypes[4].Descriptor()
+}
+
+func (BlockHashing_Algorithm) Type() protoreflect.EnumType {
+	return &file_kvcast_v1_event_proto_enumTypes[4]
+}
+
+func (x BlockHashing_Algorithm) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use BlockHashing_Algorithm.Descriptor instead.
+func (BlockHashing_Algorithm) EnumDescriptor() ([]byte, []int) {
+	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{10, 0}
+}
+
 // Why a worker was removed.
 type WorkerRemoved_Reason int32
 
@@ -342,11 +468,11 @@ func (x WorkerRemoved_Reason) String() string {
 }
 
 func (WorkerRemoved_Reason) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvcast_v1_event_proto_enumTypes[3].Descriptor()
+	return file_kvcast_v1_event_proto_enumTypes[5].Descriptor()
 }
 
 func (WorkerRemoved_Reason) Type() protoreflect.EnumType {
-	return &file_kvcast_v1_event_proto_enumTypes[3]
+	return &file_kvcast_v1_event_proto_enumTypes[5]
 }
 
 func (x WorkerRemoved_Reason) Number() protoreflect.EnumNumber {
@@ -355,7 +481,7 @@ func (x WorkerRemoved_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkerRemoved_Reason.Descriptor instead.
 func (WorkerRemoved_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{10, 0}
+	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{15, 0}
 }
 
 // A point in the stream: every entry up to and including seq is applied. A router
@@ -523,9 +649,12 @@ func (x *Entry) GetEvents() []*RouterEvent {
 //
 //	stored          add the blocks to the set
 //	removed         remove the blocks from the set
-//	cleared         empty the sets of the worker and dp rank, in the tiers named
+//	cleared         empty the sets of the worker and dp rank, in the tiers named, of all groups
 //	gap             change nothing; the set may be wrong from now on, see Gap
 //	groups_omitted  change nothing; a prefix in the set is an upper bound from now on
+//	groups          replace what is known of the rank's attention groups
+//	group_stored    add the blocks to the set of the attention group
+//	group_removed   remove the blocks from the set of the attention group
 //	resolved        change nothing; the set is no longer wrong for the reasons named
 //	worker_added    add the worker with empty sets
 //	worker_removed  remove the worker and its sets
@@ -545,7 +674,7 @@ type RouterEvent struct {
 	// The data-parallel rank: one engine process with its own cache. Absent only in
 	// worker_added and worker_removed.
 	DpRank *uint32 `protobuf:"varint,2,opt,name=dp_rank,json=dpRank,proto3,oneof" json:"dp_rank,omitempty"`
-	// The tier of stored and removed blocks. Unspecified in all other events.
+	// The tier of stored and removed blocks, of any group. Unspecified in all other events.
 	Tier Tier `protobuf:"varint,3,opt,name=tier,proto3,enum=kvcast.v1.Tier" json:"tier,omitempty"`
 	// The kind of event. Absent if this version of the contract does not have the kind.
 	//
@@ -559,6 +688,9 @@ type RouterEvent struct {
 	//	*RouterEvent_WorkerRemoved
 	//	*RouterEvent_GroupsOmitted
 	//	*RouterEvent_Resolved
+	//	*RouterEvent_Groups
+	//	*RouterEvent_GroupStored
+	//	*RouterEvent_GroupRemoved
 	Event         isRouterEvent_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -694,6 +826,33 @@ func (x *RouterEvent) GetResolved() *Resolved {
 	return nil
 }
 
+func (x *RouterEvent) GetGroups() *Groups {
+	if x != nil {
+		if x, ok := x.Event.(*RouterEvent_Groups); ok {
+			return x.Groups
+		}
+	}
+	return nil
+}
+
+func (x *RouterEvent) GetGroupStored() *GroupStored {
+	if x != nil {
+		if x, ok := x.Event.(*RouterEvent_GroupStored); ok {
+			return x.GroupStored
+		}
+	}
+	return nil
+}
+
+func (x *RouterEvent) GetGroupRemoved() *GroupRemoved {
+	if x != nil {
+		if x, ok := x.Event.(*RouterEvent_GroupRemoved); ok {
+			return x.GroupRemoved
+		}
+	}
+	return nil
+}
+
 type isRouterEvent_Event interface {
 	isRouterEvent_Event()
 }
@@ -738,6 +897,21 @@ type RouterEvent_Resolved struct {
 	Resolved *Resolved `protobuf:"bytes,11,opt,name=resolved,proto3,oneof"`
 }
 
+type RouterEvent_Groups struct {
+	// The engine's attention groups.
+	Groups *Groups `protobuf:"bytes,12,opt,name=groups,proto3,oneof"`
+}
+
+type RouterEvent_GroupStored struct {
+	// Blocks of another attention group than the main group are in the cache.
+	GroupStored *GroupStored `protobuf:"bytes,13,opt,name=group_stored,json=groupStored,proto3,oneof"`
+}
+
+type RouterEvent_GroupRemoved struct {
+	// Blocks of another attention group are not in the cache any more.
+	GroupRemoved *GroupRemoved `protobuf:"bytes,14,opt,name=group_removed,json=groupRemoved,proto3,oneof"`
+}
+
 func (*RouterEvent_Stored) isRouterEvent_Event() {}
 
 func (*RouterEvent_Removed) isRouterEvent_Event() {}
@@ -753,6 +927,12 @@ func (*RouterEvent_WorkerRemoved) isRouterEvent_Event() {}
 func (*RouterEvent_GroupsOmitted) isRouterEvent_Event() {}
 
 func (*RouterEvent_Resolved) isRouterEvent_Event() {}
+
+func (*RouterEvent_Groups) isRouterEvent_Event() {}
+
+func (*RouterEvent_GroupStored) isRouterEvent_Event() {}
+
+func (*RouterEvent_GroupRemoved) isRouterEvent_Event() {}
 
 // A chain of blocks that are in the cache: each block continues the previous block, and
 // the first block continues parent_hash. Blocks that are already in the set have no
@@ -1071,11 +1251,12 @@ func (x *Gap) GetDetail() string {
 }
 
 // The dp rank also caches other attention groups than the main group, such as sliding
-// windows or Mamba states. The stream has the events of the main group only. The engine
-// can reuse at most the prefix in the router's set, and less if another group lacks blocks
-// of the prefix. This holds until the rank's next Cleared with REASON_ENGINE_RESTARTED that
+// windows or Mamba states. Stored and Removed are of the main group only. The engine can
+// reuse at most the prefix in the router's set, and less if another group lacks blocks of
+// the prefix: how much less follows from Groups, GroupStored and GroupRemoved. This holds
+// until the rank's next Cleared with REASON_ENGINE_RESTARTED that
 // names no tiers, or until the worker is removed; until then, the event is not sent again.
-// It precedes the other events of the first batch with omitted events. If a worker has
+// It precedes the other events of the first batch with events of other groups. If a worker has
 // several sources, it can hold although none of them has other groups any more.
 type GroupsOmitted struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1113,6 +1294,363 @@ func (*GroupsOmitted) Descriptor() ([]byte, []int) {
 	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{7}
 }
 
+// The attention groups of a dp rank whose engine has several, or one that is not full
+// attention. The engine reuses the longest prefix that all groups can serve: vLLM's rule
+// for it is in docs/hybrid.md. The event is sent when a group is learned or changes, and
+// replaces the one before. It holds until the rank's next Cleared with
+// REASON_ENGINE_RESTARTED that names no tiers, or until the worker is removed.
+type Groups struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The groups, ascending by index.
+	Groups []*AttentionGroup `protobuf:"bytes,1,rep,name=groups,proto3" json:"groups,omitempty"`
+	// Number of tokens that each block hash covers more than the one before: the engine's
+	// hash block size, which divides each block size. 0 if it is unknown.
+	Unit uint32 `protobuf:"varint,2,opt,name=unit,proto3" json:"unit,omitempty"`
+	// How the engine computes block hashes, which a stored block has shown; absent if it is
+	// unknown. Without it, blocks of other groups cannot be found for a prompt.
+	Hashing *BlockHashing `protobuf:"bytes,3,opt,name=hashing,proto3" json:"hashing,omitempty"`
+	// Why the rule cannot be applied to the groups, and what to set, for people; at most 200
+	// bytes. Empty if it can be applied.
+	Missing       string `protobuf:"bytes,4,opt,name=missing,proto3" json:"missing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Groups) Reset() {
+	*x = Groups{}
+	mi := &file_kvcast_v1_event_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Groups) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Groups) ProtoMessage() {}
+
+func (x *Groups) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_event_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Groups.ProtoReflect.Descriptor instead.
+func (*Groups) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Groups) GetGroups() []*AttentionGroup {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *Groups) GetUnit() uint32 {
+	if x != nil {
+		return x.Unit
+	}
+	return 0
+}
+
+func (x *Groups) GetHashing() *BlockHashing {
+	if x != nil {
+		return x.Hashing
+	}
+	return nil
+}
+
+func (x *Groups) GetMissing() string {
+	if x != nil {
+		return x.Missing
+	}
+	return ""
+}
+
+// An attention group of an engine.
+type AttentionGroup struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The engine's number of the group.
+	Index uint32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	// The kind.
+	Kind AttentionGroup_Kind `protobuf:"varint,2,opt,name=kind,proto3,enum=kvcast.v1.AttentionGroup_Kind" json:"kind,omitempty"`
+	// Tokens in a block; for KIND_MAMBA between two states.
+	BlockSize uint32 `protobuf:"varint,3,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
+	// Tokens in the window; 0 for other kinds.
+	Window uint32 `protobuf:"varint,4,opt,name=window,proto3" json:"window,omitempty"`
+	// Tokens in a chunk, as configured; 0 for other kinds, and if it is not configured.
+	Chunk uint32 `protobuf:"varint,5,opt,name=chunk,proto3" json:"chunk,omitempty"`
+	// Whether the engine drops a block of what it finds in the group, since it drafts tokens
+	// with EAGLE or MTP, as configured.
+	Drops bool `protobuf:"varint,6,opt,name=drops,proto3" json:"drops,omitempty"`
+	// Whether it is the main group, whose blocks are those of Stored and Removed. A model
+	// without full attention has none.
+	Main          bool `protobuf:"varint,7,opt,name=main,proto3" json:"main,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttentionGroup) Reset() {
+	*x = AttentionGroup{}
+	mi := &file_kvcast_v1_event_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttentionGroup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttentionGroup) ProtoMessage() {}
+
+func (x *AttentionGroup) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_event_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttentionGroup.ProtoReflect.Descriptor instead.
+func (*AttentionGroup) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *AttentionGroup) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *AttentionGroup) GetKind() AttentionGroup_Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return AttentionGroup_KIND_UNSPECIFIED
+}
+
+func (x *AttentionGroup) GetBlockSize() uint32 {
+	if x != nil {
+		return x.BlockSize
+	}
+	return 0
+}
+
+func (x *AttentionGroup) GetWindow() uint32 {
+	if x != nil {
+		return x.Window
+	}
+	return 0
+}
+
+func (x *AttentionGroup) GetChunk() uint32 {
+	if x != nil {
+		return x.Chunk
+	}
+	return 0
+}
+
+func (x *AttentionGroup) GetDrops() bool {
+	if x != nil {
+		return x.Drops
+	}
+	return false
+}
+
+func (x *AttentionGroup) GetMain() bool {
+	if x != nil {
+		return x.Main
+	}
+	return false
+}
+
+// How an engine computes the hashes of blocks.
+type BlockHashing struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The algorithm.
+	Algorithm BlockHashing_Algorithm `protobuf:"varint,1,opt,name=algorithm,proto3,enum=kvcast.v1.BlockHashing_Algorithm" json:"algorithm,omitempty"`
+	// The engine's PYTHONHASHSEED; empty if it is not set.
+	Seed string `protobuf:"bytes,2,opt,name=seed,proto3" json:"seed,omitempty"`
+	// Paths of LoRA adapters by name, as configured: they are part of the hashes.
+	LoraPaths     map[string]string `protobuf:"bytes,3,rep,name=lora_paths,json=loraPaths,proto3" json:"lora_paths,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockHashing) Reset() {
+	*x = BlockHashing{}
+	mi := &file_kvcast_v1_event_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockHashing) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockHashing) ProtoMessage() {}
+
+func (x *BlockHashing) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_event_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockHashing.ProtoReflect.Descriptor instead.
+func (*BlockHashing) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *BlockHashing) GetAlgorithm() BlockHashing_Algorithm {
+	if x != nil {
+		return x.Algorithm
+	}
+	return BlockHashing_ALGORITHM_UNSPECIFIED
+}
+
+func (x *BlockHashing) GetSeed() string {
+	if x != nil {
+		return x.Seed
+	}
+	return ""
+}
+
+func (x *BlockHashing) GetLoraPaths() map[string]string {
+	if x != nil {
+		return x.LoraPaths
+	}
+	return nil
+}
+
+// Blocks of another attention group than the main group are in the cache.
+type GroupStored struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The group, AttentionGroup.index. It is the main group's for a part of a block, which
+	// vLLM stores beside Mamba states.
+	Group uint32 `protobuf:"varint,1,opt,name=group,proto3" json:"group,omitempty"`
+	// The engine's hashes of the blocks. A hash names a prefix, and is the same in all groups.
+	BlockHashes   []uint64 `protobuf:"fixed64,2,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupStored) Reset() {
+	*x = GroupStored{}
+	mi := &file_kvcast_v1_event_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupStored) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupStored) ProtoMessage() {}
+
+func (x *GroupStored) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_event_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupStored.ProtoReflect.Descriptor instead.
+func (*GroupStored) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *GroupStored) GetGroup() uint32 {
+	if x != nil {
+		return x.Group
+	}
+	return 0
+}
+
+func (x *GroupStored) GetBlockHashes() []uint64 {
+	if x != nil {
+		return x.BlockHashes
+	}
+	return nil
+}
+
+// Blocks of another attention group are not in the cache any more.
+type GroupRemoved struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The group, AttentionGroup.index.
+	Group uint32 `protobuf:"varint,1,opt,name=group,proto3" json:"group,omitempty"`
+	// The engine's hashes of the blocks. Blocks that are not in the set have no effect.
+	BlockHashes   []uint64 `protobuf:"fixed64,2,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupRemoved) Reset() {
+	*x = GroupRemoved{}
+	mi := &file_kvcast_v1_event_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupRemoved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupRemoved) ProtoMessage() {}
+
+func (x *GroupRemoved) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_event_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupRemoved.ProtoReflect.Descriptor instead.
+func (*GroupRemoved) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *GroupRemoved) GetGroup() uint32 {
+	if x != nil {
+		return x.Group
+	}
+	return 0
+}
+
+func (x *GroupRemoved) GetBlockHashes() []uint64 {
+	if x != nil {
+		return x.BlockHashes
+	}
+	return nil
+}
+
 // Reasons of earlier Gaps of the dp rank do not hold any more: the blocks are the engine's as far
 // as these reasons are concerned.
 type Resolved struct {
@@ -1125,7 +1663,7 @@ type Resolved struct {
 
 func (x *Resolved) Reset() {
 	*x = Resolved{}
-	mi := &file_kvcast_v1_event_proto_msgTypes[8]
+	mi := &file_kvcast_v1_event_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1137,7 +1675,7 @@ func (x *Resolved) String() string {
 func (*Resolved) ProtoMessage() {}
 
 func (x *Resolved) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_event_proto_msgTypes[8]
+	mi := &file_kvcast_v1_event_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1150,7 +1688,7 @@ func (x *Resolved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resolved.ProtoReflect.Descriptor instead.
 func (*Resolved) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{8}
+	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Resolved) GetReasons() []Gap_Reason {
@@ -1183,7 +1721,7 @@ type WorkerAdded struct {
 
 func (x *WorkerAdded) Reset() {
 	*x = WorkerAdded{}
-	mi := &file_kvcast_v1_event_proto_msgTypes[9]
+	mi := &file_kvcast_v1_event_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1195,7 +1733,7 @@ func (x *WorkerAdded) String() string {
 func (*WorkerAdded) ProtoMessage() {}
 
 func (x *WorkerAdded) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_event_proto_msgTypes[9]
+	mi := &file_kvcast_v1_event_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1208,7 +1746,7 @@ func (x *WorkerAdded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerAdded.ProtoReflect.Descriptor instead.
 func (*WorkerAdded) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{9}
+	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WorkerAdded) GetModel() string {
@@ -1257,7 +1795,7 @@ type WorkerRemoved struct {
 
 func (x *WorkerRemoved) Reset() {
 	*x = WorkerRemoved{}
-	mi := &file_kvcast_v1_event_proto_msgTypes[10]
+	mi := &file_kvcast_v1_event_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1269,7 +1807,7 @@ func (x *WorkerRemoved) String() string {
 func (*WorkerRemoved) ProtoMessage() {}
 
 func (x *WorkerRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_event_proto_msgTypes[10]
+	mi := &file_kvcast_v1_event_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1282,7 +1820,7 @@ func (x *WorkerRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerRemoved.ProtoReflect.Descriptor instead.
 func (*WorkerRemoved) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{10}
+	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WorkerRemoved) GetReason() WorkerRemoved_Reason {
@@ -1306,7 +1844,7 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x05model\x18\x03 \x01(\tR\x05model\x121\n" +
 	"\x15engine_time_unix_nano\x18\x04 \x01(\x10R\x12engineTimeUnixNano\x121\n" +
 	"\x15ingest_time_unix_nano\x18\x05 \x01(\x10R\x12ingestTimeUnixNano\x12.\n" +
-	"\x06events\x18\x06 \x03(\v2\x16.kvcast.v1.RouterEventR\x06events\"\xa7\x04\n" +
+	"\x06events\x18\x06 \x03(\v2\x16.kvcast.v1.RouterEventR\x06events\"\xd1\x05\n" +
 	"\vRouterEvent\x12\x19\n" +
 	"\bevent_id\x18\x01 \x01(\x04R\aeventId\x12\x1c\n" +
 	"\adp_rank\x18\x02 \x01(\rH\x01R\x06dpRank\x88\x01\x01\x12#\n" +
@@ -1319,7 +1857,10 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x0eworker_removed\x18\t \x01(\v2\x18.kvcast.v1.WorkerRemovedH\x00R\rworkerRemoved\x12A\n" +
 	"\x0egroups_omitted\x18\n" +
 	" \x01(\v2\x18.kvcast.v1.GroupsOmittedH\x00R\rgroupsOmitted\x121\n" +
-	"\bresolved\x18\v \x01(\v2\x13.kvcast.v1.ResolvedH\x00R\bresolvedB\a\n" +
+	"\bresolved\x18\v \x01(\v2\x13.kvcast.v1.ResolvedH\x00R\bresolved\x12+\n" +
+	"\x06groups\x18\f \x01(\v2\x11.kvcast.v1.GroupsH\x00R\x06groups\x12;\n" +
+	"\fgroup_stored\x18\r \x01(\v2\x16.kvcast.v1.GroupStoredH\x00R\vgroupStored\x12>\n" +
+	"\rgroup_removed\x18\x0e \x01(\v2\x17.kvcast.v1.GroupRemovedH\x00R\fgroupRemovedB\a\n" +
 	"\x05eventB\n" +
 	"\n" +
 	"\b_dp_rank\"\xf2\x01\n" +
@@ -1374,7 +1915,49 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x14REASON_COPIES_UNSURE\x10\x10\x12\x19\n" +
 	"\x15REASON_CONNECTOR_TIER\x10\x11\x12\x12\n" +
 	"\x0eREASON_RELAYED\x10\x12\"\x0f\n" +
-	"\rGroupsOmitted\";\n" +
+	"\rGroupsOmitted\"\x9c\x01\n" +
+	"\x06Groups\x121\n" +
+	"\x06groups\x18\x01 \x03(\v2\x19.kvcast.v1.AttentionGroupR\x06groups\x12\x12\n" +
+	"\x04unit\x18\x02 \x01(\rR\x04unit\x121\n" +
+	"\ahashing\x18\x03 \x01(\v2\x17.kvcast.v1.BlockHashingR\ahashing\x12\x18\n" +
+	"\amissing\x18\x04 \x01(\tR\amissing\"\xa7\x03\n" +
+	"\x0eAttentionGroup\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\rR\x05index\x122\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x1e.kvcast.v1.AttentionGroup.KindR\x04kind\x12\x1d\n" +
+	"\n" +
+	"block_size\x18\x03 \x01(\rR\tblockSize\x12\x16\n" +
+	"\x06window\x18\x04 \x01(\rR\x06window\x12\x14\n" +
+	"\x05chunk\x18\x05 \x01(\rR\x05chunk\x12\x14\n" +
+	"\x05drops\x18\x06 \x01(\bR\x05drops\x12\x12\n" +
+	"\x04main\x18\a \x01(\bR\x04main\"\xd3\x01\n" +
+	"\x04Kind\x12\x14\n" +
+	"\x10KIND_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13KIND_FULL_ATTENTION\x10\x01\x12\x16\n" +
+	"\x12KIND_MLA_ATTENTION\x10\x02\x12\x1c\n" +
+	"\x18KIND_SINK_FULL_ATTENTION\x10\x03\x12\x17\n" +
+	"\x13KIND_SLIDING_WINDOW\x10\x04\x12\x1b\n" +
+	"\x17KIND_SLIDING_WINDOW_MLA\x10\x05\x12\x0e\n" +
+	"\n" +
+	"KIND_MAMBA\x10\x06\x12 \n" +
+	"\x1cKIND_CHUNKED_LOCAL_ATTENTION\x10\a\"\xc1\x02\n" +
+	"\fBlockHashing\x12?\n" +
+	"\talgorithm\x18\x01 \x01(\x0e2!.kvcast.v1.BlockHashing.AlgorithmR\talgorithm\x12\x12\n" +
+	"\x04seed\x18\x02 \x01(\tR\x04seed\x12E\n" +
+	"\n" +
+	"lora_paths\x18\x03 \x03(\v2&.kvcast.v1.BlockHashing.LoraPathsEntryR\tloraPaths\x1a<\n" +
+	"\x0eLoraPathsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"W\n" +
+	"\tAlgorithm\x12\x19\n" +
+	"\x15ALGORITHM_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10ALGORITHM_SHA256\x10\x01\x12\x19\n" +
+	"\x15ALGORITHM_SHA256_CBOR\x10\x02\"F\n" +
+	"\vGroupStored\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\rR\x05group\x12!\n" +
+	"\fblock_hashes\x18\x02 \x03(\x06R\vblockHashes\"G\n" +
+	"\fGroupRemoved\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\rR\x05group\x12!\n" +
+	"\fblock_hashes\x18\x02 \x03(\x06R\vblockHashes\";\n" +
 	"\bResolved\x12/\n" +
 	"\areasons\x18\x01 \x03(\x0e2\x15.kvcast.v1.Gap.ReasonR\areasons\"\xeb\x01\n" +
 	"\vWorkerAdded\x12\x14\n" +
@@ -1413,49 +1996,65 @@ func file_kvcast_v1_event_proto_rawDescGZIP() []byte {
 	return file_kvcast_v1_event_proto_rawDescData
 }
 
-var file_kvcast_v1_event_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_kvcast_v1_event_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_kvcast_v1_event_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_kvcast_v1_event_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_kvcast_v1_event_proto_goTypes = []any{
-	(Tier)(0),                 // 0: kvcast.v1.Tier
-	(Cleared_Reason)(0),       // 1: kvcast.v1.Cleared.Reason
-	(Gap_Reason)(0),           // 2: kvcast.v1.Gap.Reason
-	(WorkerRemoved_Reason)(0), // 3: kvcast.v1.WorkerRemoved.Reason
-	(*Position)(nil),          // 4: kvcast.v1.Position
-	(*Entry)(nil),             // 5: kvcast.v1.Entry
-	(*RouterEvent)(nil),       // 6: kvcast.v1.RouterEvent
-	(*Stored)(nil),            // 7: kvcast.v1.Stored
-	(*Removed)(nil),           // 8: kvcast.v1.Removed
-	(*Cleared)(nil),           // 9: kvcast.v1.Cleared
-	(*Gap)(nil),               // 10: kvcast.v1.Gap
-	(*GroupsOmitted)(nil),     // 11: kvcast.v1.GroupsOmitted
-	(*Resolved)(nil),          // 12: kvcast.v1.Resolved
-	(*WorkerAdded)(nil),       // 13: kvcast.v1.WorkerAdded
-	(*WorkerRemoved)(nil),     // 14: kvcast.v1.WorkerRemoved
-	nil,                       // 15: kvcast.v1.WorkerAdded.LabelsEntry
+	(Tier)(0),                   // 0: kvcast.v1.Tier
+	(Cleared_Reason)(0),         // 1: kvcast.v1.Cleared.Reason
+	(Gap_Reason)(0),             // 2: kvcast.v1.Gap.Reason
+	(AttentionGroup_Kind)(0),    // 3: kvcast.v1.AttentionGroup.Kind
+	(BlockHashing_Algorithm)(0), // 4: kvcast.v1.BlockHashing.Algorithm
+	(WorkerRemoved_Reason)(0),   // 5: kvcast.v1.WorkerRemoved.Reason
+	(*Position)(nil),            // 6: kvcast.v1.Position
+	(*Entry)(nil),               // 7: kvcast.v1.Entry
+	(*RouterEvent)(nil),         // 8: kvcast.v1.RouterEvent
+	(*Stored)(nil),              // 9: kvcast.v1.Stored
+	(*Removed)(nil),             // 10: kvcast.v1.Removed
+	(*Cleared)(nil),             // 11: kvcast.v1.Cleared
+	(*Gap)(nil),                 // 12: kvcast.v1.Gap
+	(*GroupsOmitted)(nil),       // 13: kvcast.v1.GroupsOmitted
+	(*Groups)(nil),              // 14: kvcast.v1.Groups
+	(*AttentionGroup)(nil),      // 15: kvcast.v1.AttentionGroup
+	(*BlockHashing)(nil),        // 16: kvcast.v1.BlockHashing
+	(*GroupStored)(nil),         // 17: kvcast.v1.GroupStored
+	(*GroupRemoved)(nil),        // 18: kvcast.v1.GroupRemoved
+	(*Resolved)(nil),            // 19: kvcast.v1.Resolved
+	(*WorkerAdded)(nil),         // 20: kvcast.v1.WorkerAdded
+	(*WorkerRemoved)(nil),       // 21: kvcast.v1.WorkerRemoved
+	nil,                         // 22: kvcast.v1.BlockHashing.LoraPathsEntry
+	nil,                         // 23: kvcast.v1.WorkerAdded.LabelsEntry
 }
 var file_kvcast_v1_event_proto_depIdxs = []int32{
-	6,  // 0: kvcast.v1.Entry.events:type_name -> kvcast.v1.RouterEvent
+	8,  // 0: kvcast.v1.Entry.events:type_name -> kvcast.v1.RouterEvent
 	0,  // 1: kvcast.v1.RouterEvent.tier:type_name -> kvcast.v1.Tier
-	7,  // 2: kvcast.v1.RouterEvent.stored:type_name -> kvcast.v1.Stored
-	8,  // 3: kvcast.v1.RouterEvent.removed:type_name -> kvcast.v1.Removed
-	9,  // 4: kvcast.v1.RouterEvent.cleared:type_name -> kvcast.v1.Cleared
-	10, // 5: kvcast.v1.RouterEvent.gap:type_name -> kvcast.v1.Gap
-	13, // 6: kvcast.v1.RouterEvent.worker_added:type_name -> kvcast.v1.WorkerAdded
-	14, // 7: kvcast.v1.RouterEvent.worker_removed:type_name -> kvcast.v1.WorkerRemoved
-	11, // 8: kvcast.v1.RouterEvent.groups_omitted:type_name -> kvcast.v1.GroupsOmitted
-	12, // 9: kvcast.v1.RouterEvent.resolved:type_name -> kvcast.v1.Resolved
-	1,  // 10: kvcast.v1.Cleared.reason:type_name -> kvcast.v1.Cleared.Reason
-	0,  // 11: kvcast.v1.Cleared.tiers:type_name -> kvcast.v1.Tier
-	2,  // 12: kvcast.v1.Gap.reason:type_name -> kvcast.v1.Gap.Reason
-	0,  // 13: kvcast.v1.Gap.tiers:type_name -> kvcast.v1.Tier
-	2,  // 14: kvcast.v1.Resolved.reasons:type_name -> kvcast.v1.Gap.Reason
-	15, // 15: kvcast.v1.WorkerAdded.labels:type_name -> kvcast.v1.WorkerAdded.LabelsEntry
-	3,  // 16: kvcast.v1.WorkerRemoved.reason:type_name -> kvcast.v1.WorkerRemoved.Reason
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	9,  // 2: kvcast.v1.RouterEvent.stored:type_name -> kvcast.v1.Stored
+	10, // 3: kvcast.v1.RouterEvent.removed:type_name -> kvcast.v1.Removed
+	11, // 4: kvcast.v1.RouterEvent.cleared:type_name -> kvcast.v1.Cleared
+	12, // 5: kvcast.v1.RouterEvent.gap:type_name -> kvcast.v1.Gap
+	20, // 6: kvcast.v1.RouterEvent.worker_added:type_name -> kvcast.v1.WorkerAdded
+	21, // 7: kvcast.v1.RouterEvent.worker_removed:type_name -> kvcast.v1.WorkerRemoved
+	13, // 8: kvcast.v1.RouterEvent.groups_omitted:type_name -> kvcast.v1.GroupsOmitted
+	19, // 9: kvcast.v1.RouterEvent.resolved:type_name -> kvcast.v1.Resolved
+	14, // 10: kvcast.v1.RouterEvent.groups:type_name -> kvcast.v1.Groups
+	17, // 11: kvcast.v1.RouterEvent.group_stored:type_name -> kvcast.v1.GroupStored
+	18, // 12: kvcast.v1.RouterEvent.group_removed:type_name -> kvcast.v1.GroupRemoved
+	1,  // 13: kvcast.v1.Cleared.reason:type_name -> kvcast.v1.Cleared.Reason
+	0,  // 14: kvcast.v1.Cleared.tiers:type_name -> kvcast.v1.Tier
+	2,  // 15: kvcast.v1.Gap.reason:type_name -> kvcast.v1.Gap.Reason
+	0,  // 16: kvcast.v1.Gap.tiers:type_name -> kvcast.v1.Tier
+	15, // 17: kvcast.v1.Groups.groups:type_name -> kvcast.v1.AttentionGroup
+	16, // 18: kvcast.v1.Groups.hashing:type_name -> kvcast.v1.BlockHashing
+	3,  // 19: kvcast.v1.AttentionGroup.kind:type_name -> kvcast.v1.AttentionGroup.Kind
+	4,  // 20: kvcast.v1.BlockHashing.algorithm:type_name -> kvcast.v1.BlockHashing.Algorithm
+	22, // 21: kvcast.v1.BlockHashing.lora_paths:type_name -> kvcast.v1.BlockHashing.LoraPathsEntry
+	2,  // 22: kvcast.v1.Resolved.reasons:type_name -> kvcast.v1.Gap.Reason
+	23, // 23: kvcast.v1.WorkerAdded.labels:type_name -> kvcast.v1.WorkerAdded.LabelsEntry
+	5,  // 24: kvcast.v1.WorkerRemoved.reason:type_name -> kvcast.v1.WorkerRemoved.Reason
+	25, // [25:25] is the sub-list for method output_type
+	25, // [25:25] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_event_proto_init() }
@@ -1472,6 +2071,9 @@ func file_kvcast_v1_event_proto_init() {
 		(*RouterEvent_WorkerRemoved)(nil),
 		(*RouterEvent_GroupsOmitted)(nil),
 		(*RouterEvent_Resolved)(nil),
+		(*RouterEvent_Groups)(nil),
+		(*RouterEvent_GroupStored)(nil),
+		(*RouterEvent_GroupRemoved)(nil),
 	}
 	file_kvcast_v1_event_proto_msgTypes[3].OneofWrappers = []any{}
 	type x struct{}
@@ -1479,8 +2081,8 @@ func file_kvcast_v1_event_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvcast_v1_event_proto_rawDesc), len(file_kvcast_v1_event_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   12,
+			NumEnums:      6,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

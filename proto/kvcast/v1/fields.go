@@ -21,6 +21,8 @@ const (
 	RouterEventRemovedField       protowire.Number = 5
 	RouterEventWorkerAddedField   protowire.Number = 8
 	RouterEventWorkerRemovedField protowire.Number = 9
+	RouterEventGroupStoredField   protowire.Number = 13
+	RouterEventGroupRemovedField  protowire.Number = 14
 
 	StoredParentHashField   protowire.Number = 1
 	StoredBlockHashesField  protowire.Number = 2
@@ -30,6 +32,10 @@ const (
 	StoredTokenIDsField     protowire.Number = 6
 
 	RemovedBlockHashesField protowire.Number = 1
+
+	// The numbers are the same in GroupStored and GroupRemoved.
+	GroupBlocksGroupField       protowire.Number = 1
+	GroupBlocksBlockHashesField protowire.Number = 2
 
 	SnapshotBlocksWorkerField protowire.Number = 1
 	SnapshotBlocksEventsField protowire.Number = 2
@@ -62,6 +68,7 @@ const (
 	PromptCacheSaltField    protowire.Number = 5
 	PromptEagleField        protowire.Number = 6
 	PromptBlockSizeField    protowire.Number = 7
+	PromptExcludeLastField  protowire.Number = 8
 
 	MatchPrefixesResponseIDField       protowire.Number = 1
 	MatchPrefixesResponseResponseField protowire.Number = 2

@@ -35,6 +35,16 @@ func TestFieldNumbersMatchDescriptors(t *testing.T) {
 			"removed":        kvcastv1.RouterEventRemovedField,
 			"worker_added":   kvcastv1.RouterEventWorkerAddedField,
 			"worker_removed": kvcastv1.RouterEventWorkerRemovedField,
+			"group_stored":   kvcastv1.RouterEventGroupStoredField,
+			"group_removed":  kvcastv1.RouterEventGroupRemovedField,
+		}},
+		{&kvcastv1.GroupStored{}, fields{
+			"group":        kvcastv1.GroupBlocksGroupField,
+			"block_hashes": kvcastv1.GroupBlocksBlockHashesField,
+		}},
+		{&kvcastv1.GroupRemoved{}, fields{
+			"group":        kvcastv1.GroupBlocksGroupField,
+			"block_hashes": kvcastv1.GroupBlocksBlockHashesField,
 		}},
 		{&kvcastv1.Stored{}, fields{
 			"parent_hash":   kvcastv1.StoredParentHashField,

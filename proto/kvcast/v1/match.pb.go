@@ -145,9 +145,13 @@ type Prompt struct {
 	// each worker; with hashes, the block size is unknown and only needed for
 	// PrefixMatch.tokens, for which the worker's block size is used. Otherwise, only
 	// workers with the block size match.
-	BlockSize     uint32 `protobuf:"varint,7,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	BlockSize uint32 `protobuf:"varint,7,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
+	// Whether the last token is not to be matched, though it is part of the prompt: an engine
+	// computes it always, so that this is what the engine reuses. To leave the token out
+	// instead is not the same for engines that draft tokens. Only with token_ids.
+	ExcludeLastToken bool `protobuf:"varint,8,opt,name=exclude_last_token,json=excludeLastToken,proto3" json:"exclude_last_token,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Prompt) Reset() {
@@ -227,6 +231,13 @@ func (x *Prompt) GetBlockSize() uint32 {
 		return x.BlockSize
 	}
 	return 0
+}
+
+func (x *Prompt) GetExcludeLastToken() bool {
+	if x != nil {
+		return x.ExcludeLastToken
+	}
+	return false
 }
 
 // Response of RouterEventService.MatchPrefix.
@@ -463,7 +474,8 @@ type PrefixMatch struct {
 	DpRank uint32 `protobuf:"varint,3,opt,name=dp_rank,json=dpRank,proto3" json:"dp_rank,omitempty"`
 	// Blocks in the longest prefix of which each block is held in some tier.
 	Blocks uint32 `protobuf:"varint,4,opt,name=blocks,proto3" json:"blocks,omitempty"`
-	// Tokens in these blocks; 0 if the block size is unknown.
+	// Tokens in the prefix; 0 if the block size is unknown. With several attention groups, a
+	// prefix may end within a block: blocks are then the whole blocks before.
 	Tokens uint32 `protobuf:"varint,5,opt,name=tokens,proto3" json:"tokens,omitempty"`
 	// The longest prefix held in one tier, for each tier that holds the first block. An
 	// engine need not load the blocks of TIER_DEVICE.
@@ -871,7 +883,7 @@ const file_kvcast_v1_match_proto_rawDesc = "" +
 	"\aworkers\x18\x03 \x03(\tR\aworkers\x12\x14\n" +
 	"\x05limit\x18\x04 \x01(\rR\x05limit\x12)\n" +
 	"\x05after\x18\x05 \x01(\v2\x13.kvcast.v1.PositionR\x05after\x12\"\n" +
-	"\rmax_wait_nano\x18\x06 \x01(\x04R\vmaxWaitNano\"\xde\x01\n" +
+	"\rmax_wait_nano\x18\x06 \x01(\x04R\vmaxWaitNano\"\x8c\x02\n" +
 	"\x06Prompt\x12\x1b\n" +
 	"\ttoken_ids\x18\x01 \x03(\rR\btokenIds\x12#\n" +
 	"\rtokens_hashes\x18\x02 \x03(\x06R\ftokensHashes\x12!\n" +
@@ -881,7 +893,8 @@ const file_kvcast_v1_match_proto_rawDesc = "" +
 	"cache_salt\x18\x05 \x01(\tR\tcacheSalt\x12\x14\n" +
 	"\x05eagle\x18\x06 \x01(\bR\x05eagle\x12\x1d\n" +
 	"\n" +
-	"block_size\x18\a \x01(\rR\tblockSize\"z\n" +
+	"block_size\x18\a \x01(\rR\tblockSize\x12,\n" +
+	"\x12exclude_last_token\x18\b \x01(\bR\x10excludeLastToken\"z\n" +
 	"\x13MatchPrefixResponse\x12/\n" +
 	"\bposition\x18\x01 \x01(\v2\x13.kvcast.v1.PositionR\bposition\x122\n" +
 	"\aprompts\x18\x02 \x03(\v2\x18.kvcast.v1.PromptMatchesR\aprompts\"\x8f\x01\n" +

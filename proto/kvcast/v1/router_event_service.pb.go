@@ -997,7 +997,9 @@ type SnapshotRank struct {
 	// above, and if the server does not tell them apart.
 	TierReasons []*TierReasons `protobuf:"bytes,6,rep,name=tier_reasons,json=tierReasons,proto3" json:"tier_reasons,omitempty"`
 	// What the last Gap with a detail has said; empty if the rank is complete.
-	Detail        string `protobuf:"bytes,7,opt,name=detail,proto3" json:"detail,omitempty"`
+	Detail string `protobuf:"bytes,7,opt,name=detail,proto3" json:"detail,omitempty"`
+	// The last Groups that still holds; absent if there is none.
+	Groups        *Groups `protobuf:"bytes,8,opt,name=groups,proto3" json:"groups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1081,13 +1083,21 @@ func (x *SnapshotRank) GetDetail() string {
 	return ""
 }
 
+func (x *SnapshotRank) GetGroups() *Groups {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
 // Blocks of one worker in a snapshot.
 type SnapshotBlocks struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the worker.
 	Worker string `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
 	// Stored events without event_id. A parent that the worker holds precedes its children.
-	// A block whose parent was removed still has the parent_hash.
+	// A block whose parent was removed still has the parent_hash. GroupStored events
+	// follow, of ranks with several attention groups.
 	Events        []*RouterEvent `protobuf:"bytes,2,rep,name=events,proto3" json:"events,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2503,7 +2513,7 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\x05added\x18\x02 \x01(\v2\x16.kvcast.v1.WorkerAddedR\x05added\x12\"\n" +
 	"\rlast_event_id\x18\x03 \x01(\x04R\vlastEventId\x12)\n" +
 	"\x10incomplete_ranks\x18\x04 \x03(\rR\x0fincompleteRanks\x12-\n" +
-	"\x05ranks\x18\x05 \x03(\v2\x17.kvcast.v1.SnapshotRankR\x05ranks\"\x91\x02\n" +
+	"\x05ranks\x18\x05 \x03(\v2\x17.kvcast.v1.SnapshotRankR\x05ranks\"\xbc\x02\n" +
 	"\fSnapshotRank\x12\x17\n" +
 	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x123\n" +
 	"\areasons\x18\x02 \x03(\x0e2\x19.kvcast.v1.DegradedReasonR\areasons\x12\x12\n" +
@@ -2511,7 +2521,8 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\x0emissed_batches\x18\x04 \x01(\x04R\rmissedBatches\x12%\n" +
 	"\x0egroups_omitted\x18\x05 \x01(\bR\rgroupsOmitted\x129\n" +
 	"\ftier_reasons\x18\x06 \x03(\v2\x16.kvcast.v1.TierReasonsR\vtierReasons\x12\x16\n" +
-	"\x06detail\x18\a \x01(\tR\x06detail\"X\n" +
+	"\x06detail\x18\a \x01(\tR\x06detail\x12)\n" +
+	"\x06groups\x18\b \x01(\v2\x11.kvcast.v1.GroupsR\x06groups\"X\n" +
 	"\x0eSnapshotBlocks\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12.\n" +
 	"\x06events\x18\x02 \x03(\v2\x16.kvcast.v1.RouterEventR\x06events\">\n" +
@@ -2689,14 +2700,15 @@ var file_kvcast_v1_router_event_service_proto_goTypes = []any{
 	(*WorkerAdded)(nil),             // 35: kvcast.v1.WorkerAdded
 	(DegradedReason)(0),             // 36: kvcast.v1.DegradedReason
 	(*TierReasons)(nil),             // 37: kvcast.v1.TierReasons
-	(*RouterEvent)(nil),             // 38: kvcast.v1.RouterEvent
-	(*WorkerStatus)(nil),            // 39: kvcast.v1.WorkerStatus
-	(*MatchPrefixRequest)(nil),      // 40: kvcast.v1.MatchPrefixRequest
-	(*MatchPrefixesRequest)(nil),    // 41: kvcast.v1.MatchPrefixesRequest
-	(*ReportOutcomeRequest)(nil),    // 42: kvcast.v1.ReportOutcomeRequest
-	(*MatchPrefixResponse)(nil),     // 43: kvcast.v1.MatchPrefixResponse
-	(*MatchPrefixesResponse)(nil),   // 44: kvcast.v1.MatchPrefixesResponse
-	(*ReportOutcomeResponse)(nil),   // 45: kvcast.v1.ReportOutcomeResponse
+	(*Groups)(nil),                  // 38: kvcast.v1.Groups
+	(*RouterEvent)(nil),             // 39: kvcast.v1.RouterEvent
+	(*WorkerStatus)(nil),            // 40: kvcast.v1.WorkerStatus
+	(*MatchPrefixRequest)(nil),      // 41: kvcast.v1.MatchPrefixRequest
+	(*MatchPrefixesRequest)(nil),    // 42: kvcast.v1.MatchPrefixesRequest
+	(*ReportOutcomeRequest)(nil),    // 43: kvcast.v1.ReportOutcomeRequest
+	(*MatchPrefixResponse)(nil),     // 44: kvcast.v1.MatchPrefixResponse
+	(*MatchPrefixesResponse)(nil),   // 45: kvcast.v1.MatchPrefixesResponse
+	(*ReportOutcomeResponse)(nil),   // 46: kvcast.v1.ReportOutcomeResponse
 }
 var file_kvcast_v1_router_event_service_proto_depIdxs = []int32{
 	32, // 0: kvcast.v1.Filter.tiers:type_name -> kvcast.v1.Tier
@@ -2721,56 +2733,57 @@ var file_kvcast_v1_router_event_service_proto_depIdxs = []int32{
 	13, // 19: kvcast.v1.SnapshotWorker.ranks:type_name -> kvcast.v1.SnapshotRank
 	36, // 20: kvcast.v1.SnapshotRank.reasons:type_name -> kvcast.v1.DegradedReason
 	37, // 21: kvcast.v1.SnapshotRank.tier_reasons:type_name -> kvcast.v1.TierReasons
-	38, // 22: kvcast.v1.SnapshotBlocks.events:type_name -> kvcast.v1.RouterEvent
-	33, // 23: kvcast.v1.SnapshotEnd.position:type_name -> kvcast.v1.Position
-	33, // 24: kvcast.v1.ReplayRequest.after:type_name -> kvcast.v1.Position
-	33, // 25: kvcast.v1.ReplayRequest.until:type_name -> kvcast.v1.Position
-	2,  // 26: kvcast.v1.ReplayRequest.filter:type_name -> kvcast.v1.Filter
-	34, // 27: kvcast.v1.ReplayResponse.entries:type_name -> kvcast.v1.Entry
-	33, // 28: kvcast.v1.ReplayResponse.position:type_name -> kvcast.v1.Position
-	8,  // 29: kvcast.v1.ReplayResponse.accepted:type_name -> kvcast.v1.Accepted
-	2,  // 30: kvcast.v1.SnapshotRequest.filter:type_name -> kvcast.v1.Filter
-	34, // 31: kvcast.v1.SnapshotResponse.entries:type_name -> kvcast.v1.Entry
-	33, // 32: kvcast.v1.SnapshotResponse.position:type_name -> kvcast.v1.Position
-	9,  // 33: kvcast.v1.SnapshotResponse.progress:type_name -> kvcast.v1.Progress
-	11, // 34: kvcast.v1.SnapshotResponse.snapshot_begin:type_name -> kvcast.v1.SnapshotBegin
-	12, // 35: kvcast.v1.SnapshotResponse.snapshot_worker:type_name -> kvcast.v1.SnapshotWorker
-	14, // 36: kvcast.v1.SnapshotResponse.snapshot_blocks:type_name -> kvcast.v1.SnapshotBlocks
-	15, // 37: kvcast.v1.SnapshotResponse.snapshot_end:type_name -> kvcast.v1.SnapshotEnd
-	23, // 38: kvcast.v1.GetStatusResponse.recovery:type_name -> kvcast.v1.Recovery
-	22, // 39: kvcast.v1.GetStatusResponse.instances:type_name -> kvcast.v1.InstanceStatus
-	2,  // 40: kvcast.v1.ListWorkersRequest.filter:type_name -> kvcast.v1.Filter
-	39, // 41: kvcast.v1.ListWorkersResponse.workers:type_name -> kvcast.v1.WorkerStatus
-	2,  // 42: kvcast.v1.LookupBlocksRequest.filter:type_name -> kvcast.v1.Filter
-	28, // 43: kvcast.v1.LookupBlocksResponse.holders:type_name -> kvcast.v1.BlockHolder
-	32, // 44: kvcast.v1.BlockHolder.tier:type_name -> kvcast.v1.Tier
-	31, // 45: kvcast.v1.ListSubscribersResponse.subscribers:type_name -> kvcast.v1.SubscriberStatus
-	2,  // 46: kvcast.v1.SubscriberStatus.filter:type_name -> kvcast.v1.Filter
-	6,  // 47: kvcast.v1.RouterEventService.Subscribe:input_type -> kvcast.v1.SubscribeRequest
-	16, // 48: kvcast.v1.RouterEventService.Replay:input_type -> kvcast.v1.ReplayRequest
-	18, // 49: kvcast.v1.RouterEventService.Snapshot:input_type -> kvcast.v1.SnapshotRequest
-	20, // 50: kvcast.v1.RouterEventService.GetStatus:input_type -> kvcast.v1.GetStatusRequest
-	24, // 51: kvcast.v1.RouterEventService.ListWorkers:input_type -> kvcast.v1.ListWorkersRequest
-	26, // 52: kvcast.v1.RouterEventService.LookupBlocks:input_type -> kvcast.v1.LookupBlocksRequest
-	29, // 53: kvcast.v1.RouterEventService.ListSubscribers:input_type -> kvcast.v1.ListSubscribersRequest
-	40, // 54: kvcast.v1.RouterEventService.MatchPrefix:input_type -> kvcast.v1.MatchPrefixRequest
-	41, // 55: kvcast.v1.RouterEventService.MatchPrefixes:input_type -> kvcast.v1.MatchPrefixesRequest
-	42, // 56: kvcast.v1.RouterEventService.ReportOutcome:input_type -> kvcast.v1.ReportOutcomeRequest
-	7,  // 57: kvcast.v1.RouterEventService.Subscribe:output_type -> kvcast.v1.SubscribeResponse
-	17, // 58: kvcast.v1.RouterEventService.Replay:output_type -> kvcast.v1.ReplayResponse
-	19, // 59: kvcast.v1.RouterEventService.Snapshot:output_type -> kvcast.v1.SnapshotResponse
-	21, // 60: kvcast.v1.RouterEventService.GetStatus:output_type -> kvcast.v1.GetStatusResponse
-	25, // 61: kvcast.v1.RouterEventService.ListWorkers:output_type -> kvcast.v1.ListWorkersResponse
-	27, // 62: kvcast.v1.RouterEventService.LookupBlocks:output_type -> kvcast.v1.LookupBlocksResponse
-	30, // 63: kvcast.v1.RouterEventService.ListSubscribers:output_type -> kvcast.v1.ListSubscribersResponse
-	43, // 64: kvcast.v1.RouterEventService.MatchPrefix:output_type -> kvcast.v1.MatchPrefixResponse
-	44, // 65: kvcast.v1.RouterEventService.MatchPrefixes:output_type -> kvcast.v1.MatchPrefixesResponse
-	45, // 66: kvcast.v1.RouterEventService.ReportOutcome:output_type -> kvcast.v1.ReportOutcomeResponse
-	57, // [57:67] is the sub-list for method output_type
-	47, // [47:57] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	38, // 22: kvcast.v1.SnapshotRank.groups:type_name -> kvcast.v1.Groups
+	39, // 23: kvcast.v1.SnapshotBlocks.events:type_name -> kvcast.v1.RouterEvent
+	33, // 24: kvcast.v1.SnapshotEnd.position:type_name -> kvcast.v1.Position
+	33, // 25: kvcast.v1.ReplayRequest.after:type_name -> kvcast.v1.Position
+	33, // 26: kvcast.v1.ReplayRequest.until:type_name -> kvcast.v1.Position
+	2,  // 27: kvcast.v1.ReplayRequest.filter:type_name -> kvcast.v1.Filter
+	34, // 28: kvcast.v1.ReplayResponse.entries:type_name -> kvcast.v1.Entry
+	33, // 29: kvcast.v1.ReplayResponse.position:type_name -> kvcast.v1.Position
+	8,  // 30: kvcast.v1.ReplayResponse.accepted:type_name -> kvcast.v1.Accepted
+	2,  // 31: kvcast.v1.SnapshotRequest.filter:type_name -> kvcast.v1.Filter
+	34, // 32: kvcast.v1.SnapshotResponse.entries:type_name -> kvcast.v1.Entry
+	33, // 33: kvcast.v1.SnapshotResponse.position:type_name -> kvcast.v1.Position
+	9,  // 34: kvcast.v1.SnapshotResponse.progress:type_name -> kvcast.v1.Progress
+	11, // 35: kvcast.v1.SnapshotResponse.snapshot_begin:type_name -> kvcast.v1.SnapshotBegin
+	12, // 36: kvcast.v1.SnapshotResponse.snapshot_worker:type_name -> kvcast.v1.SnapshotWorker
+	14, // 37: kvcast.v1.SnapshotResponse.snapshot_blocks:type_name -> kvcast.v1.SnapshotBlocks
+	15, // 38: kvcast.v1.SnapshotResponse.snapshot_end:type_name -> kvcast.v1.SnapshotEnd
+	23, // 39: kvcast.v1.GetStatusResponse.recovery:type_name -> kvcast.v1.Recovery
+	22, // 40: kvcast.v1.GetStatusResponse.instances:type_name -> kvcast.v1.InstanceStatus
+	2,  // 41: kvcast.v1.ListWorkersRequest.filter:type_name -> kvcast.v1.Filter
+	40, // 42: kvcast.v1.ListWorkersResponse.workers:type_name -> kvcast.v1.WorkerStatus
+	2,  // 43: kvcast.v1.LookupBlocksRequest.filter:type_name -> kvcast.v1.Filter
+	28, // 44: kvcast.v1.LookupBlocksResponse.holders:type_name -> kvcast.v1.BlockHolder
+	32, // 45: kvcast.v1.BlockHolder.tier:type_name -> kvcast.v1.Tier
+	31, // 46: kvcast.v1.ListSubscribersResponse.subscribers:type_name -> kvcast.v1.SubscriberStatus
+	2,  // 47: kvcast.v1.SubscriberStatus.filter:type_name -> kvcast.v1.Filter
+	6,  // 48: kvcast.v1.RouterEventService.Subscribe:input_type -> kvcast.v1.SubscribeRequest
+	16, // 49: kvcast.v1.RouterEventService.Replay:input_type -> kvcast.v1.ReplayRequest
+	18, // 50: kvcast.v1.RouterEventService.Snapshot:input_type -> kvcast.v1.SnapshotRequest
+	20, // 51: kvcast.v1.RouterEventService.GetStatus:input_type -> kvcast.v1.GetStatusRequest
+	24, // 52: kvcast.v1.RouterEventService.ListWorkers:input_type -> kvcast.v1.ListWorkersRequest
+	26, // 53: kvcast.v1.RouterEventService.LookupBlocks:input_type -> kvcast.v1.LookupBlocksRequest
+	29, // 54: kvcast.v1.RouterEventService.ListSubscribers:input_type -> kvcast.v1.ListSubscribersRequest
+	41, // 55: kvcast.v1.RouterEventService.MatchPrefix:input_type -> kvcast.v1.MatchPrefixRequest
+	42, // 56: kvcast.v1.RouterEventService.MatchPrefixes:input_type -> kvcast.v1.MatchPrefixesRequest
+	43, // 57: kvcast.v1.RouterEventService.ReportOutcome:input_type -> kvcast.v1.ReportOutcomeRequest
+	7,  // 58: kvcast.v1.RouterEventService.Subscribe:output_type -> kvcast.v1.SubscribeResponse
+	17, // 59: kvcast.v1.RouterEventService.Replay:output_type -> kvcast.v1.ReplayResponse
+	19, // 60: kvcast.v1.RouterEventService.Snapshot:output_type -> kvcast.v1.SnapshotResponse
+	21, // 61: kvcast.v1.RouterEventService.GetStatus:output_type -> kvcast.v1.GetStatusResponse
+	25, // 62: kvcast.v1.RouterEventService.ListWorkers:output_type -> kvcast.v1.ListWorkersResponse
+	27, // 63: kvcast.v1.RouterEventService.LookupBlocks:output_type -> kvcast.v1.LookupBlocksResponse
+	30, // 64: kvcast.v1.RouterEventService.ListSubscribers:output_type -> kvcast.v1.ListSubscribersResponse
+	44, // 65: kvcast.v1.RouterEventService.MatchPrefix:output_type -> kvcast.v1.MatchPrefixResponse
+	45, // 66: kvcast.v1.RouterEventService.MatchPrefixes:output_type -> kvcast.v1.MatchPrefixesResponse
+	46, // 67: kvcast.v1.RouterEventService.ReportOutcome:output_type -> kvcast.v1.ReportOutcomeResponse
+	58, // [58:68] is the sub-list for method output_type
+	48, // [48:58] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_router_event_service_proto_init() }

@@ -71,6 +71,7 @@ const (
 	SuppressedRemovesTierField        protowire.Number = 2
 	SuppressedRemovesOpField          protowire.Number = 3
 	SuppressedRemovesBlockHashesField protowire.Number = 4
+	SuppressedRemovesGroupField       protowire.Number = 5
 
 	CopyOpsLengthsField protowire.Number = 1
 	CopyOpsOpsField     protowire.Number = 2

@@ -250,9 +250,9 @@ type IngestRank struct {
 	SaltsCleared bool `protobuf:"varint,3,opt,name=salts_cleared,json=saltsCleared,proto3" json:"salts_cleared,omitempty"`
 	// Reports whether there was no room for a salted block of the rank.
 	Incomplete bool `protobuf:"varint,4,opt,name=incomplete,proto3" json:"incomplete,omitempty"`
-	// Attention groups with main attention.
+	// Of earlier versions: attention groups with main attention.
 	MainGroups []int64 `protobuf:"zigzag64,5,rep,packed,name=main_groups,json=mainGroups,proto3" json:"main_groups,omitempty"`
-	// Attention groups without main attention.
+	// Of earlier versions: attention groups without main attention.
 	OtherGroups []int64 `protobuf:"zigzag64,6,rep,packed,name=other_groups,json=otherGroups,proto3" json:"other_groups,omitempty"`
 	// Hashes of salted blocks.
 	SaltedBlocks []uint64 `protobuf:"fixed64,7,rep,packed,name=salted_blocks,json=saltedBlocks,proto3" json:"salted_blocks,omitempty"`
@@ -263,7 +263,17 @@ type IngestRank struct {
 	// lowest bits on. The block is forgotten if there are none.
 	BlockCopies []uint32 `protobuf:"fixed32,9,rep,packed,name=block_copies,json=blockCopies,proto3" json:"block_copies,omitempty"`
 	// Tokens hash of each salted block; 0 if it is unknown. Empty if all are.
-	BlockTokens   []uint64 `protobuf:"fixed64,10,rep,packed,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
+	BlockTokens []uint64 `protobuf:"fixed64,10,rep,packed,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
+	// The attention groups, in the order in which they were learned; in a change all, if one
+	// has changed.
+	Groups []*IngestGroup `protobuf:"bytes,11,rep,name=groups,proto3" json:"groups,omitempty"`
+	// Number of tokens in the engine's hash unit; 0 if it is unknown.
+	HashUnit uint32 `protobuf:"varint,12,opt,name=hash_unit,json=hashUnit,proto3" json:"hash_unit,omitempty"`
+	// How the engine computes hashes, if hash_unit is known: 0 is vLLM's sha256, 1 its
+	// sha256_cbor.
+	HashAlgorithm uint32 `protobuf:"varint,13,opt,name=hash_algorithm,json=hashAlgorithm,proto3" json:"hash_algorithm,omitempty"`
+	// The engine's PYTHONHASHSEED, if hash_unit is known; empty if it is not set.
+	HashSeed      string `protobuf:"bytes,14,opt,name=hash_seed,json=hashSeed,proto3" json:"hash_seed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -368,6 +378,107 @@ func (x *IngestRank) GetBlockTokens() []uint64 {
 	return nil
 }
 
+func (x *IngestRank) GetGroups() []*IngestGroup {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *IngestRank) GetHashUnit() uint32 {
+	if x != nil {
+		return x.HashUnit
+	}
+	return 0
+}
+
+func (x *IngestRank) GetHashAlgorithm() uint32 {
+	if x != nil {
+		return x.HashAlgorithm
+	}
+	return 0
+}
+
+func (x *IngestRank) GetHashSeed() string {
+	if x != nil {
+		return x.HashSeed
+	}
+	return ""
+}
+
+// An attention group of a dp rank.
+type IngestGroup struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The engine's number of the group.
+	Index int64 `protobuf:"zigzag64,1,opt,name=index,proto3" json:"index,omitempty"`
+	// The kind, as in the engine's events.
+	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	// The largest number of tokens in a block.
+	BlockSize uint32 `protobuf:"varint,3,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
+	// Number of tokens in the window; 0 if there is none.
+	Window        int64 `protobuf:"varint,4,opt,name=window,proto3" json:"window,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IngestGroup) Reset() {
+	*x = IngestGroup{}
+	mi := &file_kvcast_state_v1_ingest_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IngestGroup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IngestGroup) ProtoMessage() {}
+
+func (x *IngestGroup) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_state_v1_ingest_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IngestGroup.ProtoReflect.Descriptor instead.
+func (*IngestGroup) Descriptor() ([]byte, []int) {
+	return file_kvcast_state_v1_ingest_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *IngestGroup) GetIndex() int64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *IngestGroup) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *IngestGroup) GetBlockSize() uint32 {
+	if x != nil {
+		return x.BlockSize
+	}
+	return 0
+}
+
+func (x *IngestGroup) GetWindow() int64 {
+	if x != nil {
+		return x.Window
+	}
+	return 0
+}
+
 // A publisher of a worker.
 type IngestPublisher struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -387,7 +498,7 @@ type IngestPublisher struct {
 
 func (x *IngestPublisher) Reset() {
 	*x = IngestPublisher{}
-	mi := &file_kvcast_state_v1_ingest_proto_msgTypes[4]
+	mi := &file_kvcast_state_v1_ingest_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -399,7 +510,7 @@ func (x *IngestPublisher) String() string {
 func (*IngestPublisher) ProtoMessage() {}
 
 func (x *IngestPublisher) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_state_v1_ingest_proto_msgTypes[4]
+	mi := &file_kvcast_state_v1_ingest_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -412,7 +523,7 @@ func (x *IngestPublisher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IngestPublisher.ProtoReflect.Descriptor instead.
 func (*IngestPublisher) Descriptor() ([]byte, []int) {
-	return file_kvcast_state_v1_ingest_proto_rawDescGZIP(), []int{4}
+	return file_kvcast_state_v1_ingest_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *IngestPublisher) GetSource() uint32 {
@@ -503,7 +614,7 @@ type IngestCursor struct {
 
 func (x *IngestCursor) Reset() {
 	*x = IngestCursor{}
-	mi := &file_kvcast_state_v1_ingest_proto_msgTypes[5]
+	mi := &file_kvcast_state_v1_ingest_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -515,7 +626,7 @@ func (x *IngestCursor) String() string {
 func (*IngestCursor) ProtoMessage() {}
 
 func (x *IngestCursor) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_state_v1_ingest_proto_msgTypes[5]
+	mi := &file_kvcast_state_v1_ingest_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -528,7 +639,7 @@ func (x *IngestCursor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IngestCursor.ProtoReflect.Descriptor instead.
 func (*IngestCursor) Descriptor() ([]byte, []int) {
-	return file_kvcast_state_v1_ingest_proto_rawDescGZIP(), []int{5}
+	return file_kvcast_state_v1_ingest_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *IngestCursor) GetVersion() uint32 {
@@ -693,7 +804,7 @@ const file_kvcast_state_v1_ingest_proto_rawDesc = "" +
 	"\x06source\x18\x01 \x01(\rR\x06source\x12\x14\n" +
 	"\x05salts\x18\x02 \x03(\fR\x05salts\x121\n" +
 	"\x05ranks\x18\x03 \x03(\v2\x1b.kvcast.state.v1.IngestRankR\x05ranks\x12\x1a\n" +
-	"\badapters\x18\x04 \x03(\fR\badapters\"\xcf\x02\n" +
+	"\badapters\x18\x04 \x03(\fR\badapters\"\xe6\x03\n" +
 	"\n" +
 	"IngestRank\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x18\n" +
@@ -710,7 +821,17 @@ const file_kvcast_state_v1_ingest_proto_rawDesc = "" +
 	"blockSalts\x12!\n" +
 	"\fblock_copies\x18\t \x03(\aR\vblockCopies\x12!\n" +
 	"\fblock_tokens\x18\n" +
-	" \x03(\x06R\vblockTokens\"\xa4\x01\n" +
+	" \x03(\x06R\vblockTokens\x124\n" +
+	"\x06groups\x18\v \x03(\v2\x1c.kvcast.state.v1.IngestGroupR\x06groups\x12\x1b\n" +
+	"\thash_unit\x18\f \x01(\rR\bhashUnit\x12%\n" +
+	"\x0ehash_algorithm\x18\r \x01(\rR\rhashAlgorithm\x12\x1b\n" +
+	"\thash_seed\x18\x0e \x01(\tR\bhashSeed\"n\n" +
+	"\vIngestGroup\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x12R\x05index\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x1d\n" +
+	"\n" +
+	"block_size\x18\x03 \x01(\rR\tblockSize\x12\x16\n" +
+	"\x06window\x18\x04 \x01(\x03R\x06window\"\xa4\x01\n" +
 	"\x0fIngestPublisher\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\rR\x06source\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x14\n" +
@@ -765,26 +886,28 @@ func file_kvcast_state_v1_ingest_proto_rawDescGZIP() []byte {
 	return file_kvcast_state_v1_ingest_proto_rawDescData
 }
 
-var file_kvcast_state_v1_ingest_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_kvcast_state_v1_ingest_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_kvcast_state_v1_ingest_proto_goTypes = []any{
 	(*IngestWorker)(nil),    // 0: kvcast.state.v1.IngestWorker
 	(*IngestBlockSize)(nil), // 1: kvcast.state.v1.IngestBlockSize
 	(*IngestSource)(nil),    // 2: kvcast.state.v1.IngestSource
 	(*IngestRank)(nil),      // 3: kvcast.state.v1.IngestRank
-	(*IngestPublisher)(nil), // 4: kvcast.state.v1.IngestPublisher
-	(*IngestCursor)(nil),    // 5: kvcast.state.v1.IngestCursor
+	(*IngestGroup)(nil),     // 4: kvcast.state.v1.IngestGroup
+	(*IngestPublisher)(nil), // 5: kvcast.state.v1.IngestPublisher
+	(*IngestCursor)(nil),    // 6: kvcast.state.v1.IngestCursor
 }
 var file_kvcast_state_v1_ingest_proto_depIdxs = []int32{
 	1, // 0: kvcast.state.v1.IngestWorker.block_size:type_name -> kvcast.state.v1.IngestBlockSize
 	2, // 1: kvcast.state.v1.IngestWorker.sources:type_name -> kvcast.state.v1.IngestSource
-	4, // 2: kvcast.state.v1.IngestWorker.publishers:type_name -> kvcast.state.v1.IngestPublisher
+	5, // 2: kvcast.state.v1.IngestWorker.publishers:type_name -> kvcast.state.v1.IngestPublisher
 	3, // 3: kvcast.state.v1.IngestSource.ranks:type_name -> kvcast.state.v1.IngestRank
-	5, // 4: kvcast.state.v1.IngestPublisher.cursor:type_name -> kvcast.state.v1.IngestCursor
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	4, // 4: kvcast.state.v1.IngestRank.groups:type_name -> kvcast.state.v1.IngestGroup
+	6, // 5: kvcast.state.v1.IngestPublisher.cursor:type_name -> kvcast.state.v1.IngestCursor
+	6, // [6:6] is the sub-list for method output_type
+	6, // [6:6] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_state_v1_ingest_proto_init() }
@@ -792,14 +915,14 @@ func file_kvcast_state_v1_ingest_proto_init() {
 	if File_kvcast_state_v1_ingest_proto != nil {
 		return
 	}
-	file_kvcast_state_v1_ingest_proto_msgTypes[5].OneofWrappers = []any{}
+	file_kvcast_state_v1_ingest_proto_msgTypes[6].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvcast_state_v1_ingest_proto_rawDesc), len(file_kvcast_state_v1_ingest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   6,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -11,6 +11,7 @@
 package statev1
 
 import (
+	v1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -323,7 +324,9 @@ type SuppressedRemoves struct {
 	// removes all copies, 3 + n leaves n copies.
 	Op uint32 `protobuf:"varint,3,opt,name=op,proto3" json:"op,omitempty"`
 	// The blocks.
-	BlockHashes   []uint64 `protobuf:"fixed64,4,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
+	BlockHashes []uint64 `protobuf:"fixed64,4,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
+	// One more than the index of the attention group; 0: the main group.
+	Group         uint32 `protobuf:"varint,5,opt,name=group,proto3" json:"group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -384,6 +387,13 @@ func (x *SuppressedRemoves) GetBlockHashes() []uint64 {
 		return x.BlockHashes
 	}
 	return nil
+}
+
+func (x *SuppressedRemoves) GetGroup() uint32 {
+	if x != nil {
+		return x.Group
+	}
+	return 0
 }
 
 // The effect of a run's events on the copies of its blocks.
@@ -1239,7 +1249,9 @@ type Rank struct {
 	// was cleared: bit n is reason n. Empty if none was.
 	GapReasons []uint32 `protobuf:"varint,7,rep,packed,name=gap_reasons,json=gapReasons,proto3" json:"gap_reasons,omitempty"`
 	// The tiers that blocks were stored in since all were cleared: bit n is tier n.
-	UsedTiers     uint32 `protobuf:"varint,8,opt,name=used_tiers,json=usedTiers,proto3" json:"used_tiers,omitempty"`
+	UsedTiers uint32 `protobuf:"varint,8,opt,name=used_tiers,json=usedTiers,proto3" json:"used_tiers,omitempty"`
+	// The last Groups that was emitted and still holds; absent if there is none.
+	Groups        *v1.Groups `protobuf:"bytes,9,opt,name=groups,proto3" json:"groups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1330,6 +1342,13 @@ func (x *Rank) GetUsedTiers() uint32 {
 	return 0
 }
 
+func (x *Rank) GetGroups() *v1.Groups {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
 // The blocks of a tier of a dp rank. Each array has an element for each block, or for each
 // block with further copies.
 type Table struct {
@@ -1352,7 +1371,9 @@ type Table struct {
 	// For each of copied_hashes, the number of copies beyond the first.
 	FurtherCopies []uint32 `protobuf:"fixed32,8,rep,packed,name=further_copies,json=furtherCopies,proto3" json:"further_copies,omitempty"`
 	// For each of copied_hashes, the number of stores that are either copies or announcements.
-	UnsureStores  []uint32 `protobuf:"fixed32,9,rep,packed,name=unsure_stores,json=unsureStores,proto3" json:"unsure_stores,omitempty"`
+	UnsureStores []uint32 `protobuf:"fixed32,9,rep,packed,name=unsure_stores,json=unsureStores,proto3" json:"unsure_stores,omitempty"`
+	// One more than the index of the attention group; 0: the main group.
+	Group         uint32 `protobuf:"varint,10,opt,name=group,proto3" json:"group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1448,6 +1469,13 @@ func (x *Table) GetUnsureStores() []uint32 {
 		return x.UnsureStores
 	}
 	return nil
+}
+
+func (x *Table) GetGroup() uint32 {
+	if x != nil {
+		return x.Group
+	}
+	return 0
 }
 
 // Attributes of blocks.
@@ -1628,7 +1656,7 @@ var File_kvcast_state_v1_pipeline_proto protoreflect.FileDescriptor
 
 const file_kvcast_state_v1_pipeline_proto_rawDesc = "" +
 	"\n" +
-	"\x1ekvcast/state/v1/pipeline.proto\x12\x0fkvcast.state.v1\"\x87\x04\n" +
+	"\x1ekvcast/state/v1/pipeline.proto\x12\x0fkvcast.state.v1\x1a\x15kvcast/v1/event.proto\"\x87\x04\n" +
 	"\n" +
 	"EntryState\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x18\n" +
@@ -1651,12 +1679,13 @@ const file_kvcast_state_v1_pipeline_proto_rawDesc = "" +
 	"staleTiers\x12%\n" +
 	"\rtracker_calls\x18\x05 \x01(\fH\x00R\ftrackerCalls\x12\x1a\n" +
 	"\alearned\x18\x06 \x01(\fH\x00R\alearnedB\b\n" +
-	"\x06change\"s\n" +
+	"\x06change\"\x89\x01\n" +
 	"\x11SuppressedRemoves\x12\x17\n" +
 	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x12\x12\n" +
 	"\x04tier\x18\x02 \x01(\rR\x04tier\x12\x0e\n" +
 	"\x02op\x18\x03 \x01(\rR\x02op\x12!\n" +
-	"\fblock_hashes\x18\x04 \x03(\x06R\vblockHashes\"5\n" +
+	"\fblock_hashes\x18\x04 \x03(\x06R\vblockHashes\x12\x14\n" +
+	"\x05group\x18\x05 \x01(\rR\x05group\"5\n" +
 	"\aCopyOps\x12\x18\n" +
 	"\alengths\x18\x01 \x03(\rR\alengths\x12\x10\n" +
 	"\x03ops\x18\x02 \x03(\rR\x03ops\";\n" +
@@ -1731,7 +1760,7 @@ const file_kvcast_state_v1_pipeline_proto_rawDesc = "" +
 	"\rraw_event_ids\x18\x05 \x03(\v2\x1b.kvcast.state.v1.RawEventIdR\vrawEventIds\x12D\n" +
 	"\rannouncements\x18\x06 \x03(\v2\x1e.kvcast.state.v1.AnnouncementsR\rannouncements\x12.\n" +
 	"\apending\x18\a \x01(\v2\x14.kvcast.state.v1.RunR\apending\x12\x16\n" +
-	"\x06ingest\x18\b \x01(\fR\x06ingest\"\xa3\x02\n" +
+	"\x06ingest\x18\b \x01(\fR\x06ingest\"\xce\x02\n" +
 	"\x04Rank\x12\x17\n" +
 	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x12\x1a\n" +
 	"\boverfull\x18\x02 \x01(\bR\boverfull\x12-\n" +
@@ -1742,7 +1771,8 @@ const file_kvcast_state_v1_pipeline_proto_rawDesc = "" +
 	"\vgap_reasons\x18\a \x03(\rR\n" +
 	"gapReasons\x12\x1d\n" +
 	"\n" +
-	"used_tiers\x18\b \x01(\rR\tusedTiers\"\xc9\x02\n" +
+	"used_tiers\x18\b \x01(\rR\tusedTiers\x12)\n" +
+	"\x06groups\x18\t \x01(\v2\x11.kvcast.v1.GroupsR\x06groups\"\xdf\x02\n" +
 	"\x05Table\x12\x17\n" +
 	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x12\x12\n" +
 	"\x04tier\x18\x02 \x01(\rR\x04tier\x12;\n" +
@@ -1755,7 +1785,9 @@ const file_kvcast_state_v1_pipeline_proto_rawDesc = "" +
 	"block_info\x18\x06 \x03(\aR\tblockInfo\x12#\n" +
 	"\rcopied_hashes\x18\a \x03(\x06R\fcopiedHashes\x12%\n" +
 	"\x0efurther_copies\x18\b \x03(\aR\rfurtherCopies\x12#\n" +
-	"\runsure_stores\x18\t \x03(\aR\funsureStores\"X\n" +
+	"\runsure_stores\x18\t \x03(\aR\funsureStores\x12\x14\n" +
+	"\x05group\x18\n" +
+	" \x01(\rR\x05group\"X\n" +
 	"\n" +
 	"Attributes\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x1b\n" +
@@ -1802,6 +1834,7 @@ var file_kvcast_state_v1_pipeline_proto_goTypes = []any{
 	(*RemovedWorkers)(nil),    // 16: kvcast.state.v1.RemovedWorkers
 	(*RemovedWorker)(nil),     // 17: kvcast.state.v1.RemovedWorker
 	nil,                       // 18: kvcast.state.v1.Worker.LabelsEntry
+	(*v1.Groups)(nil),         // 19: kvcast.v1.Groups
 }
 var file_kvcast_state_v1_pipeline_proto_depIdxs = []int32{
 	1,  // 0: kvcast.state.v1.EntryState.changes:type_name -> kvcast.state.v1.Change
@@ -1825,13 +1858,14 @@ var file_kvcast_state_v1_pipeline_proto_depIdxs = []int32{
 	7,  // 18: kvcast.state.v1.Lane.announcements:type_name -> kvcast.state.v1.Announcements
 	9,  // 19: kvcast.state.v1.Lane.pending:type_name -> kvcast.state.v1.Run
 	8,  // 20: kvcast.state.v1.Rank.sources:type_name -> kvcast.state.v1.RankSources
-	15, // 21: kvcast.state.v1.Table.attributes:type_name -> kvcast.state.v1.Attributes
-	17, // 22: kvcast.state.v1.RemovedWorkers.workers:type_name -> kvcast.state.v1.RemovedWorker
-	23, // [23:23] is the sub-list for method output_type
-	23, // [23:23] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	19, // 21: kvcast.state.v1.Rank.groups:type_name -> kvcast.v1.Groups
+	15, // 22: kvcast.state.v1.Table.attributes:type_name -> kvcast.state.v1.Attributes
+	17, // 23: kvcast.state.v1.RemovedWorkers.workers:type_name -> kvcast.state.v1.RemovedWorker
+	24, // [24:24] is the sub-list for method output_type
+	24, // [24:24] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_state_v1_pipeline_proto_init() }
