@@ -164,6 +164,7 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 		IngestTime:    now.UnixNano(),
 		Events:        in.batch.Events,
 		GroupsOmitted: in.batch.GroupsOmitted,
+		Groups:        in.batch.Groups,
 		Doubts:        p.doubts(in, now, rank, b.Seq),
 		LastRawID:     p.rules.RawID(),
 		Progress:      p.progress(true),

@@ -263,7 +263,9 @@ func (in *Ingest) worker(c config.Worker) *connectedWorker {
 			l.p.copyRule = src.Copies.Rule(src.Engine)
 			l.p.relayed = strings.HasPrefix(e.Connect, config.TransportSMG+"://")
 			l.p.rules.ClearsDevice = src.Clears.Device(src.Engine)
-			l.p.rules.NeedsExtraKeys = src.Engine == feed.EngineVLLM
+			if l.p.rules.NeedsExtraKeys = src.Engine == feed.EngineVLLM; l.p.rules.NeedsExtraKeys && len(c.Sources) == 1 {
+				l.p.rules.FollowGroups(&c.Attention)
+			}
 			// A source with a single rank may be any rank of the worker, unless the rank is configured.
 			l.p.rankMismatchLogged = src.DPSize == 1 && src.FirstRank == 0
 			w.links = append(w.links, l)

@@ -51,9 +51,16 @@ func (a *application) applyChange(c *statev1.Change) error {
 		if op == copies.RemoveAnnounced {
 			op = copies.Remove // a child of the block was the reason to suppress the remove
 		}
-		t := l.newTable(l.rank(s.GetDpRank()), tier)
+		remove := l.newTable(l.rank(s.GetDpRank()), tier).remove
+		if s.GetGroup() != 0 {
+			group, err := storedGroup(s.GetGroup())
+			if err != nil {
+				return fmt.Errorf("suppressed removes: %w", err)
+			}
+			remove = l.rank(s.GetDpRank()).groupBlocks(groupKey{group, tier}).remove
+		}
 		for _, hash := range s.GetBlockHashes() {
-			t.remove(hash, op)
+			remove(hash, op)
 		}
 	case *statev1.Change_StoreOps:
 		a.ops = c.StoreOps
@@ -94,6 +101,16 @@ func (a *application) apply(e *event) error {
 			return a.stored(t, e.value)
 		}
 		return a.eventRemoved(t, e.value)
+	case kvcastv1.RouterEventGroupStoredField, kvcastv1.RouterEventGroupRemovedField:
+		tier, err := storedTier(e.tier)
+		if err != nil {
+			return err
+		}
+		r := a.worker.lane.rank(e.rank)
+		if e.kind == kvcastv1.RouterEventGroupStoredField {
+			r.used |= 1 << tier
+		}
+		return a.group(r, tier, e.kind, e.value)
 	case kvcastv1.RouterEventWorkerAddedField:
 		return nil
 	default:
@@ -124,6 +141,8 @@ func (a *application) other(e *event) error {
 		}
 	case *kvcastv1.RouterEvent_GroupsOmitted:
 		r.groupsOmitted = true
+	case *kvcastv1.RouterEvent_Groups:
+		r.groups = kind.Groups
 	case *kvcastv1.RouterEvent_Resolved:
 		r.resolved(kind.Resolved)
 	default:

@@ -22,6 +22,8 @@ type runKey struct {
 	// hashed reports whether the tokens hashes are known, tokens whether tokens are emitted.
 	hashed bool
 	tokens bool
+	// group is not 0 for blocks that are not in runs: see groupKey.
+	group uint8
 }
 
 // run is adjacent stores that continue one another, or adjacent removes. It becomes one event.

@@ -152,7 +152,7 @@ func (r *rankState) blocks() (n int) {
 			n += t.blocks.len()
 		}
 	}
-	return n
+	return n + r.numGroupBlocks()
 }
 
 // stale returns the number of stale blocks of the rank.
@@ -173,6 +173,9 @@ func (r *rankState) gap() bool {
 		if t != nil && !t.gap() {
 			ok = false
 		}
+	}
+	for _, g := range r.groupTables {
+		g.gap()
 	}
 	return ok
 }

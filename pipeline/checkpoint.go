@@ -262,7 +262,7 @@ func (l *Lane) checkpoint(ingest []byte) []byte {
 	size := len(ingest) + 4096
 	for _, rank := range slices.Sorted(maps.Keys(l.ranks)) {
 		r := l.ranks[rank]
-		state := &statev1.Rank{DpRank: rank, GroupsOmitted: r.groupsOmitted}
+		state := &statev1.Rank{DpRank: rank, GroupsOmitted: r.groupsOmitted, Groups: r.groups}
 		r.stateReported(state)
 		if r.sources != nil {
 			state.Sources = l.rankSourcesState(rank)
@@ -293,6 +293,9 @@ func (l *Lane) checkpoint(ingest []byte) []byte {
 			if t != nil && t.blocks.len() > 0 {
 				b = t.appendState(b, r.DpRank, kvblock.Tier(tier))
 			}
+		}
+		for _, key := range l.ranks[r.DpRank].sortedGroups() {
+			b = appendMessage(b, statev1.CheckpointTablesField, l.ranks[r.DpRank].groupTables[key].state(r.DpRank, key))
 		}
 	}
 	return b

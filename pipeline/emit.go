@@ -137,6 +137,9 @@ func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 	case *kvcastv1.RouterEvent_GroupsOmitted:
 		l.counts.events[eventsGroupsOmitted]++
 		l.rank(e.GetDpRank()).groupsOmitted = true
+	case *kvcastv1.RouterEvent_Groups:
+		l.counts.events[eventsGroups]++
+		l.rank(e.GetDpRank()).groups = v.Groups
 	case *kvcastv1.RouterEvent_Resolved:
 		l.counts.events[eventsResolved]++
 		l.rank(e.GetDpRank()).resolved(v.Resolved)
@@ -159,7 +162,7 @@ func (r *rankState) cleared(c *kvcastv1.Cleared) {
 	}
 	r.reported, r.used = [kvblock.TierEnd]gapReasons{}, 0
 	if c.GetReason() == kvcastv1.Cleared_REASON_ENGINE_RESTARTED {
-		r.groupsOmitted = false
+		r.groupsOmitted, r.groups, r.sparse = false, nil, 0
 	}
 }
 
@@ -261,6 +264,7 @@ func (l *Lane) dropTable(r *rankState, tier kvblock.Tier) {
 		t.attrs.Reset()
 		r.tables[tier] = nil
 	}
+	l.dropGroups(r, tier)
 }
 
 // drop drops the blocks of a rank and the state of its sources.

@@ -80,6 +80,11 @@ func (e *entry) removed(h encode.Head, hashes []uint64) {
 	e.added(encode.AppendRemoved(e.buf, kvcastv1.EntryEventsField, h, hashes), kvblock.TierBit(uint8(h.Tier)))
 }
 
+// group adds an event of blocks of another attention group than the main group.
+func (e *entry) group(h encode.Head, kind protowire.Number, group uint32, hashes []uint64) {
+	e.added(encode.AppendGroup(e.buf, kvcastv1.EntryEventsField, h, kind, group, hashes), kvblock.TierBit(uint8(h.Tier)))
+}
+
 // other adds an event of a rare kind.
 func (e *entry) other(event *kvcastv1.RouterEvent) {
 	b := protowire.AppendTag(e.buf, kvcastv1.EntryEventsField, protowire.BytesType)

@@ -68,6 +68,9 @@ type Lane struct {
 	event         wire.Event
 	announcements copies.Detector
 	engineBlocks  engineBlocks
+	groupHashes   []uint64 // reused
+	eventIndex    int      // of the current event in its batch
+	rootStore     rootStore
 }
 
 // rankState is the state of one dp rank: an engine with its own cache.
@@ -79,6 +82,14 @@ type rankState struct {
 	used     kvblock.Tiers
 	// groupsOmitted reports whether GroupsOmitted was emitted and still holds. Only emit sets it.
 	groupsOmitted bool
+	// groups are those of the last Groups that was emitted and still holds; nil: none. Only emit sets them.
+	groups *kvcastv1.Groups
+	// groupTables are the blocks of attention groups other than the main group; nil: there are none.
+	groupTables map[groupKey]*groupBlocks
+	// sparse are the groups that have left out blocks of a store: bit n is group n. suspects are blocks that groups may not hold. They
+	// are lost in a recovery: more stores are unsure then.
+	sparse   uint64
+	suspects []suspectBlock
 	// sources is nil for a worker with one source.
 	sources *rankSources
 }
@@ -107,17 +118,22 @@ func (l *Lane) Batch(b *feed.Batch) {
 	l.entry.begin(b.EngineTime, b.IngestTime)
 	l.log.progress(&b.Progress)
 	l.announcements.BeginBatch()
+	l.rootStore = rootStore{}
 	l.prefetch(b)
-	if b.GroupsOmitted {
+	if b.GroupsOmitted || b.Groups != nil {
 		l.omitGroups(b.Rank)
+		l.describeGroups(b)
 	}
 	for i := range b.Events {
 		e := &b.Events[i]
+		l.eventIndex = i
 		l.countRawID(b.Source, e.RawID)
 		if e.ReplacesBlockSize {
 			l.replaceBlockSize(e.BlockSize)
 		}
 		switch {
+		case e.Group != 0:
+			l.applyGroup(b, e)
 		case e.Kind == wire.KindStored && 0 < len(e.TokensHashes) && len(e.TokensHashes) < len(e.BlockHashes):
 			known, rest := splitByContent(e)
 			l.applyStore(b, &known)
@@ -127,7 +143,7 @@ func (l *Lane) Batch(b *feed.Batch) {
 		case l.consolidation != oneSource:
 			l.consolidate(b, e)
 		case e.Kind == wire.KindRemoved:
-			l.remove(b, e)
+			l.remove(b, l.removeParts(b, e))
 		case e.Kind == wire.KindCleared:
 			l.flush(flushUnmergeable)
 			l.clearEvent(b, e)
@@ -415,7 +431,14 @@ func (l *Lane) storeOp(b *feed.Batch, e *wire.Event, rooted bool) copies.Op {
 			l.countChildren(b, e.Tier)
 		}
 	}
-	return copies.StoreOp(b.CopyRule, e, rooted)
+	op := copies.StoreOp(b.CopyRule, e, rooted)
+	if op == copies.AddUnsure && b.Groups != nil {
+		op = l.judgeRoot(b, e)
+	}
+	if len(l.rank(b.Rank).suspects) > 0 && l.announcements.Announces(b.Rank, b.Source) {
+		l.takeBack(b.Rank)
+	}
+	return op
 }
 
 // removeOp returns the effect of a remove, unless the event or the source's rule says otherwise.

@@ -22,6 +22,9 @@ const (
 	eventsResolved
 	eventsWorkerAdded
 	eventsWorkerRemoved
+	eventsGroups
+	eventsGroupStored
+	eventsGroupRemoved
 	numEventsKinds
 )
 
@@ -34,6 +37,9 @@ var eventsNames = [numEventsKinds]string{
 	eventsResolved:      "resolved",
 	eventsWorkerAdded:   "worker_added",
 	eventsWorkerRemoved: "worker_removed",
+	eventsGroups:        "groups",
+	eventsGroupStored:   "group_stored",
+	eventsGroupRemoved:  "group_removed",
 }
 
 // laneCounts are a lane's counters, guarded by its lock.

@@ -51,7 +51,7 @@ func restoreLane(cfg *Config, state *statev1.Checkpoint) (w *recoveredWorker, er
 	}
 	for _, rank := range s.GetRanks() {
 		r := l.rank(rank.GetDpRank())
-		r.groupsOmitted = rank.GetGroupsOmitted()
+		r.groupsOmitted, r.groups = rank.GetGroupsOmitted(), rank.GetGroups()
 		r.restoreReported(rank)
 		if rank.Sources != nil {
 			if err := l.restoreSources(rank.Sources); err != nil {
@@ -68,6 +68,12 @@ func restoreLane(cfg *Config, state *statev1.Checkpoint) (w *recoveredWorker, er
 			return nil, err
 		}
 		r := l.rank(table.GetDpRank())
+		if table.GetGroup() != 0 {
+			if err := l.restoreGroup(r, table, tier); err != nil {
+				return nil, fmt.Errorf("blocks of rank %d in tier %d: %w", table.GetDpRank(), tier, err)
+			}
+			continue
+		}
 		if r.tables[tier] != nil {
 			return nil, fmt.Errorf("rank %d has tier %d twice", table.GetDpRank(), tier)
 		}
@@ -77,6 +83,20 @@ func restoreLane(cfg *Config, state *statev1.Checkpoint) (w *recoveredWorker, er
 		r.used |= 1 << tier // also of a version that did not record it
 	}
 	return w, l.restoreState(s.GetRawEventIds(), s.GetAnnouncements(), s.GetPending())
+}
+
+// restoreGroup restores the blocks of an attention group other than the main group.
+func (l *Lane) restoreGroup(r *rankState, table *statev1.Table, tier kvblock.Tier) error {
+	group, err := storedGroup(table.GetGroup())
+	if err != nil {
+		return err
+	}
+	key := groupKey{group, tier}
+	if r.groupTables[key] != nil {
+		return fmt.Errorf("attention group %d is there twice", group-1)
+	}
+	r.used |= 1 << tier
+	return r.groupBlocks(key).restore(table)
 }
 
 // restoreTracker restores the tracker of a rank, if it has one.

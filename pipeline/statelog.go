@@ -105,13 +105,14 @@ func (s *stateLog) endSuppressed(key *runKey, eventsBefore int) {
 		return
 	}
 	hashes := 8 * len(s.removes.hashes)
-	size := sizeUint(key.rank) + sizeUint(uint32(key.tier)) + sizeUint(uint32(s.removes.op)) + 1 + protowire.SizeBytes(hashes)
+	size := sizeUint(key.rank) + sizeUint(uint32(key.tier)) + sizeUint(uint32(s.removes.op)) + 1 + protowire.SizeBytes(hashes) + sizeUint(uint32(key.group))
 	b := protowire.AppendTag(s.body[:0], statev1.ChangeSuppressedRemovesField, protowire.BytesType)
 	b = protowire.AppendVarint(b, uint64(size))
 	b = appendUint(b, statev1.SuppressedRemovesDpRankField, key.rank)
 	b = appendUint(b, statev1.SuppressedRemovesTierField, uint32(key.tier))
 	b = appendUint(b, statev1.SuppressedRemovesOpField, uint32(s.removes.op))
 	b = encode.AppendHashes(b, statev1.SuppressedRemovesBlockHashesField, s.removes.hashes)
+	b = appendUint(b, statev1.SuppressedRemovesGroupField, uint32(key.group))
 	s.body = b
 	s.addChange(eventsBefore)
 	s.removes.hashes = s.removes.hashes[:0]

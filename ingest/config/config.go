@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // Defaults of a Config.
@@ -166,7 +167,13 @@ type Worker struct {
 	Sources []Source
 	// Consolidate applies if there are several sources. The default is feed.ConsolidateDedup.
 	Consolidate feed.Consolidate
+	// Attention is what the engines do not tell of their attention groups.
+	Attention Attention
 }
+
+// Attention is what engines of feed.EngineVLLM with several attention groups do not tell of them. Of several sources, other groups than
+// the main group are not followed.
+type Attention = wire.GroupSettings
 
 // Source is a publisher to connect to, or a publisher for each dp rank.
 type Source struct {
@@ -233,6 +240,8 @@ type Listener struct {
 	// Worker names the only worker of the listener. If it is empty, topics must have the form
 	// kv@POD@MODEL, and POD names the worker.
 	Worker string
+	// Attention is what the engines do not tell of their attention groups.
+	Attention Attention
 }
 
 // AllowedEngines describes valid engines in errors.

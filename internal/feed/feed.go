@@ -7,6 +7,7 @@ import (
 	"github.com/kvcast/kvcast/internal/wire"
 
 	"github.com/kvcast/kvcast/internal/core/kvblock"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // Limits of a worker.
@@ -77,8 +78,11 @@ type Batch struct {
 	// Events are the events to apply, in order. There may be none.
 	Events []wire.Event
 	// GroupsOmitted reports whether the engine's batch has events of other attention groups than the main group.
-	// They are not in Events.
+	// They are in Events if the groups are followed.
 	GroupsOmitted bool
+	// Groups describes the attention groups of the rank; nil if the main group decides alone which prefixes are reused, and if other groups
+	// are not followed. It does not change.
+	Groups *kvcastv1.Groups
 	// LastRawID is the raw event id that the source has reached with the batch, also if that event is not in Events; 0: unknown.
 	LastRawID uint64
 	// Doubts are why blocks of the rank may differ from the engine's after the batch, because of events that are not

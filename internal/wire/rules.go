@@ -1,7 +1,6 @@
 package wire
 
 import (
-	"maps"
 	"slices"
 	"strings"
 
@@ -9,11 +8,6 @@ import (
 )
 
 const (
-	// maxGroups bounds the attention groups of a source, over all its ranks. Models have a
-	// few. Groups beyond the bound are treated as never seen.
-	maxGroups = 8192
-	// groupCost is the size of an attention group in bytes, with that of its rank in mainGroups.
-	groupCost = 80
 	// maxNameBytes is the length of the longest LoRA name and cache salt. A store may become
 	// many router events, and each of them has both.
 	maxNameBytes = 1024
@@ -48,12 +42,6 @@ func (s *BlockSize) Forget() {
 	}
 }
 
-// group identifies an attention group of an engine.
-type group struct {
-	rank uint32
-	idx  int64
-}
-
 // Rules drop the events of one source that are invalid or do not concern prefix reuse, and set
 // the derived fields of the others. They are not safe for concurrent use.
 //
@@ -75,14 +63,16 @@ type Rules struct {
 	// doubts are those of the current Admit.
 	doubts    Doubts
 	hasDoubts bool
-	// groups are the attention groups of earlier stores, and whether each has main attention.
-	groups map[group]bool
-	// mainGroups are the numbers of groups with main attention by rank; above 0.
-	mainGroups map[uint32]int
-	// lastGroup caches the most recent lookup in groups: most models have one group.
-	lastGroup group
-	lastMain  bool
-	hasLast   bool
+	// groups are the attention groups of earlier stores by rank; numGroups is their number.
+	groups    map[uint32]*rankGroups
+	numGroups int
+	// lastGroups caches the groups of lastRank; nil: none.
+	lastRank   uint32
+	lastGroups *rankGroups
+	// hashed are the groups of the last rank whose hashing was found; nil: none was.
+	hashed *rankGroups
+	// followed are the settings of groups other than the main group; nil: their events are ignored.
+	followed *GroupSettings
 
 	repeatFinder repeatFinder
 	multimodal   mmReader
@@ -101,8 +91,7 @@ type Rules struct {
 func NewRules(blockSize *BlockSize) *Rules {
 	return &Rules{
 		blockSize:    blockSize,
-		groups:       make(map[group]bool),
-		mainGroups:   make(map[uint32]int),
+		groups:       make(map[uint32]*rankGroups),
 		repeatFinder: newRepeatFinder(),
 		scopes:       scopes{budget: unlimited{}, maxBlocks: maxScopedBlocks},
 		budget:       unlimited{},
@@ -116,13 +105,17 @@ func (r *Rules) SetBudget(b Budget) { r.budget, r.scopes.budget = b, b }
 
 // Close forgets all groups and scopes. Admit must not be called afterwards.
 func (r *Rules) Close() {
-	r.budget.Release(int64(groupCost * len(r.groups)))
+	r.budget.Release(int64(groupCost * r.numGroups))
 	clear(r.groups)
-	clear(r.mainGroups)
+	r.numGroups, r.lastGroups = 0, nil
 	for rank := range r.scopes.ranks {
 		r.scopes.clear(rank)
 	}
 }
+
+// FollowGroups makes Admit admit events of other attention groups than the main group, with Event.Group set, and describe the groups. It
+// must be called before the first Admit. The Rules keep the settings, which must not change.
+func (r *Rules) FollowGroups(settings *GroupSettings) { r.followed = settings }
 
 // AddPeer makes the rules of another source of the worker known, whose blocks this source may name without their adapter
 // and salt. It must be called before the first Admit.
@@ -131,14 +124,16 @@ func (r *Rules) AddPeer(peer *Rules) { r.scopes.peers = append(r.scopes.peers, &
 // Reset forgets the groups and scopes of a dp rank whose engine restarted. Raw event ids
 // continue.
 func (r *Rules) Reset(rank uint32) {
-	before := len(r.groups)
-	maps.DeleteFunc(r.groups, func(g group, _ bool) bool { return g.rank == rank })
-	delete(r.mainGroups, rank)
-	r.budget.Release(int64(groupCost * (before - len(r.groups))))
-	if before != len(r.groups) || r.scopes.ranks[rank] != nil {
+	g := r.groups[rank]
+	if g != nil {
+		delete(r.groups, rank)
+		r.numGroups -= len(g.all)
+		r.budget.Release(int64(groupCost * len(g.all)))
+	}
+	if g != nil || r.scopes.ranks[rank] != nil {
 		r.changes.reset(rank)
 	}
-	r.hasLast = false
+	r.lastGroups, r.hashed = nil, nil
 	r.scopes.clear(rank)
 }
 
@@ -152,11 +147,11 @@ func (r *Rules) SkipRaw(n uint64) { r.rawID += min(n, MaxRawID-r.rawID) }
 // Admit sets Tier, RawID and TokensHashes of the other events, cuts stores to whole blocks,
 // and sets CacheSalt if the salt is in an extra key or the store continues a salted block.
 // TokensHashes is the Rules' memory, valid until the next Admit. Admit also sets the batch's
-// GroupsOmitted.
+// Groups and GroupsOmitted. Events of followed groups have Group, and no raw event id.
 func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 	omitted := counts[ReasonNonMainAttentionGroup] + counts[ReasonPartialBlock]
 	skipped := b.Skipped
-	kept := 0
+	kept, followed := 0, false
 	r.ForeignBlockSize, r.ForeignTier, r.ChunkSize = 0, 0, 0
 	r.doubts, r.hasDoubts = Doubts{}, false
 	for k := range b.Events {
@@ -167,6 +162,14 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 		}
 		if reason := r.ignore(ev, rank); reason != ReasonNone {
 			r.doubt(reason, ev.Tier, counts)
+			continue
+		}
+		if ev.Group != 0 {
+			if followed = true; !r.admitGroup(ev, counts) {
+				continue
+			}
+			b.Events[kept] = *ev
+			kept++
 			continue
 		}
 		r.SkipRaw(1)
@@ -201,7 +204,8 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 		r.countSkipped(s.Reason, counts)
 	}
 	b.Events = b.Events[:kept]
-	b.GroupsOmitted = counts[ReasonNonMainAttentionGroup]+counts[ReasonPartialBlock] != omitted
+	b.GroupsOmitted = followed || counts[ReasonNonMainAttentionGroup]+counts[ReasonPartialBlock] != omitted
+	b.Groups = r.describeGroups(rank)
 	b.Doubts, b.HasDoubts = r.doubts, r.hasDoubts && r.doubts != Doubts{}
 	// The memory is released now because the next batch may come late, and there may be many
 	// sources.
@@ -219,7 +223,7 @@ func (r *Rules) countSkipped(reason Reason, counts *Counts) {
 // ignore returns why the event is ignored, or ReasonNone. It sets the event's tier.
 func (r *Rules) ignore(ev *Event, rank uint32) Reason {
 	if ev.Kind == KindStored && ev.SpecKind != "" && ev.HasGroupIdx {
-		r.learnGroup(group{rank, ev.GroupIdx}, isMainAttention(ev.SpecKind))
+		r.learnGroup(ev, rank)
 	}
 	if ev.Kind == KindCleared && ev.Medium == "" {
 		if r.ClearsDevice {
@@ -238,60 +242,14 @@ func (r *Rules) ignore(ev *Event, rank uint32) Reason {
 	case rare.Ownership != "" && rare.Ownership != "kvcr":
 		return ReasonUnsupportedOwnership
 	case ev.Kind != KindCleared && ev.Tier != kvblock.TierDisk && ev.Tier != kvblock.TierExternal && !r.inMainGroup(ev, rank):
+		if r.follows(ev) {
+			ev.Group = uint8(ev.GroupIdx) + 1
+			return ReasonNone
+		}
 		return ReasonNonMainAttentionGroup
 	default:
 		return ReasonNone
 	}
-}
-
-// inMainGroup reports whether the event concerns main attention. A group that no store has named is main attention if it is
-// group 0, unless the rank has another group with main attention: most models have one, of any index. Groups of a rank that is
-// read from the middle are unknown until they store a block.
-func (r *Rules) inMainGroup(ev *Event, rank uint32) bool {
-	if ev.SpecKind != "" {
-		return isMainAttention(ev.SpecKind)
-	}
-	if !ev.HasGroupIdx {
-		return true
-	}
-	g := group{rank, ev.GroupIdx}
-	if r.hasLast && r.lastGroup == g {
-		return r.lastMain
-	}
-	main, ok := r.groups[g]
-	if !ok {
-		return ev.GroupIdx == 0 && r.mainGroups[rank] == 0
-	}
-	r.lastGroup, r.lastMain, r.hasLast = g, main, true
-	return main
-}
-
-func (r *Rules) learnGroup(g group, main bool) {
-	if r.hasLast && r.lastGroup == g && r.lastMain == main {
-		return
-	}
-	wasMain, known := r.groups[g]
-	if !known && (len(r.groups) >= maxGroups || !r.budget.Reserve(groupCost)) {
-		return
-	}
-	if !known || wasMain != main {
-		r.changes.addGroup(g)
-	}
-	if main && !wasMain {
-		r.mainGroups[g.rank]++
-	}
-	if wasMain && !main {
-		if r.mainGroups[g.rank]--; r.mainGroups[g.rank] == 0 {
-			delete(r.mainGroups, g.rank)
-		}
-	}
-	r.groups[g] = main
-	r.lastGroup, r.lastMain, r.hasLast = g, main, true
-}
-
-// isMainAttention reports whether caches of this kind decide the reuse of prefixes.
-func isMainAttention(kind string) bool {
-	return kind == "full_attention" || kind == "mla_attention" || kind == "sink_full_attention"
 }
 
 // admitStore validates a store, cuts it to whole blocks and hashes them. It reports
@@ -306,6 +264,9 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 	}
 	hashOnly := ev.hashOnly()
 	if !hashOnly && r.isPartial(ev) {
+		if r.follows(ev) && r.describeGroups(rank) != nil {
+			return r.admitGroup(ev, counts)
+		}
 		r.doubt(ReasonPartialBlock, ev.Tier, counts)
 		return false
 	}
@@ -453,7 +414,7 @@ func (r *Rules) fitsBlockSize(ev *Event, rank uint32) bool {
 		// The size of partial blocks is replaced by a larger multiple, of a group that is known
 		// to have main attention.
 		return ev.BlockSize > size.Tokens && ev.BlockSize%size.Tokens == 0 &&
-			(ev.SpecKind != "" || ev.HasGroupIdx && r.groups[group{rank, ev.GroupIdx}])
+			(ev.SpecKind != "" || r.isKnownMain(ev, rank))
 	}
 }
 

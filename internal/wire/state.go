@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/kvcast/kvcast/internal/core/index/hybrid/vllmhash"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 
@@ -27,8 +28,8 @@ func (r *Rules) Changes() *statev1.IngestSource {
 		c := &r.changes.ranks[i]
 		rank := e.rank(c.rank, len(c.blocks))
 		rank.Cleared, rank.SaltsCleared = c.reset, c.saltsCleared && !c.reset
-		for _, idx := range c.groups {
-			e.group(rank, idx)
+		if c.groups {
+			e.groups(rank)
 		}
 		for _, hash := range c.blocks {
 			e.block(rank, hash)
@@ -52,8 +53,8 @@ func (r *Rules) State() *statev1.IngestSource {
 		}
 		return ranks[rank]
 	}
-	for g := range r.groups {
-		e.group(rankOf(g.rank), g.idx)
+	for rank := range r.groups {
+		e.groups(rankOf(rank))
 	}
 	for rank, salted := range r.scopes.ranks {
 		s := rankOf(rank)
@@ -84,12 +85,16 @@ func (e *stateEncoder) rank(rank uint32, blocks int) *statev1.IngestRank {
 	return s
 }
 
-func (e *stateEncoder) group(to *statev1.IngestRank, idx int64) {
-	if e.rules.groups[group{to.Rank, idx}] {
-		to.MainGroups = append(to.MainGroups, idx)
-	} else {
-		to.OtherGroups = append(to.OtherGroups, idx)
+// groups adds all groups of a rank.
+func (e *stateEncoder) groups(to *statev1.IngestRank) {
+	g := e.rules.groups[to.Rank]
+	if g == nil {
+		return
 	}
+	for _, a := range g.all {
+		to.Groups = append(to.Groups, &statev1.IngestGroup{Index: a.idx, Kind: a.kind, BlockSize: a.blockSize, Window: a.window})
+	}
+	to.HashUnit, to.HashAlgorithm, to.HashSeed = g.unit, uint32(g.algorithm), g.seed
 }
 
 func (e *stateEncoder) block(to *statev1.IngestRank, hash uint64) {
@@ -178,10 +183,16 @@ func (r *Rules) Restore(s *statev1.IngestSource) {
 			r.scopes.clear(rank.Rank)
 		}
 		for _, idx := range rank.MainGroups {
-			r.learnGroup(group{rank.Rank, idx}, true)
+			r.setGroup(rank.Rank, attentionGroup{idx: idx, kind: "full_attention"})
 		}
 		for _, idx := range rank.OtherGroups {
-			r.learnGroup(group{rank.Rank, idx}, false)
+			r.setGroup(rank.Rank, attentionGroup{idx: idx})
+		}
+		for _, g := range rank.Groups {
+			r.setGroup(rank.Rank, attentionGroup{idx: g.Index, kind: g.Kind, blockSize: g.BlockSize, window: g.Window})
+		}
+		if g := r.groupsOf(rank.Rank); g != nil && rank.HashUnit != 0 {
+			g.unit, g.algorithm, g.seed = rank.HashUnit, vllmhash.Algorithm(rank.HashAlgorithm), rank.HashSeed
 		}
 		r.scopes.restore(rank, s.Salts, s.Adapters)
 	}
@@ -268,7 +279,7 @@ type rankChanges struct {
 	// reset reports whether groups and scoped blocks were forgotten before the other changes, and saltsCleared whether
 	// salted blocks were.
 	reset, saltsCleared bool
-	groups              []int64  // indexes; may repeat
+	groups              bool     // whether a group has changed
 	blocks              []uint64 // hashes; may repeat
 }
 
@@ -282,13 +293,13 @@ func (c *changes) of(rank uint32) *rankChanges {
 	n := len(c.ranks)
 	c.ranks = slices.Grow(c.ranks, 1)[:n+1]
 	r := &c.ranks[n]
-	*r = rankChanges{rank: rank, groups: r.groups[:0], blocks: r.blocks[:0]}
+	*r = rankChanges{rank: rank, blocks: r.blocks[:0]}
 	return r
 }
 
 // clear forgets the changes, and keeps at most maxRulesKept bytes of memory for the next.
 func (c *changes) clear() {
-	if len(c.ranks) > 1 || cap(c.ranks[0].blocks) > maxRulesKept/8 || cap(c.ranks[0].groups) > maxRulesKept/8 {
+	if len(c.ranks) > 1 || cap(c.ranks[0].blocks) > maxRulesKept/8 {
 		c.ranks = nil
 		return
 	}
@@ -302,10 +313,10 @@ func (c *changes) touch(rank uint32) {
 	}
 }
 
-func (c *changes) addGroup(g group) {
+// groupsChanged records that an attention group of a rank has changed.
+func (c *changes) groupsChanged(rank uint32) {
 	if c != nil {
-		r := c.of(g.rank)
-		r.groups = append(r.groups, g.idx)
+		c.of(rank).groups = true
 	}
 }
 
@@ -328,6 +339,6 @@ func (c *changes) clearScopes(rank uint32) {
 func (c *changes) reset(rank uint32) {
 	if c != nil {
 		r := c.of(rank)
-		*r = rankChanges{rank: rank, reset: true, groups: r.groups[:0], blocks: r.blocks[:0]}
+		*r = rankChanges{rank: rank, reset: true, blocks: r.blocks[:0]}
 	}
 }

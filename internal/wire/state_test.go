@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/internal/wire"
@@ -164,8 +165,9 @@ func TestPlainBatchesAreNoChange(t *testing.T) {
 	if !r.Changed() {
 		t.Error("a new group is no change")
 	}
-	if d := cmp.Diff([]int64{0}, r.Changes().Ranks[0].MainGroups); d != "" {
-		t.Errorf("main groups (-want +got):\n%s", d)
+	want := []*statev1.IngestGroup{{Kind: "full_attention", BlockSize: 1}}
+	if d := cmp.Diff(want, r.Changes().Ranks[0].Groups, protocmp.Transform()); d != "" {
+		t.Errorf("groups (-want +got):\n%s", d)
 	}
 	admit("full_attention")
 	r.Reset(3)

@@ -24,6 +24,7 @@ import (
 	"strings"
 
 	"github.com/kvcast/kvcast/internal/core/kvblock"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // Batch is one decoded payload of an engine. The Batch and everything it points to, except
@@ -46,9 +47,11 @@ type Batch struct {
 	Events []Event
 	// Skipped are the events that were left out, in their order in the batch.
 	Skipped []Skip
-	// GroupsOmitted reports whether Rules.Admit has removed events because of
-	// ReasonNonMainAttentionGroup: the engine also caches other groups than the main group.
+	// GroupsOmitted reports whether the batch had events of other attention groups than the main group, or of parts of blocks.
 	GroupsOmitted bool
+	// Groups describes the attention groups of the rank after the batch; nil if a main group decides alone which prefixes are reused, or
+	// if Rules do not follow other groups. It does not change.
+	Groups *kvcastv1.Groups
 	// Doubts are the tiers whose blocks may differ from the engine's because of events that Rules.Admit has left out or
 	// does not understand; HasDoubts reports whether there are any.
 	Doubts    Doubts
@@ -73,7 +76,7 @@ type Skip struct {
 // Event is one event of a batch.
 //
 // The fields are as in the payload, except for Tier, TokensHashes, ReplacesBlockSize,
-// HashesOnly and RawID, which Rules.Admit sets. Admit also cuts BlockHashes and Tokens to whole
+// HashesOnly, Group and RawID, which Rules.Admit sets. Admit also cuts BlockHashes and Tokens to whole
 // blocks, and sets CacheSalt where an extra key holds it or the store continues a
 // salted block.
 type Event struct {
@@ -106,6 +109,9 @@ type Event struct {
 	HashesOnly bool
 	// Origin is how the engine came by a store's blocks.
 	Origin Origin
+	// Group is set in events of an attention group that Rules follow beside the main group, and in a store of a part of a block of
+	// the main group: 1 + GroupIdx. Of the blocks, the hashes alone are known.
+	Group uint8
 	// BlockSize is the number of tokens in each of a store's blocks.
 	BlockSize uint32
 

@@ -150,6 +150,15 @@ func (d *Detector) Restore(v Verdict) {
 	d.changed = changed
 }
 
+// SetAnnounces records that an engine announces blocks.
+func (d *Detector) SetAnnounces(rank uint32, source int) {
+	from := engine{rank, source}
+	c := d.counts[from]
+	c.Announcements = max(c.Announcements, minAnnouncements)
+	c.Certain = minAnnouncements
+	d.set(from, c)
+}
+
 // Announces reports whether an engine announces blocks.
 func (d *Detector) Announces(rank uint32, source int) bool {
 	return d.counts[engine{rank, source}].announces()
