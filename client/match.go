@@ -25,6 +25,8 @@ type Prompt struct {
 	LoRA, Salt string
 	// Eagle must be set for SGLang engines with EAGLE decoding: the hash of a block then includes the next token.
 	Eagle bool
+	// ExcludeLastToken must be set to find what an engine reuses, which computes the last token of a prompt always. It applies to Tokens.
+	ExcludeLastToken bool
 	// TokensHashes are the tokens hashes of the blocks. If set, only TokensHashes, Model and BlockSize are used.
 	TokensHashes []uint64
 	// BlockHashes are the engine's own hashes of the blocks, which only workers with the same hashes hold. If set,
@@ -49,8 +51,10 @@ type Match struct {
 	// TierBlocks is the number of blocks in the longest prefix held in one tier, by kvcastv1.Tier. The engine
 	// does not need to load the blocks of TierBlocks[kvcastv1.Tier_TIER_DEVICE].
 	TierBlocks [numTiers + 1]int
-	// Tokens is the number of tokens in Blocks; 0 if the worker's block size is unknown.
-	Tokens int
+	// Tokens is the number of tokens in the prefix, and TierTokens in TierBlocks; 0 if the worker's block size is unknown. With several
+	// attention groups, a prefix may end within a block, so that there are more tokens than in Blocks.
+	Tokens     int
+	TierTokens [numTiers + 1]int
 	// Trust is how far the match can be trusted. If it is TRUST_DEGRADED, Reasons are why, ascending.
 	// It is that of the tier that can be trusted least: TierTrust has the trust of the prefix in each tier, by kvcastv1.Tier.
 	Trust     kvcastv1.Trust
@@ -84,6 +88,7 @@ func (v *View) AppendMatches(out []Match, p Prompt) []Match {
 		to.BlockHashes = p.BlockHashes
 	default:
 		to.TokenIDs, to.LoRA, to.Salt, to.Eagle = p.Tokens, p.LoRA, p.Salt, p.Eagle
+		to.ExcludeLastToken = p.ExcludeLastToken
 	}
 	found := matchesPool.Get().(*index.Matches)
 	defer matchesPool.Put(found)
@@ -118,12 +123,12 @@ func (m *Match) setStale() {
 func exportMatch(m *index.Match) Match {
 	out := Match{
 		Worker: m.Worker, Model: m.Model, Endpoint: m.Endpoint, Rank: m.Rank,
-		Blocks: m.Blocks, Tokens: m.Blocks * int(m.BlockSize),
+		Blocks: m.Blocks, Tokens: m.Tokens(),
 		Trust: m.Trust(), Reasons: m.Reasons.List(),
 	}
 	copy(out.TierBlocks[1:], m.TierBlocks[:])
 	for tier := range m.TierBlocks {
-		out.TierTrust[tier+1] = m.TierTrust(tier)
+		out.TierTokens[tier+1], out.TierTrust[tier+1] = m.TierTokens(tier), m.TierTrust(tier)
 	}
 	return out
 }

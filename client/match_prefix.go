@@ -99,7 +99,9 @@ func (p *Prompt) proto() *kvcastv1.Prompt {
 	case p.BlockHashes != nil:
 		return &kvcastv1.Prompt{BlockHashes: p.BlockHashes, BlockSize: uint32(p.BlockSize)}
 	}
-	return &kvcastv1.Prompt{TokenIds: p.Tokens, LoraName: p.LoRA, CacheSalt: p.Salt, Eagle: p.Eagle, BlockSize: uint32(p.BlockSize)}
+	return &kvcastv1.Prompt{
+		TokenIds: p.Tokens, LoraName: p.LoRA, CacheSalt: p.Salt, Eagle: p.Eagle, BlockSize: uint32(p.BlockSize), ExcludeLastToken: p.ExcludeLastToken,
+	}
 }
 
 func newMatchResult(req *kvcastv1.MatchPrefixRequest, res *kvcastv1.MatchPrefixResponse) MatchResult {
@@ -128,7 +130,7 @@ func newMatch(model string, p *kvcastv1.PrefixMatch) Match {
 	}
 	for _, t := range p.GetTiers() {
 		if t.GetTier() < numTiers+1 {
-			m.TierBlocks[t.GetTier()] = int(t.GetBlocks())
+			m.TierBlocks[t.GetTier()], m.TierTokens[t.GetTier()] = int(t.GetBlocks()), int(t.GetTokens())
 			if t.GetTrust() != kvcastv1.Trust_TRUST_UNSPECIFIED {
 				m.TierTrust[t.GetTier()] = t.GetTrust()
 			}

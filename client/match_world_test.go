@@ -203,6 +203,7 @@ func (w *world) match(p client.Prompt, workers []string, limit int) (out []clien
 			m := client.Match{Worker: name, Model: to.model, Endpoint: name + ":80", Rank: rank, Blocks: prefix(0), Trust: kvcastv1.Trust_TRUST_EXACT}
 			for tier := range m.TierBlocks[1:] {
 				m.TierBlocks[tier+1] = prefix(kvblock.Tier(tier + 1))
+				m.TierTokens[tier+1] = m.TierBlocks[tier+1] * to.blockSize
 			}
 			m.Tokens = m.Blocks * to.blockSize
 			if e.omitted {

@@ -114,6 +114,7 @@ func TestViewEqualsModel(t *testing.T) {
 func normal(found []client.Match) []client.Match {
 	for i := range found {
 		found[i].Model, found[i].Endpoint, found[i].Tokens = "", "", 0
+		found[i].TierTokens = [5]int{}
 		found[i].Reasons = nil
 	}
 	return found

@@ -109,7 +109,7 @@ func TestMatchIsFilteredAndSorted(t *testing.T) {
 	))
 	match := func(worker string, rank uint32, tier kvcastv1.Tier, blocks int) client.Match {
 		m := client.Match{Worker: worker, Model: "m", Endpoint: worker + ":80", Rank: rank, Blocks: blocks, Tokens: 16 * blocks, Trust: kvcastv1.Trust_TRUST_EXACT, TierTrust: inAllTiers(kvcastv1.Trust_TRUST_EXACT)}
-		m.TierBlocks[tier] = blocks
+		m.TierBlocks[tier], m.TierTokens[tier] = blocks, 16*blocks
 		return m
 	}
 	want := []client.Match{match("b", 0, device, 3), match("b", 1, host, 3), match("a", 0, device, 2), match("c", 0, device, 2)}

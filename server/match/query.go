@@ -57,6 +57,7 @@ func (q *Query) Set(req *kvcastv1.MatchPrefixRequest) {
 		q.Prompts = append(q.Prompts, index.Prompt{
 			TokenIDs: p.GetTokenIds(), TokensHashes: p.GetTokensHashes(), BlockHashes: p.GetBlockHashes(),
 			LoRA: p.GetLoraName(), Salt: p.GetCacheSalt(), Eagle: p.GetEagle(), BlockSize: p.GetBlockSize(),
+			ExcludeLastToken: p.GetExcludeLastToken(),
 		})
 	}
 	q.finish(req.GetWorkers())
@@ -191,6 +192,8 @@ func invalidPrompt(p *index.Prompt) *Violation {
 		return invalid("cache_salt", want, field)
 	case p.Eagle:
 		return invalid("eagle", want, field)
+	case p.ExcludeLastToken:
+		return invalid("exclude_last_token", "is not allowed with %s: leave out the blocks that the last token is in", field)
 	}
 	return nil
 }

@@ -142,10 +142,10 @@ const MaxIDSize = 2 * (tagSize + 10)
 // matchSize returns the encoded size of a PrefixMatch.
 func matchSize(m *index.Match, s Standing) int {
 	size := optionalString(m.Worker) + optionalString(m.Endpoint) + optionalVarint(uint64(m.Rank)) +
-		optionalVarint(uint64(m.Blocks)) + optionalVarint(tokens(m, m.Blocks)) +
+		optionalVarint(uint64(m.Blocks)) + optionalVarint(tokens(m.Tokens())) +
 		optionalVarint(uint64(s.trust(m.Trust()))) + optionalVarint(s.Down) + optionalVarint(s.Age)
-	for tier, blocks := range m.TierBlocks {
-		if blocks > 0 {
+	for tier := range m.TierBlocks {
+		if m.HasTier(tier) {
 			size += tagSize + protowire.SizeBytes(tierSize(m, tier, s))
 		}
 	}
@@ -154,7 +154,7 @@ func matchSize(m *index.Match, s Standing) int {
 
 func tierSize(m *index.Match, tier int, s Standing) int {
 	blocks := m.TierBlocks[tier]
-	size := optionalVarint(uint64(tier+1)) + optionalVarint(uint64(blocks)) + optionalVarint(tokens(m, blocks))
+	size := optionalVarint(uint64(tier+1)) + optionalVarint(uint64(blocks)) + optionalVarint(tokens(m.TierTokens(tier)))
 	if m.TiersDiffer() {
 		size += tagSize + 1 + reasonsSize(uint32(m.TierReasons[tier]|s.reasons())) // the trust takes a byte
 	}
@@ -188,14 +188,14 @@ func appendMatch(b []byte, m *index.Match, s Standing) []byte {
 	b = appendString(b, kvcastv1.PrefixMatchEndpointField, m.Endpoint)
 	b = appendVarint(b, kvcastv1.PrefixMatchDpRankField, uint64(m.Rank))
 	b = appendVarint(b, kvcastv1.PrefixMatchBlocksField, uint64(m.Blocks))
-	b = appendVarint(b, kvcastv1.PrefixMatchTokensField, tokens(m, m.Blocks))
-	for tier, blocks := range m.TierBlocks {
-		if blocks > 0 {
+	b = appendVarint(b, kvcastv1.PrefixMatchTokensField, tokens(m.Tokens()))
+	for tier := range m.TierBlocks {
+		if m.HasTier(tier) {
 			b = protowire.AppendTag(b, kvcastv1.PrefixMatchTiersField, protowire.BytesType)
 			b = protowire.AppendVarint(b, uint64(tierSize(m, tier, s)))
 			b = appendVarint(b, kvcastv1.TierPrefixTierField, uint64(tier+1))
-			b = appendVarint(b, kvcastv1.TierPrefixBlocksField, uint64(blocks))
-			b = appendVarint(b, kvcastv1.TierPrefixTokensField, tokens(m, blocks))
+			b = appendVarint(b, kvcastv1.TierPrefixBlocksField, uint64(m.TierBlocks[tier]))
+			b = appendVarint(b, kvcastv1.TierPrefixTokensField, tokens(m.TierTokens(tier)))
 			if m.TiersDiffer() {
 				b = appendVarint(b, kvcastv1.TierPrefixTrustField, uint64(s.trust(m.TierTrust(tier))))
 				b = appendReasons(b, kvcastv1.TierPrefixReasonsField, uint32(m.TierReasons[tier]|s.reasons()))
@@ -208,8 +208,8 @@ func appendMatch(b []byte, m *index.Match, s Standing) []byte {
 	return appendVarint(b, kvcastv1.PrefixMatchAgeNanoField, s.Age)
 }
 
-// tokens returns the tokens in a prefix, modulo 2^32 as the field; 0 if the block size is unknown.
-func tokens(m *index.Match, blocks int) uint64 { return uint64(uint32(blocks) * m.BlockSize) }
+// tokens returns a number of tokens modulo 2^32, as in the field.
+func tokens(n int) uint64 { return uint64(uint32(n)) }
 
 // appendString appends a string field, unless the string is empty.
 func appendString(b []byte, field protowire.Number, s string) []byte {

@@ -154,6 +154,12 @@ func (x *Index) applyEncodedEvent(w *worker, event []byte) (*worker, error) {
 				return w, x.storeEncoded(r, tier, f.Bytes)
 			}
 			return w, x.removeEncoded(r, tier, f.Bytes)
+		case kvcastv1.RouterEventGroupStoredField, kvcastv1.RouterEventGroupRemovedField:
+			w.lastEventID = max(w.lastEventID, id)
+			if tier, ok := tierIndex(tierNumber); ok {
+				return w, x.groupEncoded(x.rank(w, uint32(rankNumber)), tier, f.Bytes, f.Number == kvcastv1.RouterEventGroupStoredField)
+			}
+			return w, nil
 		default:
 			var ev kvcastv1.RouterEvent
 			if err := proto.Unmarshal(event, &ev); err != nil {

@@ -104,6 +104,9 @@ func (x *Index) ApplySnapshotWorker(s *kvcastv1.SnapshotWorker) {
 		}
 		r.detail = report.GetDetail()
 		r.gaps, r.missedBatches, r.groupsOmitted = report.GetGaps(), report.GetMissedBatches(), report.GetGroupsOmitted()
+		if report.GetGroups() != nil {
+			x.setGroups(r, report.GetGroups())
+		}
 	}
 }
 
@@ -154,6 +157,16 @@ func (x *Index) applyEvent(w *worker, ev *kvcastv1.RouterEvent) *worker {
 		x.rank(w, ev.GetDpRank()).resolveReasons(kind.Resolved.GetReasons())
 	case *kvcastv1.RouterEvent_GroupsOmitted:
 		x.rank(w, ev.GetDpRank()).groupsOmitted = true
+	case *kvcastv1.RouterEvent_Groups:
+		x.setGroups(x.rank(w, ev.GetDpRank()), kind.Groups)
+	case *kvcastv1.RouterEvent_GroupStored:
+		if r := x.rank(w, ev.GetDpRank()); tierKnown {
+			x.applyGroup(r, tier, uint64(kind.GroupStored.GetGroup()), kind.GroupStored.GetBlockHashes(), true)
+		}
+	case *kvcastv1.RouterEvent_GroupRemoved:
+		if r := x.rank(w, ev.GetDpRank()); tierKnown {
+			x.applyGroup(r, tier, uint64(kind.GroupRemoved.GetGroup()), kind.GroupRemoved.GetBlockHashes(), false)
+		}
 	}
 	return w
 }
@@ -189,8 +202,12 @@ func (x *Index) clear(r *rank, c *kvcastv1.Cleared) {
 	}
 	if len(c.GetTiers()) == 0 {
 		x.blocks.Clear(r.blocks)
-		r.groupsOmitted = r.groupsOmitted && c.GetReason() != kvcastv1.Cleared_REASON_ENGINE_RESTARTED
+		if c.GetReason() == kvcastv1.Cleared_REASON_ENGINE_RESTARTED {
+			r.groupsOmitted = false
+			x.forgetGroups(r)
+		}
 	}
+	r.clearGroups(c.GetTiers())
 	r.resolve(c.GetTiers())
 	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP { // the engine may still hold blocks
 		r.doubt(reasonsOf(kvcastv1.DegradedReason_DEGRADED_REASON_GAP), c.GetTiers())

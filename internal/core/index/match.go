@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kvcast/kvcast/internal/core/index/hybrid/vllmhash"
 	"github.com/kvcast/kvcast/internal/core/index/radix"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -26,6 +27,8 @@ type Prompt struct {
 	// BlockSize is the number of tokens per block. If it is 0, TokenIDs are matched with the block size of each worker;
 	// otherwise, only workers with the block size match.
 	BlockSize uint32
+	// ExcludeLastToken must be set to find what an engine reuses, which computes the last token always. It matters only for TokenIDs.
+	ExcludeLastToken bool
 }
 
 // Query selects what to match.
@@ -65,18 +68,54 @@ type Match struct {
 	Reasons       Reasons
 	TierReasons   [NumTiers]Reasons
 	GroupsOmitted bool
+	// groups is the prefix in tokens, if the rank has several attention groups and they are followed.
+	groups reuse
+}
+
+// Tokens returns the number of tokens in the longest prefix; 0 if the block size is unknown. If the rank has several attention groups, the
+// prefix may end within a block.
+func (m *Match) Tokens() int {
+	if m.groups.known {
+		return int(m.groups.total)
+	}
+	return m.Blocks * int(m.BlockSize)
+}
+
+// TierTokens returns the number of tokens in the longest prefix that is held in one tier, as Tokens does.
+func (m *Match) TierTokens(tier int) int {
+	if m.groups.known && tier < numGroupTiers {
+		return int(m.groups.tiers[tier])
+	}
+	return m.TierBlocks[tier] * int(m.BlockSize)
+}
+
+// omitted reports whether the prefix in a tier is an upper bound, since other attention groups may end it.
+func (m *Match) omitted(tier int) bool {
+	return m.GroupsOmitted && (!m.groups.known || tier >= numGroupTiers)
 }
 
 // Trust returns how far the match can be trusted, as far as it follows from entries.
-func (m *Match) Trust() kvcastv1.Trust { return trust(m.Reasons, m.GroupsOmitted) }
+func (m *Match) Trust() kvcastv1.Trust {
+	return trust(m.Reasons, m.omitted(deviceTier) || m.GroupsOmitted && m.hasLowest())
+}
+
+// hasLowest reports whether a tier holds a prefix of which other attention groups are not followed.
+func (m *Match) hasLowest() bool { return slices.Max(m.TierBlocks[numGroupTiers:]) > 0 }
 
 // TierTrust returns how far the prefix in one tier can be trusted, as far as it follows from entries.
 func (m *Match) TierTrust(tier int) kvcastv1.Trust {
-	return trust(m.TierReasons[tier], m.GroupsOmitted)
+	return trust(m.TierReasons[tier], m.omitted(tier))
 }
 
-// TiersDiffer reports whether the tiers have different reasons.
-func (m *Match) TiersDiffer() bool { return reasonsDiffer(&m.TierReasons) }
+// TiersDiffer reports whether the tiers have different reasons or trust.
+func (m *Match) TiersDiffer() bool {
+	return reasonsDiffer(&m.TierReasons) || m.groups.known && m.GroupsOmitted && m.hasLowest()
+}
+
+// HasTier reports whether a tier holds a prefix.
+func (m *Match) HasTier(tier int) bool {
+	return m.TierBlocks[tier] > 0 || m.groups.known && tier < numGroupTiers && m.groups.tiers[tier] > 0
+}
 
 // Matches is the result of a Match, and its memory for reuse. The zero value is ready for use.
 type Matches struct {
@@ -91,6 +130,11 @@ type Matches struct {
 	lists   []hashList
 	sizes   []uint32
 	found   []candidate
+	// Of engines with several attention groups.
+	names      []names
+	hashings   []*hashing
+	hashBuffer vllmhash.Buffer
+	reuses     []reuse // of Matcher.Found; empty if there are none
 }
 
 // hashList is a prompt as hashes, with one block size.
@@ -117,6 +161,7 @@ const maxSelected = 64
 // unknown content match only by block hash. A prefix ends at the first missing block, even if later blocks are held.
 func (x *Index) Match(q *Query, m *Matches) (seq uint64) {
 	m.hash(x, q)
+	m.name(x, q)
 	for len(m.Prompts) < len(q.Prompts) {
 		m.Prompts = append(m.Prompts, nil)
 	}
@@ -188,6 +233,9 @@ func (m *Matches) add(i int, p *Prompt, size uint32) {
 	l := hashList{prompt: i, size: size, start: len(m.hashes)}
 	if len(p.TokenIDs) > 0 {
 		m.hashes = kvblock.AppendTokensHashes(m.hashes, p.TokenIDs, int(size), kvblock.Seed(p.LoRA, p.Salt), p.Eagle, nil)
+		if p.ExcludeLastToken {
+			m.hashes = m.hashes[:min(len(m.hashes), l.start+(len(p.TokenIDs)-1)/int(size))]
+		}
 	}
 	l.end = len(m.hashes)
 	m.lists = append(m.lists, l)
@@ -233,6 +281,7 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 			x.blocks.MatchHashes(q.Model, p.BlockHashes, selected, &m.matcher)
 			m.Exceeded = m.matcher.Exceeded
 		}
+		m.applyGroups(x, q, l)
 		m.found = m.found[:0]
 		selects := q.Limit > 0 && q.Limit <= maxSelected
 		for i := range m.matcher.Found {
@@ -299,6 +348,9 @@ func (m *Matches) match(c candidate) Match {
 		Worker: w.name, Model: w.model, Endpoint: w.added.GetEndpoint(), Labels: w.added.GetLabels(), Rank: c.rank.number,
 		Blocks: found.Blocks, TierBlocks: found.TierBlocks, BlockSize: w.blockSize,
 		Reasons: c.rank.all, TierReasons: c.rank.reasons, GroupsOmitted: c.rank.groupsOmitted,
+	}
+	if len(m.reuses) > 0 {
+		match.groups = m.reuses[c.found]
 	}
 	if len(m.matcher.Walks) > 0 {
 		match.Walk = m.matcher.Walks[c.found].Ends

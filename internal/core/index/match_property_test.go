@@ -319,7 +319,7 @@ func TestMatchesEqualTheBlocksOfEachRank(t *testing.T) {
 				t.Fatalf("got matches of %d prompts, want %d", len(m.Prompts), len(prompts))
 			}
 			for i, p := range prompts {
-				if diff := gocmp.Diff(w.want(q, p), m.Prompts[i], cmpopts.EquateEmpty()); diff != "" {
+				if diff := gocmp.Diff(w.want(q, p), m.Prompts[i], cmpopts.EquateEmpty(), cmpopts.IgnoreUnexported(index.Match{})); diff != "" {
 					t.Fatalf("matches of %+v of model %q (-want +got):\n%s", p, q.Model, diff)
 				}
 			}
@@ -337,7 +337,7 @@ func (w *world) compareCopies(q *index.Query) {
 	var want, got index.Matches
 	w.index.Match(q, &want)
 	copied.Match(q, &got)
-	if diff := gocmp.Diff(want.Prompts, got.Prompts, cmpopts.EquateEmpty()); diff != "" {
+	if diff := gocmp.Diff(want.Prompts, got.Prompts, cmpopts.EquateEmpty(), cmpopts.IgnoreUnexported(index.Match{})); diff != "" {
 		w.t.Fatalf("matches after snapshots (-want +got):\n%s", diff)
 	}
 }

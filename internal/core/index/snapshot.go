@@ -50,9 +50,10 @@ func (w *worker) record() *kvcastv1.SnapshotWorker {
 		if r.all != 0 {
 			s.IncompleteRanks = append(s.IncompleteRanks, r.number)
 		}
-		if r.gaps != 0 || r.all != 0 || r.groupsOmitted {
+		if r.gaps != 0 || r.all != 0 || r.groupsOmitted || r.groups() != nil {
 			s.Ranks = append(s.Ranks, &kvcastv1.SnapshotRank{
 				DpRank: r.number, Reasons: r.all.List(), TierReasons: TierReasons(&r.reasons), Detail: r.detail, Gaps: r.gaps, MissedBatches: r.missedBatches, GroupsOmitted: r.groupsOmitted,
+				Groups: r.groups(),
 			})
 		}
 	}
@@ -80,7 +81,7 @@ func (s *Snapshot) RankBlocks(ctx context.Context, rank uint32, tiers kvblock.Ti
 
 func (s *Snapshot) rankBlocks(ctx context.Context, rank uint32, tiers kvblock.Tiers, yield func([]byte) bool) bool {
 	c := s.copyRank(ctx, rank, tiers)
-	return ctx.Err() == nil && c.encode(s.Worker.GetWorker(), rank, yield)
+	return ctx.Err() == nil && c.encode(s.Worker.GetWorker(), rank, yield) && s.groupBlocks(ctx, rank, tiers, yield)
 }
 
 // rankCopy is a copy of the blocks of a rank. Blocks are identified by their index in blocks.

@@ -35,6 +35,8 @@ type rank struct {
 	gaps, missedBatches uint64
 	lastGap             *kvcastv1.Gap
 	groupsOmitted       bool
+	// attention has the blocks of attention groups other than the main group; nil: there are none.
+	attention *attention
 	// created and removed are one more than the seq that the index had when it applied the entry that created the rank, and the last one
 	// that removed blocks from it. removed is 0 if none did.
 	created, removed uint64
@@ -42,8 +44,9 @@ type rank struct {
 
 // model counts the workers of a model by block size, without those whose size is unknown.
 type model struct {
-	workers int
-	sizes   []sizeCount // in no order
+	workers  int
+	sizes    []sizeCount // in no order
+	hashings []*hashing  // of the engines with several attention groups
 }
 
 type sizeCount struct {
@@ -231,6 +234,7 @@ func (x *Index) insertWorker(w *worker) {
 // removeWorker removes a worker with its blocks.
 func (x *Index) removeWorker(w *worker) {
 	for _, r := range w.ranks {
+		x.dropHashing(r)
 		x.blocks.RemoveRank(r.blocks)
 	}
 	delete(x.workers, w.name)
@@ -329,8 +333,12 @@ type Rank struct {
 	Reasons     Reasons
 	TierReasons [NumTiers]Reasons
 	Detail      string
-	// GroupsOmitted reports whether the engine caches attention groups whose events are omitted.
+	// GroupsOmitted reports whether the engine caches other attention groups than the main group.
 	GroupsOmitted bool
+	// Groups describes them; nil if they are not followed. It must not be modified. Followed reports whether prefixes are exact
+	// nevertheless, of prompts given by token ids.
+	Groups   *kvcastv1.Groups
+	Followed bool
 	// Gaps is the number of gaps since the worker was added, and MissedBatches the number of batches lost, as far as it
 	// is known. LastGap is the last Gap event; nil if there is none since the worker was added or a snapshot was
 	// applied. It must not be modified.
@@ -347,7 +355,7 @@ type Digest struct {
 }
 
 // Trust returns how far a rank's blocks can be trusted, as far as it follows from entries.
-func (r *Rank) Trust() kvcastv1.Trust { return trust(r.Reasons, r.GroupsOmitted) }
+func (r *Rank) Trust() kvcastv1.Trust { return trust(r.Reasons, r.GroupsOmitted && !r.Followed) }
 
 func trust(reasons Reasons, groupsOmitted bool) kvcastv1.Trust {
 	switch {
@@ -381,7 +389,7 @@ func (x *Index) Brief(worker string, number uint32) (_ Brief, ok bool) {
 	if r == nil {
 		return Brief{}, false
 	}
-	return Brief{BlockSize: r.worker.blockSize, Trust: trust(r.all, r.groupsOmitted), Created: r.created, Removed: r.removed}, true
+	return Brief{BlockSize: r.worker.blockSize, Trust: trust(r.all, r.groupsOmitted && !r.followed()), Created: r.created, Removed: r.removed}, true
 }
 
 // Len returns the number of workers, and of their blocks in all dp ranks and tiers.
@@ -449,6 +457,7 @@ func (w *worker) state() Worker {
 		s.Ranks[i] = Rank{
 			Rank: r.number, UsedTiers: r.usedTiers, Reasons: r.all, TierReasons: r.reasons, Detail: r.detail, GroupsOmitted: r.groupsOmitted,
 			Gaps: r.gaps, MissedBatches: r.missedBatches, LastGap: r.lastGap,
+			Groups: r.groups(), Followed: r.followed(),
 		}
 		for tier := range NumTiers {
 			s.Ranks[i].Blocks[tier] = r.digest(tier)

@@ -60,6 +60,9 @@ func (m *Matcher) reset(ranks int) {
 	}
 }
 
+// Has reports whether Found has a rank.
+func (m *Matcher) Has(r *Rank) bool { return m.byRank[r.number].stamp == m.stamp }
+
 // Match finds the prefixes of a prompt, given by the tokens hashes of its blocks, that the ranks of a model hold; of all
 // models if the name is empty. It stores them in m.Found. It allocates only to grow m.
 func (x *Index) Match(modelName string, tokens []uint64, m *Matcher) {

@@ -1,0 +1,400 @@
+package index
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kvcast/kvcast/internal/core/encode"
+	"github.com/kvcast/kvcast/internal/core/hashtable"
+	"github.com/kvcast/kvcast/internal/core/index/hybrid"
+	"github.com/kvcast/kvcast/internal/core/index/hybrid/vllmhash"
+	"github.com/kvcast/kvcast/internal/core/index/radix"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// Tiers of attention groups: kvcast follows other groups than the main group in device and host memory.
+const (
+	deviceTier = iota
+	hostTier
+	numGroupTiers
+)
+
+// attention is what is known of the attention groups of a dp rank.
+type attention struct {
+	// described is the last Groups that holds; nil: blocks came before it, from the middle of a stream.
+	described *kvcastv1.Groups
+	// rule is the engine's rule; nil: it cannot be applied.
+	rule *hybrid.Rule
+	// hashing is how the engine computes hashes; nil: that is unknown.
+	hashing *hashing
+	// main is the index of the main group; -1: there is none. mainBlock is the number of tokens in its blocks.
+	main, mainBlock int
+	// held are the groups that hold a block, by hash, in each tier: bit n is group n. They do not include whole blocks of the
+	// main group.
+	held [numGroupTiers]hashtable.Table[uint64]
+}
+
+// maxHashings bounds the ways in which the engines of a model compute hashes: each takes time for each prompt. Of further engines,
+// prefixes are upper bounds.
+const maxHashings = 4
+
+// hashing is how the engines of a model compute hashes.
+type hashing struct {
+	hasher vllmhash.Hasher
+	unit   int
+	paths  map[string]string // of LoRA adapters
+	key    string            // of all this
+	ranks  []*rank
+}
+
+// attention returns the attention groups of a rank, and adds them.
+func (r *rank) withAttention() *attention {
+	if r.attention == nil {
+		r.attention = &attention{main: -1}
+		for tier := range r.attention.held {
+			r.attention.held[tier] = hashtable.New[uint64]()
+		}
+	}
+	return r.attention
+}
+
+// groups returns the groups that are described.
+func (r *rank) groups() *kvcastv1.Groups {
+	if r.attention == nil {
+		return nil
+	}
+	return r.attention.described
+}
+
+// followed reports whether the engine's rule can be applied to prompts given by token ids.
+func (r *rank) followed() bool { return r.attention != nil && r.attention.hashing != nil }
+
+// setGroups applies a Groups event.
+func (x *Index) setGroups(r *rank, g *kvcastv1.Groups) {
+	x.dropHashing(r)
+	a := r.withAttention()
+	a.described, a.rule, a.main, a.mainBlock = g, nil, -1, 0
+	var groups []hybrid.Group
+	for _, d := range g.GetGroups() {
+		groups = append(groups, hybrid.Group{
+			Index: int(d.GetIndex()), Kind: hybrid.Kind(d.GetKind()), BlockSize: int(d.GetBlockSize()), Window: int(d.GetWindow()),
+			Chunk: int(d.GetChunk()), Drops: d.GetDrops(),
+		})
+		if d.GetMain() {
+			a.main, a.mainBlock = int(d.GetIndex()), int(d.GetBlockSize())
+		}
+	}
+	if w := r.worker; a.main < 0 && w.blockSize == 0 { // no Stored tells it
+		for _, g := range groups {
+			if g.BlockSize > int(w.blockSize) {
+				x.setBlockSize(w, uint32(g.BlockSize))
+			}
+		}
+	}
+	if rule, err := hybrid.New(groups, int(g.GetUnit())); err == nil && g.GetMissing() == "" {
+		a.rule = &rule
+	}
+	x.models[r.worker.model].addHashing(r, g)
+}
+
+// clearGroups removes the blocks of all attention groups but the main group from some tiers; from all if none is named.
+func (r *rank) clearGroups(tiers []kvcastv1.Tier) {
+	if r.attention == nil {
+		return
+	}
+	for tier := range r.attention.held {
+		if len(tiers) == 0 || slices.Contains(tiers, kvcastv1.Tier(tier+1)) {
+			r.attention.held[tier] = hashtable.New[uint64]()
+		}
+	}
+}
+
+// forgetGroups forgets the attention groups of a rank whose engine restarted.
+func (x *Index) forgetGroups(r *rank) {
+	x.dropHashing(r)
+	r.attention = nil
+}
+
+// holdGroup changes whether an attention group holds blocks.
+func (r *rank) holdGroup(tier int, group uint64, hashes []uint64, holds bool) {
+	if tier >= numGroupTiers || group >= hybrid.MaxGroups {
+		return
+	}
+	t, bit := &r.withAttention().held[tier], uint64(1)<<group
+	t.Prefetch(hashes)
+	for _, hash := range hashes {
+		if holds {
+			b, _ := t.Put(hash)
+			b.Value |= bit
+		} else if b := t.Find(hash); b != nil {
+			if b.Value &^= bit; b.Value == 0 {
+				t.Delete(b)
+			}
+		}
+	}
+}
+
+// addHashing adds how a rank's engine computes hashes to its model.
+func (m *model) addHashing(r *rank, g *kvcastv1.Groups) {
+	h := g.GetHashing()
+	algorithm, ok := map[kvcastv1.BlockHashing_Algorithm]vllmhash.Algorithm{
+		kvcastv1.BlockHashing_ALGORITHM_SHA256: vllmhash.SHA256, kvcastv1.BlockHashing_ALGORITHM_SHA256_CBOR: vllmhash.SHA256CBOR,
+	}[h.GetAlgorithm()]
+	if !ok || r.attention.rule == nil {
+		return
+	}
+	seed := h.GetSeed()
+	if seed == "" {
+		seed = vllmhash.DefaultSeed
+	}
+	hasher, err := vllmhash.New(algorithm, seed, int(g.GetUnit()))
+	if err != nil {
+		return
+	}
+	var key strings.Builder
+	fmt.Fprintf(&key, "%d %d %q", algorithm, g.GetUnit(), seed)
+	for _, name := range slices.Sorted(maps.Keys(h.GetLoraPaths())) {
+		fmt.Fprintf(&key, " %q %q", name, h.GetLoraPaths()[name])
+	}
+	i := slices.IndexFunc(m.hashings, func(known *hashing) bool { return known.key == key.String() })
+	if i < 0 {
+		if i = len(m.hashings); i == maxHashings {
+			return
+		}
+		m.hashings = append(m.hashings, &hashing{hasher: hasher, unit: int(g.GetUnit()), paths: h.GetLoraPaths(), key: key.String()})
+	}
+	m.hashings[i].ranks = append(m.hashings[i].ranks, r)
+	r.attention.hashing = m.hashings[i]
+}
+
+// dropHashing removes how a rank's engine computes hashes from its model.
+func (x *Index) dropHashing(r *rank) {
+	if r.attention == nil || r.attention.hashing == nil {
+		return
+	}
+	m, h := x.models[r.worker.model], r.attention.hashing
+	if h.ranks = slices.DeleteFunc(h.ranks, func(o *rank) bool { return o == r }); len(h.ranks) == 0 {
+		m.hashings = slices.DeleteFunc(m.hashings, func(o *hashing) bool { return o == h })
+	}
+	r.attention.hashing = nil
+}
+
+// groupEncoded applies an encoded GroupStored or GroupRemoved.
+func (x *Index) groupEncoded(r *rank, tier int, b []byte, holds bool) error {
+	d := &x.decoder
+	d.blocks = d.blocks[:0]
+	group := uint64(0)
+	for len(b) > 0 {
+		f, rest, err := encode.Next(b)
+		if err == nil {
+			switch f.Number {
+			case kvcastv1.GroupBlocksGroupField:
+				group = f.Value
+			case kvcastv1.GroupBlocksBlockHashesField:
+				d.blocks, err = f.AppendFixed64s(d.blocks)
+			default: // a field of a later version
+			}
+		}
+		if err != nil {
+			return err
+		}
+		b = rest
+	}
+	x.applyGroup(r, tier, group, d.blocks, holds)
+	d.release()
+	return nil
+}
+
+// applyGroup applies a GroupStored, or a GroupRemoved.
+func (x *Index) applyGroup(r *rank, tier int, group uint64, hashes []uint64, holds bool) {
+	if holds {
+		r.usedTiers |= 1 << tier
+	} else {
+		r.removed = x.seq + 1
+	}
+	r.holdGroup(tier, group, hashes, holds)
+}
+
+// names are the hashes of a prompt's units, as engines compute them.
+type names struct {
+	prompt  int
+	hashing *hashing
+	hashes  []uint64
+	limit   int // the longest prefix that is allowed, in tokens
+}
+
+// reuse is how much of a prompt an engine with several attention groups can reuse, in tokens.
+type reuse struct {
+	known bool
+	tiers [numGroupTiers]uint32 // of each tier alone
+	total uint32                // of device memory, and what host memory adds to it
+}
+
+// name computes the hashes of prompts for the engines of a model that has such engines. It is called without the index's lock.
+func (m *Matches) name(x *Index, q *Query) {
+	m.names = m.names[:0]
+	x.mu.RLock()
+	m.hashings = x.appendHashings(m.hashings[:0], q.Model)
+	x.mu.RUnlock()
+	if len(m.hashings) == 0 {
+		return
+	}
+	for i := range q.Prompts {
+		p := &q.Prompts[i]
+		if len(p.TokenIDs) == 0 {
+			continue
+		}
+		for _, h := range m.hashings {
+			hashes, err := h.hasher.Append(nil, p.TokenIDs, vllmhash.Content{LoRAName: p.LoRA, LoRAPath: h.paths[p.LoRA], CacheSalt: p.Salt}, &m.hashBuffer)
+			if err == nil { // else the path of the adapter is not configured, or a name is too long
+				m.names = append(m.names, names{prompt: i, hashing: h, hashes: hashes, limit: p.limit()})
+			}
+		}
+	}
+	clear(m.hashings)
+}
+
+// limit returns the longest prefix of a prompt with token ids that is allowed, in tokens.
+func (p *Prompt) limit() int {
+	if p.ExcludeLastToken {
+		return len(p.TokenIDs) - 1
+	}
+	return len(p.TokenIDs)
+}
+
+// appendHashings appends how the engines of a model compute hashes, or those of all models.
+func (x *Index) appendHashings(all []*hashing, modelName string) []*hashing {
+	if modelName != "" {
+		if m := x.models[modelName]; m != nil {
+			all = append(all, m.hashings...)
+		}
+		return all
+	}
+	for _, m := range x.models {
+		all = append(all, m.hashings...)
+	}
+	return all
+}
+
+// applyGroups applies the rules of engines with several attention groups to what the matcher has found for a prompt and a block size. It
+// adds the ranks whose main group holds no block, or which have none.
+func (m *Matches) applyGroups(x *Index, q *Query, l hashList) {
+	m.reuses = m.reuses[:0]
+	all := m.names
+	for len(all) > 0 && all[0].prompt != l.prompt {
+		all = all[1:]
+	}
+	if len(all) == 0 || all[0].prompt != l.prompt {
+		return
+	}
+	for i := range m.matcher.Found {
+		f := &m.matcher.Found[i]
+		m.reuses = append(m.reuses, applyGroups(all, f, f.Rank.Owner.(*rank), q, l))
+	}
+	for _, h := range all {
+		if h.prompt != l.prompt {
+			break
+		}
+		for _, r := range h.hashing.ranks {
+			if m.matcher.Has(r.blocks) {
+				continue
+			}
+			f := radix.Match{Rank: r.blocks}
+			if u := applyGroups(all, &f, r, q, l); u.total > 0 {
+				m.matcher.Found, m.reuses = append(m.matcher.Found, f), append(m.reuses, u)
+				if q.Walk {
+					m.matcher.Walks = append(m.matcher.Walks, radix.Walk{})
+				}
+			}
+		}
+	}
+}
+
+// applyGroups applies a rank's rule to a match, if the hashes of the prompt are known for its engine.
+func applyGroups(all []names, f *radix.Match, r *rank, q *Query, l hashList) (u reuse) {
+	if r.attention == nil || r.attention.hashing == nil || l.size != r.worker.blockSize || q.Model != "" && q.Model != r.worker.model ||
+		q.Worker != nil && !q.Worker(r.worker.name) {
+		return reuse{}
+	}
+	i := slices.IndexFunc(all, func(n names) bool { return n.prompt == l.prompt && n.hashing == r.attention.hashing })
+	if i < 0 {
+		return reuse{}
+	}
+	u = all[i].reuse(r, &f.TierBlocks)
+	for tier, tokens := range u.tiers {
+		f.TierBlocks[tier] = int(tokens / r.worker.blockSize)
+	}
+	f.Blocks = int(u.total / r.worker.blockSize)
+	for _, blocks := range f.TierBlocks {
+		f.Blocks = max(f.Blocks, blocks)
+	}
+	return u
+}
+
+// holder implements hybrid.Holder for a prompt, a rank and a tier.
+type holder struct {
+	rank  *rank
+	tier  int
+	names *names
+	// dense is the number of tokens that the main group holds from the first on.
+	dense int
+}
+
+// Held implements hybrid.Holder.
+func (h *holder) Held(group, from, step, n int) (held uint64) {
+	a := h.rank.attention
+	for i := range n {
+		at := from + (i+1)*step
+		switch {
+		case group != a.main || at%a.mainBlock != 0:
+			if mask, _ := a.held[h.tier].Get(h.names.at(at)); mask&(1<<group) != 0 {
+				held |= 1 << i
+			}
+		case at <= h.dense || h.tier == hostTier && h.holdsMain(at): // what host memory adds may begin within a prompt
+			held |= 1 << i
+		}
+	}
+	return held
+}
+
+// at returns the hash of the prefix of a number of tokens.
+func (n *names) at(tokens int) uint64 { return n.hashes[tokens/n.hashing.unit-1] }
+
+// holdsMain reports whether the main group holds the block that ends with a number of tokens.
+func (h *holder) holdsMain(tokens int) bool {
+	return h.rank.blocks.Tiers(h.names.at(tokens))&(1<<h.tier) != 0
+}
+
+// extend extends the blocks that the main group holds by those whose content is unknown.
+func (h *holder) extend() {
+	block, end := h.rank.attention.mainBlock, len(h.names.hashes)*h.names.hashing.unit
+	if block == 0 {
+		h.dense = 0
+		return
+	}
+	for h.dense+block <= end && h.holdsMain(h.dense+block) {
+		h.dense += block
+	}
+}
+
+// reuse returns how much of a prompt a rank can reuse. blocks are those that the main group holds in each tier.
+func (n *names) reuse(r *rank, blocks *[NumTiers]int) (u reuse) {
+	rule, hashed := r.attention.rule, len(n.hashes)*n.hashing.unit
+	var holders [numGroupTiers]holder
+	for tier := range holders {
+		h := &holders[tier]
+		*h = holder{rank: r, tier: tier, names: n, dense: blocks[tier] * r.attention.mainBlock}
+		if r.usedTiers&(1<<tier) == 0 {
+			continue
+		}
+		h.extend()
+		u.tiers[tier] = uint32(rule.Longest(h, n.limit, hashed))
+	}
+	u.known, u.total = true, u.tiers[deviceTier]
+	if r.usedTiers&(1<<hostTier) != 0 {
+		u.total = uint32(rule.LongestWithHost(&holders[hostTier], int(u.total), n.limit, hashed))
+	}
+	return u
+}
