@@ -29,7 +29,7 @@ type probe struct {
 	LoRA       string   `json:"lora"`
 	Salt       string   `json:"salt"`
 	HitTokens  int      `json:"hit_tokens"` // in device memory
-	Effective  int      `json:"effective"`  // the same of the prompt without its last token, which an engine always computes
+	Effective  int      `json:"effective"`  // the same without the prompt's last token, which an engine always computes
 	CPUExtra   int      `json:"cpu_extra"`  // in host memory after Effective
 }
 
@@ -72,10 +72,11 @@ type probedEngines struct {
 	client     kvcastv1.RouterEventServiceClient
 	ranks      []*enginetest.Engine
 	duplicates int
+	outcomes   outcomes
 }
 
 // startProbed starts ranks without messages, and a server that is subscribed to them.
-func startProbed(t *testing.T, ranks int) *probedEngines {
+func startProbed(t *testing.T, ranks int, attention string) *probedEngines {
 	t.Helper()
 	port, err := harness.AllocatePorts(ranks)
 	if err != nil {
@@ -89,7 +90,7 @@ func startProbed(t *testing.T, ranks int) *probedEngines {
 		}
 		p.ranks = append(p.ranks, e)
 	}
-	p.server = serve(t, "--worker", fmt.Sprintf("name=w,model=m,dp_size=%d,connect=tcp://127.0.0.1:%d", ranks, port))
+	p.server = serve(t, "--worker", fmt.Sprintf("name=w,model=m,dp_size=%d,connect=tcp://127.0.0.1:%d%s", ranks, port, attention))
 	p.client = p.server.client()
 	for _, e := range p.ranks {
 		if _, err := e.AwaitSubscription(); err != nil {
@@ -126,7 +127,7 @@ type answer struct {
 }
 
 // match matches prompts on a dp rank. A rank that is no match holds nothing of the prompt: its trust is that of its status.
-func (p *probedEngines) match(rank uint32, prompts ...*kvcastv1.Prompt) (answers []answer, blockSize int) {
+func (p *probedEngines) match(rank uint32, prompts ...*kvcastv1.Prompt) (answers []answer) {
 	p.t.Helper()
 	list, err := p.client.ListWorkers(p.t.Context(), &kvcastv1.ListWorkersRequest{})
 	if err != nil {
@@ -161,13 +162,48 @@ func (p *probedEngines) match(rank uint32, prompts ...*kvcastv1.Prompt) (answers
 		}
 		answers = append(answers, a)
 	}
-	return answers, int(worker.GetBlockSize())
+	return answers
 }
 
-// checkHit returns an error if an answer is not what the engine would reuse, in whole blocks, though it says so, or if it is
-// less, though it says that it is an upper bound.
-func checkHit(trust kvcastv1.Trust, got, hit, blockSize int) error {
-	want := hit / max(1, blockSize) * blockSize
+// configured returns what a recorded engine's events do not tell, as keys of --worker.
+func configured(t *testing.T, dir string) (keys string) {
+	t.Helper()
+	var oracle struct {
+		EAGLE       bool  `json:"eagle"`
+		EAGLEGroups []int `json:"eagle_groups"` // nil: all
+		Groups      []struct {
+			Chunk *int `json:"chunk"`
+		} `json:"groups"`
+	}
+	f, err := os.Open(filepath.Join(dir, "oracle.json.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	z, err := gzip.NewReader(f)
+	if err == nil {
+		err = json.NewDecoder(z).Decode(&oracle)
+	}
+	if err != nil {
+		t.Fatalf("read %s: %v", f.Name(), err)
+	}
+	for _, g := range oracle.Groups {
+		if g.Chunk != nil {
+			keys = fmt.Sprintf(",chunk_size=%d", *g.Chunk)
+		}
+	}
+	switch {
+	case oracle.EAGLE && oracle.EAGLEGroups == nil:
+		keys += ",eagle_groups=all"
+	case oracle.EAGLE:
+		keys += ",eagle_groups=" + strings.Trim(strings.ReplaceAll(fmt.Sprint(oracle.EAGLEGroups), " ", "+"), "[]")
+	}
+	return keys + ",lora_paths=lora-a:/adapters/lora-a+lora-b:/adapters/lora-b"
+}
+
+// checkHit returns an error if an answer is not what the engine would reuse, though it says so, or if it is less, though it says that it
+// is an upper bound.
+func checkHit(trust kvcastv1.Trust, got, want int) error {
 	switch {
 	case trust == kvcastv1.Trust_TRUST_EXACT && got != want:
 		return fmt.Errorf("exact: got %d tokens, the engine has %d", got, want)
@@ -177,12 +213,26 @@ func checkHit(trust kvcastv1.Trust, got, hit, blockSize int) error {
 	return nil
 }
 
+// outcomes are numbers of answers: of those that are the engine's, of longer ones and of shorter ones.
+type outcomes struct{ exact, over, under int }
+
+func (o *outcomes) add(got, want int) {
+	switch {
+	case got == want:
+		o.exact++
+	case got > want:
+		o.over++
+	default:
+		o.under++
+	}
+}
+
 // check asks for the prompt of a probe, and returns the trust of the answer for device memory.
 func (p *probedEngines) check(probe probe) (kvcastv1.Trust, error) {
 	p.t.Helper()
 	whole := &kvcastv1.Prompt{TokenIds: probe.Tokens, LoraName: probe.LoRA, CacheSalt: probe.Salt}
-	reused := &kvcastv1.Prompt{TokenIds: probe.Tokens[:max(1, len(probe.Tokens)-1)], LoraName: probe.LoRA, CacheSalt: probe.Salt}
-	answers, blockSize := p.match(probe.rank(p.t), whole, reused)
+	reused := &kvcastv1.Prompt{TokenIds: probe.Tokens, LoraName: probe.LoRA, CacheSalt: probe.Salt, ExcludeLastToken: true}
+	answers := p.match(probe.rank(p.t), whole, reused)
 	var errs []error
 	for _, c := range []struct {
 		what     string
@@ -193,7 +243,8 @@ func (p *probedEngines) check(probe probe) (kvcastv1.Trust, error) {
 		{"device without the last token", answers[1].deviceTrust, answers[1].device, probe.Effective},
 		{"all tiers without the last token", answers[1].trust, answers[1].all, probe.Effective + probe.CPUExtra},
 	} {
-		if err := checkHit(c.trust, c.got, c.hit, blockSize); err != nil {
+		p.outcomes.add(c.got, c.hit)
+		if err := checkHit(c.trust, c.got, c.hit); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", c.what, err))
 		}
 	}
@@ -218,7 +269,7 @@ func TestExactMatchesEqualTheEnginesAnswers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			messages, probes := readMessages(t, filepath.Join(dir, "frames.jsonl.gz")), readProbes(t, filepath.Join(dir, "probes.jsonl.gz"))
-			engines := startProbed(t, 1+int(slices.MaxFunc(probes, func(a, b probe) int { return cmp.Compare(a.rank(t), b.rank(t)) }).rank(t)))
+			engines := startProbed(t, 1+int(slices.MaxFunc(probes, func(a, b probe) int { return cmp.Compare(a.rank(t), b.rank(t)) }).rank(t)), configured(t, dir))
 			counts, wrong, next := make(map[kvcastv1.Trust]int), []error(nil), 0
 			for i, p := range probes {
 				if next <= p.AfterBatch {
@@ -239,7 +290,7 @@ func TestExactMatchesEqualTheEnginesAnswers(t *testing.T) {
 			if degraded := counts[kvcastv1.Trust_TRUST_DEGRADED]; degraded > len(probes)/2 && !announcing[name] {
 				t.Errorf("%d of %d answers are degraded", degraded, len(probes))
 			}
-			t.Logf("%d probes: %v", len(probes), counts)
+			t.Logf("%s: %d probes: %v, %+v", name, len(probes), counts, engines.outcomes)
 		})
 	}
 }

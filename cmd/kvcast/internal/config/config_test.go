@@ -49,11 +49,14 @@ func TestFileWithEveryKey(t *testing.T) {
 	want := newConfig()
 	want.Ingest.Workers = []ingestconfig.Worker{{
 		Name: "vllm-0", Model: "Qwen/Qwen3-0.6B", BlockSize: 16, Endpoint: "10.0.0.5:8000", Consolidate: "dedup",
-		Labels:  map[string]string{"zone": "a", "app.kubernetes.io/part-of": "llm"},
+		Labels: map[string]string{"zone": "a", "app.kubernetes.io/part-of": "llm"},
+		Attention: ingestconfig.Attention{
+			ChunkSize: 8192, EAGLEGroups: 0b11, HashSeed: "0", LoRAPaths: map[string]string{"sql": "/adapters/sql", "code": "/adapters/code"},
+		},
 		Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:5558", Snapshot: "tcp://10.0.0.5:5559", DPSize: 1, Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsDevice}, {Engine: feed.EngineKVBM, Connect: "tcp://10.0.0.5:5567", FirstRank: 4, DPSize: 1, Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsAuto}},
 	}}
 	want.Ingest.ConnectZMQ = ingestconfig.ZMQNative
-	want.Ingest.Listeners = []ingestconfig.Listener{{Bind: "tcp://*:5557", Engine: feed.EngineLLMDSim, Copies: ingestconfig.CopiesCounted, Clears: ingestconfig.ClearsAll, ReplayPort: 5558, Topics: []string{"kv@*"}, ReplayHosts: []string{"10.0.0.0/8", "*.vllm.svc"}}}
+	want.Ingest.Listeners = []ingestconfig.Listener{{Bind: "tcp://*:5557", Engine: feed.EngineLLMDSim, Copies: ingestconfig.CopiesCounted, Clears: ingestconfig.ClearsAll, ReplayPort: 5558, Topics: []string{"kv@*"}, ReplayHosts: []string{"10.0.0.0/8", "*.vllm.svc"}, Attention: ingestconfig.Attention{ChunkSize: 8192, EAGLEGroups: math.MaxUint64}}}
 	want.Egress.SMG.Workers = []Authority{{Authority: "vllm-0.example:50051", Worker: "vllm-0"}}
 	want.Egress.SGLang.Workers = []Address{{Worker: "vllm-0", Address: "http://10.0.0.7:30000"}}
 	want.Egress.Dynamo.WorkerIDs = []WorkerID{{Worker: "vllm-0", ID: math.MaxUint64}}
@@ -191,7 +194,7 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"emit_token_ids: 1", `f:1: emit_token_ids: "1" is not allowed: want true or false`},
 		{"workers: {name: x}", `f:1: workers: a mapping is not allowed: want a list`},
 		{"workers: [{name: x}]", `f:1: workers[0].sources: 0 is not allowed: want one source at least`},
-		{"workers: [null]", `f:1: workers[0]: "null" is not allowed: want a mapping with name, model, block_size, endpoint, http, consolidate, labels or sources`},
+		{"workers: [null]", `f:1: workers[0]: "null" is not allowed: want a mapping with name, model, block_size, endpoint, http, consolidate, labels, chunk_size, eagle_groups, hash_seed, lora_paths or sources`},
 		{labeled("zone"), `f:5: workers[0].labels: "zone" is not allowed: want a mapping of labels`},
 		{labeled("[zone]"), `f:5: workers[0].labels: a list is not allowed: want a mapping of labels`},
 		{labeled("{zone: [a]}"), `f:5: workers[0].labels["zone"]: a list is not allowed: want a text, which may be ""`},

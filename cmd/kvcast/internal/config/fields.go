@@ -6,6 +6,7 @@ import (
 	"time"
 
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/core/index/hybrid"
 	"github.com/kvcast/kvcast/internal/discovery"
 	"github.com/kvcast/kvcast/internal/discovery/kubernetes"
 	"github.com/kvcast/kvcast/internal/feed"
@@ -197,6 +198,10 @@ func workerFields(w *ingestconfig.Worker) mapping {
 		{key: "http", node: word(&w.HTTP)},
 		{key: "consolidate", node: oneOf(&w.Consolidate, feed.ConsolidateDedup, feed.ConsolidatePassthrough)},
 		{key: "labels", node: labels{&w.Labels}},
+		{key: "chunk_size", node: number(&w.Attention.ChunkSize, 0, hybrid.MaxTokens)},
+		{key: "eagle_groups", node: eagleGroups(&w.Attention.EAGLEGroups)},
+		{key: "hash_seed", node: word(&w.Attention.HashSeed)},
+		{key: "lora_paths", node: loraPaths(&w.Attention.LoRAPaths)},
 		{key: "sources", node: listOf(&w.Sources, sourceFields)},
 	}
 }
@@ -223,6 +228,10 @@ func listenerFields(l *ingestconfig.Listener) mapping {
 		{key: "clear", node: clears(&l.Clears)},
 		{key: "replay_port", node: replayPort(&l.ReplayPort, ingestconfig.DefaultReplayPort, -1)},
 		{key: "worker", node: word(&l.Worker)},
+		{key: "chunk_size", node: number(&l.Attention.ChunkSize, 0, hybrid.MaxTokens)},
+		{key: "eagle_groups", node: eagleGroups(&l.Attention.EAGLEGroups)},
+		{key: "hash_seed", node: word(&l.Attention.HashSeed)},
+		{key: "lora_paths", node: loraPaths(&l.Attention.LoRAPaths)},
 		{key: "topics", node: listOf(&l.Topics, word)},
 		{key: "replay_hosts", node: listOf(&l.ReplayHosts, word)},
 	}

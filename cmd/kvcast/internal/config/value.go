@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"net"
 	"net/url"
@@ -12,6 +13,8 @@ import (
 	"time"
 
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/core/index/hybrid"
+	"github.com/kvcast/kvcast/internal/core/index/hybrid/vllmhash"
 	"github.com/kvcast/kvcast/internal/discovery/kubernetes"
 	"github.com/kvcast/kvcast/internal/feed"
 )
@@ -256,6 +259,63 @@ func word(to *string) *value {
 }
 
 // isAddress reports whether s has the form of an address to listen on.
+// eagleGroups are indexes of attention groups: all, or numbers joined by +. Empty is none.
+func eagleGroups(to *uint64) *value {
+	parse := func(s string) (groups uint64, ok bool) {
+		if s == "all" {
+			return math.MaxUint64, true
+		}
+		for number := range strings.SplitSeq(s, "+") {
+			n, err := strconv.ParseUint(number, 10, 32)
+			if err != nil || n >= hybrid.MaxGroups {
+				return 0, s == ""
+			}
+			groups |= 1 << n
+		}
+		return groups, true
+	}
+	format := func(groups uint64) string {
+		if groups == math.MaxUint64 {
+			return "all"
+		}
+		var numbers []string
+		for n := range hybrid.MaxGroups {
+			if groups&(1<<n) != 0 {
+				numbers = append(numbers, strconv.Itoa(n))
+			}
+		}
+		return strings.Join(numbers, "+")
+	}
+	return newValue(to, 0, fmt.Sprintf("all, or numbers of attention groups from 0 to %d joined by +", hybrid.MaxGroups-1), parse, format)
+}
+
+// loraPaths are the paths of LoRA adapters: NAME:PATH, joined by +. Empty is none.
+func loraPaths(to *map[string]string) *value {
+	parse := func(s string) (paths map[string]string, ok bool) {
+		if s == "" {
+			return nil, true
+		}
+		paths = make(map[string]string)
+		for pair := range strings.SplitSeq(s, "+") {
+			name, path, ok := strings.Cut(pair, ":")
+			if _, twice := paths[name]; !ok || twice || name == "" || path == "" || len(name) > vllmhash.MaxNameBytes || len(path) > vllmhash.MaxPathBytes ||
+				!ingestconfig.Printable(pair) {
+				return nil, false
+			}
+			paths[name] = path
+		}
+		return paths, true
+	}
+	format := func(paths map[string]string) string {
+		var pairs []string
+		for _, name := range slices.Sorted(maps.Keys(paths)) {
+			pairs = append(pairs, name+":"+paths[name])
+		}
+		return strings.Join(pairs, "+")
+	}
+	return newValue(to, nil, "NAME:PATH of each LoRA adapter, joined by +", parse, format)
+}
+
 func isAddress(s string) bool {
 	_, port, err := net.SplitHostPort(s)
 	if err != nil || !ingestconfig.Printable(s) {
