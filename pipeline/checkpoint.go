@@ -295,7 +295,9 @@ func (l *Lane) checkpoint(ingest []byte) []byte {
 			}
 		}
 		for _, key := range l.ranks[r.DpRank].sortedGroups() {
-			b = appendMessage(b, statev1.CheckpointTablesField, l.ranks[r.DpRank].groupTables[key].state(r.DpRank, key))
+			if g := l.ranks[r.DpRank].groupTables[key]; g.table.Len() > 0 {
+				b = appendMessage(b, statev1.CheckpointTablesField, g.state(r.DpRank, key))
+			}
 		}
 	}
 	return b

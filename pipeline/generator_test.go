@@ -9,6 +9,7 @@ import (
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/wire"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // Time passes in steps, and no timeout is a multiple of a step, so that no call coincides
@@ -27,6 +28,8 @@ type generator struct {
 	names   []string
 	// copies reports whether sources use any copy rule, rather than only the default.
 	copies bool
+	// groups reports whether engines with one source have several attention groups.
+	groups bool
 }
 
 // generatorWorker records the last event, since only similar events merge.
@@ -48,7 +51,13 @@ type generatorWorker struct {
 // drawCalls draws calls of 1 to 3 workers. With passing, time passes between them; with
 // copies, engines announce blocks that they reuse.
 func drawCalls(t *rapid.T, passing, copies bool) []call {
-	g := &generator{t: t, copies: copies, workers: make(map[string]*generatorWorker)}
+	return (&generator{t: t, copies: copies}).calls(passing)
+}
+
+// calls draws calls.
+func (g *generator) calls(passing bool) []call {
+	t := g.t
+	g.workers = make(map[string]*generatorWorker)
 	for i := range rapid.IntRange(1, 3).Draw(t, "workers") {
 		name := fmt.Sprintf("worker-%d", i)
 		g.names = append(g.names, name)
@@ -147,6 +156,9 @@ func (g *generator) batch(w *generatorWorker) *feed.Batch {
 		b.EngineTime = 0
 	}
 	b.GroupsOmitted = g.chance(5, "groups omitted")
+	if g.groups && w.sources == 0 && g.chance(3, "groups described") {
+		b.Groups = &kvcastv1.Groups{Unit: rapid.Uint32Range(1, 2).Draw(g.t, "unit")}
+	}
 	if g.chance(10, "doubt") {
 		b.Doubts = []feed.Doubt{{
 			Reason: rapid.SampledFrom([]feed.GapReason{feed.GapEventsSkipped, feed.GapBlockSizeMismatch, feed.GapUnknownContent, feed.GapTierNotCleared, feed.GapCopiesUnsure, feed.GapConnectorTier, feed.GapRelayed}).Draw(g.t, "reason"),
@@ -157,6 +169,8 @@ func (g *generator) batch(w *generatorWorker) *feed.Batch {
 	for range rapid.IntRange(0, 6).Draw(g.t, "events") {
 		if g.copies && g.chance(3, "announces") {
 			events = append(events, g.announcement(w)...)
+		} else if g.groups && w.sources == 0 && g.chance(2, "of a group") {
+			events = append(events, g.groupEvent())
 		} else {
 			events = append(events, g.event(w))
 		}
@@ -170,6 +184,16 @@ func (g *generator) batch(w *generatorWorker) *feed.Batch {
 		b.Events = append(b.Events, e)
 	}
 	return b
+}
+
+// groupEvent draws a store or a remove of an attention group other than the main group.
+func (g *generator) groupEvent() wire.Event {
+	return wire.Event{
+		Kind:        rapid.SampledFrom([]wire.Kind{wire.KindStored, wire.KindRemoved}).Draw(g.t, "kind"),
+		Tier:        rapid.SampledFrom([]kvblock.Tier{kvblock.TierDevice, kvblock.TierDevice, kvblock.TierHostPinned}).Draw(g.t, "tier"),
+		Group:       rapid.SampledFrom([]uint8{1, 3}).Draw(g.t, "group"),
+		BlockHashes: rapid.SliceOfNDistinct(rapid.Uint64Range(0, 9), 0, 4, rapid.ID).Draw(g.t, "blocks"),
+	}
 }
 
 // rule returns the copy rule of a source.

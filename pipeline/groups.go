@@ -112,6 +112,16 @@ func (r *rankState) numGroupBlocks() (n int) {
 	return n
 }
 
+// hasGroupBlocks reports whether a group other than the main group has blocks in a tier.
+func (r *rankState) hasGroupBlocks(tier kvblock.Tier) bool {
+	for key, g := range r.groupTables {
+		if key.tier == tier && g.table.Len() > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // describeGroups emits the groups of a rank if they have changed.
 func (l *Lane) describeGroups(b *feed.Batch) {
 	r := l.rank(b.Rank)

@@ -41,6 +41,8 @@ type RankState struct {
 	Reported      string // by tier
 	Used          kvblock.Tiers
 	GroupsOmitted bool
+	Groups        string // encoded
+	GroupBlocks   string // by group and tier, with the copies of each block
 	Incomplete    string // a character for each source
 	Tiers         string
 }
@@ -71,6 +73,18 @@ func StateOfLocked(lane feed.Lane) LaneState {
 			}
 		}
 		rank := RankState{Used: r.used, GroupsOmitted: r.groupsOmitted}
+		if r.groups != nil {
+			rank.Groups = string(appendState(nil, r.groups))
+		}
+		for _, key := range r.sortedGroups() {
+			g, blocks := r.groupTables[key], make(map[uint64]copies.Count)
+			for b := range g.table.All() {
+				blocks[b.Key()] = g.count(b.Value)
+			}
+			if len(blocks) > 0 {
+				rank.GroupBlocks += fmt.Sprint(key, blocks)
+			}
+		}
 		if r.reported != ([kvblock.TierEnd]gapReasons{}) {
 			rank.Reported = fmt.Sprint(r.reported)
 		}

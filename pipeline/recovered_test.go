@@ -537,7 +537,7 @@ func TestRecoveredLanesEqualTheLost(t *testing.T) {
 		cfg.Timeout = generatorTimeout
 		cfg.Blocks = budget.New("blocks", rapid.SampledFrom([]int64{0, 4, 9, 16, 30}).Draw(rt, "blocks"))
 		cfg.AttributeBytes = budget.New("attribute_bytes", rapid.SampledFrom([]int64{0, 180, 400, 800}).Draw(rt, "attribute bytes"))
-		calls := drawCalls(rt, true, true)
+		calls := (&generator{t: rt, copies: true, groups: true}).calls(true)
 		var failed any
 		w := newDurableWorld(rt, cfg)
 		synctest.Test(t, func(*testing.T) {

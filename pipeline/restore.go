@@ -95,7 +95,6 @@ func (l *Lane) restoreGroup(r *rankState, table *statev1.Table, tier kvblock.Tie
 	if r.groupTables[key] != nil {
 		return fmt.Errorf("attention group %d is there twice", group-1)
 	}
-	r.used |= 1 << tier
 	return r.groupBlocks(key).restore(table)
 }
 

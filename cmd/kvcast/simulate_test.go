@@ -198,7 +198,7 @@ func TestSimulateHybrid(t *testing.T) {
 				t.Errorf("events without a tier: got %q, want %q", got, want)
 			}
 			got = kvcast(t, nil, "subscribe", "--addr", s.addr(), "--from", "earliest", "--count", "100")
-			if got.status != 0 || strings.Count(got.out, "other attention groups omitted") != 1 {
+			if got.status != 0 || strings.Count(got.out, "there are other attention groups") != 1 {
 				t.Errorf("as text: got status %d, %q and %q", got.status, got.out, got.err)
 			}
 		})

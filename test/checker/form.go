@@ -50,7 +50,7 @@ func eventFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
 	} else if ev.DpRank == nil {
 		return "no dp_rank"
 	}
-	blocks := ev.GetStored() != nil || ev.GetRemoved() != nil
+	blocks := ev.GetStored() != nil || ev.GetRemoved() != nil || ev.GetGroupStored() != nil || ev.GetGroupRemoved() != nil
 	switch {
 	case blocks && !realTier(ev.GetTier()):
 		return "no tier"
@@ -97,6 +97,16 @@ func kindFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
 		case slices.Contains(reasonsWithoutBatches, kind.Gap.GetReason()) && (kind.Gap.GetMissedBatches() > 0 || kind.Gap.GetLastSeq() > 0):
 			return "a gap where no batch is missing, and batches that are"
 		}
+	case *kvcastv1.RouterEvent_Groups:
+		return groupsFault(kind.Groups)
+	case *kvcastv1.RouterEvent_GroupStored:
+		if len(kind.GroupStored.GetBlockHashes()) == 0 {
+			return "stores no block of a group"
+		}
+	case *kvcastv1.RouterEvent_GroupRemoved:
+		if len(kind.GroupRemoved.GetBlockHashes()) == 0 {
+			return "removes no block of a group"
+		}
 	case *kvcastv1.RouterEvent_WorkerAdded:
 		if kind.WorkerAdded.GetModel() != e.GetModel() {
 			return "added with another model than the entry's"
@@ -109,10 +119,34 @@ func kindFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
 	return ""
 }
 
+// groupsFault returns the error in the form of Groups; empty if it has none.
+func groupsFault(g *kvcastv1.Groups) string {
+	mains := 0
+	for i, group := range g.GetGroups() {
+		if i > 0 && group.GetIndex() <= g.GetGroups()[i-1].GetIndex() {
+			return "groups that are not ascending"
+		}
+		if group.GetMain() {
+			mains++
+		}
+	}
+	switch {
+	case len(g.GetGroups()) == 0 && g.GetMissing() == "":
+		return "no group"
+	case mains > 1:
+		return "two main groups"
+	case len(g.GetMissing()) > 200:
+		return "groups with a long text"
+	case g.GetHashing() != nil && (g.GetUnit() == 0 || g.GetHashing().GetAlgorithm() == kvcastv1.BlockHashing_ALGORITHM_UNSPECIFIED):
+		return "hashing without a unit or an algorithm"
+	}
+	return ""
+}
+
 // blocksFault returns the error in the form of an event of snapshot blocks; empty if it has none.
 func blocksFault(ev *kvcastv1.RouterEvent) string {
 	switch {
-	case ev.GetStored() == nil:
+	case ev.GetStored() == nil && ev.GetGroupStored() == nil:
 		return "an event that is no store"
 	case ev.GetEventId() != 0:
 		return "an event_id"

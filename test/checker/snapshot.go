@@ -150,6 +150,16 @@ func (c *Checker) snapshotBlocks(b *kvcastv1.SnapshotBlocks) error {
 // snapshotStored checks blocks against the previous ones, and applies them.
 func (c *Checker) snapshotStored(ev *kvcastv1.RouterEvent) error {
 	name, stored := c.snap.worker, ev.GetStored()
+	if g := ev.GetGroupStored(); g != nil {
+		r := c.view.rank(name, ev.GetDpRank())
+		for _, hash := range g.GetBlockHashes() {
+			if _, twice := r.held[groupBlock{ev.GetTier(), g.GetGroup(), hash}]; twice {
+				return broken(Snapshot, "block %016x of group %d of worker %q, rank %d, %v, twice", hash, g.GetGroup(), name, ev.GetDpRank(), ev.GetTier())
+			}
+		}
+		c.view.ApplyEvent(name, ev)
+		return nil
+	}
 	key := blockKey{rank: ev.GetDpRank(), tier: ev.GetTier()}
 	set := c.view.set(name, key.rank, key.tier)
 	within := make(map[uint64]struct{}, len(stored.GetBlockHashes()))

@@ -29,6 +29,27 @@ type viewRank struct {
 	incomplete, unproved tierSet
 	// groupsOmitted reports whether the engine also caches other attention groups.
 	groupsOmitted bool
+	// groups are the last that were described, and held the blocks of groups other than the main group.
+	groups *kvcastv1.Groups
+	held   map[groupBlock]struct{}
+}
+
+// groupBlock is a block of an attention group.
+type groupBlock struct {
+	tier  kvcastv1.Tier
+	group uint32
+	hash  uint64
+}
+
+// hold changes whether a group holds blocks.
+func (r *viewRank) hold(tier kvcastv1.Tier, group uint32, hashes []uint64, holds bool) {
+	for _, hash := range hashes {
+		if b := (groupBlock{tier, group, hash}); holds {
+			r.held[b] = struct{}{}
+		} else {
+			delete(r.held, b)
+		}
+	}
 }
 
 // NewView returns an empty View.
@@ -47,7 +68,7 @@ func (v *View) ApplyWorker(sw *kvcastv1.SnapshotWorker) {
 	}
 	for _, r := range sw.GetRanks() {
 		rank := v.rank(sw.GetWorker(), r.GetDpRank())
-		rank.groupsOmitted = r.GetGroupsOmitted()
+		rank.groupsOmitted, rank.groups = r.GetGroupsOmitted(), r.GetGroups()
 		byTier := r.GetTierReasons()
 		if len(byTier) > 0 || len(r.GetReasons()) > 0 {
 			rank.incomplete, rank.unproved = 0, 0
@@ -101,6 +122,12 @@ func (v *View) ApplyEvent(worker string, ev *kvcastv1.RouterEvent) {
 		}
 	case *kvcastv1.RouterEvent_GroupsOmitted:
 		v.rank(worker, ev.GetDpRank()).groupsOmitted = true
+	case *kvcastv1.RouterEvent_Groups:
+		v.rank(worker, ev.GetDpRank()).groups = kind.Groups
+	case *kvcastv1.RouterEvent_GroupStored:
+		v.rank(worker, ev.GetDpRank()).hold(ev.GetTier(), kind.GroupStored.GetGroup(), kind.GroupStored.GetBlockHashes(), true)
+	case *kvcastv1.RouterEvent_GroupRemoved:
+		v.rank(worker, ev.GetDpRank()).hold(ev.GetTier(), kind.GroupRemoved.GetGroup(), kind.GroupRemoved.GetBlockHashes(), false)
 	case *kvcastv1.RouterEvent_WorkerAdded:
 		v.workers[worker] = newViewWorker(kind.WorkerAdded)
 	case *kvcastv1.RouterEvent_WorkerRemoved:
@@ -111,10 +138,14 @@ func (v *View) ApplyEvent(worker string, ev *kvcastv1.RouterEvent) {
 func (r *viewRank) clear(c *kvcastv1.Cleared) {
 	for _, t := range c.GetTiers() {
 		delete(r.tiers, t)
+		maps.DeleteFunc(r.held, func(b groupBlock, _ struct{}) bool { return b.tier == t })
 	}
 	if len(c.GetTiers()) == 0 {
 		clear(r.tiers)
-		r.groupsOmitted = r.groupsOmitted && c.GetReason() != kvcastv1.Cleared_REASON_ENGINE_RESTARTED
+		clear(r.held)
+		if c.GetReason() == kvcastv1.Cleared_REASON_ENGINE_RESTARTED {
+			r.groupsOmitted, r.groups = false, nil
+		}
 	}
 	r.incomplete &^= tiersNamed(c.GetTiers())
 	r.unproved &^= tiersNamed(c.GetTiers())
@@ -157,7 +188,7 @@ func (v *View) rank(worker string, dpRank uint32) *viewRank {
 	}
 	r := w.ranks[dpRank]
 	if r == nil {
-		r = &viewRank{tiers: make(map[kvcastv1.Tier]map[uint64]Block)}
+		r = &viewRank{tiers: make(map[kvcastv1.Tier]map[uint64]Block), held: make(map[groupBlock]struct{})}
 		w.ranks[dpRank] = r
 	}
 	return r
@@ -317,4 +348,25 @@ func storeBlocks(set map[uint64]Block, s *kvcastv1.Stored) {
 		}
 		b.Parent, b.HasParent = h, true
 	}
+}
+
+// GroupBlocks returns the blocks of an attention group other than the main group in a tier of a dp rank.
+func (v *View) GroupBlocks(worker string, dpRank uint32, tier kvcastv1.Tier, group uint32) map[uint64]struct{} {
+	blocks := make(map[uint64]struct{})
+	if r := v.known(worker, dpRank); r != nil {
+		for b := range r.held {
+			if b.tier == tier && b.group == group {
+				blocks[b.hash] = struct{}{}
+			}
+		}
+	}
+	return blocks
+}
+
+// Groups returns the attention groups of a dp rank that were described last; nil if none are.
+func (v *View) Groups(worker string, dpRank uint32) *kvcastv1.Groups {
+	if r := v.known(worker, dpRank); r != nil {
+		return r.groups
+	}
+	return nil
 }

@@ -186,9 +186,9 @@ func clock(e *kvcastv1.Entry) string {
 
 func eventStyle(ev *kvcastv1.RouterEvent) lipgloss.Style {
 	switch ev.GetEvent().(type) {
-	case *kvcastv1.RouterEvent_Stored:
+	case *kvcastv1.RouterEvent_Stored, *kvcastv1.RouterEvent_GroupStored:
 		return Good
-	case *kvcastv1.RouterEvent_Removed:
+	case *kvcastv1.RouterEvent_Removed, *kvcastv1.RouterEvent_GroupRemoved:
 		return Change
 	case *kvcastv1.RouterEvent_Gap:
 		return Bad
@@ -218,7 +218,13 @@ func eventText(ev *kvcastv1.RouterEvent) string {
 		}
 		return rank + fmt.Sprintf("GAP      blocks may differ from the engine's (%s)", reasonText(e.Gap.GetReason()))
 	case *kvcastv1.RouterEvent_GroupsOmitted:
-		return rank + "groups   other attention groups omitted: the engine may reuse less than a prefix"
+		return rank + "groups   there are other attention groups: the engine may reuse less than a prefix of the main group"
+	case *kvcastv1.RouterEvent_Groups:
+		return rank + "groups   " + groupsText(e.Groups)
+	case *kvcastv1.RouterEvent_GroupStored:
+		return rank + fmt.Sprintf("stored   %s %s group %d", blocksText(e.GroupStored.GetBlockHashes()), TierName(ev.GetTier()), e.GroupStored.GetGroup())
+	case *kvcastv1.RouterEvent_GroupRemoved:
+		return rank + fmt.Sprintf("removed  %s %s group %d", blocksText(e.GroupRemoved.GetBlockHashes()), TierName(ev.GetTier()), e.GroupRemoved.GetGroup())
 	case *kvcastv1.RouterEvent_Resolved:
 		var reasons []string
 		for _, reason := range e.Resolved.GetReasons() {
@@ -259,4 +265,34 @@ func chainText(s *kvcastv1.Stored) string {
 
 func reasonText(r fmt.Stringer) string {
 	return strings.ReplaceAll(EnumName(r, "REASON_"), "_", " ")
+}
+
+// groupsText returns a text for attention groups.
+func groupsText(g *kvcastv1.Groups) string {
+	var all []string
+	for _, group := range g.GetGroups() {
+		kind := strings.ToLower(strings.TrimPrefix(group.GetKind().String(), "KIND_"))
+		text := fmt.Sprintf("%d %s of %d tokens", group.GetIndex(), kind, group.GetBlockSize())
+		if group.GetWindow() > 0 {
+			text += fmt.Sprintf(", window %d", group.GetWindow())
+		}
+		if group.GetChunk() > 0 {
+			text += fmt.Sprintf(", chunk %d", group.GetChunk())
+		}
+		if group.GetDrops() {
+			text += ", drafts"
+		}
+		if group.GetMain() {
+			text += ", main"
+		}
+		all = append(all, text)
+	}
+	text := strings.Join(all, "; ")
+	switch {
+	case g.GetMissing() != "":
+		text += " (prefixes are upper bounds: " + g.GetMissing() + ")"
+	case g.GetHashing() == nil:
+		text += " (prefixes are upper bounds: how the engine computes hashes is not known)"
+	}
+	return text
 }
