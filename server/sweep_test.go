@@ -46,9 +46,15 @@ func TestSlowStreamDoesNotHoldUpItsSweep(t *testing.T) {
 		h := inMemory(t, server.Config{MaxSnapshots: 1}, journal.Config{})
 		h.addWorker()
 		h.storeLargeBlocks() // more than a sweep keeps
-		slow := h.withSmallWindow().subscribeToSnapshotBegin(t)
-		began := time.Now()
+		// A snapshot that is not read has the only slot until both streams wait for it.
+		unread := h.withSmallWindow().subscribe(checker.New(checker.Options{}), fromSnapshot(&kvcastv1.Filter{Workers: []string{"w"}}))
+		unread.untilMessage(t, isSnapshotBegin)
+		slow := h.withSmallWindow().subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
 		fast := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
+		synctest.Wait()
+		unread.cancel()
+		slow.untilMessage(t, isSnapshotBegin)
+		began := time.Now()
 		fast.untilMessage(t, isSnapshotEnd)
 		if took := time.Since(began); took > 5*time.Second {
 			t.Errorf("the other stream had its snapshot after %v, want a second or two", took)

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"strings"
 
 	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/core/index/hybrid"
 	"github.com/kvcast/kvcast/internal/feed"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -124,6 +126,15 @@ func workerConfig(spec *kvcastv1.WorkerSpec) config.Worker {
 	if spec.GetConsolidate() == kvcastv1.Consolidate_CONSOLIDATE_PASSTHROUGH {
 		c.Consolidate = feed.ConsolidatePassthrough
 	}
+	if a := spec.GetAttention(); a != nil {
+		c.Attention = config.Attention{ChunkSize: int(a.GetChunkSize()), HashSeed: a.GetHashSeed(), LoRAPaths: maps.Clone(a.GetLoraPaths())}
+		for _, group := range a.GetEagleGroups() {
+			c.Attention.EAGLEGroups |= 1 << (group & 63)
+		}
+		if a.GetEagle() {
+			c.Attention.EAGLEGroups = math.MaxUint64
+		}
+	}
 	for _, src := range spec.GetSources() {
 		engine, ok := config.ParseEngine(src.GetEngine())
 		if !ok {
@@ -179,6 +190,12 @@ func (s workers) validate(spec *kvcastv1.WorkerSpec) []*violation {
 		check(known, source+"copies", src.GetCopies(), "COPIES_AUTO, COPIES_COUNTED or COPIES_ANNOUNCED_LAST")
 		_, known = kvcastv1.Clears_name[int32(src.GetClears())]
 		check(known, source+"clears", src.GetClears(), "CLEARS_AUTO, CLEARS_DEVICE or CLEARS_ALL")
+	}
+	for i, group := range spec.GetAttention().GetEagleGroups() {
+		check(group < hybrid.MaxGroups, fmt.Sprintf("worker.attention.eagle_groups[%d]", i), group, fmt.Sprintf("0 to %d", hybrid.MaxGroups-1))
+		if group >= hybrid.MaxGroups { // one error says what is wrong with all
+			break
+		}
 	}
 	_, known := kvcastv1.Consolidate_name[int32(spec.GetConsolidate())]
 	check(known, "worker.consolidate", spec.GetConsolidate(), "CONSOLIDATE_DEDUP or CONSOLIDATE_PASSTHROUGH")

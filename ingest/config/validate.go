@@ -13,6 +13,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/kvcast/kvcast/internal/core/index/hybrid"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/wire"
 )
@@ -68,6 +69,9 @@ func FieldErrors(err error) (all []*FieldError) {
 
 // maxLabels is how many labels a worker may have.
 const maxLabels = 64
+
+// maxLoRAPaths is of how many LoRA adapters a worker may have the paths.
+const maxLoRAPaths = 1024
 
 // AllowedName and AllowedModel describe valid names in errors.
 const (
@@ -153,6 +157,10 @@ func (w Worker) Bytes() int64 {
 	for k, value := range w.Labels {
 		n += len(k) + len(value) + labelOverhead
 	}
+	for name, path := range w.Attention.LoRAPaths {
+		n += len(name) + len(path) + labelOverhead
+	}
+	n += len(w.Attention.HashSeed)
 	for _, s := range w.Sources {
 		n += len(s.Connect) + len(s.Replay) + len(s.Snapshot) + len(s.Topic)
 		for _, r := range s.Ranks {
@@ -193,6 +201,17 @@ func (v *Validation) Durations(c Config) {
 	v.Check(c.Silence < 0 || c.Silence >= 10*time.Millisecond, "Silence", c.Silence, "10 ms or more, or negative for never")
 }
 
+func (v *Validation) attention(field string, a *Attention) {
+	v.Check(a.ChunkSize >= 0 && a.ChunkSize <= hybrid.MaxTokens, field+".ChunkSize", a.ChunkSize, fmt.Sprintf("at most %d", hybrid.MaxTokens))
+	v.Check(a.HashSeed == "" || ValidModel(a.HashSeed), field+".HashSeed", a.HashSeed, AllowedModel)
+	v.Check(len(a.LoRAPaths) <= maxLoRAPaths, field+".LoraPaths", len(a.LoRAPaths), fmt.Sprintf("at most %d", maxLoRAPaths))
+	for _, name := range slices.Sorted(maps.Keys(a.LoRAPaths)) {
+		path := fmt.Sprintf("%s.LoraPaths[%q]", field, name)
+		v.Check(name != "" && ValidModel(name), path, name, "a key of "+AllowedModel)
+		v.Check(a.LoRAPaths[name] != "" && ValidModel(a.LoRAPaths[name]), path, a.LoRAPaths[name], AllowedModel)
+	}
+}
+
 func (v *Validation) worker(field string, w Worker) {
 	before := len(v.errs)
 	v.Name(field+".Name", w.Name)
@@ -208,6 +227,7 @@ func (v *Validation) worker(field string, w Worker) {
 		v.Check(ValidModel(w.Labels[key]), label, w.Labels[key], AllowedModel)
 	}
 	v.Check(len(w.Labels) <= maxLabels, field+".Labels", len(w.Labels), fmt.Sprintf("at most %d", maxLabels))
+	v.attention(field+".Attention", &w.Attention)
 	v.Check(len(w.Sources) > 0, field+".Sources", len(w.Sources), "one source at least")
 	v.Check(len(w.Sources) <= feed.MaxSources, field+".Sources", len(w.Sources), fmt.Sprintf("at most %d", feed.MaxSources))
 	v.Check(w.Consolidate == feed.ConsolidateDedup || w.Consolidate == feed.ConsolidatePassthrough,

@@ -406,7 +406,9 @@ const (
 	// They are the engine's blocks, as of the last batch read.
 	Trust_TRUST_EXACT Trust = 1
 	// They are the engine's blocks of the main attention group, but the engine also caches
-	// other groups (see GroupsOmitted): it reuses at most the prefix, and possibly less.
+	// other groups (see GroupsOmitted): it reuses at most the prefix, and possibly less. A rank
+	// whose Groups have hashing, and nothing missing, is EXACT; a match of it is so if the
+	// prompt has token ids.
 	Trust_TRUST_UPPER_BOUND Trust = 2
 	// They may differ from the engine's blocks, or from those of the main attention group.
 	Trust_TRUST_DEGRADED Trust = 3
@@ -604,7 +606,9 @@ type WorkerSpec struct {
 	// The sources of the worker's events, 1 to 128.
 	Sources []*SourceSpec `protobuf:"bytes,6,rep,name=sources,proto3" json:"sources,omitempty"`
 	// How kvcast combines the events of several sources.
-	Consolidate   Consolidate `protobuf:"varint,7,opt,name=consolidate,proto3,enum=kvcast.v1.Consolidate" json:"consolidate,omitempty"`
+	Consolidate Consolidate `protobuf:"varint,7,opt,name=consolidate,proto3,enum=kvcast.v1.Consolidate" json:"consolidate,omitempty"`
+	// What the engine does not tell of its attention groups; absent if it has one.
+	Attention     *AttentionSpec `protobuf:"bytes,8,opt,name=attention,proto3" json:"attention,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -688,6 +692,95 @@ func (x *WorkerSpec) GetConsolidate() Consolidate {
 	return Consolidate_CONSOLIDATE_UNSPECIFIED
 }
 
+func (x *WorkerSpec) GetAttention() *AttentionSpec {
+	if x != nil {
+		return x.Attention
+	}
+	return nil
+}
+
+// What vLLM engines with several attention groups do not tell of them.
+type AttentionSpec struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Tokens in a chunk of chunked local attention; 0 if there is none.
+	ChunkSize uint32 `protobuf:"varint,1,opt,name=chunk_size,json=chunkSize,proto3" json:"chunk_size,omitempty"`
+	// Whether all groups draft tokens with EAGLE or MTP.
+	Eagle bool `protobuf:"varint,2,opt,name=eagle,proto3" json:"eagle,omitempty"`
+	// Otherwise the indexes of the groups that do, 0 to 63.
+	EagleGroups []uint32 `protobuf:"varint,3,rep,packed,name=eagle_groups,json=eagleGroups,proto3" json:"eagle_groups,omitempty"`
+	// The engine's PYTHONHASHSEED; empty if it is not set.
+	HashSeed string `protobuf:"bytes,4,opt,name=hash_seed,json=hashSeed,proto3" json:"hash_seed,omitempty"`
+	// Paths of LoRA adapters by name, as the engine was given them.
+	LoraPaths     map[string]string `protobuf:"bytes,5,rep,name=lora_paths,json=loraPaths,proto3" json:"lora_paths,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttentionSpec) Reset() {
+	*x = AttentionSpec{}
+	mi := &file_kvcast_v1_worker_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttentionSpec) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttentionSpec) ProtoMessage() {}
+
+func (x *AttentionSpec) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_worker_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttentionSpec.ProtoReflect.Descriptor instead.
+func (*AttentionSpec) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *AttentionSpec) GetChunkSize() uint32 {
+	if x != nil {
+		return x.ChunkSize
+	}
+	return 0
+}
+
+func (x *AttentionSpec) GetEagle() bool {
+	if x != nil {
+		return x.Eagle
+	}
+	return false
+}
+
+func (x *AttentionSpec) GetEagleGroups() []uint32 {
+	if x != nil {
+		return x.EagleGroups
+	}
+	return nil
+}
+
+func (x *AttentionSpec) GetHashSeed() string {
+	if x != nil {
+		return x.HashSeed
+	}
+	return ""
+}
+
+func (x *AttentionSpec) GetLoraPaths() map[string]string {
+	if x != nil {
+		return x.LoraPaths
+	}
+	return nil
+}
+
 // A publisher of KV-cache events.
 type SourceSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -719,7 +812,7 @@ type SourceSpec struct {
 
 func (x *SourceSpec) Reset() {
 	*x = SourceSpec{}
-	mi := &file_kvcast_v1_worker_proto_msgTypes[1]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -731,7 +824,7 @@ func (x *SourceSpec) String() string {
 func (*SourceSpec) ProtoMessage() {}
 
 func (x *SourceSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_worker_proto_msgTypes[1]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -744,7 +837,7 @@ func (x *SourceSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceSpec.ProtoReflect.Descriptor instead.
 func (*SourceSpec) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{1}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *SourceSpec) GetEngine() string {
@@ -833,7 +926,7 @@ type WorkerStatus struct {
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_kvcast_v1_worker_proto_msgTypes[2]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -845,7 +938,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_worker_proto_msgTypes[2]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -858,7 +951,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{2}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *WorkerStatus) GetName() string {
@@ -944,7 +1037,7 @@ type WorkerOwner struct {
 
 func (x *WorkerOwner) Reset() {
 	*x = WorkerOwner{}
-	mi := &file_kvcast_v1_worker_proto_msgTypes[3]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -956,7 +1049,7 @@ func (x *WorkerOwner) String() string {
 func (*WorkerOwner) ProtoMessage() {}
 
 func (x *WorkerOwner) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_worker_proto_msgTypes[3]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -969,7 +1062,7 @@ func (x *WorkerOwner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerOwner.ProtoReflect.Descriptor instead.
 func (*WorkerOwner) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{3}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *WorkerOwner) GetInstanceId() string {
@@ -1016,14 +1109,16 @@ type RankStatus struct {
 	AgeNano uint64 `protobuf:"varint,11,opt,name=age_nano,json=ageNano,proto3" json:"age_nano,omitempty"`
 	// How right predictions were, by what routers have reported to this server; absent if they
 	// have reported nothing.
-	Accuracy      *Accuracy `protobuf:"bytes,12,opt,name=accuracy,proto3" json:"accuracy,omitempty"`
+	Accuracy *Accuracy `protobuf:"bytes,12,opt,name=accuracy,proto3" json:"accuracy,omitempty"`
+	// The engine's attention groups, if it has several; absent if they are not followed.
+	Groups        *Groups `protobuf:"bytes,13,opt,name=groups,proto3" json:"groups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RankStatus) Reset() {
 	*x = RankStatus{}
-	mi := &file_kvcast_v1_worker_proto_msgTypes[4]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1035,7 +1130,7 @@ func (x *RankStatus) String() string {
 func (*RankStatus) ProtoMessage() {}
 
 func (x *RankStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_worker_proto_msgTypes[4]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1048,7 +1143,7 @@ func (x *RankStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankStatus.ProtoReflect.Descriptor instead.
 func (*RankStatus) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{4}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RankStatus) GetDpRank() uint32 {
@@ -1135,6 +1230,13 @@ func (x *RankStatus) GetAccuracy() *Accuracy {
 	return nil
 }
 
+func (x *RankStatus) GetGroups() *Groups {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
 // How right the predictions for a dp rank were, of any trust, by the outcomes that routers
 // have reported to this server since it started, or since the rank was added. See
 // RouterEventService.ReportOutcome.
@@ -1160,7 +1262,7 @@ type Accuracy struct {
 
 func (x *Accuracy) Reset() {
 	*x = Accuracy{}
-	mi := &file_kvcast_v1_worker_proto_msgTypes[5]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1172,7 +1274,7 @@ func (x *Accuracy) String() string {
 func (*Accuracy) ProtoMessage() {}
 
 func (x *Accuracy) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_worker_proto_msgTypes[5]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1185,7 +1287,7 @@ func (x *Accuracy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accuracy.ProtoReflect.Descriptor instead.
 func (*Accuracy) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{5}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Accuracy) GetExact() uint64 {
@@ -1250,7 +1352,7 @@ type TierReasons struct {
 
 func (x *TierReasons) Reset() {
 	*x = TierReasons{}
-	mi := &file_kvcast_v1_worker_proto_msgTypes[6]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1262,7 +1364,7 @@ func (x *TierReasons) String() string {
 func (*TierReasons) ProtoMessage() {}
 
 func (x *TierReasons) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_worker_proto_msgTypes[6]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1275,7 +1377,7 @@ func (x *TierReasons) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierReasons.ProtoReflect.Descriptor instead.
 func (*TierReasons) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{6}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TierReasons) GetTier() Tier {
@@ -1305,7 +1407,7 @@ type TierBlocks struct {
 
 func (x *TierBlocks) Reset() {
 	*x = TierBlocks{}
-	mi := &file_kvcast_v1_worker_proto_msgTypes[7]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1317,7 +1419,7 @@ func (x *TierBlocks) String() string {
 func (*TierBlocks) ProtoMessage() {}
 
 func (x *TierBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_worker_proto_msgTypes[7]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1330,7 +1432,7 @@ func (x *TierBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierBlocks.ProtoReflect.Descriptor instead.
 func (*TierBlocks) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{7}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TierBlocks) GetTier() Tier {
@@ -1384,7 +1486,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_kvcast_v1_worker_proto_msgTypes[8]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1396,7 +1498,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_worker_proto_msgTypes[8]
+	mi := &file_kvcast_v1_worker_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1409,7 +1511,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{8}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SourceStatus) GetEngine() string {
@@ -1500,7 +1602,7 @@ var File_kvcast_v1_worker_proto protoreflect.FileDescriptor
 
 const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\n" +
-	"\x16kvcast/v1/worker.proto\x12\tkvcast.v1\x1a\x15kvcast/v1/event.proto\"\xd2\x02\n" +
+	"\x16kvcast/v1/worker.proto\x12\tkvcast.v1\x1a\x15kvcast/v1/event.proto\"\x8a\x03\n" +
 	"\n" +
 	"WorkerSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
@@ -1510,8 +1612,20 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\bendpoint\x18\x04 \x01(\tR\bendpoint\x129\n" +
 	"\x06labels\x18\x05 \x03(\v2!.kvcast.v1.WorkerSpec.LabelsEntryR\x06labels\x12/\n" +
 	"\asources\x18\x06 \x03(\v2\x15.kvcast.v1.SourceSpecR\asources\x128\n" +
-	"\vconsolidate\x18\a \x01(\x0e2\x16.kvcast.v1.ConsolidateR\vconsolidate\x1a9\n" +
+	"\vconsolidate\x18\a \x01(\x0e2\x16.kvcast.v1.ConsolidateR\vconsolidate\x126\n" +
+	"\tattention\x18\b \x01(\v2\x18.kvcast.v1.AttentionSpecR\tattention\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8a\x02\n" +
+	"\rAttentionSpec\x12\x1d\n" +
+	"\n" +
+	"chunk_size\x18\x01 \x01(\rR\tchunkSize\x12\x14\n" +
+	"\x05eagle\x18\x02 \x01(\bR\x05eagle\x12!\n" +
+	"\feagle_groups\x18\x03 \x03(\rR\veagleGroups\x12\x1b\n" +
+	"\thash_seed\x18\x04 \x01(\tR\bhashSeed\x12F\n" +
+	"\n" +
+	"lora_paths\x18\x05 \x03(\v2'.kvcast.v1.AttentionSpec.LoraPathsEntryR\tloraPaths\x1a<\n" +
+	"\x0eLoraPathsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfa\x01\n" +
 	"\n" +
@@ -1545,7 +1659,7 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x1f\n" +
 	"\vhanded_over\x18\x02 \x01(\bR\n" +
-	"handedOver\"\xc8\x03\n" +
+	"handedOver\"\xf3\x03\n" +
 	"\n" +
 	"RankStatus\x12\x17\n" +
 	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x12\x1e\n" +
@@ -1562,7 +1676,8 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x06detail\x18\n" +
 	" \x01(\tR\x06detail\x12\x19\n" +
 	"\bage_nano\x18\v \x01(\x04R\aageNano\x12/\n" +
-	"\baccuracy\x18\f \x01(\v2\x13.kvcast.v1.AccuracyR\baccuracy\"\xc9\x01\n" +
+	"\baccuracy\x18\f \x01(\v2\x13.kvcast.v1.AccuracyR\baccuracy\x12)\n" +
+	"\x06groups\x18\r \x01(\v2\x11.kvcast.v1.GroupsR\x06groups\"\xc9\x01\n" +
 	"\bAccuracy\x12\x14\n" +
 	"\x05exact\x18\x01 \x01(\x04R\x05exact\x12\x12\n" +
 	"\x04over\x18\x02 \x01(\x04R\x04over\x12\x14\n" +
@@ -1670,55 +1785,61 @@ func file_kvcast_v1_worker_proto_rawDescGZIP() []byte {
 }
 
 var file_kvcast_v1_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_kvcast_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_kvcast_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_kvcast_v1_worker_proto_goTypes = []any{
-	(Consolidate)(0),     // 0: kvcast.v1.Consolidate
-	(Clears)(0),          // 1: kvcast.v1.Clears
-	(Copies)(0),          // 2: kvcast.v1.Copies
-	(WorkerState)(0),     // 3: kvcast.v1.WorkerState
-	(SourceState)(0),     // 4: kvcast.v1.SourceState
-	(ReplayState)(0),     // 5: kvcast.v1.ReplayState
-	(Trust)(0),           // 6: kvcast.v1.Trust
-	(DegradedReason)(0),  // 7: kvcast.v1.DegradedReason
-	(*WorkerSpec)(nil),   // 8: kvcast.v1.WorkerSpec
-	(*SourceSpec)(nil),   // 9: kvcast.v1.SourceSpec
-	(*WorkerStatus)(nil), // 10: kvcast.v1.WorkerStatus
-	(*WorkerOwner)(nil),  // 11: kvcast.v1.WorkerOwner
-	(*RankStatus)(nil),   // 12: kvcast.v1.RankStatus
-	(*Accuracy)(nil),     // 13: kvcast.v1.Accuracy
-	(*TierReasons)(nil),  // 14: kvcast.v1.TierReasons
-	(*TierBlocks)(nil),   // 15: kvcast.v1.TierBlocks
-	(*SourceStatus)(nil), // 16: kvcast.v1.SourceStatus
-	nil,                  // 17: kvcast.v1.WorkerSpec.LabelsEntry
-	nil,                  // 18: kvcast.v1.WorkerStatus.LabelsEntry
-	(Tier)(0),            // 19: kvcast.v1.Tier
+	(Consolidate)(0),      // 0: kvcast.v1.Consolidate
+	(Clears)(0),           // 1: kvcast.v1.Clears
+	(Copies)(0),           // 2: kvcast.v1.Copies
+	(WorkerState)(0),      // 3: kvcast.v1.WorkerState
+	(SourceState)(0),      // 4: kvcast.v1.SourceState
+	(ReplayState)(0),      // 5: kvcast.v1.ReplayState
+	(Trust)(0),            // 6: kvcast.v1.Trust
+	(DegradedReason)(0),   // 7: kvcast.v1.DegradedReason
+	(*WorkerSpec)(nil),    // 8: kvcast.v1.WorkerSpec
+	(*AttentionSpec)(nil), // 9: kvcast.v1.AttentionSpec
+	(*SourceSpec)(nil),    // 10: kvcast.v1.SourceSpec
+	(*WorkerStatus)(nil),  // 11: kvcast.v1.WorkerStatus
+	(*WorkerOwner)(nil),   // 12: kvcast.v1.WorkerOwner
+	(*RankStatus)(nil),    // 13: kvcast.v1.RankStatus
+	(*Accuracy)(nil),      // 14: kvcast.v1.Accuracy
+	(*TierReasons)(nil),   // 15: kvcast.v1.TierReasons
+	(*TierBlocks)(nil),    // 16: kvcast.v1.TierBlocks
+	(*SourceStatus)(nil),  // 17: kvcast.v1.SourceStatus
+	nil,                   // 18: kvcast.v1.WorkerSpec.LabelsEntry
+	nil,                   // 19: kvcast.v1.AttentionSpec.LoraPathsEntry
+	nil,                   // 20: kvcast.v1.WorkerStatus.LabelsEntry
+	(*Groups)(nil),        // 21: kvcast.v1.Groups
+	(Tier)(0),             // 22: kvcast.v1.Tier
 }
 var file_kvcast_v1_worker_proto_depIdxs = []int32{
-	17, // 0: kvcast.v1.WorkerSpec.labels:type_name -> kvcast.v1.WorkerSpec.LabelsEntry
-	9,  // 1: kvcast.v1.WorkerSpec.sources:type_name -> kvcast.v1.SourceSpec
+	18, // 0: kvcast.v1.WorkerSpec.labels:type_name -> kvcast.v1.WorkerSpec.LabelsEntry
+	10, // 1: kvcast.v1.WorkerSpec.sources:type_name -> kvcast.v1.SourceSpec
 	0,  // 2: kvcast.v1.WorkerSpec.consolidate:type_name -> kvcast.v1.Consolidate
-	2,  // 3: kvcast.v1.SourceSpec.copies:type_name -> kvcast.v1.Copies
-	1,  // 4: kvcast.v1.SourceSpec.clears:type_name -> kvcast.v1.Clears
-	18, // 5: kvcast.v1.WorkerStatus.labels:type_name -> kvcast.v1.WorkerStatus.LabelsEntry
-	3,  // 6: kvcast.v1.WorkerStatus.state:type_name -> kvcast.v1.WorkerState
-	12, // 7: kvcast.v1.WorkerStatus.ranks:type_name -> kvcast.v1.RankStatus
-	16, // 8: kvcast.v1.WorkerStatus.sources:type_name -> kvcast.v1.SourceStatus
-	11, // 9: kvcast.v1.WorkerStatus.owner:type_name -> kvcast.v1.WorkerOwner
-	15, // 10: kvcast.v1.RankStatus.blocks:type_name -> kvcast.v1.TierBlocks
-	6,  // 11: kvcast.v1.RankStatus.trust:type_name -> kvcast.v1.Trust
-	7,  // 12: kvcast.v1.RankStatus.reasons:type_name -> kvcast.v1.DegradedReason
-	14, // 13: kvcast.v1.RankStatus.tier_reasons:type_name -> kvcast.v1.TierReasons
-	13, // 14: kvcast.v1.RankStatus.accuracy:type_name -> kvcast.v1.Accuracy
-	19, // 15: kvcast.v1.TierReasons.tier:type_name -> kvcast.v1.Tier
-	7,  // 16: kvcast.v1.TierReasons.reasons:type_name -> kvcast.v1.DegradedReason
-	19, // 17: kvcast.v1.TierBlocks.tier:type_name -> kvcast.v1.Tier
-	4,  // 18: kvcast.v1.SourceStatus.state:type_name -> kvcast.v1.SourceState
-	5,  // 19: kvcast.v1.SourceStatus.replay_state:type_name -> kvcast.v1.ReplayState
-	20, // [20:20] is the sub-list for method output_type
-	20, // [20:20] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	9,  // 3: kvcast.v1.WorkerSpec.attention:type_name -> kvcast.v1.AttentionSpec
+	19, // 4: kvcast.v1.AttentionSpec.lora_paths:type_name -> kvcast.v1.AttentionSpec.LoraPathsEntry
+	2,  // 5: kvcast.v1.SourceSpec.copies:type_name -> kvcast.v1.Copies
+	1,  // 6: kvcast.v1.SourceSpec.clears:type_name -> kvcast.v1.Clears
+	20, // 7: kvcast.v1.WorkerStatus.labels:type_name -> kvcast.v1.WorkerStatus.LabelsEntry
+	3,  // 8: kvcast.v1.WorkerStatus.state:type_name -> kvcast.v1.WorkerState
+	13, // 9: kvcast.v1.WorkerStatus.ranks:type_name -> kvcast.v1.RankStatus
+	17, // 10: kvcast.v1.WorkerStatus.sources:type_name -> kvcast.v1.SourceStatus
+	12, // 11: kvcast.v1.WorkerStatus.owner:type_name -> kvcast.v1.WorkerOwner
+	16, // 12: kvcast.v1.RankStatus.blocks:type_name -> kvcast.v1.TierBlocks
+	6,  // 13: kvcast.v1.RankStatus.trust:type_name -> kvcast.v1.Trust
+	7,  // 14: kvcast.v1.RankStatus.reasons:type_name -> kvcast.v1.DegradedReason
+	15, // 15: kvcast.v1.RankStatus.tier_reasons:type_name -> kvcast.v1.TierReasons
+	14, // 16: kvcast.v1.RankStatus.accuracy:type_name -> kvcast.v1.Accuracy
+	21, // 17: kvcast.v1.RankStatus.groups:type_name -> kvcast.v1.Groups
+	22, // 18: kvcast.v1.TierReasons.tier:type_name -> kvcast.v1.Tier
+	7,  // 19: kvcast.v1.TierReasons.reasons:type_name -> kvcast.v1.DegradedReason
+	22, // 20: kvcast.v1.TierBlocks.tier:type_name -> kvcast.v1.Tier
+	4,  // 21: kvcast.v1.SourceStatus.state:type_name -> kvcast.v1.SourceState
+	5,  // 22: kvcast.v1.SourceStatus.replay_state:type_name -> kvcast.v1.ReplayState
+	23, // [23:23] is the sub-list for method output_type
+	23, // [23:23] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_worker_proto_init() }
@@ -1727,14 +1848,14 @@ func file_kvcast_v1_worker_proto_init() {
 		return
 	}
 	file_kvcast_v1_event_proto_init()
-	file_kvcast_v1_worker_proto_msgTypes[8].OneofWrappers = []any{}
+	file_kvcast_v1_worker_proto_msgTypes[9].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvcast_v1_worker_proto_rawDesc), len(file_kvcast_v1_worker_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   11,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -24,12 +24,13 @@ type promptFlags struct {
 	LoRA         string `name:"lora" placeholder:"NAME" help:"LoRA adapter of the prompt; with token ids. Default: the base model."`
 	Salt         string `placeholder:"SALT" help:"Cache salt of the prompt; with token ids. Default: none."`
 	Eagle        bool   `help:"The workers are SGLang engines with EAGLE decoding; with token ids."`
+	ExcludeLast  bool   `name:"exclude-last-token" help:"Match what an engine reuses, which computes the last token always; with token ids."`
 	BlockSize    uint32 `placeholder:"N" help:"Tokens per block: only workers with this block size match. Default: the block size of each worker."`
 }
 
 // prompt returns the prompt of a request. Errors name the flag.
 func (f *promptFlags) prompt(stdin io.Reader) (p *kvcastv1.Prompt, err error) {
-	p = &kvcastv1.Prompt{LoraName: f.LoRA, CacheSalt: f.Salt, Eagle: f.Eagle, BlockSize: f.BlockSize}
+	p = &kvcastv1.Prompt{LoraName: f.LoRA, CacheSalt: f.Salt, Eagle: f.Eagle, BlockSize: f.BlockSize, ExcludeLastToken: f.ExcludeLast}
 	flag := "--tokens"
 	switch {
 	case f.TokensFile != "", f.Tokens == "-":
@@ -56,6 +57,8 @@ func (f *promptFlags) prompt(stdin io.Reader) (p *kvcastv1.Prompt, err error) {
 	}
 	if hashes := len(p.GetTokenIds()) == 0; hashes && (f.LoRA != "" || f.Salt != "" || f.Eagle) {
 		return nil, fmt.Errorf("%s: --lora, --salt and --eagle are not allowed: hashes already depend on them", flag)
+	} else if hashes && f.ExcludeLast {
+		return nil, fmt.Errorf("%s: --exclude-last-token is not allowed: leave out the blocks that the last token is in", flag)
 	}
 	return p, nil
 }
