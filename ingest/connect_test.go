@@ -61,11 +61,11 @@ func TestConnect(t *testing.T) {
 			},
 			want: []string{
 				"w 0/0: batch 0 +[1]",
-				"w 0/0: batch 1 groups omitted +[2]",
-				"w 0/0: batch 2 groups omitted",
+				"w 0/0: batch 1 groups omitted +[2] group 1 +[2]",
+				"w 0/0: batch 2 groups omitted group 1 -[2]",
 				"w 0/0: batch 3 -[2]",
 			},
-			metrics: map[string]float64{`events_skipped_total{reason="non_main_attention_group",worker="w"}`: 2},
+			metrics: map[string]float64{`events_skipped_total{reason="non_main_attention_group",worker="w"}`: 0},
 		},
 		{
 			name: "late join, then a gap",
@@ -168,10 +168,7 @@ func TestConnect(t *testing.T) {
 				"w 0/0: batch 0 +[1]",
 				"w 0/0: batch 1 -[1]",
 				"w 0/0: restarted",
-				"w 0/0: batch 0 groups omitted",
-			},
-			metrics: map[string]float64{
-				`events_skipped_total{reason="non_main_attention_group",worker="w"}`: 1,
+				"w 0/0: batch 0 groups omitted group 1 -[2]",
 			},
 		},
 		{

@@ -101,6 +101,9 @@ func eventsLine(b *feed.Batch) string {
 		s.WriteString(" groups omitted")
 	}
 	for _, e := range b.Events {
+		if e.Group != 0 {
+			fmt.Fprintf(&s, " group %d", e.Group-1)
+		}
 		switch e.Kind {
 		case wire.KindStored:
 			fmt.Fprintf(&s, " +%v", e.BlockHashes)

@@ -100,7 +100,7 @@ func TestSubscribersResumeAfterConnectionAge(t *testing.T) {
 // TestReplayContinuesDuringGrace reads a replay after the subscriber on the same connection has been ended.
 func TestReplayContinuesDuringGrace(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{MaxConnectionAge: 100 * time.Millisecond, MaxConnectionAgeGrace: 20 * time.Second}, journal.Config{MaxBytes: 1 << 30})
+	h := overTCP(t, server.Config{MaxConnectionAge: 100 * time.Millisecond, MaxConnectionAgeGrace: 5 * time.Minute}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	h.load(128) // 8 MiB
 	stream, err := h.client.Replay(t.Context(), &kvcastv1.ReplayRequest{})

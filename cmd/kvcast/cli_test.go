@@ -24,7 +24,7 @@ func TestUsageErrorsAreOneLine(t *testing.T) {
 		says   string
 	}{
 		{"serve --worker name=x", 2, `connect: "" is not allowed: want tcp://HOST:PORT`},
-		{"serve --worker nam=x", 2, "want KEY=VALUE with a key among block_size, clear, connect"},
+		{"serve --worker nam=x", 2, "want KEY=VALUE with a key among block_size, chunk_size, clear, connect"},
 		{"serve --worker name=x,connect=tcp://h:1,dp_size=z", 2, `dp_size: "z" is not allowed: want 1 to 1024`},
 		{"serve --bind tcp://x", 2, "want tcp://ADDRESS:PORT"},
 		{"serve --bind tcp://*:5557,engine=foo", 2, "want vllm, sglang, trtllm, kvbm or llm-d-sim"},

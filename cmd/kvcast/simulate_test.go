@@ -194,7 +194,7 @@ func TestSimulateHybrid(t *testing.T) {
 				t.Errorf("status: got %q, want %q in it", status.out, want)
 			}
 			got = kvcast(t, nil, "replay", "--addr", s.addr(), "--tier", "disk", "-o", "json")
-			if got, want := kinds(objects(t, got.out)), "accepted worker_added@1 groups_omitted@2"; got != want {
+			if got, want := kinds(objects(t, got.out)), "accepted worker_added@1 groups_omitted@2 groups@2"; got != want {
 				t.Errorf("events without a tier: got %q, want %q", got, want)
 			}
 			got = kvcast(t, nil, "subscribe", "--addr", s.addr(), "--from", "earliest", "--count", "100")

@@ -156,10 +156,12 @@ func (x *Index) applyEncodedEvent(w *worker, event []byte) (*worker, error) {
 			return w, x.removeEncoded(r, tier, f.Bytes)
 		case kvcastv1.RouterEventGroupStoredField, kvcastv1.RouterEventGroupRemovedField:
 			w.lastEventID = max(w.lastEventID, id)
-			if tier, ok := tierIndex(tierNumber); ok {
-				return w, x.groupEncoded(x.rank(w, uint32(rankNumber)), tier, f.Bytes, f.Number == kvcastv1.RouterEventGroupStoredField)
+			r := x.rank(w, uint32(rankNumber))
+			tier, ok := tierIndex(tierNumber)
+			if !ok {
+				return w, nil
 			}
-			return w, nil
+			return w, x.groupEncoded(r, tier, f.Bytes, f.Number == kvcastv1.RouterEventGroupStoredField)
 		default:
 			var ev kvcastv1.RouterEvent
 			if err := proto.Unmarshal(event, &ev); err != nil {

@@ -73,7 +73,7 @@ func drawEvent(t *rapid.T, anyParent bool) *kvcastv1.RouterEvent {
 	hash := rapid.Uint64Range(1, 30)
 	// Tiers 0 and 5 are unknown.
 	tier := kvcastv1.Tier(rapid.SampledFrom([]int32{1, 1, 1, 2, 3, 4, 0, 5}).Draw(t, "tier"))
-	switch rapid.IntRange(0, 19).Draw(t, "kind") {
+	switch rapid.IntRange(0, 24).Draw(t, "kind") {
 	case 0:
 		added := &kvcastv1.WorkerAdded{
 			Model: rapid.SampledFrom([]string{"m", "n"}).Draw(t, "new model"), Endpoint: "e",
@@ -98,8 +98,34 @@ func drawEvent(t *rapid.T, anyParent bool) *kvcastv1.RouterEvent {
 		return event(rank, c)
 	case 7, 8, 9, 10, 11:
 		return inTier(tier, event(rank, removed(rapid.SliceOfN(hash, 0, 4).Draw(t, "removed")...)))
+	case 12:
+		return event(rank, drawGroups(t))
+	case 13, 14:
+		return inTier(tier, event(rank, &kvcastv1.GroupStored{Group: drawGroup(t), BlockHashes: rapid.SliceOfN(hash, 0, 4).Draw(t, "stored in a group")}))
+	case 15:
+		return inTier(tier, event(rank, &kvcastv1.GroupRemoved{Group: drawGroup(t), BlockHashes: rapid.SliceOfN(hash, 0, 4).Draw(t, "removed from a group")}))
 	}
 	return inTier(tier, event(rank, drawStored(t, hash, anyParent)))
+}
+
+// drawGroup draws the index of an attention group; 64 is out of range.
+func drawGroup(t *rapid.T) uint32 {
+	return rapid.SampledFrom([]uint32{0, 1, 2, 63, 64}).Draw(t, "group")
+}
+
+func drawGroups(t *rapid.T) *kvcastv1.Groups {
+	g := &kvcastv1.Groups{Unit: rapid.Uint32Range(0, 2).Draw(t, "unit")}
+	for i := range rapid.Uint32Range(0, 2).Draw(t, "groups") {
+		g.Groups = append(g.Groups, &kvcastv1.AttentionGroup{
+			Index: i, BlockSize: 2, Kind: rapid.SampledFrom([]kvcastv1.AttentionGroup_Kind{0, 1, 6, 9}).Draw(t, "kind"), Main: rapid.Bool().Draw(t, "main"),
+		})
+	}
+	if rapid.Bool().Draw(t, "hashing") {
+		g.Hashing = &kvcastv1.BlockHashing{
+			Algorithm: kvcastv1.BlockHashing_Algorithm(rapid.Int32Range(0, 3).Draw(t, "algorithm")), LoraPaths: map[string]string{"a": "/a"},
+		}
+	}
+	return g
 }
 
 func drawStored(t *rapid.T, hash *rapid.Generator[uint64], anyParent bool) *kvcastv1.Stored {
@@ -144,6 +170,9 @@ func compare(want, got *index.Index, options ...cmp.Option) string {
 			name := all[i].Name
 			if w, g := want.Blocks(name, r.Rank), got.Blocks(name, r.Rank); !maps.Equal(w, g) { // cmp.Diff is slow
 				return fmt.Sprintf("blocks of %s, rank %d (-want +got):\n%s", name, r.Rank, cmp.Diff(w, g))
+			}
+			if w, g := want.GroupBlocks(name, r.Rank), got.GroupBlocks(name, r.Rank); !maps.Equal(w, g) {
+				return fmt.Sprintf("blocks of attention groups of %s, rank %d (-want +got):\n%s", name, r.Rank, cmp.Diff(w, g))
 			}
 		}
 	}

@@ -23,6 +23,27 @@ func (x *Index) Blocks(worker string, number uint32) map[uint64]radix.Block {
 	return all
 }
 
+// GroupBlock is a block of an attention group other than the main group.
+type GroupBlock struct {
+	Tier int
+	Hash uint64
+}
+
+// GroupBlocks returns the groups that hold blocks: bit n is group n.
+func (x *Index) GroupBlocks(worker string, number uint32) map[GroupBlock]uint64 {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	all := make(map[GroupBlock]uint64)
+	if r := x.findRank(worker, number); r != nil && r.attention != nil {
+		for tier := range r.attention.held {
+			for b := range r.attention.held[tier].All() {
+				all[GroupBlock{tier, b.Key()}] = b.Value
+			}
+		}
+	}
+	return all
+}
+
 // Models returns the number of models of which counts are kept.
 func (x *Index) Models() int {
 	x.mu.RLock()

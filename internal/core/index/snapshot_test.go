@@ -36,7 +36,7 @@ func decodeBlocks(t fataler, piece []byte) *kvcastv1.SnapshotBlocks {
 		t.Fatalf("a piece is not what proto.Marshal gives (-want +got):\n%s", cmp.Diff(again, piece))
 	}
 	for _, e := range m.GetEvents() {
-		if s := e.GetStored(); len(s.GetBlockHashes()) == 0 || len(s.GetTokenIds()) > 0 || e.GetEventId() != 0 || e.DpRank == nil {
+		if s := e.GetStored(); len(s.GetBlockHashes())+len(e.GetGroupStored().GetBlockHashes()) == 0 || len(s.GetTokenIds()) > 0 || e.GetEventId() != 0 || e.DpRank == nil {
 			t.Fatalf("a snapshot has the event %v", e)
 		}
 	}

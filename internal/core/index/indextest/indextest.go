@@ -26,6 +26,12 @@ func Event(rank uint32, kind any) *kvcastv1.RouterEvent {
 		e.Event = &kvcastv1.RouterEvent_Gap{Gap: kind}
 	case *kvcastv1.GroupsOmitted:
 		e.Event = &kvcastv1.RouterEvent_GroupsOmitted{GroupsOmitted: kind}
+	case *kvcastv1.Groups:
+		e.Event = &kvcastv1.RouterEvent_Groups{Groups: kind}
+	case *kvcastv1.GroupStored:
+		e.Tier, e.Event = kvcastv1.Tier_TIER_DEVICE, &kvcastv1.RouterEvent_GroupStored{GroupStored: kind}
+	case *kvcastv1.GroupRemoved:
+		e.Tier, e.Event = kvcastv1.Tier_TIER_DEVICE, &kvcastv1.RouterEvent_GroupRemoved{GroupRemoved: kind}
 	case *kvcastv1.WorkerAdded:
 		e.DpRank, e.Event = nil, &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: kind}
 	case *kvcastv1.WorkerRemoved:

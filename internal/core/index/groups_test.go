@@ -1,0 +1,197 @@
+package index_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/kvcast/kvcast/internal/core/index"
+	"github.com/kvcast/kvcast/internal/core/index/hybrid/vllmhash"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// Groups of an engine with windows of two blocks beside full attention, whose blocks have 4 tokens.
+var (
+	fullGroup   = &kvcastv1.AttentionGroup{Index: 0, Kind: kvcastv1.AttentionGroup_KIND_FULL_ATTENTION, BlockSize: 4, Main: true}
+	windowGroup = &kvcastv1.AttentionGroup{Index: 1, Kind: kvcastv1.AttentionGroup_KIND_SLIDING_WINDOW, BlockSize: 4, Window: 9}
+	mambaGroup  = &kvcastv1.AttentionGroup{Index: 2, Kind: kvcastv1.AttentionGroup_KIND_MAMBA, BlockSize: 8}
+	hashed      = &kvcastv1.BlockHashing{Algorithm: kvcastv1.BlockHashing_ALGORITHM_SHA256, LoraPaths: map[string]string{"sql": "/adapters/sql"}}
+)
+
+// hashesOf returns the hashes that an engine computes of a prompt, by 4 tokens.
+func hashesOf(t *testing.T, tokens []uint32, content vllmhash.Content) []uint64 {
+	t.Helper()
+	h, err := vllmhash.New(vllmhash.SHA256, vllmhash.DefaultSeed, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hashes, err := h.Append(nil, tokens, content, new(vllmhash.Buffer))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return hashes
+}
+
+// storedOf returns the store of a prompt's first n blocks in the main group.
+func storedOf(t *testing.T, tokens []uint32, lora string, n int) *kvcastv1.Stored {
+	t.Helper()
+	content := vllmhash.Content{}
+	if path := hashed.GetLoraPaths()[lora]; path != "" { // else the hashes do not matter
+		content = vllmhash.Content{LoRAName: lora, LoRAPath: path}
+	}
+	s := &kvcastv1.Stored{
+		BlockHashes: hashesOf(t, tokens, content)[:n], BlockSize: 4,
+		TokensHashes: kvblock.AppendTokensHashes(nil, tokens, 4, kvblock.Seed(lora, ""), false, nil)[:n],
+	}
+	if lora != "" {
+		s.LoraName = &lora
+	}
+	return s
+}
+
+// TestPrefixesThatAllGroupsHold matches a prompt of 30 tokens after events of an engine with several attention groups. The
+// answers follow from what each kind of group needs: all blocks, the last two blocks, the state at the end.
+func TestPrefixesThatAllGroupsHold(t *testing.T) {
+	t.Parallel()
+	var tokens []uint32
+	for n := range uint32(30) {
+		tokens = append(tokens, 100+n)
+	}
+	h := hashesOf(t, tokens, vllmhash.Content{})
+	groups := func(all ...*kvcastv1.AttentionGroup) *kvcastv1.Groups {
+		return &kvcastv1.Groups{Groups: all, Unit: 4, Hashing: hashed}
+	}
+	main := storedOf(t, tokens, "", 7)
+	window := func(hashes ...uint64) *kvcastv1.GroupStored {
+		return &kvcastv1.GroupStored{Group: 1, BlockHashes: hashes}
+	}
+	state := func(hashes ...uint64) *kvcastv1.GroupStored {
+		return &kvcastv1.GroupStored{Group: 2, BlockHashes: hashes}
+	}
+	exact, bound, degraded := kvcastv1.Trust_TRUST_EXACT, kvcastv1.Trust_TRUST_UPPER_BOUND, kvcastv1.Trust_TRUST_DEGRADED
+	for name, tt := range map[string]struct {
+		events []any
+		prompt index.Prompt
+		tokens int
+		trust  kvcastv1.Trust
+	}{
+		"all blocks of a window":              {[]any{groups(fullGroup, windowGroup), main, window(h...)}, index.Prompt{}, 28, exact},
+		"the last blocks of a window":         {[]any{groups(fullGroup, windowGroup), main, window(h[5], h[6])}, index.Prompt{}, 28, exact},
+		"one block of a window is not enough": {[]any{groups(fullGroup, windowGroup), main, window(h[2], h[3], h[6])}, index.Prompt{}, 16, exact},
+		"a window without blocks":             {[]any{groups(fullGroup, windowGroup), main}, index.Prompt{}, 0, exact},
+		"a window whose block is gone": {[]any{
+			groups(fullGroup, windowGroup), main, window(h...), &kvcastv1.GroupRemoved{Group: 1, BlockHashes: h[6:7]},
+		}, index.Prompt{}, 24, exact},
+		"a block of the main group is gone": {[]any{groups(fullGroup, windowGroup), main, window(h...), removed(h[4])}, index.Prompt{}, 16, exact},
+		"a state at the end":                {[]any{groups(fullGroup, mambaGroup), main, state(h[5])}, index.Prompt{}, 24, exact},
+		"no state":                          {[]any{groups(fullGroup, mambaGroup), main}, index.Prompt{}, 0, exact},
+		"three groups":                      {[]any{groups(fullGroup, windowGroup, mambaGroup), main, window(h...), state(h[1], h[3])}, index.Prompt{}, 16, exact},
+		"without the last token":            {[]any{groups(fullGroup, windowGroup), main, window(h...)}, index.Prompt{TokenIDs: tokens[:28], ExcludeLastToken: true}, 24, exact},
+		"a group that drops": {[]any{
+			groups(fullGroup, &kvcastv1.AttentionGroup{Index: 1, Kind: windowGroup.GetKind(), BlockSize: 4, Window: 9, Drops: true}), main, window(h...),
+		}, index.Prompt{}, 24, exact},
+		"one group that drops": {[]any{
+			groups(&kvcastv1.AttentionGroup{Index: 0, Kind: fullGroup.GetKind(), BlockSize: 4, Drops: true, Main: true}), main,
+		}, index.Prompt{}, 24, exact},
+		"no main group": {[]any{groups(windowGroup), window(h[3], h[4])}, index.Prompt{}, 20, exact},
+		"main blocks of unknown content": {[]any{
+			groups(fullGroup, windowGroup), &kvcastv1.Stored{BlockHashes: h[:6], BlockSize: 4}, window(h...),
+		}, index.Prompt{}, 24, exact},
+		"an adapter": {[]any{
+			groups(fullGroup, windowGroup), storedOf(t, tokens, "sql", 7), window(hashesOf(t, tokens, vllmhash.Content{LoRAName: "sql", LoRAPath: "/adapters/sql"})...),
+		}, index.Prompt{LoRA: "sql"}, 28, exact},
+		"an adapter without a path": {[]any{
+			groups(fullGroup, windowGroup), storedOf(t, tokens, "other", 5), window(h...),
+		}, index.Prompt{LoRA: "other"}, 20, bound},
+		"a prompt given by hashes":  {[]any{groups(fullGroup, windowGroup), main}, index.Prompt{TokensHashes: main.GetTokensHashes()}, 28, bound},
+		"hashes that are not known": {[]any{&kvcastv1.Groups{Groups: []*kvcastv1.AttentionGroup{fullGroup, windowGroup}, Unit: 4}, main, window(h[0])}, index.Prompt{}, 28, bound},
+		"a group of an unknown kind": {[]any{
+			&kvcastv1.Groups{Groups: []*kvcastv1.AttentionGroup{fullGroup, {Index: 1, BlockSize: 4}}, Unit: 4, Hashing: hashed}, main,
+		}, index.Prompt{}, 28, bound},
+		"a group that is missing something": {[]any{
+			&kvcastv1.Groups{Groups: []*kvcastv1.AttentionGroup{fullGroup, windowGroup}, Unit: 4, Hashing: hashed, Missing: "set something"}, main,
+		}, index.Prompt{}, 28, bound},
+		"a gap": {[]any{groups(fullGroup, windowGroup), main, window(h...), &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_REPLAY_FORGOTTEN}}, index.Prompt{}, 28, degraded},
+		"cleared": {[]any{
+			groups(fullGroup, windowGroup), main, window(h...), &kvcastv1.Cleared{Reason: kvcastv1.Cleared_REASON_ENGINE_CLEARED}, main, window(h[0]),
+		}, index.Prompt{}, 4, exact},
+		"restarted with one group": {[]any{
+			groups(fullGroup, windowGroup), main, &kvcastv1.Cleared{Reason: kvcastv1.Cleared_REASON_ENGINE_RESTARTED}, main,
+		}, index.Prompt{}, 28, exact},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			x := index.New()
+			events := []*kvcastv1.RouterEvent{event(0, &kvcastv1.WorkerAdded{Model: "m", Ranks: []uint32{0}})}
+			if g, ok := tt.events[0].(*kvcastv1.Groups); ok && len(g.GetGroups()) > 0 {
+				events = append(events, event(0, &kvcastv1.GroupsOmitted{}))
+			}
+			for _, kind := range tt.events {
+				events = append(events, event(0, kind))
+			}
+			x.ApplyEntry(entryOf(1, events...))
+			copied := index.New()
+			copyWorker(t, x, copied, "w", allTiers)
+			restored := index.New()
+			state, _, ok := x.Checkpoint(t.Context(), "w")
+			if err := restored.Restore(state); err != nil || !ok {
+				t.Fatalf("restore: %v, %v", ok, err)
+			}
+			p := tt.prompt
+			if p.TokenIDs == nil && p.TokensHashes == nil {
+				p.TokenIDs = tokens
+			}
+			for of, x := range map[string]*index.Index{"entries": x, "a snapshot": copied, "a checkpoint": restored} {
+				var m index.Matches
+				x.Match(&index.Query{Model: "m", Prompts: []index.Prompt{p}}, &m)
+				got, trust := 0, exact
+				if w, _ := x.Worker("w"); len(w.Ranks) > 0 {
+					trust = w.Ranks[0].Trust()
+				}
+				for _, match := range m.Prompts[0] {
+					got, trust = match.Tokens(), match.Trust()
+				}
+				if got != tt.tokens || trust != tt.trust {
+					t.Errorf("index of %s: got %d tokens, %v, want %d, %v", of, got, trust, tt.tokens, tt.trust)
+				}
+			}
+		})
+	}
+}
+
+// TestHashingIsForgottenWithItsRanks has no hashing of a model left after its workers are gone, and follows no more than four ways.
+func TestHashingIsForgottenWithItsRanks(t *testing.T) {
+	t.Parallel()
+	x := index.New()
+	names := []string{"a", "b", "c", "d", "e"}
+	var seq uint64
+	apply := func(worker string, events ...*kvcastv1.RouterEvent) {
+		seq++
+		x.ApplyEntry(&kvcastv1.Entry{Seq: seq, Worker: worker, Model: "m", Events: events})
+	}
+	for _, name := range names {
+		g := &kvcastv1.Groups{
+			Groups: []*kvcastv1.AttentionGroup{fullGroup, windowGroup}, Unit: 4,
+			Hashing: &kvcastv1.BlockHashing{Algorithm: kvcastv1.BlockHashing_ALGORITHM_SHA256, Seed: name},
+		}
+		apply(name, event(0, &kvcastv1.WorkerAdded{Model: "m"}), event(0, &kvcastv1.GroupsOmitted{}), event(0, g))
+	}
+	followed := func() (all []string) {
+		workers, _ := x.Workers(nil)
+		for _, w := range workers {
+			if w.Ranks[0].Followed {
+				all = append(all, w.Name)
+			}
+		}
+		return all
+	}
+	if got := followed(); !slices.Equal(got, names[:4]) {
+		t.Errorf("followed: got %v, want %v", got, names[:4])
+	}
+	for _, name := range names {
+		apply(name, event(0, &kvcastv1.WorkerRemoved{}))
+	}
+	if n := x.Models(); n != 0 {
+		t.Errorf("%d models are left", n)
+	}
+}
