@@ -1296,7 +1296,7 @@ func (*GroupsOmitted) Descriptor() ([]byte, []int) {
 
 // The attention groups of a dp rank whose engine has several, or one that is not full
 // attention. The engine reuses the longest prefix that all groups can serve: vLLM's rule
-// for it is in docs/hybrid.md. The event is sent when a group is learned or changes, and
+// for it is described in docs/engines.md. The event is sent when a group is learned or changes, and
 // replaces the one before. It holds until the rank's next Cleared with
 // REASON_ENGINE_RESTARTED that names no tiers, or until the worker is removed.
 type Groups struct {
