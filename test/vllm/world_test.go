@@ -214,7 +214,7 @@ func (k *relay) match(at *kvcastv1.Position, p prompt) (device, all prediction) 
 	k.t.Helper()
 	answer, err := k.client.MatchPrefix(harness.Context(k.t), &kvcastv1.MatchPrefixRequest{
 		Model: model, After: at, MaxWaitNano: uint64(10 * time.Second),
-		Prompts: []*kvcastv1.Prompt{{TokenIds: p.Tokens[:len(p.Tokens)-1], LoraName: p.LoRA, CacheSalt: p.Salt}},
+		Prompts: []*kvcastv1.Prompt{{TokenIds: p.Tokens, LoraName: p.LoRA, CacheSalt: p.Salt, ExcludeLastToken: true}},
 	})
 	if err != nil {
 		k.t.Fatal(err)

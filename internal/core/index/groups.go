@@ -232,6 +232,9 @@ type reuse struct {
 	total uint32                // of device memory, and what host memory adds to it
 }
 
+// isNothing reports whether a rank with several attention groups can reuse nothing, though its main group holds blocks.
+func (u *reuse) isNothing(f *radix.Match) bool { return u.known && u.total == 0 && f.Blocks == 0 }
+
 // name computes the hashes of prompts for the engines of a model that has such engines. It is called without the index's lock.
 func (m *Matches) name(x *Index, q *Query) {
 	m.names = m.names[:0]

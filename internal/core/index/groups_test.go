@@ -148,6 +148,9 @@ func TestPrefixesThatAllGroupsHold(t *testing.T) {
 				if w, _ := x.Worker("w"); len(w.Ranks) > 0 {
 					trust = w.Ranks[0].Trust()
 				}
+				if tt.tokens == 0 && len(m.Prompts[0]) > 0 {
+					t.Errorf("index of %s: got %v, want no match", of, m.Prompts[0])
+				}
 				for _, match := range m.Prompts[0] {
 					got, trust = match.Tokens(), match.Trust()
 				}

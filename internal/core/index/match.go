@@ -287,6 +287,9 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 		for i := range m.matcher.Found {
 			f := &m.matcher.Found[i]
 			r := f.Rank.Owner.(*rank)
+			if len(m.reuses) > 0 && m.reuses[i].isNothing(f) {
+				continue
+			}
 			if (l.size == 0 || l.size == r.worker.blockSize) && (q.Worker == nil || q.Worker(r.worker.name)) {
 				c := candidate{length: uint64(f.Blocks)<<32 | uint64(f.TierBlocks[0]), rank: r, found: i}
 				if selects {
