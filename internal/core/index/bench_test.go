@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/internal/core/index"
+	"github.com/kvcast/kvcast/internal/core/index/hybrid/vllmhash"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -47,5 +49,60 @@ func BenchmarkSnapshot(b *testing.B) {
 			b.ReportMetric(b.Elapsed().Seconds()*1e9/float64(b.N)/float64(blocks), "ns/block")
 			b.ReportMetric(float64(bytes)/float64(b.N)/float64(blocks), "B/block")
 		})
+	}
+}
+
+// groupsOf are the attention groups of engines with hybrid models, with blocks of 16 tokens in the main group.
+var groupsOf = map[string][]*kvcastv1.AttentionGroup{
+	"main": {{Kind: kvcastv1.AttentionGroup_KIND_FULL_ATTENTION, BlockSize: 16, Main: true}},
+	"gpt-oss": {
+		{Kind: kvcastv1.AttentionGroup_KIND_FULL_ATTENTION, BlockSize: 16, Main: true},
+		{Index: 1, Kind: kvcastv1.AttentionGroup_KIND_SLIDING_WINDOW, BlockSize: 16, Window: 128},
+	},
+	"qwen": {
+		{Kind: kvcastv1.AttentionGroup_KIND_FULL_ATTENTION, BlockSize: 16, Main: true},
+		{Index: 1, Kind: kvcastv1.AttentionGroup_KIND_MAMBA, BlockSize: 16}, {Index: 2, Kind: kvcastv1.AttentionGroup_KIND_MAMBA, BlockSize: 16},
+	},
+}
+
+// BenchmarkMatchGroups matches a prompt that 64 engines hold, by token ids. The engines of hybrid models hold all blocks of each group.
+func BenchmarkMatchGroups(b *testing.B) {
+	for _, blocks := range []int{32, 1000} {
+		tokens := make([]uint32, 16*blocks+1)
+		for i := range tokens {
+			tokens[i] = uint32(i)
+		}
+		hasher, err := vllmhash.New(vllmhash.SHA256, vllmhash.DefaultSeed, 16)
+		if err != nil {
+			b.Fatal(err)
+		}
+		hashes, err := hasher.Append(nil, tokens, vllmhash.Content{}, new(vllmhash.Buffer))
+		if err != nil {
+			b.Fatal(err)
+		}
+		stored := &kvcastv1.Stored{BlockHashes: hashes, BlockSize: 16, TokensHashes: kvblock.AppendTokensHashes(nil, tokens, 16, kvblock.Seed("", ""), false, nil)}
+		for _, model := range []string{"main", "gpt-oss", "qwen"} {
+			x := index.New()
+			for n := range uint64(64) {
+				events := []*kvcastv1.RouterEvent{event(0, &kvcastv1.WorkerAdded{Model: "m", BlockSize: 16}), event(0, stored)}
+				if groups := groupsOf[model]; len(groups) > 1 {
+					events = append(events, event(0, &kvcastv1.Groups{Groups: groups, Unit: 16, Hashing: hashed}))
+					for _, g := range groups[1:] {
+						events = append(events, event(0, &kvcastv1.GroupStored{Group: g.GetIndex(), BlockHashes: hashes}))
+					}
+				}
+				x.ApplyEntry(&kvcastv1.Entry{Seq: n + 1, Worker: fmt.Sprint(n), Model: "m", Events: events})
+			}
+			b.Run(fmt.Sprintf("blocks=%d/%s", blocks, model), func(b *testing.B) {
+				q := &index.Query{Model: "m", Prompts: []index.Prompt{{TokenIDs: tokens}}}
+				var m index.Matches
+				for b.Loop() {
+					x.Match(q, &m)
+				}
+				if n := len(m.Prompts[0]); n != 64 || m.Prompts[0][0].Tokens() != 16*blocks {
+					b.Fatalf("%d matches of %d tokens", n, m.Prompts[0][0].Tokens())
+				}
+			})
+		}
 	}
 }

@@ -348,6 +348,9 @@ type holder struct {
 // Held implements hybrid.Holder.
 func (h *holder) Held(group, from, step, n int) (held uint64) {
 	a := h.rank.attention
+	if group == a.main && h.tier == deviceTier && step%a.mainBlock == 0 && from%a.mainBlock == 0 {
+		return 1<<min(max((h.dense-from)/step, 0), n) - 1 // without blocks that follow a missing one
+	}
 	for i := range n {
 		at := from + (i+1)*step
 		switch {

@@ -77,7 +77,7 @@ func (c *scan) runFrom(first, end int) int {
 func (c *scan) runBefore(end, maxRun int) (run int) {
 	for i := end; i > 0 && run < maxRun; i = c.low {
 		if i > c.high || i <= c.low {
-			c.load(max(i-64, 0), i)
+			c.load(max(i-min(maxRun-run, 64), 0), i)
 		}
 		word, n := c.upTo(i)
 		held := bits.LeadingZeros64(^word)
@@ -91,9 +91,10 @@ func (c *scan) runBefore(end, maxRun int) (run int) {
 
 // lastIn returns the end of the last block that is held among those from first up to end; first if there is none.
 func (c *scan) lastIn(first, end int) int {
-	for i := end; i > first; i = c.low {
+	// Most often it is one of the last blocks: a Holder may take time for each.
+	for i, n := end, 4; i > first; i, n = c.low, min(2*n, 64) {
 		if i > c.high || i <= c.low {
-			c.load(max(i-64, first), i)
+			c.load(max(i-n, first), i)
 		}
 		if word, _ := c.upTo(i); word != 0 {
 			return max(i-bits.LeadingZeros64(word), first)
