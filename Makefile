@@ -18,7 +18,7 @@ CGO = $(eval CGO := $(shell CGO_ENABLED=$(CGO_ENABLED) tools/scripts/cgo.sh $(GO
 go = CGO_ENABLED=$(CGO) $(GO)
 race = $(if $(filter 1,$(CGO)),-race)
 
-# Runs the tests of the classes that it is given, which tests declare: see go doc ./internal/testclass.
+# Runs the tests of the classes that it is given, which tests declare: see go doc ./internal/core/testclass.
 suite = CGO_ENABLED=$(CGO) $(GO) run ./test/run
 CLASSES ?= quick
 PACKAGES ?= ./...

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/feed"
-	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 // TestSteadyLaneAllocatesNothing does not run with the race detector, which

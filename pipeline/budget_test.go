@@ -12,8 +12,8 @@ import (
 
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/feed"
-	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/pipeline"
 )
 

@@ -10,7 +10,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/kvcast/kvcast/internal/core/index"
-	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"

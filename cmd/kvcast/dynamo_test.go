@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/simulator"
-	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/internal/wire"
 )
 

@@ -10,8 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/simulator"
-	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 func TestSimulateUsageErrors(t *testing.T) {

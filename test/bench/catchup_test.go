@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/core/testclass"
 )
 
 // BenchmarkCatchUp measures a subscriber that starts at the oldest entry of a journal full of B2

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/core/testclass"
 )
 
 // BenchmarkDelivery measures the cost of delivering an entry to each of 8 or 64 subscribers that

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/core/testclass"
 )
 
 // pacedRate is the rate in batches per second at which latencies are measured.

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 )
 

@@ -5,9 +5,9 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/internal/console"
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/incident"
-	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/test/harness"

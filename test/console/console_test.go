@@ -6,8 +6,8 @@ import (
 	"os"
 	"testing"
 
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/simulator"
-	"github.com/kvcast/kvcast/internal/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/core/testclass"
 )
 
 var picturesOf = flag.String("pictures-of", "", "URL of a console, such as that of make demo-console, whose views are written to the folder of -screenshots")

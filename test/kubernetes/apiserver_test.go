@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/kubernetes"
 )

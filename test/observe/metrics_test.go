@@ -15,8 +15,8 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/simulator"
-	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/internal/zmtp"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"

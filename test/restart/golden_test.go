@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
-	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
 )

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/client"
-	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
 )

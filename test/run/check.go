@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/core/testclass"
 )
 
 // ranFile is the record, below the module, which is the working directory. It has a line for each test that has run: package and

@@ -28,7 +28,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/core/testclass"
 )
 
 func main() { os.Exit(exitStatus(run(os.Args[1:], os.Stdout))) }

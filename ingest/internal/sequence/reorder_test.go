@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/core/testclass"
 )
 
 // A live batch that does not fit into the reorder buffer is requested after the buffered batches

@@ -12,7 +12,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
-	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 

@@ -18,10 +18,10 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/discovery"
 	"github.com/kvcast/kvcast/internal/discovery/kubernetes"
 	"github.com/kvcast/kvcast/internal/feed"
-	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 	apiserver "github.com/kvcast/kvcast/test/kubernetes"
 )

@@ -16,9 +16,9 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream"
-	"github.com/kvcast/kvcast/internal/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 )
 

@@ -12,10 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool/pooltest"
 	"github.com/kvcast/kvcast/internal/simulator/workload"
-	"github.com/kvcast/kvcast/internal/testclass"
 )
 
 const twoRequests = `{"timestamp": 0, "input_length": 513, "output_length": 3, "hash_ids": [7, 8]}

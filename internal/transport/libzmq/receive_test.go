@@ -18,7 +18,7 @@ import (
 	"github.com/pebbe/zmq4"
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/transport"
 	"github.com/kvcast/kvcast/internal/transport/libzmq"
 )

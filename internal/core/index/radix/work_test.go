@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/internal/core/kvblock"
-	"github.com/kvcast/kvcast/internal/testclass"
+	"github.com/kvcast/kvcast/internal/core/testclass"
 )
 
 // TestScanHasEachBlockOnce changes a rank between the calls of a scan.
