@@ -11,51 +11,11 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/kvcast/kvcast/client"
-	"github.com/kvcast/kvcast/internal/core/kvblock"
-	"github.com/kvcast/kvcast/internal/feed"
-	"github.com/kvcast/kvcast/internal/wire"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
-	"github.com/kvcast/kvcast/test/harness"
 )
 
 // plain returns the dial option of the examples: no TLS.
 func plain() grpc.DialOption { return grpc.WithTransportCredentials(insecure.NewCredentials()) }
-
-// kvcast is a server in this process, instead of `kvcast serve`.
-type kvcast struct {
-	Addr     string
-	instance *harness.Instance
-}
-
-func startKvcast() *kvcast {
-	i, err := harness.NewInstance(harness.InstanceConfig{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	return &kvcast{Addr: i.Target, instance: i}
-}
-
-// Engine adds a worker and returns a function that publishes a batch.
-func (k *kvcast) Engine(name string) func(...wire.Event) {
-	k.instance.AddWorker(feed.Worker{Name: name, Model: "m", BlockSize: 4, Endpoint: name + ":8000"})
-	return func(events ...wire.Event) { k.instance.Batch(name, events...) }
-}
-
-func (k *kvcast) Stop() {
-	if err := k.instance.Stop(); err != nil {
-		log.Fatal(err)
-	}
-}
-
-// prompt returns an event that stores the blocks of a prompt with 4 tokens per block. The block hashes are name, name+1
-// and so on.
-func prompt(name uint64, tokens ...uint32) wire.Event {
-	e := wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockSize: 4, TokensHashes: client.TokensHashes(tokens, 4, "", "")}
-	for i := range e.TokensHashes {
-		e.BlockHashes = append(e.BlockHashes, name+uint64(i))
-	}
-	return e
-}
 
 // A router with its own state starts with a snapshot. Another snapshot may follow at any time; the router then discards
 // its state.
