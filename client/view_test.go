@@ -16,9 +16,35 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
-	"github.com/kvcast/kvcast/test/checker"
 )
+
+// startedView returns a View whose subscription has started.
+func startedView() *client.View {
+	v := client.NewView()
+	v.Apply(client.Update{Message: &kvcastv1.SubscribeResponse{Accepted: &kvcastv1.Accepted{
+		Epoch: "e", OldestSeq: 1, Mode: kvcastv1.Accepted_MODE_EARLIEST,
+	}}})
+	return v
+}
+
+func entries(e ...*kvcastv1.Entry) client.Update {
+	return client.Update{Message: &kvcastv1.SubscribeResponse{Entries: e}}
+}
+
+// inAllTiers returns the trust of each tier if it is the same.
+func inAllTiers(t kvcastv1.Trust) [kvcastv1.Tier_TIER_EXTERNAL + 1]kvcastv1.Trust {
+	return [...]kvcastv1.Trust{0, t, t, t, t}
+}
+
+// digestOf returns the digest of a set of blocks.
+func digestOf(blocks ...uint64) (d uint64) {
+	for _, h := range blocks {
+		d ^= kvblock.Digest(h)
+	}
+	return d
+}
 
 // chainOf returns an event that stores a chain of blocks whose contents equal their hashes.
 func chainOf(rank uint32, tier kvcastv1.Tier, parent *uint64, blocks ...uint64) *kvcastv1.RouterEvent {
@@ -177,7 +203,7 @@ func TestWorkers(t *testing.T) {
 		Rank: 1, Trust: kvcastv1.Trust_TRUST_DEGRADED, Reasons: []kvcastv1.DegradedReason{kvcastv1.DegradedReason_DEGRADED_REASON_GAP},
 		Incomplete: true, Gaps: 1, LastGap: gap,
 	}}}
-	want.Ranks[0].Blocks[host] = client.BlocksDigest{Blocks: 2, XOR: checker.Digest(map[uint64]struct{}{5: {}, 6: {}})}
+	want.Ranks[0].Blocks[host] = client.BlocksDigest{Blocks: 2, XOR: digestOf(5, 6)}
 	got, ok := v.Worker("w")
 	if diff := cmp.Diff(want, got, cmp.Comparer(proto.Equal)); !ok || diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -195,11 +221,7 @@ func TestWorkers(t *testing.T) {
 
 func TestDigestDifferenceRequestsSnapshot(t *testing.T) {
 	digest := func(worker string, seq uint64, blocks ...uint64) *kvcastv1.WorkerDigest {
-		set := make(map[uint64]struct{})
-		for _, h := range blocks {
-			set[h] = struct{}{}
-		}
-		return &kvcastv1.WorkerDigest{Worker: worker, Tier: device, Blocks: uint64(len(set)), Digest: checker.Digest(set), Seq: seq}
+		return &kvcastv1.WorkerDigest{Worker: worker, Tier: device, Blocks: uint64(len(blocks)), Digest: digestOf(blocks...), Seq: seq}
 	}
 	for _, tt := range []struct {
 		name              string
