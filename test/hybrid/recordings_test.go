@@ -24,7 +24,7 @@ import (
 )
 
 // recordingsDir contains recordings of vLLM with several attention groups or a host tier; ../README.md describes them.
-const recordingsDir = "../../../../cmd/kvcast/testdata/captures/hybrid"
+const recordingsDir = "../../cmd/kvcast/testdata/captures/hybrid"
 
 // recordings are the recordings, and the number of their probes.
 var recordings = []struct {
