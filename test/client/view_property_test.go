@@ -77,6 +77,19 @@ func drawEntry(t *rapid.T) *kvcastv1.Entry {
 	return e
 }
 
+// startedView returns a View whose subscription has started.
+func startedView() *client.View {
+	v := client.NewView()
+	v.Apply(client.Update{Message: &kvcastv1.SubscribeResponse{Accepted: &kvcastv1.Accepted{
+		Epoch: "e", OldestSeq: 1, Mode: kvcastv1.Accepted_MODE_EARLIEST,
+	}}})
+	return v
+}
+
+func entries(e ...*kvcastv1.Entry) client.Update {
+	return client.Update{Message: &kvcastv1.SubscribeResponse{Entries: e}}
+}
+
 // TestViewEqualsModel applies the same events to a View and a model, and compares their state and matches.
 func TestViewEqualsModel(t *testing.T) {
 	t.Parallel()

@@ -144,6 +144,11 @@ func (m *model) match(hashes []uint64) []client.Match {
 	return out
 }
 
+// inAllTiers returns the trust of each tier if it is the same.
+func inAllTiers(t kvcastv1.Trust) [kvcastv1.Tier_TIER_EXTERNAL + 1]kvcastv1.Trust {
+	return [...]kvcastv1.Trust{0, t, t, t, t}
+}
+
 func prefix(held map[uint64]bool, hashes []uint64) int {
 	seq := uint64(0)
 	for i, tokens := range hashes {
