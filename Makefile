@@ -21,7 +21,8 @@ race = $(if $(filter 1,$(CGO)),-race)
 # Runs the tests of the classes that it is given, which tests declare: see go doc ./internal/core/testclass.
 suite = CGO_ENABLED=$(CGO) $(GO) run ./test/run
 CLASSES ?= quick
-PACKAGES ?= ./...
+# Patterns of packages; work are all of kvcast, in each of its modules.
+PACKAGES ?= work
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -49,7 +50,7 @@ demo-llmd: ## Run simulated engines, a server and pools of llm-d that read it, w
 	@GO=$(GO) tools/scripts/routers.sh llmd
 	$(suite) -class peers -run LLMDPool ./test/routers
 
-test: ## Run the tests of class quick, with the race detector if there is cgo: a few minutes. CLASSES (quick) and PACKAGES (./...) select others, RACE=0 is without it.
+test: ## Run the tests of class quick, with the race detector if there is cgo: a few minutes. CLASSES (quick) and PACKAGES (work) select others, RACE=0 is without it.
 	$(suite) -class $(CLASSES) $(if $(RACE),-race=$(RACE)) $(PACKAGES)
 
 test-all: libzmq prepare kube-apiserver $(TOOLS)/helm $(TOOLS)/kubeconform ## Run each test there is at full size, and check that none was left out; needs root and etcd, and takes hours.
@@ -147,7 +148,7 @@ dist: build-static $(TOOLS)/cyclonedx-gomod ## Write archives of VERSION for eac
 	tools/scripts/dist.sh $(VERSION) $(PLATFORMS)
 
 bench: ## Run the benchmarks that match BENCH (.), COUNT (1) times, and with all of them, compare the index with its goals.
-	$(go) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) ./...
+	$(go) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) work
 	$(if $(filter .,$(BENCH)),$(go) run ./test/indexers/compare)
 
 bench-indexers: ## Compare kvcast's index with those of SMG, Dynamo and llm-d, which are built in bin/indexers.

@@ -89,7 +89,7 @@ func parse(args []string) (options, error) {
 	}
 	o.args, o.packages = rest, flags.Args()
 	if len(o.packages) == 0 {
-		o.packages = []string{"./..."}
+		o.packages = []string{"work"} // all of kvcast, in each of its modules
 	}
 	if o.classes != "all" {
 		for _, name := range strings.Split(o.classes, ",") {
