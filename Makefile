@@ -174,8 +174,8 @@ grpcurl: $(TOOLS)/grpcurl ## Build bin/tools/grpcurl, which calls the server by 
 kube-apiserver: bin/kube-apiserver bin/kubectl ## Build the Kubernetes API server and kubectl of tests into bin, which takes some minutes.
 
 bin/kube-apiserver bin/kubectl: tools/kubernetes/go.mod
-	version=$$($(GO) -C tools/kubernetes list -m -f '{{.Version}}' k8s.io/kubernetes) && \
-	CGO_ENABLED=0 $(GO) -C tools/kubernetes build -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$$version" \
+	version=$$(GOWORK=off $(GO) -C tools/kubernetes list -m -f '{{.Version}}' k8s.io/kubernetes) && \
+	CGO_ENABLED=0 GOWORK=off $(GO) -C tools/kubernetes build -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$$version" \
 		-o $(CURDIR)/$@ k8s.io/kubernetes/cmd/$(@F)
 
 image: ## Build the images with buildah, without a registry, and check them; needs root.
@@ -194,22 +194,22 @@ libzmq: ## Install what cgo needs with apt or brew: libzmq's headers, pkg-config
 
 include deploy/deploy.mk
 
-# Tools are built on first use, in the versions that tools/go.mod pins.
-tool = $(GO) -C tools build -o $@
+# Tools are built on first use, in the versions that tools/go.mod pins. Their modules are not in go.work.
+tool = GOWORK=off $(GO) -C tools build -o $@
 
 $(TOOLS)/buf: tools/go.mod
 	$(tool) github.com/bufbuild/buf/cmd/buf
 
 $(TOOLS)/helm: tools/deploy/go.mod
 	@# The version of Kubernetes that helm template takes for the cluster's, as in helm's own Makefile.
-	CGO_ENABLED=0 $(GO) -C tools/deploy build -ldflags '-s -w $(foreach package,chartutil lint/rules,\
+	CGO_ENABLED=0 GOWORK=off $(GO) -C tools/deploy build -ldflags '-s -w $(foreach package,chartutil lint/rules,\
 		-X helm.sh/helm/v3/pkg/$(package).k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/$(package).k8sVersionMinor=34)' -o $@ helm.sh/helm/v3/cmd/helm
 
 $(TOOLS)/cyclonedx-gomod: tools/deploy/go.mod
-	CGO_ENABLED=0 $(GO) -C tools/deploy build -ldflags '-s -w' -o $@ github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod
+	CGO_ENABLED=0 GOWORK=off $(GO) -C tools/deploy build -ldflags '-s -w' -o $@ github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod
 
 $(TOOLS)/kubeconform: tools/deploy/go.mod
-	CGO_ENABLED=0 $(GO) -C tools/deploy build -ldflags '-s -w' -o $@ github.com/yannh/kubeconform/cmd/kubeconform
+	CGO_ENABLED=0 GOWORK=off $(GO) -C tools/deploy build -ldflags '-s -w' -o $@ github.com/yannh/kubeconform/cmd/kubeconform
 
 $(TOOLS)/golangci-lint: tools/go.mod
 	$(tool) github.com/golangci/golangci-lint/v2/cmd/golangci-lint

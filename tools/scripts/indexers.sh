@@ -28,7 +28,7 @@ rust() {
 llmd() {
 	log=$into/llmd.log
 	echo "index of llm-d: building" >&2
-	limited env CGO_ENABLED=0 "${GO:-go}" -C "$from/llmd" build -o "$into/llmd" . >"$log" 2>&1 ||
+	limited env CGO_ENABLED=0 GOWORK=off "${GO:-go}" -C "$from/llmd" build -o "$into/llmd" . >"$log" 2>&1 ||
 		{ skip llmd "it cannot be built: $(reason "$log")"; return 0; }
 }
 
