@@ -11,7 +11,6 @@ import (
 	"github.com/llm-d/llm-d-kv-cache/pkg/kvcache/kvblock"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
-	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/test/indexers"
 )
 

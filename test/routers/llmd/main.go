@@ -17,8 +17,6 @@ import (
 	"github.com/llm-d/llm-d-kv-cache/pkg/kvevents"
 	"github.com/llm-d/llm-d-kv-cache/pkg/kvevents/engineadapter"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-
-	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 // model is the model of all prompts.
