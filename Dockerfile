@@ -14,7 +14,10 @@ WORKDIR /src
 # Caches of another place, such as a volume, are used if these are given.
 ARG GOCACHE=/root/.cache/go-build
 ARG GOMODCACHE=/go/pkg/mod
-COPY go.mod go.sum ./
+COPY go.work go.work.sum go.mod go.sum ./
+COPY client/go.mod client/go.sum client/
+COPY internal/core/go.mod internal/core/go.sum internal/core/
+COPY proto/go.mod proto/go.sum proto/
 RUN go mod download
 COPY . .
 ARG TARGETOS
@@ -30,7 +33,10 @@ RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev l
 WORKDIR /src
 ARG GOCACHE=/root/.cache/go-build
 ARG GOMODCACHE=/go/pkg/mod
-COPY go.mod go.sum ./
+COPY go.work go.work.sum go.mod go.sum ./
+COPY client/go.mod client/go.sum client/
+COPY internal/core/go.mod internal/core/go.sum internal/core/
+COPY proto/go.mod proto/go.sum proto/
 RUN go mod download
 COPY . .
 ARG VERSION

@@ -156,11 +156,12 @@ bench-indexers: ## Compare kvcast's index with those of SMG, Dynamo and llm-d, w
 	$(go) run ./test/indexers/compare -peers bin/indexers
 
 lint: $(TOOLS)/golangci-lint $(TOOLS)/buf ## Check the code and the contract, and that the contract is backward compatible.
-	CGO_ENABLED=$(CGO) $(TOOLS)/golangci-lint run ./...
+	CGO_ENABLED=$(CGO) $(TOOLS)/golangci-lint run $(addsuffix /...,$(shell tools/scripts/modules.sh list))
 	$(TOOLS)/buf lint
 	$(TOOLS)/buf format --diff --exit-code
 	tools/scripts/breaking.sh $(TOOLS)/buf
-	$(GO) mod tidy -diff
+	GO=$(GO) tools/scripts/modules.sh tidy -diff
+	GO=$(GO) tools/scripts/modules.sh vet
 
 fmt: $(TOOLS)/golangci-lint $(TOOLS)/buf ## Format code and contract.
 	$(TOOLS)/golangci-lint fmt ./...

@@ -16,6 +16,9 @@ require (
 	github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus v1.1.1
 	github.com/grpc-ecosystem/go-grpc-middleware/v2 v2.3.4
 	github.com/hanwen/go-fuse/v2 v2.12.1
+	github.com/kvcast/kvcast/client v0.1.0
+	github.com/kvcast/kvcast/internal/core v0.1.0
+	github.com/kvcast/kvcast/proto v0.1.0
 	github.com/nats-io/jwt/v2 v2.8.3
 	github.com/nats-io/nats-server/v2 v2.15.3
 	github.com/nats-io/nats.go v1.55.0
@@ -125,3 +128,9 @@ require (
 	sigs.k8s.io/structured-merge-diff/v6 v6.4.2 // indirect
 	sigs.k8s.io/yaml v1.6.0 // indirect
 )
+
+replace github.com/kvcast/kvcast/client => ./client
+
+replace github.com/kvcast/kvcast/internal/core => ./internal/core
+
+replace github.com/kvcast/kvcast/proto => ./proto

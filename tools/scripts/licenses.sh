@@ -1,5 +1,5 @@
 #!/bin/sh
-# licenses.sh BINARY prints the licences of Go and of the modules in a binary: each file of a module that is one, under the module's name and version.
+# licenses.sh BINARY prints the licences of Go and of the modules in a binary, but not of those of kvcast: each file of a module that is one, under the module's name and version.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -21,7 +21,7 @@ print() { # NAME DIR
 
 modules=$($go version -m "$1") # not in the pipe, which has the status of its last part
 print "Go" "$($go env GOROOT)"
-printf '%s\n' "$modules" | awk '$1 == "dep" { print $2, $3 }' | while read -r module version; do
+printf '%s\n' "$modules" | awk '$1 == "dep" && $2 !~ "^github.com/kvcast/kvcast/" { print $2, $3 }' | while read -r module version; do
 	dir=$($go list -m -f '{{.Dir}}' "$module")
 	print "$module $version" "$dir"
 done
