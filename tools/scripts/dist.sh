@@ -27,6 +27,8 @@ for platform; do
 		cat "$into/log" >&2
 		exit 1
 	}
+	# The other modules of kvcast are built from the checkout, and so have neither a version nor a licence in the list.
+	sed -i "s|\"version\": \"(devel)\",|&\n      \"evidence\": {\"licenses\": [{\"license\": {\"id\": \"Apache-2.0\"}}]},|; s|(devel)|$version|g" "$into/$name.cdx.json"
 done
 rm "$into/log"
 cd "$into"
