@@ -1,8 +1,10 @@
 package packaging_test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -35,6 +37,28 @@ func TestImageContextHasWhatKvcastIsBuiltFrom(t *testing.T) {
 	for _, folder := range folders {
 		if !slices.Contains(lines, "!"+folder) {
 			t.Errorf(".dockerignore leaves out %s, which kvcast imports: add the line !%s", folder, folder)
+		}
+	}
+}
+
+// TestImagesDownloadTheDependenciesOfAllModules checks that both images are built with the go.mod files of all modules, before their
+// sources change.
+func TestImagesDownloadTheDependenciesOfAllModules(t *testing.T) {
+	root := filepath.Join("..", "..")
+	text, err := os.ReadFile(filepath.Join(root, "Dockerfile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	images := strings.Count(string(text), "RUN go mod download\n")
+	want := []string{"COPY go.work go.work.sum go.mod go.sum ./\n"}
+	for folder := range strings.FieldsSeq(script(t, root, "list")) {
+		if folder != "." {
+			want = append(want, fmt.Sprintf("COPY %[1]s/go.mod %[1]s/go.sum %[1]s/\n", folder))
+		}
+	}
+	for _, line := range want {
+		if got := strings.Count(string(text), line); got != images || images == 0 {
+			t.Errorf("Dockerfile: got %d times %q, want %d", got, line, images)
 		}
 	}
 }

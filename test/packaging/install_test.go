@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -19,29 +20,86 @@ const (
 	version = "v0.0.1"
 )
 
-// TestGoInstallWithoutCgo installs the latest version of this module from a module proxy in files, in an environment without
+// TestGoInstallWithoutCgo installs the latest version of kvcast's module from a module proxy in files, in an environment without
 // a C compiler, and runs the program. The dependencies come from the module cache.
 func TestGoInstallWithoutCgo(t *testing.T) {
 	testclass.Packaging(t)
-	goroot, gocache, modcache := goEnv(t, "GOROOT"), goEnv(t, "GOCACHE"), goEnv(t, "GOMODCACHE")
 	dir := t.TempDir()
-	proxy := filepath.Join(dir, "proxy")
-	publish(t, filepath.Join("..", ".."), filepath.Join(proxy, module, "@v"))
-
-	install := exec.CommandContext(t.Context(), filepath.Join(goroot, "bin", "go"), "install", module+"/cmd/kvcast@latest")
-	install.Dir = dir
-	install.Env = []string{
-		"PATH=" + filepath.Join(goroot, "bin"), "HOME=" + dir, "CGO_ENABLED=0", "GOTOOLCHAIN=local",
-		"GOBIN=" + filepath.Join(dir, "bin"), "GOCACHE=" + gocache, "GOMODCACHE=" + filepath.Join(dir, "modules"),
-		"GOPROXY=file://" + proxy + ",file://" + filepath.Join(modcache, "cache", "download"), "GOSUMDB=off",
-		"GOFLAGS=-modcacherw -trimpath", // the test deletes the modules; packages in the build cache do not depend on directories
-	}
-	if output, err := install.CombinedOutput(); err != nil {
-		t.Fatalf("go install: %v\n%s", err, output)
-	}
+	goFrom := publishRelease(t, dir)
+	goFrom(dir, "install", module+"/cmd/kvcast@latest")
 	output, err := exec.CommandContext(harness.Context(t), filepath.Join(dir, "bin", "kvcast"), "version").Output()
 	if want := "kvcast " + version + " (without libzmq)\n"; err != nil || string(output) != want {
 		t.Errorf("kvcast version: got %q, %v; want %q", output, err, want)
+	}
+}
+
+// TestGoGetClient builds a program with the latest version of package client, as TestGoInstallWithoutCgo does.
+func TestGoGetClient(t *testing.T) {
+	testclass.Packaging(t)
+	dir := t.TempDir()
+	goFrom := publishRelease(t, dir)
+	router := filepath.Join(dir, "router")
+	if err := os.Mkdir(router, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(filepath.Join("..", "..", "examples", "follow", "main.go"))
+	if err == nil {
+		err = os.WriteFile(filepath.Join(router, "main.go"), program, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	goFrom(router, "mod", "init", "example.com/router")
+	goFrom(router, "get", module+"/client@latest")
+	goFrom(router, "build", "-mod=mod", ".")
+	if all := goFrom(router, "list", "-m", "all"); strings.Contains(all, module+" ") {
+		t.Errorf("the program has the module of the server:\n%s", all)
+	}
+}
+
+// publishRelease publishes a release of the modules to a module proxy in files, below dir. It returns a function that runs the go
+// command in a folder, with this proxy and the module cache as the only sources, and without cgo. It installs to bin in dir.
+func publishRelease(t *testing.T, dir string) func(folder string, args ...string) string {
+	t.Helper()
+	goroot, gocache, modcache := goEnv(t, "GOROOT"), goEnv(t, "GOCACHE"), goEnv(t, "GOMODCACHE")
+	root, proxy, release := filepath.Join("..", ".."), filepath.Join(dir, "proxy"), filepath.Join(dir, "release")
+	files := []string{"go.work", "tools/scripts/modules.sh"}
+	folders := strings.Fields(script(t, root, "list"))
+	for _, folder := range folders {
+		files = append(files, filepath.Join(folder, "go.mod"))
+	}
+	for _, name := range files {
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if err == nil {
+			err = os.MkdirAll(filepath.Dir(filepath.Join(release, name)), 0o700)
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(release, name), text, 0o700)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	script(t, release, "release", version)
+	for _, folder := range folders {
+		publish(t, path.Join(module, filepath.ToSlash(folder)), filepath.Join(root, folder), filepath.Join(release, folder, "go.mod"), proxy)
+	}
+
+	return func(folder string, args ...string) string {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), filepath.Join(goroot, "bin", "go"), args...)
+		cmd.Dir = folder
+		cmd.Env = []string{
+			"PATH=" + filepath.Join(goroot, "bin"), "HOME=" + dir, "CGO_ENABLED=0", "GOTOOLCHAIN=local",
+			"GOBIN=" + filepath.Join(dir, "bin"), "GOCACHE=" + gocache, "GOMODCACHE=" + filepath.Join(dir, "modules"),
+			"GOPROXY=file://" + proxy + ",file://" + filepath.Join(modcache, "cache", "download"), "GOSUMDB=off",
+			"GOFLAGS=-modcacherw -trimpath", // the test deletes the modules; packages in the build cache do not depend on directories
+		}
+		output, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, output)
+		}
+		return string(output)
 	}
 }
 
@@ -54,13 +112,14 @@ func goEnv(t *testing.T, name string) string {
 	return strings.TrimSpace(string(value))
 }
 
-// publish writes the files of a version of the module in root to a directory of a module proxy.
-func publish(t *testing.T, root, to string) {
+// publish writes the files of a module, with another go.mod, to a module proxy.
+func publish(t *testing.T, name, root, goMod, proxy string) {
 	t.Helper()
+	to := filepath.Join(proxy, name, "@v")
 	if err := os.MkdirAll(to, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
+	mod, err := os.ReadFile(goMod)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,25 +140,27 @@ func publish(t *testing.T, root, to string) {
 		if err != nil {
 			return err
 		}
-		name, err := filepath.Rel(root, path)
-		if err != nil || name == "." {
+		rel, err := filepath.Rel(root, path)
+		if err != nil || rel == "." {
 			return err
 		}
 		if entry.IsDir() {
 			_, noModule := os.Stat(filepath.Join(path, "go.mod"))
-			if noModule == nil || strings.HasPrefix(entry.Name(), ".") || name == "bin" { // modules of their own are no part of this one
+			if noModule == nil || strings.HasPrefix(entry.Name(), ".") || rel == "bin" { // modules of their own are no part of this one
 				return filepath.SkipDir
 			}
 			return nil
 		}
-		if !entry.Type().IsRegular() || strings.HasSuffix(name, "_test.go") || strings.Contains(name, "testdata") {
+		if !entry.Type().IsRegular() || strings.HasSuffix(rel, "_test.go") || strings.Contains(rel, "testdata") {
 			return nil
 		}
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return err
+		text := mod
+		if rel != "go.mod" {
+			if text, err = os.ReadFile(path); err != nil {
+				return err
+			}
 		}
-		w, err := archive.Create(module + "@" + version + "/" + filepath.ToSlash(name))
+		w, err := archive.Create(name + "@" + version + "/" + filepath.ToSlash(rel))
 		if err == nil {
 			_, err = w.Write(text)
 		}
