@@ -10,8 +10,9 @@ FUZZTIME ?= 100000x
 MINUTES ?= 10
 KILLS ?= 200
 SEED ?= 1
-# The version of binaries and images: the tag of the commit, and a number of commits and a hash after it.
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
+# The version of binaries and images: the tag of the commit, and a number of commits and a hash after it. Tags of other modules, such
+# as client/v1.2.3, do not count.
+VERSION ?= $(shell git describe --tags --match 'v[0-9]*' --always --dirty 2>/dev/null)
 
 # Whether to build with cgo, and so with libzmq and the race detector: 1 or 0. Determined on first use.
 CGO = $(eval CGO := $(shell CGO_ENABLED=$(CGO_ENABLED) tools/scripts/cgo.sh $(GO)))$(CGO)

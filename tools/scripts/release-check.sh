@@ -1,6 +1,6 @@
 #!/bin/sh
 # release-check.sh VERSION checks that the commit can be released as VERSION, such as v1.2.3, without releasing anything: the form of the version, the places that
-# name it, a clean tree, archives of all platforms of bin/dist, and that this platform's binary says the version and runs the demo.
+# name it, the versions that the Go modules require of each other, a clean tree, archives of all platforms of bin/dist, and that this platform's binary says the version and runs the demo.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -13,7 +13,11 @@ bad() {
 
 echo "$version" | grep -Eqx 'v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?' || bad "version \"$version\": want vMAJOR.MINOR.PATCH"
 [ -z "$(git status --porcelain)" ] || bad "the tree has changes that are not committed"
-! git rev-parse -q --verify "refs/tags/$version" >/dev/null || bad "the tag $version exists"
+for tag in $(tools/scripts/modules.sh tags "$version"); do
+	! git rev-parse -q --verify "refs/tags/$tag" >/dev/null || bad "the tag $tag exists"
+done
+modules=$(tools/scripts/modules.sh check "$version")
+[ -z "$modules" ] || bad "run tools/scripts/modules.sh release $version: $modules"
 grep -Eq "^## \[?$version\]?([ ,]|\$)" CHANGELOG.md || bad "CHANGELOG.md has no section $version"
 ! grep -q "^## $version, not released" CHANGELOG.md || bad "CHANGELOG.md says that $version is not released: give its date"
 grep -qx "appVersion: \"*$version\"*" deploy/helm/kvcast/Chart.yaml || bad "appVersion in deploy/helm/kvcast/Chart.yaml is not $version"
@@ -34,4 +38,4 @@ else
 	bad "$archive is missing: run make dist VERSION=$version"
 fi
 [ -z "$failed" ] || exit 1
-echo "release-check: $version can be tagged"
+echo "release-check: $version can be tagged:" $(tools/scripts/modules.sh tags "$version")
