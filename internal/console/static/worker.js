@@ -32,11 +32,23 @@ export function eventText(e) {
   if (e.gap) return `gap (${plain(e.gap.reason)}), ${plural(Number(e.gap.missed_batches ?? 0), 'batch', 'batches')} lost${e.gap.detail ? `, ${e.gap.detail}` : ''}`;
   if (e.worker_added) return `worker added, model ${e.worker_added.model || 'unknown'}`;
   if (e.worker_removed) return `worker removed (${plain(e.worker_removed.reason)})`;
-  if (e.groups_omitted) return 'other attention groups omitted';
+  if (e.groups_omitted) return 'there are other attention groups';
+  if (e.groups) return `attention groups: ${groupsText(e.groups)}`;
+  for (const [kind, g] of [['stored', e.group_stored], ['removed', e.group_removed]]) {
+    if (g) return `${kind} ${plural((g.block_hashes ?? []).length, 'block')}${tier} of group ${g.group ?? 0}`;
+  }
   return 'an event of a later version';
 }
 
 const range = all => (all.length > 1 ? `${hash(all[0])}…${hash(all[all.length - 1])}` : all.map(hash).join());
+
+// groupsText describes the attention groups of a rank.
+function groupsText(g) {
+  const all = (g.groups ?? []).map(v => [`${v.index ?? 0} ${plain(v.kind)}`, `${v.block_size ?? 0} tokens`, v.window && `window ${v.window}`, v.chunk && `chunk ${v.chunk}`, v.drops && 'drafts', v.main && 'main'].filter(Boolean).join(', '));
+  if (g.missing) all.push(`missing: ${g.missing}`);
+  else if (!g.hashing) all.push('how the engine computes hashes is not known yet');
+  return all.join('; ');
+}
 
 // accuracyText says how right predictions were, by what routers have reported.
 function accuracyText(a) {
@@ -138,7 +150,7 @@ export function worker({argument: name}) {
       setText(li.children[0], several ? `Rank ${r.dp_rank ?? 0}` : 'Cache');
       updateBadge(badge, r.trust in trusts ? r.trust : 'TRUST_UNSPECIFIED', r.reasons);
       bar.update(blocksOf(r.blocks), most);
-      setText(li.children[3], `${tiersText(blocksOf(r.blocks))}. ${plural(Number(r.gaps ?? 0), 'gap')}, ${plural(Number(r.missed_batches ?? 0), 'batch', 'batches')} lost.${accuracyText(r.accuracy)}`);
+      setText(li.children[3], `${tiersText(blocksOf(r.blocks))}. ${plural(Number(r.gaps ?? 0), 'gap')}, ${plural(Number(r.missed_batches ?? 0), 'batch', 'batches')} lost.${accuracyText(r.accuracy)}${r.groups ? ` Attention groups: ${groupsText(r.groups)}.` : ''}`);
       const why = r.reasons?.length ? r.reasons.map(x => `${reasonText(x)}: ${reasons[x]?.[1] ?? ''}`) : [(trusts[r.trust] ?? trusts.TRUST_UNSPECIFIED).meaning];
       keyed(li.children[4], why, x => x, () => el('li'), (item, text) => setText(item, text));
     };
