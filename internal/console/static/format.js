@@ -89,7 +89,7 @@ export const reasons = {
 export const reasonText = r => reasons[r]?.[0] ?? plain(r);
 
 // plain returns the name of a constant without its prefix, in words: REASON_REPLAY_FORGOTTEN is replay forgotten.
-export const plain = name => String(name ?? '').replace(/^(DEGRADED_REASON|REASON|SOURCE_STATE|WORKER_STATE|INCIDENT_KIND|TIER|TRUST)_/, '').toLowerCase().replaceAll('_', ' ');
+export const plain = name => String(name ?? '').replace(/^(DEGRADED_REASON|REASON|SOURCE_STATE|WORKER_STATE|INCIDENT_KIND|KIND|TIER|TRUST)_/, '').toLowerCase().replaceAll('_', ' ');
 
 export const kinds = {
   INCIDENT_KIND_GAP: ['gap', 'bad'],
