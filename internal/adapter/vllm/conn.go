@@ -253,24 +253,24 @@ func (n *conn) sendUntil(until time.Time, batches []Batch, before ...[]byte) err
 func (n *conn) follow(ctx context.Context) error {
 	for {
 		n.mu.Lock()
-		if n.consumer.NeedsState(n.log, n.streams, n.version, n.sendsStates()) {
+		if n.consumer.NeedsState(n.history, n.streams, n.version, n.sendsStates()) {
 			n.mu.Unlock()
 			if err := n.acquireState(ctx); err != nil {
 				return err
 			}
 			n.mu.Lock()
-			if !n.consumer.NeedsState(n.log, n.streams, n.version, n.sendsStates()) {
+			if !n.consumer.NeedsState(n.history, n.streams, n.version, n.sendsStates()) {
 				n.releaseState()
 				n.mu.Unlock()
 				continue
 			}
 		}
-		a := n.consumer.Next(n.log, n.streams, n.version, n.sendsStates())
+		a := n.consumer.Next(n.history, n.streams, n.version, n.sendsStates())
 		var state *State
 		if a.State != nil {
 			state = a.State.State(0, false)
 		}
-		idle := a.State == nil && len(a.Batches) == 0 && n.consumer.HasAll(n.log, n.version)
+		idle := a.State == nil && len(a.Batches) == 0 && n.consumer.HasAll(n.history, n.version)
 		n.mu.Unlock()
 		if a.Missed {
 			n.metrics.missed.Inc()
@@ -323,10 +323,10 @@ func (n *conn) answer(ctx context.Context, from uint64) error {
 		found := true
 		if len(n.streams) > 0 && from < n.streams[0].Next() {
 			stream = n.streams[0].Stream
-			if at, found = n.log.Find(stream, from); !found && acquired {
+			if at, found = n.history.Find(stream, from); !found && acquired {
 				state = stream.State(from, true)
 			}
-			through = n.log.End()
+			through = n.history.End()
 		} else {
 			stream = nil
 		}
@@ -350,7 +350,7 @@ func (n *conn) answer(ctx context.Context, from uint64) error {
 		for at < through {
 			n.mu.Lock()
 			var ok bool
-			batches, at, ok = n.log.Read(at, min(sendBatches, int(through-at)), batches[:0])
+			batches, at, ok = n.history.Read(at, min(sendBatches, int(through-at)), batches[:0])
 			n.mu.Unlock()
 			if !ok { // the consumer sees that batches are missing, and requests them again
 				break

@@ -12,11 +12,11 @@ type Consumer struct {
 	bytes  int            // of topics
 	// prefixes are the topics, sorted, without those that begin with another one.
 	prefixes []string
-	// followed has the streams that the subscriber follows, each from a position of the log on.
+	// followed has the streams that the subscriber follows, each from a position of the history on.
 	followed map[*Stream]uint64
 	// behind has the streams that the subscriber followed when it missed batches, and that it does not follow again yet.
 	behind map[*Stream]uint64
-	next   uint64 // position in the log
+	next   uint64 // position in the history
 	began  bool   // Next was called
 	// version is that of the endpoint's streams when followed was complete.
 	version uint64
@@ -91,7 +91,7 @@ const sendBatches = 64
 // Published is a stream of an endpoint.
 type Published struct {
 	*Stream
-	// At is the position of the stream's first batch in the endpoint's log.
+	// At is the position of the stream's first batch in the endpoint's history.
 	At uint64
 }
 
@@ -99,15 +99,15 @@ type Published struct {
 // states is set, the subscriber gets the state of a stream before its batches, and again after it has missed batches;
 // otherwise it must request what it has missed. If the stream has ended meanwhile, it gets the last batch, which clears all
 // blocks. Between two states it gets the batches of the streams that it follows, so that it misses none while there are many.
-func (c *Consumer) Next(l *Log, streams []Published, version uint64, states bool) (a Action) {
-	if c.next < l.first && len(c.followed) > 0 {
+func (c *Consumer) Next(h *History, streams []Published, version uint64, states bool) (a Action) {
+	if c.next < h.first && len(c.followed) > 0 {
 		a.Missed = true
 		maps.Copy(c.behind, c.followed)
 		clear(c.followed)
 		c.changed = true
 	}
-	if len(c.followed) == 0 && (states || !c.began || c.next < l.first) {
-		c.next = l.End()
+	if len(c.followed) == 0 && (states || !c.began || c.next < h.first) {
+		c.next = h.End()
 	}
 	c.began = true
 	if c.changed || c.version != version {
@@ -126,11 +126,11 @@ func (c *Consumer) Next(l *Log, streams []Published, version uint64, states bool
 				c.followed[s.Stream] = max(c.next, s.At)
 				continue
 			}
-			if c.next < l.End() { // also, batches of another stream with the topic may come before
+			if c.next < h.End() { // also, batches of another stream with the topic may come before
 				later = true
 				break
 			}
-			c.followed[s.Stream] = l.End()
+			c.followed[s.Stream] = h.End()
 			delete(c.behind, s.Stream)
 			a.State = s.Stream
 			return a
@@ -141,7 +141,7 @@ func (c *Consumer) Next(l *Log, streams []Published, version uint64, states bool
 	}
 	var all []Batch
 	position := c.next
-	all, c.next, _ = l.Read(c.next, sendBatches, c.batches[:0])
+	all, c.next, _ = h.Read(c.next, sendBatches, c.batches[:0])
 	a.Batches = all[:0]
 	for i := range all {
 		if from, ok := c.followed[all[i].Stream]; ok && position >= from {
@@ -181,12 +181,12 @@ func (c *Consumer) needsFinal(of map[*Stream]uint64) bool {
 }
 
 // NeedsState reports whether Next would return a state.
-func (c *Consumer) NeedsState(l *Log, streams []Published, version uint64, states bool) bool {
-	if !states || !c.changed && c.version == version && (c.next >= l.first || len(c.followed) == 0) {
+func (c *Consumer) NeedsState(h *History, streams []Published, version uint64, states bool) bool {
+	if !states || !c.changed && c.version == version && (c.next >= h.first || len(c.followed) == 0) {
 		return false
 	}
-	missed := c.next < l.first
-	if !missed && len(c.followed) > 0 && c.next < l.End() || c.needsFinal(c.behind) || missed && c.needsFinal(c.followed) {
+	missed := c.next < h.first
+	if !missed && len(c.followed) > 0 && c.next < h.End() || c.needsFinal(c.behind) || missed && c.needsFinal(c.followed) {
 		return false // batches come first
 	}
 	return slices.ContainsFunc(streams, func(s Published) bool {
@@ -195,11 +195,11 @@ func (c *Consumer) NeedsState(l *Log, streams []Published, version uint64, state
 	})
 }
 
-// Skip passes over the last batch of a log if the subscriber has all batches before it and does not want it, and reports whether it
+// Skip passes over the last batch of a history if the subscriber has all batches before it and does not want it, and reports whether it
 // did. Otherwise, Next must be called.
-func (c *Consumer) Skip(l *Log, s *Stream, version uint64) bool {
+func (c *Consumer) Skip(h *History, s *Stream, version uint64) bool {
 	_, follows := c.followed[s]
-	if follows || c.changed || c.version != version || c.next+1 != l.End() {
+	if follows || c.changed || c.version != version || c.next+1 != h.End() {
 		return false
 	}
 	c.next++
@@ -207,6 +207,6 @@ func (c *Consumer) Skip(l *Log, s *Stream, version uint64) bool {
 }
 
 // HasAll reports whether Next would return nothing.
-func (c *Consumer) HasAll(l *Log, version uint64) bool {
-	return !c.changed && c.version == version && c.next == l.End()
+func (c *Consumer) HasAll(h *History, version uint64) bool {
+	return !c.changed && c.version == version && c.next == h.End()
 }

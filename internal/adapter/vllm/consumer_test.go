@@ -39,7 +39,7 @@ func TestSubscribersGetEveryBatchOnceInOrder(t *testing.T) {
 	topics := []string{"kv@a", "kv@b", "other"}
 	prefixes := []string{"", "kv@", "kv@a", "kv@aa", "kv@b", "x"}
 	rapid.Check(t, func(t *rapid.T) {
-		log := vllm.NewLog(rapid.IntRange(1, 20).Draw(t, "batches"), rapid.IntRange(1, 3000).Draw(t, "bytes"))
+		history := vllm.NewHistory(rapid.IntRange(1, 20).Draw(t, "batches"), rapid.IntRange(1, 3000).Draw(t, "bytes"))
 		states := rapid.Bool().Draw(t, "states")
 		var streams []vllm.Published
 		name := make(map[*vllm.Stream]string)
@@ -52,17 +52,17 @@ func TestSubscribersGetEveryBatchOnceInOrder(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			log.Append(vllm.Batch{Stream: s, Seq: seq, Payload: payload, Last: last})
+			history.Append(vllm.Batch{Stream: s, Seq: seq, Payload: payload, Last: last})
 			for _, f := range followers {
-				f.consumer.Skip(log, s, version)
+				f.consumer.Skip(history, s, version)
 			}
 		}
 		for i := range followers {
 			followers[i] = &follower{consumer: vllm.NewConsumer(), topics: make(map[string]bool), last: make(map[*vllm.Stream]uint64), ended: make(map[*vllm.Stream]bool)}
 		}
 		read := func(f *follower) {
-			needs := f.consumer.NeedsState(log, streams, version, states)
-			a := f.consumer.Next(log, streams, version, states)
+			needs := f.consumer.NeedsState(history, streams, version, states)
+			a := f.consumer.Next(history, streams, version, states)
 			if needs != (a.State != nil) {
 				t.Fatalf("a state is needed: %t, got one: %t", needs, a.State != nil)
 			}
@@ -106,14 +106,14 @@ func TestSubscribersGetEveryBatchOnceInOrder(t *testing.T) {
 			case 0:
 				topic := rapid.SampledFrom(topics).Draw(t, "topic")
 				s := vllm.NewStream("w", 0, topic, 0, 0)
-				_, end := log.Positions()
+				_, end := history.Positions()
 				begun[s] = end
 				streams, name[s] = append(streams, vllm.Published{Stream: s, At: end}), topic
 				version++
 				publish(s, false)
 			case 1:
 				if len(streams) > 0 {
-					_, endedAt[streams[0].Stream] = log.Positions()
+					_, endedAt[streams[0].Stream] = history.Positions()
 					ended[streams[0].Stream] = true
 					publish(streams[0].Stream, true)
 					streams = streams[1:]
@@ -143,7 +143,7 @@ func TestSubscribersGetEveryBatchOnceInOrder(t *testing.T) {
 			}
 		}
 		for i, f := range followers {
-			for reads := 0; !f.consumer.HasAll(log, version); reads++ {
+			for reads := 0; !f.consumer.HasAll(history, version); reads++ {
 				if reads > 1000 {
 					t.Fatalf("subscriber %d is never complete", i)
 				}
@@ -183,9 +183,9 @@ func TestSubscriptionsAreLimited(t *testing.T) {
 // TestLogFindsBatchesBySeq evicts batches, and finds the others by their seqs.
 func TestLogFindsBatchesBySeq(t *testing.T) {
 	t.Parallel()
-	log := vllm.NewLog(5, 1<<20)
+	history := vllm.NewHistory(5, 1<<20)
 	s := vllm.NewStream("w", 0, "t", 0, 10)
-	if _, ok := log.Find(s, 10); ok {
+	if _, ok := history.Find(s, 10); ok {
 		t.Error("an empty log has a batch")
 	}
 	for n := range 8 {
@@ -193,28 +193,28 @@ func TestLogFindsBatchesBySeq(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		log.Append(vllm.Batch{Stream: s, Seq: seq, Payload: payload})
+		history.Append(vllm.Batch{Stream: s, Seq: seq, Payload: payload})
 		if n == 2 {
 			for _, seq := range []uint64{0, 10} { // an older seq: all batches of the stream are there
-				if at, ok := log.Find(s, seq); !ok || at != 0 {
+				if at, ok := history.Find(s, seq); !ok || at != 0 {
 					t.Errorf("seq %d: got position %d, %t", seq, at, ok)
 				}
 			}
 		}
 	}
-	first, end := log.Positions()
+	first, end := history.Positions()
 	if first != 3 || end != 8 {
 		t.Fatalf("the log has the positions %d to %d", first, end)
 	}
 	for seq, want := range map[uint64]uint64{13: 3, 17: 7, 18: 8} {
-		if at, ok := log.Find(s, seq); !ok || at != want {
+		if at, ok := history.Find(s, seq); !ok || at != want {
 			t.Errorf("seq %d: got position %d, %t", seq, at, ok)
 		}
 	}
-	if _, ok := log.Find(s, 12); ok {
+	if _, ok := history.Find(s, 12); ok {
 		t.Error("an evicted batch is found")
 	}
-	if _, ok := log.Find(vllm.NewStream("w", 0, "t", 0, 10), 15); ok {
+	if _, ok := history.Find(vllm.NewStream("w", 0, "t", 0, 10), 15); ok {
 		t.Error("a batch of another stream is found")
 	}
 }
@@ -227,12 +227,12 @@ func TestSubscriberOfOtherTopicsIsNotWoken(t *testing.T) {
 	all := append(slices.Clone(l.streams), wanted)
 	c := vllm.NewConsumer()
 	c.Subscribe("wanted")
-	for !c.HasAll(l.Log, 1) {
-		c.Next(l.Log, all, 1, true)
+	for !c.HasAll(l.History, 1) {
+		c.Next(l.History, all, 1, true)
 	}
 	for n := range 10 {
 		l.publish(t, 1)
-		if !c.Skip(l.Log, l.streams[0].Stream, 1) {
+		if !c.Skip(l.History, l.streams[0].Stream, 1) {
 			t.Fatalf("batch %d must be read", n)
 		}
 	}
@@ -241,34 +241,34 @@ func TestSubscriberOfOtherTopicsIsNotWoken(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.Append(vllm.Batch{Stream: wanted.Stream, Seq: seq, Payload: payload})
-	if c.Skip(l.Log, wanted.Stream, 1) {
+	if c.Skip(l.History, wanted.Stream, 1) {
 		t.Fatal("a batch that is wanted is skipped")
 	}
-	if a := c.Next(l.Log, all, 1, true); a.Missed || a.State != nil || len(a.Batches) != 1 {
+	if a := c.Next(l.History, all, 1, true); a.Missed || a.State != nil || len(a.Batches) != 1 {
 		t.Errorf("missed %t, state %t, %d batches; want one batch", a.Missed, a.State != nil, len(a.Batches))
 	}
 	c.Subscribe("wanted") // has no effect
-	if !c.HasAll(l.Log, 1) {
+	if !c.HasAll(l.History, 1) {
 		t.Error("the same subscription again makes the subscriber read")
 	}
 }
 
-// streamLog is streams and a log to which batches of them are appended in turn.
-type streamLog struct {
-	*vllm.Log
+// streamHistory is streams and a log to which batches of them are appended in turn.
+type streamHistory struct {
+	*vllm.History
 	streams []vllm.Published
 	next    int
 }
 
-func newStreamLog(batches, streams int) *streamLog {
-	l := &streamLog{Log: vllm.NewLog(batches, 1<<30)}
+func newStreamLog(batches, streams int) *streamHistory {
+	l := &streamHistory{History: vllm.NewHistory(batches, 1<<30)}
 	for i := range streams {
 		l.streams = append(l.streams, vllm.Published{Stream: vllm.NewStream("w", uint32(i), "t", 0, 1), At: l.End()})
 	}
 	return l
 }
 
-func (l *streamLog) publish(t *testing.T, batches int) {
+func (l *streamHistory) publish(t *testing.T, batches int) {
 	t.Helper()
 	for range batches {
 		s := l.streams[l.next%len(l.streams)].Stream
@@ -290,8 +290,8 @@ func TestSubscriberJoinsWhileMuchIsPublished(t *testing.T) {
 	c := vllm.NewConsumer()
 	c.Subscribe("")
 	last := make(map[*vllm.Stream]uint64)
-	for n := 0; len(last) < streams || !c.HasAll(l.Log, 1); n++ {
-		a := c.Next(l.Log, l.streams, 1, true)
+	for n := 0; len(last) < streams || !c.HasAll(l.History, 1); n++ {
+		a := c.Next(l.History, l.streams, 1, true)
 		if n > streams*perState || a.Missed {
 			t.Fatalf("after %d reads: missed %t, %d of %d streams", n, a.Missed, len(last), streams)
 		}
@@ -316,22 +316,22 @@ func TestStreamThatBeginsIsReadFromItsFirstBatch(t *testing.T) {
 	t.Parallel()
 	l := newStreamLog(100, 0)
 	c := vllm.NewConsumer()
-	c.Next(l.Log, nil, 0, false)
+	c.Next(l.History, nil, 0, false)
 	c.Subscribe("t")
 	l.streams = append(l.streams, vllm.Published{Stream: vllm.NewStream("w", 0, "t", 0, 1), At: l.End()})
 	l.publish(t, 3)
-	a := c.Next(l.Log, l.streams, 1, false)
-	if len(a.Batches) != 3 || a.Batches[0].Seq != 1 || !c.HasAll(l.Log, 1) {
+	a := c.Next(l.History, l.streams, 1, false)
+	if len(a.Batches) != 3 || a.Batches[0].Seq != 1 || !c.HasAll(l.History, 1) {
 		t.Errorf("got %d batches, want those with the seqs 1 to 3", len(a.Batches))
 	}
 	late := vllm.NewConsumer()
 	late.Subscribe("t")
-	if a := late.Next(l.Log, l.streams, 1, false); len(a.Batches) > 0 {
+	if a := late.Next(l.History, l.streams, 1, false); len(a.Batches) > 0 {
 		t.Errorf("one that comes later got %d batches, want none: it requests them", len(a.Batches))
 	}
 }
 
-// TestSubscriberThatMissesTheEndOfAStreamGetsIt removes a worker while a subscriber falls behind the log.
+// TestSubscriberThatMissesTheEndOfAStreamGetsIt removes a worker while a subscriber falls behind the history.
 func TestSubscriberThatMissesTheEndOfAStreamGetsIt(t *testing.T) {
 	t.Parallel()
 	for _, states := range []bool{true, false} {
@@ -339,8 +339,8 @@ func TestSubscriberThatMissesTheEndOfAStreamGetsIt(t *testing.T) {
 		gone := l.streams[0].Stream
 		c := vllm.NewConsumer()
 		c.Subscribe("")
-		for !c.HasAll(l.Log, 1) {
-			c.Next(l.Log, l.streams, 1, states)
+		for !c.HasAll(l.History, 1) {
+			c.Next(l.History, l.streams, 1, states)
 		}
 		gone.Clear()
 		payload, seq, err := gone.Batch(1)
@@ -351,8 +351,8 @@ func TestSubscriberThatMissesTheEndOfAStreamGetsIt(t *testing.T) {
 		l.streams = l.streams[1:]
 		l.publish(t, 10)
 		ends := 0
-		for !c.HasAll(l.Log, 2) {
-			for _, b := range c.Next(l.Log, l.streams, 2, states).Batches {
+		for !c.HasAll(l.History, 2) {
+			for _, b := range c.Next(l.History, l.streams, 2, states).Batches {
 				if b.Stream == gone && b.Last && b.Seq == seq {
 					ends++
 				}

@@ -4,9 +4,9 @@
 // endpoints that consumers connect to, or at consumers that kvcast connects to. Guarantee: a consumer that has applied all
 // batches holds the blocks of the index, except those that Omission describes. It begins with all blocks: those in the
 // answer to a replay request, or those that follow its subscription at an endpoint without a replay socket. Each consumer
-// reads a bounded log at its own pace; one that is too slow begins anew, and costs nobody else anything.
+// reads a bounded history at its own pace; one that is too slow begins anew, and costs nobody else anything.
 //
-// Stream, Log and Consumer are state machines without I/O. Egress applies entries to streams, and endpoints and conns do
+// Stream, History and Consumer are state machines without I/O. Egress applies entries to streams, and endpoints and conns do
 // the I/O.
 package vllm
 
@@ -65,7 +65,7 @@ type Egress struct {
 	logger  *slog.Logger
 	warned  atomic.Int64 // Unix time in seconds of the last warn
 
-	mu        sync.Mutex // guards all below, the endpoints' logs and streams, and all consumers
+	mu        sync.Mutex // guards all below, the endpoints' histories and streams, and all consumers
 	endpoints []*endpoint
 	workers   map[string]*worker
 	oneTopic  bool                 // ranks of a worker share a topic, which was logged
@@ -89,7 +89,7 @@ const (
 	maxSeqs = 1 << 16
 	// statesAtATime is how many states are built at a time. Each copies a rank's blocks, as snapshots do.
 	statesAtATime = 2
-	minLog        = 1 << 20 // bytes of each endpoint's log
+	minHistory    = 1 << 20 // bytes of each endpoint's history
 )
 
 // New opens the ports of an egress. The caller runs it with Run, or closes it with Close.
@@ -102,7 +102,7 @@ func New(ctx context.Context, c Config, j apply.Journal, x *index.Index) (*Egres
 	}
 	e.metrics = newMetrics(e, c.Registerer)
 	for _, ec := range c.Endpoints {
-		p, err := e.open(ctx, ec, max(minLog, c.HistoryBytes/len(c.Endpoints)))
+		p, err := e.open(ctx, ec, max(minHistory, c.HistoryBytes/len(c.Endpoints)))
 		if err != nil {
 			return nil, errors.Join(err, e.Close())
 		}

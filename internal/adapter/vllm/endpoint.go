@@ -27,14 +27,14 @@ type EndpointConfig struct {
 	Rank   uint32
 }
 
-// endpoint is where batches are published, with those that were published last. Egress.mu guards the fields from log on.
+// endpoint is where batches are published, with those that were published last. Egress.mu guards the fields from history on.
 type endpoint struct {
 	*Egress
 	cfg           EndpointConfig
 	pub, replay   net.Listener // nil: none
 	network, addr string       // to connect to
 
-	log     *Log
+	history *History
 	streams []Published
 	version uint64 // changes with streams
 	conns   map[*conn]struct{}
@@ -48,8 +48,8 @@ const (
 )
 
 // open opens an endpoint's ports.
-func (e *Egress) open(ctx context.Context, c EndpointConfig, logBytes int) (*endpoint, error) {
-	p := &endpoint{Egress: e, cfg: c, log: NewLog(e.cfg.HistoryBatches, logBytes), conns: make(map[*conn]struct{})}
+func (e *Egress) open(ctx context.Context, c EndpointConfig, historyBytes int) (*endpoint, error) {
+	p := &endpoint{Egress: e, cfg: c, history: NewHistory(e.cfg.HistoryBatches, historyBytes), conns: make(map[*conn]struct{})}
 	if c.Connect != "" {
 		at, ok := ingestconfig.ParseEndpoint(c.Connect, false)
 		if !ok {
@@ -104,7 +104,7 @@ func (p *endpoint) begin(s *Stream) {
 	if p.cfg.Worker != "" && (p.cfg.Worker != s.worker || p.cfg.Rank != s.rank) {
 		return
 	}
-	p.streams = append(p.streams, Published{s, p.log.End()})
+	p.streams = append(p.streams, Published{s, p.history.End()})
 	p.version++
 }
 
@@ -147,9 +147,9 @@ func (p *endpoint) publish(b Batch) {
 	if p.find(b.Stream) < 0 {
 		return
 	}
-	p.log.Append(b)
+	p.history.Append(b)
 	for c := range p.conns {
-		if !c.consumer.Skip(p.log, b.Stream, p.version) {
+		if !c.consumer.Skip(p.history, b.Stream, p.version) {
 			c.signal()
 		}
 	}

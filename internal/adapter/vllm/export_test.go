@@ -60,4 +60,4 @@ func (s *Stream) Omitted() (all map[string]uint64) {
 }
 
 // Positions returns the position of the oldest batch, and that after the last one.
-func (l *Log) Positions() (first, end uint64) { return l.first, l.End() }
+func (h *History) Positions() (first, end uint64) { return h.first, h.End() }

@@ -38,7 +38,7 @@ func newMetrics(e *Egress, registerer prometheus.Registerer) *metrics {
 		defer e.mu.Unlock()
 		bytes := 0
 		for _, p := range e.endpoints {
-			bytes += p.log.bytes
+			bytes += p.history.bytes
 		}
 		return float64(bytes)
 	})

@@ -142,13 +142,13 @@ func TestBatchesAreThoseOfVLLM(t *testing.T) {
 // batches with those seqs.
 func TestCutStateIsFollowedByAnotherState(t *testing.T) {
 	t.Parallel()
-	log, s := vllm.NewLog(3, 1<<30), vllm.NewStream("w", 0, "t", wire.FormMap, 0)
+	history, s := vllm.NewHistory(3, 1<<30), vllm.NewStream("w", 0, "t", wire.FormMap, 0)
 	publish := func() {
 		payload, seq, err := s.Batch(1)
 		if err != nil {
 			t.Fatal(err)
 		}
-		log.Append(vllm.Batch{Stream: s, Seq: seq, Payload: payload})
+		history.Append(vllm.Batch{Stream: s, Seq: seq, Payload: payload})
 	}
 	chains := []*kvcastv1.RouterEvent{chain(1, 5000), chain(5001, 10_000), chain(10_001, 15_000)}
 	for _, e := range chains {
@@ -158,7 +158,7 @@ func TestCutStateIsFollowedByAnotherState(t *testing.T) {
 	for range 3 {
 		publish()
 	}
-	if at, ok := log.Find(s, 5); !ok || at != 5 {
+	if at, ok := history.Find(s, 5); !ok || at != 5 {
 		t.Fatalf("before a state, batch 5 is at %d, %t", at, ok)
 	}
 	var batches []vllm.Batch
@@ -173,12 +173,12 @@ func TestCutStateIsFollowedByAnotherState(t *testing.T) {
 		t.Fatalf("the state has %d batches, %v", len(batches), err)
 	}
 	for _, b := range batches {
-		if at, ok := log.Find(s, b.Seq); ok {
+		if at, ok := history.Find(s, b.Seq); ok {
 			t.Errorf("seq %d of the state is continued by the stream's batch at %d", b.Seq, at)
 		}
 	}
 	publish()
-	if at, ok := log.Find(s, 6); !ok || at != 6 {
+	if at, ok := history.Find(s, 6); !ok || at != 6 {
 		t.Errorf("the batch after the state is at %d, %t", at, ok)
 	}
 }
