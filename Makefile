@@ -168,7 +168,7 @@ fmt: $(TOOLS)/golangci-lint $(TOOLS)/buf ## Format code and contract.
 	$(TOOLS)/golangci-lint fmt ./...
 	$(TOOLS)/buf format --write
 
-proto: $(TOOLS)/buf $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## Generate Go from the contract.
+proto: $(TOOLS)/buf $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc $(TOOLS)/protoc-gen-go-fields ## Generate Go from the contract.
 	PATH="$(TOOLS):$$PATH" $(TOOLS)/buf generate
 
 grpcurl: $(TOOLS)/grpcurl ## Build bin/tools/grpcurl, which calls the server by hand.
@@ -227,3 +227,6 @@ $(TOOLS)/protoc-gen-go: tools/go.mod
 
 $(TOOLS)/protoc-gen-go-grpc: tools/go.mod
 	$(tool) google.golang.org/grpc/cmd/protoc-gen-go-grpc
+
+$(TOOLS)/protoc-gen-go-fields: tools/protoc-gen-go-fields/main.go tools/go.mod
+	$(tool) ./protoc-gen-go-fields

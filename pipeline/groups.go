@@ -325,9 +325,9 @@ func (a *application) group(r *rankState, tier kvblock.Tier, kind protowire.Numb
 		f, rest, err := encode.Next(b)
 		if err == nil {
 			switch f.Number {
-			case kvcastv1.GroupBlocksGroupField:
+			case kvcastv1.GroupStoredGroupField:
 				group = f.Value
-			case kvcastv1.GroupBlocksBlockHashesField:
+			case kvcastv1.GroupStoredBlockHashesField:
 				a.hashes, err = f.AppendFixed64s(a.hashes)
 			}
 		}

@@ -157,7 +157,7 @@ func (l *lists) decodePrompt(p *index.Prompt, f *field) (err error) {
 		err = f.setString(&p.Salt)
 	case f.isVarint(kvcastv1.PromptEagleField):
 		p.Eagle = f.Value != 0
-	case f.isVarint(kvcastv1.PromptExcludeLastField):
+	case f.isVarint(kvcastv1.PromptExcludeLastTokenField):
 		p.ExcludeLastToken = f.Value != 0
 	case f.isVarint(kvcastv1.PromptBlockSizeField):
 		p.BlockSize = uint32(f.Value)

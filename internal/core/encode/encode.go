@@ -105,10 +105,10 @@ func AppendGroup(b []byte, events protowire.Number, h Head, kind protowire.Numbe
 	}
 	b = appendStart(b, events, h, kind, body)
 	if group != 0 {
-		b = protowire.AppendTag(b, kvcastv1.GroupBlocksGroupField, protowire.VarintType)
+		b = protowire.AppendTag(b, kvcastv1.GroupStoredGroupField, protowire.VarintType)
 		b = protowire.AppendVarint(b, uint64(group))
 	}
-	return AppendHashes(b, kvcastv1.GroupBlocksBlockHashesField, hashes)
+	return AppendHashes(b, kvcastv1.GroupStoredBlockHashesField, hashes)
 }
 
 // appendStart appends an event up to the body of its kind, which has body bytes and follows.

@@ -190,9 +190,9 @@ func (x *Index) groupEncoded(r *rank, tier int, b []byte, holds bool) error {
 		f, rest, err := encode.Next(b)
 		if err == nil {
 			switch f.Number {
-			case kvcastv1.GroupBlocksGroupField:
+			case kvcastv1.GroupStoredGroupField:
 				group = f.Value
-			case kvcastv1.GroupBlocksBlockHashesField:
+			case kvcastv1.GroupStoredBlockHashesField:
 				d.blocks, err = f.AppendFixed64s(d.blocks)
 			default: // a field of a later version
 			}
