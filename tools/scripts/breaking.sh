@@ -16,4 +16,4 @@ if ! git rev-parse --quiet --verify "$against:proto" >/dev/null 2>&1; then
 	echo "buf breaking: skipped: $against has no contract" >&2
 	exit 0
 fi
-exec "$buf" breaking --against ".git#ref=$against"
+exec "$buf" breaking proto --against ".git#ref=$against,subdir=proto"
