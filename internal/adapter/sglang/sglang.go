@@ -3,8 +3,6 @@
 // In: an engine's hashes of a prompt's blocks, and an index. Out: the address of each worker that holds the first block, and how
 // many blocks it holds without a gap. Guarantee: an answer is exact at one seq of the index. Config.Acquire bounds the requests that
 // are answered and that wait.
-//
-// The messages are those of package kv_indexer.v1 of SGLang's experimental/sgl-router/sgl-kv-indexer in November 2026.
 package sglang
 
 import (
@@ -13,13 +11,14 @@ import (
 	"strings"
 	"sync"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/logonce"
+	"github.com/kvcast/kvcast/internal/peer"
+	kvindexerv1 "github.com/kvcast/kvcast/internal/peer/kv_indexer/v1"
 	"github.com/kvcast/kvcast/server/match"
 )
 
@@ -30,9 +29,6 @@ const (
 	requestBytes = 16 << 10
 	// maxReusedBlocks bounds the prompts whose memory is kept for reuse.
 	maxReusedBlocks = 16 << 10
-
-	serviceName = "kv_indexer.v1.KVIndexer"
-	methodName  = "MatchExternalKvPrefix"
 )
 
 // Config configures a Service.
@@ -51,8 +47,9 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Service answers requests. It is safe for concurrent use.
+// Service implements kvindexerv1.KVIndexerServer.
 type Service struct {
+	kvindexerv1.UnimplementedKVIndexerServer
 	cfg     Config
 	index   *index.Index
 	unknown logonce.Keys // names of workers without an address
@@ -63,43 +60,28 @@ func New(c Config, x *index.Index) *Service {
 	return &Service{cfg: c, index: x}
 }
 
-// Description returns the gRPC service, with MatchExternalKvPrefix as the only method. A *Service implements it.
-func Description() *grpc.ServiceDesc {
-	handler := func(service any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
-		request := new(emptypb.Empty) // its unknown fields are the request's fields
-		if err := decode(request); err != nil {
-			return nil, err
-		}
-		answer := func(ctx context.Context, _ any) (any, error) {
-			return service.(*Service).match(ctx, request.ProtoReflect().GetUnknown())
-		}
-		if intercept == nil {
-			return answer(ctx, request)
-		}
-		return intercept(ctx, request, &grpc.UnaryServerInfo{Server: service, FullMethod: "/" + serviceName + "/" + methodName}, answer)
-	}
-	return &grpc.ServiceDesc{
-		ServiceName: serviceName, HandlerType: (*any)(nil),
-		Methods: []grpc.MethodDesc{{MethodName: methodName, Handler: handler}},
-	}
-}
-
 // found is the memory of a match, for reuse.
 var found = sync.Pool{New: func() any { return new(index.Matches) }}
 
-// match answers an encoded request by an encoded response.
-func (s *Service) match(ctx context.Context, request []byte) (*emptypb.Empty, error) {
+// MatchExternalKvPrefix implements kvindexerv1.KVIndexerServer.
+func (s *Service) MatchExternalKvPrefix(ctx context.Context, req *kvindexerv1.MatchExternalKvPrefixRequest) (*kvindexerv1.MatchExternalKvPrefixResponse, error) {
 	if why := s.cfg.Ready(); why != "" {
 		return nil, status.Error(codes.Unavailable, "kvcast does not know the engines' caches: "+why)
 	}
-	release, err := s.cfg.Acquire(ctx, requestBytes+2*int64(len(request))) // hashes take no more than their encoding
+	release, err := s.cfg.Acquire(ctx, requestBytes+2*int64(proto.Size(req))) // matching takes no more than the request
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	hashes, err := decodeRequest(request)
-	if err != nil {
+	hashes := req.GetHashes()
+	if most := req.GetMaxBlocks(); most != 0 && uint64(len(hashes)) > most {
+		hashes = hashes[:most]
+	}
+	switch err := peer.CheckTypes(req); {
+	case err != nil:
 		return nil, status.Errorf(codes.InvalidArgument, "the request cannot be decoded: %v", err)
+	case len(hashes) > maxHashes:
+		return nil, status.Errorf(codes.InvalidArgument, "%d blocks are more than the limit of %d: set max_blocks, or send fewer hashes", len(hashes), maxHashes)
 	}
 	m := found.Get().(*index.Matches)
 	if len(hashes) <= maxReusedBlocks {
@@ -109,15 +91,13 @@ func (s *Service) match(ctx context.Context, request []byte) (*emptypb.Empty, er
 	if m.Exceeded {
 		return nil, status.Errorf(codes.InvalidArgument, "these blocks have unknown content, and need more than %d lookups in all workers: send fewer hashes", match.MaxLookups)
 	}
-	answer := new(emptypb.Empty)
-	answer.ProtoReflect().SetUnknown(s.encode(m.Prompts[0], len(hashes)))
-	return answer, nil
+	return s.answer(m.Prompts[0], len(hashes)), nil
 }
 
-// encode encodes matches, the longest first. Of the dp ranks of a worker, which have one address, the one with the longest
+// answer returns matches, the longest first. Of the dp ranks of a worker, which have one address, the one with the longest
 // prefix counts.
-func (s *Service) encode(all []index.Match, blocks int) (b []byte) {
-	var best int
+func (s *Service) answer(all []index.Match, blocks int) *kvindexerv1.MatchExternalKvPrefixResponse {
+	a := &kvindexerv1.MatchExternalKvPrefixResponse{BlocksRead: uint32(blocks)}
 	listed := make(map[string]struct{}, len(all))
 	for i := range all {
 		m := &all[i]
@@ -130,10 +110,10 @@ func (s *Service) encode(all []index.Match, blocks int) (b []byte) {
 			s.logUnknown(m.Worker)
 			continue
 		}
-		best = max(best, m.Blocks)
-		b = appendMatch(b, address, m.Blocks, m.Worker)
+		a.BestPrefixBlocks = max(a.BestPrefixBlocks, uint32(m.Blocks))
+		a.Matches = append(a.Matches, &kvindexerv1.PrefixMatch{WorkerAddress: address, MatchedPrefixBlocks: uint32(m.Blocks), WorkerId: m.Worker})
 	}
-	return appendTotals(b, best, blocks)
+	return a
 }
 
 // address returns the address by which routers know a worker; empty if it has none.

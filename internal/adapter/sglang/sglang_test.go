@@ -29,6 +29,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/adapter/sglang"
 	"github.com/kvcast/kvcast/internal/core/index"
+	kvindexerv1 "github.com/kvcast/kvcast/internal/peer/kv_indexer/v1"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -105,7 +106,7 @@ func serve(t *testing.T, cfg sglang.Config, x *index.Index, packed bool) *router
 	}
 	port := bufconn.Listen(1 << 16)
 	server := grpc.NewServer()
-	server.RegisterService(sglang.Description(), sglang.New(cfg, x))
+	kvindexerv1.RegisterKVIndexerServer(server, sglang.New(cfg, x))
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = server.Serve(port) })
 	conn, err := grpc.NewClient("passthrough:kvcast", grpc.WithTransportCredentials(insecure.NewCredentials()),

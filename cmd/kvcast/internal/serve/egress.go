@@ -18,6 +18,7 @@ import (
 	"github.com/kvcast/kvcast/internal/adapter/sglang"
 	"github.com/kvcast/kvcast/internal/adapter/smg"
 	"github.com/kvcast/kvcast/internal/adapter/vllm"
+	kvindexerv1 "github.com/kvcast/kvcast/internal/peer/kv_indexer/v1"
 )
 
 // egress is what serves routers that do not use kvcast's API.
@@ -91,7 +92,7 @@ func (s *Service) openSGLang() {
 	for _, a := range c.Workers {
 		addresses[a.Worker] = a.Address
 	}
-	s.server.RegisterAdapter(sglang.Description(), sglang.New(sglang.Config{
+	s.server.RegisterAdapter(&kvindexerv1.KVIndexer_ServiceDesc, sglang.New(sglang.Config{
 		Address: c.Address, Addresses: addresses, Acquire: s.server.AcquireMatch, Ready: s.server.Unready, Logger: s.log,
 	}, s.follower.Index()))
 }
