@@ -291,10 +291,11 @@ func (s *Service) flush(w *worker, at float64) {
 		if len(events) == 0 {
 			continue
 		}
-		b := appendSeq(appendBatch(nil, at, rank, events, w.events+1), r.next)
+		b := newBatch(at, rank, events, w.events+1)
+		b.SequenceNumber = r.next
 		w.events += uint64(len(events))
+		w.publish(rank, appendBatch(nil, b))
 		clear(events) // they reference entries
-		w.publish(rank, b)
 		grown = true
 	}
 	if !grown {

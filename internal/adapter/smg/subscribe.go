@@ -12,10 +12,13 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/kvcast/kvcast/internal/adapter/apply"
 	"github.com/kvcast/kvcast/internal/adapter/vllm"
+	"github.com/kvcast/kvcast/internal/peer"
+	smgv1 "github.com/kvcast/kvcast/internal/peer/smg/v1"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -38,14 +41,14 @@ func Descriptions() (all []*grpc.ServiceDesc) {
 
 // subscribe serves a call of SubscribeKvEvents.
 func (s *Service) subscribe(stream grpc.ServerStream) error {
-	request := new(emptypb.Empty) // its unknown fields are the request's fields
+	request := new(smgv1.SubscribeKvEventsRequest)
 	if err := stream.RecvMsg(request); err != nil {
 		return err
 	}
-	cursor, err := decodeRequest(request.ProtoReflect().GetUnknown())
-	if err != nil {
+	if err := peer.CheckTypes(request); err != nil {
 		return status.Errorf(codes.InvalidArgument, "the request cannot be decoded: %v", err)
 	}
+	cursor := request.GetStartSequenceNumber()
 	if !s.slots.TryAcquire(1) {
 		return status.Error(codes.ResourceExhausted, "too many streams of SubscribeKvEvents are open; try again later, or raise egress.smg.max_subscribers")
 	}
@@ -273,8 +276,8 @@ func (s *Service) state(ctx context.Context, w *worker) (batches [][]byte, from 
 			return nil
 		}
 		blocks += uint64(present[rank].Pending())
-		b := appendBatch(nil, at, rank, present[rank].Take(), 0)
-		b = append(make([]byte, 0, len(b)+room), b...)
+		m := newBatch(at, rank, present[rank].Take(), 0)
+		b := appendBatch(make([]byte, 0, proto.Size(m)+room), m)
 		if !s.memory.Reserve(int64(cap(b))) {
 			return s.outOfMemory(w.name, size(batches)+int64(cap(b)))
 		}
@@ -308,7 +311,10 @@ func (s *Service) state(ctx context.Context, w *worker) (batches [][]byte, from 
 	}
 	for i := len(batches) - 1; i >= 0; i-- {
 		nexts[rankOf[i]]--
-		batches[i] = appendSeq(appendSnapshot(batches[i], i, len(batches), blocks), nexts[rankOf[i]])
+		batches[i] = appendBatch(batches[i], &smgv1.KvEventBatch{
+			SequenceNumber: nexts[rankOf[i]],
+			Snapshot:       &smgv1.KvSnapshot{Index: proto.Uint64(uint64(i)), Count: proto.Uint64(uint64(len(batches))), Blocks: &blocks},
+		})
 	}
 	return batches, from, nil
 }
