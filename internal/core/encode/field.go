@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"slices"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protowire"
 )
@@ -39,6 +40,31 @@ func Next(message []byte) (f Field, rest []byte, err error) {
 		return Field{}, nil, protowire.ParseError(n)
 	}
 	return f, message[n:], nil
+}
+
+// IsVarint reports whether the field has a number and is a varint, and IsBytes whether it has a length. A field of another type than
+// the reader expects is one that it does not know, as for any reader of protobuf.
+func (f *Field) IsVarint(number protowire.Number) bool {
+	return f.Number == number && f.Type == protowire.VarintType
+}
+
+// IsBytes is described at IsVarint.
+func (f *Field) IsBytes(number protowire.Number) bool {
+	return f.Number == number && f.Type == protowire.BytesType
+}
+
+var errUTF8 = errors.New("a string field has invalid UTF-8")
+
+// SetString sets a string to the field's, without an allocation if they are equal. It refuses one that is not UTF-8.
+func (f *Field) SetString(s *string) error {
+	if *s == string(f.Bytes) {
+		return nil
+	}
+	if !utf8.Valid(f.Bytes) {
+		return errUTF8
+	}
+	*s = string(f.Bytes)
+	return nil
 }
 
 // AppendFixed64s appends the elements of a repeated fixed64, packed or not. A field of another type has none.

@@ -127,7 +127,7 @@ func (c *call) call(conn *grpc.ClientConn, method string) error {
 	limit := time.AfterFunc(c.timeout, func() { cancel(errTimeout) })
 	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method)
 	if err == nil {
-		err = stream.SendMsg(c.protocol.appendRequest(nil, c.rank, c.from))
+		err = stream.SendMsg(c.protocol.request(c.rank, c.from))
 	}
 	if err == nil || errors.Is(err, io.EOF) { // the error of the call is that of RecvMsg
 		err = stream.CloseSend()

@@ -31,8 +31,8 @@ var (
 type protocol struct {
 	// methods are the full names of the call. A server has one of them.
 	methods []string
-	// appendRequest appends a request for a dp rank: from a seq on, which is above 0, or else for the present state.
-	appendRequest func(b []byte, rank uint32, from uint64) []byte
+	// request returns a request for a dp rank: from a seq on, or for the present state if that is 0.
+	request func(rank uint32, from uint64) []byte
 	// read reads a response without its events.
 	read func(response []byte) (header, error)
 	// event appends an event to those of a converter.

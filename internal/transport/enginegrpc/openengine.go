@@ -6,51 +6,23 @@ import (
 
 	"github.com/tinylib/msgp/msgp"
 	"github.com/zeebo/xxh3"
-	"google.golang.org/protobuf/encoding/protowire"
 
+	openenginev1 "github.com/kvcast/kvcast/internal/peer/openengine/v1"
 	"github.com/kvcast/kvcast/internal/wire"
 )
 
 // openEngine is the protocol of the package openengine.v1, as of July 2026. Its service was named OpenEngine before.
 var openEngine = protocol{
-	methods:       []string{"/openengine.v1.Control/SubscribeKvEvents", "/openengine.v1.OpenEngine/SubscribeKvEvents"},
-	appendRequest: appendOpenRequest,
-	read:          readOpen,
-	event:         (*converter).openEvent,
+	methods: []string{"/openengine.v1.Control/SubscribeKvEvents", "/openengine.v1.OpenEngine/SubscribeKvEvents"},
+	request: newOpenRequest,
+	read:    readOpen,
+	event:   (*converter).openEvent,
 }
 
-// Field numbers of openengine.v1, by message.
-const (
-	openRequestRanks, openRequestSnapshot, openRequestStart = 1, 2, 3
-
-	openResponseBatch, openResponseError = 1, 2
-
-	openErrorCode, openErrorMessage = 1, 2
-
-	openBatchSeq, openBatchTime, openBatchRank, openBatchEvents = 1, 2, 3, 4
-
-	openEventStored, openEventRemoved, openEventCleared = 10, 11, 12
-
-	openStoredHashes, openStoredParent, openStoredTokens, openStoredSize = 1, 2, 3, 4
-	openStoredLoRAID, openStoredLoRA, openStoredMedium, openStoredKeys   = 5, 6, 7, 20
-	openStoredGroup, openStoredKind, openStoredWindow                    = 21, 22, 23
-
-	openRemovedHashes, openRemovedMedium, openRemovedGroup = 1, 2, 3
-
-	openHashValue, openHashEncoding = 1, 2
-
-	openKeyValues = 1
-)
-
-// appendOpenRequest appends a SubscribeKvEventsRequest. The schema does not say whether a server begins at the seq that it has, or
+// newOpenRequest returns a SubscribeKvEventsRequest. The schema does not say whether a server begins at the seq that it has, or
 // after it, and no server announces whether it has snapshots: the seq is the one before the first wanted, and no snapshot is requested.
-func appendOpenRequest(b []byte, rank uint32, from uint64) []byte {
-	b = protowire.AppendTag(b, openRequestRanks, protowire.BytesType)
-	b = protowire.AppendBytes(b, protowire.AppendVarint(nil, uint64(rank)))
-	if from > 0 {
-		b = protowire.AppendVarint(protowire.AppendTag(b, openRequestStart, protowire.VarintType), from-1)
-	}
-	return b
+func newOpenRequest(rank uint32, from uint64) []byte {
+	return encoded(&openenginev1.SubscribeKvEventsRequest{DpRanks: []uint32{rank}, StartSequenceNumber: max(from, 1) - 1})
 }
 
 // readOpen reads a SubscribeKvEventsResponse.
@@ -59,10 +31,10 @@ func readOpen(response []byte) (h header, err error) {
 	f := fields{rest: response}
 	for f.next() {
 		switch {
-		case f.bytes(openResponseBatch):
-			h, f.err = readOpenBatch(f.data)
-		case f.bytes(openResponseError):
-			h, f.err = readOpenError(f.data)
+		case f.IsBytes(openenginev1.SubscribeKvEventsResponseBatchField):
+			h, f.err = readOpenBatch(f.Bytes)
+		case f.IsBytes(openenginev1.SubscribeKvEventsResponseErrorField):
+			h, f.err = readOpenError(f.Bytes)
 		}
 	}
 	return h, f.err
@@ -72,14 +44,14 @@ func readOpenBatch(message []byte) (h header, err error) {
 	f := fields{rest: message}
 	for f.next() {
 		switch {
-		case f.varint(openBatchSeq):
-			h.seq = f.n
-		case f.varint(openBatchTime):
-			h.time = float64(f.n) / 1e9
-		case f.varint(openBatchRank):
-			h.rank = uint32(f.n)
-		case f.bytes(openBatchEvents) && len(h.events) <= maxEvents:
-			h.events = append(h.events, f.data)
+		case f.IsVarint(openenginev1.KvEventBatchSequenceNumberField):
+			h.seq = f.Value
+		case f.IsVarint(openenginev1.KvEventBatchTimeUnixNanoField):
+			h.time = float64(f.Value) / 1e9
+		case f.IsVarint(openenginev1.KvEventBatchDpRankField):
+			h.rank = uint32(f.Value)
+		case f.IsBytes(openenginev1.KvEventBatchEventsField) && len(h.events) <= maxEvents:
+			h.events = append(h.events, f.Bytes)
 		}
 	}
 	return h, f.err
@@ -87,21 +59,12 @@ func readOpenBatch(message []byte) (h header, err error) {
 
 // readOpenError reads an EngineError, which ends the call.
 func readOpenError(message []byte) (h header, err error) {
-	var code uint64
-	var text string
-	f := fields{rest: message}
-	for f.next() {
-		switch {
-		case f.varint(openErrorCode):
-			code = f.n
-		case f.bytes(openErrorMessage):
-			f.text(&text)
-		}
-	}
+	e := new(openenginev1.EngineError)
+	err = decode(message, e)
 	const invalidArgument, unsupportedFeature = 1, 2
-	h.cannotResume = code == invalidArgument || code == unsupportedFeature
-	h.ended = fmt.Errorf("the engine ended the call: error code %d: %.256s", code, text)
-	return h, f.err
+	h.cannotResume = e.GetCode() == invalidArgument || e.GetCode() == unsupportedFeature
+	h.ended = fmt.Errorf("the engine ended the call: error code %d: %.256s", e.GetCode(), e.GetMessage())
+	return h, err
 }
 
 // openEvent adds a KvEvent.
@@ -109,11 +72,11 @@ func (c *converter) openEvent(event []byte) error {
 	f := fields{rest: event}
 	for f.next() {
 		switch {
-		case f.bytes(openEventStored):
-			f.err = c.openStored(f.data)
-		case f.bytes(openEventRemoved):
-			f.err = c.openRemoved(f.data)
-		case f.bytes(openEventCleared):
+		case f.IsBytes(openenginev1.KvEventStoredField):
+			f.err = c.openStored(f.Bytes)
+		case f.IsBytes(openenginev1.KvEventRemovedField):
+			f.err = c.openRemoved(f.Bytes)
+		case f.IsBytes(openenginev1.KvEventClearedField):
 			f.err = c.add(wire.Event{Kind: wire.KindCleared})
 		}
 	}
@@ -139,36 +102,36 @@ func (c *converter) openStored(message []byte) error {
 	f := fields{rest: message}
 	for f.next() {
 		switch {
-		case f.bytes(openStoredHashes):
+		case f.IsBytes(openenginev1.BlockStoredBlockHashesField):
 			var h uint64
-			if h, f.err = openHash(f.data); f.err == nil {
+			if h, f.err = openHash(f.Bytes); f.err == nil {
 				f.err = c.addHash(h)
 			}
-		case f.bytes(openStoredParent):
+		case f.IsBytes(openenginev1.BlockStoredParentHashField):
 			e.HasParent = true
-			e.Parent, f.err = openHash(f.data)
-		case f.number == openStoredTokens:
-			c.tokens = appendUints(&f, openStoredTokens, c.tokens, maxTokens)
-		case f.varint(openStoredSize):
-			e.BlockSize = uint32(f.n)
-		case f.varint(openStoredLoRAID):
-			e.LoRAID, e.HasLoRAID = int64(f.n), f.n != 0
-		case f.bytes(openStoredLoRA):
+			e.Parent, f.err = openHash(f.Bytes)
+		case f.Number == openenginev1.BlockStoredTokenIDsField:
+			c.tokens = appendUints(&f, openenginev1.BlockStoredTokenIDsField, c.tokens, maxTokens)
+		case f.IsVarint(openenginev1.BlockStoredBlockSizeField):
+			e.BlockSize = uint32(f.Value)
+		case f.IsVarint(openenginev1.BlockStoredLoraIDField):
+			e.LoRAID, e.HasLoRAID = int64(f.Value), f.Value != 0
+		case f.IsBytes(openenginev1.BlockStoredLoraNameField):
 			f.text(&e.LoRAName)
-		case f.varint(openStoredMedium):
-			e.Medium = openMedium(f.n)
-		case f.bytes(openStoredKeys):
+		case f.IsVarint(openenginev1.BlockStoredMediumField):
+			e.Medium = openMedium(f.Value)
+		case f.IsBytes(openenginev1.BlockStoredExtraKeysField):
 			var tuple []string
-			if tuple, f.err = c.openKey(f.data); f.err == nil {
+			if tuple, f.err = c.openKey(f.Bytes); f.err == nil {
 				f.err = c.countKeys(1) // an empty one takes memory too
 			}
 			keys = append(keys, tuple)
-		case f.varint(openStoredGroup):
-			e.GroupIdx = int64(uint32(f.n))
-		case f.bytes(openStoredKind):
+		case f.IsVarint(openenginev1.BlockStoredGroupIdxField):
+			e.GroupIdx = int64(uint32(f.Value))
+		case f.IsBytes(openenginev1.BlockStoredKvCacheSpecKindField):
 			f.text(&e.SpecKind)
-		case f.varint(openStoredWindow):
-			window = uint32(f.n)
+		case f.IsVarint(openenginev1.BlockStoredSlidingWindowField):
+			window = uint32(f.Value)
 		}
 	}
 	if f.err != nil {
@@ -200,15 +163,15 @@ func (c *converter) openRemoved(message []byte) error {
 	f := fields{rest: message}
 	for f.next() {
 		switch {
-		case f.bytes(openRemovedHashes):
+		case f.IsBytes(openenginev1.BlockRemovedBlockHashesField):
 			var h uint64
-			if h, f.err = openHash(f.data); f.err == nil {
+			if h, f.err = openHash(f.Bytes); f.err == nil {
 				f.err = c.addHash(h)
 			}
-		case f.varint(openRemovedMedium):
-			e.Medium = openMedium(f.n)
-		case f.varint(openRemovedGroup):
-			e.GroupIdx = int64(uint32(f.n))
+		case f.IsVarint(openenginev1.BlockRemovedMediumField):
+			e.Medium = openMedium(f.Value)
+		case f.IsVarint(openenginev1.BlockRemovedGroupIdxField):
+			e.GroupIdx = int64(uint32(f.Value))
 		}
 	}
 	if f.err != nil {
@@ -226,9 +189,9 @@ func openHash(message []byte) (uint64, error) {
 	f := fields{rest: message}
 	for f.next() {
 		switch {
-		case f.bytes(openHashValue):
-			value = f.data
-		case f.bytes(openHashEncoding):
+		case f.IsBytes(openenginev1.KvBlockHashValueField):
+			value = f.Bytes
+		case f.IsBytes(openenginev1.KvBlockHashEncodingField):
 			f.text(&encoding)
 		}
 	}
@@ -257,7 +220,7 @@ func openHash(message []byte) (uint64, error) {
 func (c *converter) openKey(message []byte) (values []string, err error) {
 	f := fields{rest: message}
 	for f.next() {
-		if !f.bytes(openKeyValues) {
+		if !f.IsBytes(openenginev1.OpaqueKeyTupleValuesField) {
 			continue
 		}
 		if err := c.countKeys(1); err != nil {

@@ -7,6 +7,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	smgv1 "github.com/kvcast/kvcast/internal/peer/smg/v1"
 	"github.com/kvcast/kvcast/internal/wire"
 )
 
@@ -18,46 +19,15 @@ var smg = protocol{
 		"/trtllm.TrtllmService/SubscribeKvEvents",
 		"/tokenspeed.grpc.scheduler.TokenSpeedScheduler/SubscribeKvEvents",
 	},
-	appendRequest: appendSMGRequest,
-	read:          readSMG,
-	event:         (*converter).smgEvent,
+	request: newSMGRequest,
+	read:    readSMG,
+	event:   (*converter).smgEvent,
 }
 
-// Field numbers of smg.grpc.common, by message.
-const (
-	smgRequestStart = 1
-
-	smgBatchSeq, smgBatchTime, smgBatchEvents, smgBatchRank, smgBatchSnapshot, smgBatchLoad = 1, 2, 3, 4, 7, 8
-
-	smgSnapshotIndex, smgSnapshotUnknown = 1, 4
-
-	smgLoadOnly = 9
-
-	smgEventStored, smgEventRemoved, smgEventCleared = 2, 3, 4
-
-	smgStoredBlocks, smgStoredParent, smgStoredTier, smgStoredMedium   = 1, 2, 3, 4
-	smgStoredGroup, smgStoredKind, smgStoredWindow, smgStoredLocality  = 5, 6, 7, 8
-	smgStoredOwnership, smgStoredSession, smgStoredLoRA, smgStoredSalt = 9, 10, 11, 12
-
-	smgBlockHash, smgBlockTokens, smgBlockSize, smgBlockLoRAID, smgBlockLevel, smgBlockKeys = 1, 2, 3, 4, 5, 6
-
-	smgKeyText, smgKeyBlob, smgKeyNumber, smgKeyMultimodal = 1, 2, 3, 4
-
-	smgMultimodalID, smgMultimodalOffset = 1, 2
-
-	smgRemovedHashes, smgRemovedLevel, smgRemovedTier, smgRemovedMedium = 1, 2, 3, 4
-	smgRemovedGroup, smgRemovedLocality, smgRemovedOwnership            = 5, 6, 7
-
-	smgClearedOwnership = 1
-)
-
-// appendSMGRequest appends a SubscribeKvEventsRequest. Some servers begin after the seq that it has, as the protocol says, and
+// newSMGRequest returns a SubscribeKvEventsRequest. Some servers begin after the seq that it has, as the protocol says, and
 // some at that seq: it is the one before the first wanted.
-func appendSMGRequest(b []byte, _ uint32, from uint64) []byte {
-	if from > 0 {
-		b = protowire.AppendVarint(protowire.AppendTag(b, smgRequestStart, protowire.VarintType), from-1)
-	}
-	return b
+func newSMGRequest(_ uint32, from uint64) []byte {
+	return encoded(&smgv1.SubscribeKvEventsRequest{StartSequenceNumber: max(from, 1) - 1})
 }
 
 // readSMG reads a KvEventBatch.
@@ -65,34 +35,22 @@ func readSMG(response []byte) (h header, err error) {
 	f := fields{rest: response}
 	for f.next() {
 		switch {
-		case f.varint(smgBatchSeq):
-			h.seq = f.n
-		case f.number == smgBatchTime && f.kind == protowire.Fixed64Type:
-			h.time = math.Float64frombits(f.n)
-		case f.bytes(smgBatchEvents) && len(h.events) <= maxEvents:
-			h.events = append(h.events, f.data)
-		case f.varint(smgBatchRank):
-			h.rank = uint32(f.n)
-		case f.bytes(smgBatchSnapshot):
-			h.begins = true
-			snapshot := fields{rest: f.data}
-			for snapshot.next() {
-				switch {
-				case snapshot.varint(smgSnapshotIndex):
-					h.begins = snapshot.n == 0
-				case snapshot.varint(smgSnapshotUnknown):
-					h.partial = snapshot.n != 0
-				}
-			}
-			f.err = snapshot.err
-		case f.bytes(smgBatchLoad):
-			load := fields{rest: f.data}
-			for load.next() {
-				if load.varint(smgLoadOnly) {
-					h.ignored = load.n != 0
-				}
-			}
-			f.err = load.err
+		case f.IsVarint(smgv1.KvEventBatchSequenceNumberField):
+			h.seq = f.Value
+		case f.Number == smgv1.KvEventBatchTimestampField && f.Type == protowire.Fixed64Type:
+			h.time = math.Float64frombits(f.Value)
+		case f.IsBytes(smgv1.KvEventBatchEventsField) && len(h.events) <= maxEvents:
+			h.events = append(h.events, f.Bytes)
+		case f.IsVarint(smgv1.KvEventBatchDpRankField):
+			h.rank = uint32(f.Value)
+		case f.IsBytes(smgv1.KvEventBatchSnapshotField):
+			snapshot := new(smgv1.KvSnapshot)
+			f.decode(snapshot)
+			h.begins, h.partial = snapshot.GetIndex() == 0, snapshot.GetUnknownBefore() != 0
+		case f.IsBytes(smgv1.KvEventBatchLoadField):
+			load := new(smgv1.KvLoad)
+			f.decode(load)
+			h.ignored = load.GetLoadOnly()
 		}
 	}
 	return h, f.err
@@ -103,12 +61,12 @@ func (c *converter) smgEvent(event []byte) error {
 	f := fields{rest: event}
 	for f.next() {
 		switch {
-		case f.bytes(smgEventStored):
-			f.err = c.smgStored(f.data)
-		case f.bytes(smgEventRemoved):
-			f.err = c.smgRemoved(f.data)
-		case f.bytes(smgEventCleared):
-			f.err = c.smgCleared(f.data)
+		case f.IsBytes(smgv1.KvCacheEventStoredField):
+			f.err = c.smgStored(f.Bytes)
+		case f.IsBytes(smgv1.KvCacheEventRemovedField):
+			f.err = c.smgRemoved(f.Bytes)
+		case f.IsBytes(smgv1.KvCacheEventClearedField):
+			f.err = c.smgCleared(f.Bytes)
 		}
 	}
 	return f.err
@@ -183,27 +141,27 @@ func (c *converter) smgStored(message []byte) error {
 	f := fields{rest: message}
 	for f.next() {
 		switch {
-		case f.varint(smgStoredParent):
-			common.Parent, common.HasParent = f.n, true
-		case f.varint(smgStoredTier):
-			place.tier = f.n
-		case f.bytes(smgStoredMedium):
+		case f.IsVarint(smgv1.KvBlocksStoredParentBlockHashField):
+			common.Parent, common.HasParent = f.Value, true
+		case f.IsVarint(smgv1.KvBlocksStoredTierField):
+			place.tier = f.Value
+		case f.IsBytes(smgv1.KvBlocksStoredMediumField):
 			f.text(&place.medium)
-		case f.varint(smgStoredGroup):
-			common.GroupIdx, common.HasGroupIdx = int64(uint32(f.n)), true
-		case f.bytes(smgStoredKind):
+		case f.IsVarint(smgv1.KvBlocksStoredGroupIdxField):
+			common.GroupIdx, common.HasGroupIdx = int64(uint32(f.Value)), true
+		case f.IsBytes(smgv1.KvBlocksStoredKvCacheSpecKindField):
 			f.text(&common.SpecKind)
-		case f.varint(smgStoredWindow):
-			place.rare.SlidingWindow, place.rare.HasSlidingWindow = int64(uint32(f.n)), true
-		case f.varint(smgStoredLocality):
-			place.locality = f.n
-		case f.bytes(smgStoredOwnership):
+		case f.IsVarint(smgv1.KvBlocksStoredSlidingWindowField):
+			place.rare.SlidingWindow, place.rare.HasSlidingWindow = int64(uint32(f.Value)), true
+		case f.IsVarint(smgv1.KvBlocksStoredLocalityField):
+			place.locality = f.Value
+		case f.IsBytes(smgv1.KvBlocksStoredOwnershipField):
 			f.text(&place.rare.Ownership)
-		case f.bytes(smgStoredSession):
+		case f.IsBytes(smgv1.KvBlocksStoredSessionIDField):
 			f.text(&place.rare.SessionID)
-		case f.bytes(smgStoredLoRA):
+		case f.IsBytes(smgv1.KvBlocksStoredLoraNameField):
 			f.text(&common.LoRAName)
-		case f.bytes(smgStoredSalt):
+		case f.IsBytes(smgv1.KvBlocksStoredCacheSaltField):
 			f.text(&common.CacheSalt)
 		}
 	}
@@ -219,10 +177,10 @@ func (c *converter) smgBlocks(message []byte, common wire.Event, place *smgPlace
 	run := smgRun{c: c, next: common, place: place}
 	f := fields{rest: message}
 	for f.next() {
-		if !f.bytes(smgStoredBlocks) {
+		if !f.IsBytes(smgv1.KvBlocksStoredBlocksField) {
 			continue
 		}
-		b, err := c.smgBlock(f.data)
+		b, err := c.smgBlock(f.Bytes)
 		if err == nil {
 			err = run.add(b)
 		}
@@ -297,17 +255,17 @@ func (c *converter) smgBlock(message []byte) (b smgBlock, err error) {
 	f := fields{rest: message}
 	for f.next() {
 		switch {
-		case f.varint(smgBlockHash):
-			b.hash = f.n
-		case f.number == smgBlockTokens:
-			c.tokens = appendUints(&f, smgBlockTokens, c.tokens, maxTokens)
-		case f.varint(smgBlockSize):
-			b.size = uint32(f.n)
-		case f.varint(smgBlockLoRAID):
-			b.loraID, b.hasLoRAID = int64(f.n), true
-		case f.varint(smgBlockLevel):
-			b.level = f.n
-		case f.bytes(smgBlockKeys):
+		case f.IsVarint(smgv1.KvBlockBlockHashField):
+			b.hash = f.Value
+		case f.Number == smgv1.KvBlockTokenIDsField:
+			c.tokens = appendUints(&f, smgv1.KvBlockTokenIDsField, c.tokens, maxTokens)
+		case f.IsVarint(smgv1.KvBlockBlockSizeField):
+			b.size = uint32(f.Value)
+		case f.IsVarint(smgv1.KvBlockLoraIDField):
+			b.loraID, b.hasLoRAID = int64(f.Value), true
+		case f.IsVarint(smgv1.KvBlockCacheLevelField):
+			b.level = f.Value
+		case f.IsBytes(smgv1.KvBlockExtraKeysField):
 			keys++
 		}
 	}
@@ -321,8 +279,8 @@ func (c *converter) smgBlock(message []byte) (b smgBlock, err error) {
 	b.keys = msgp.AppendArrayHeader(nil, uint32(keys))
 	f = fields{rest: message}
 	for f.next() && err == nil {
-		if f.bytes(smgBlockKeys) {
-			b.keys, err = appendSMGKey(b.keys, f.data)
+		if f.IsBytes(smgv1.KvBlockExtraKeysField) {
+			b.keys, err = appendSMGKey(b.keys, f.Bytes)
 		}
 	}
 	return b, err
@@ -330,34 +288,20 @@ func (c *converter) smgBlock(message []byte) (b smgBlock, err error) {
 
 // appendSMGKey appends a KvBlockExtraKey as vLLM sends it: a string, bytes, a number, or a list of an identifier and an offset.
 func appendSMGKey(b, message []byte) ([]byte, error) {
-	key := msgp.AppendNil(nil)
-	var text string
-	f := fields{rest: message}
-	for f.next() {
-		switch {
-		case f.bytes(smgKeyText):
-			f.text(&text)
-			key = msgp.AppendString(nil, text)
-		case f.bytes(smgKeyBlob):
-			key = msgp.AppendBytes(nil, f.data)
-		case f.varint(smgKeyNumber):
-			key = msgp.AppendInt64(nil, int64(f.n))
-		case f.bytes(smgKeyMultimodal):
-			var offset int64
-			m := fields{rest: f.data}
-			for m.next() {
-				switch {
-				case m.bytes(smgMultimodalID):
-					m.text(&text)
-				case m.varint(smgMultimodalOffset):
-					offset = int64(m.n)
-				}
-			}
-			f.err = m.err
-			key = msgp.AppendInt64(msgp.AppendString(msgp.AppendArrayHeader(nil, 2), text), offset)
-		}
+	m := new(smgv1.KvBlockExtraKey)
+	err := decode(message, m)
+	switch key := m.GetKey().(type) {
+	case *smgv1.KvBlockExtraKey_Text:
+		return msgp.AppendString(b, key.Text), err
+	case *smgv1.KvBlockExtraKey_Blob:
+		return msgp.AppendBytes(b, key.Blob), err
+	case *smgv1.KvBlockExtraKey_Number:
+		return msgp.AppendInt64(b, key.Number), err
+	case *smgv1.KvBlockExtraKey_Multimodal:
+		return msgp.AppendInt64(msgp.AppendString(msgp.AppendArrayHeader(b, 2), key.Multimodal.GetIdentifier()), key.Multimodal.GetOffset()), err
+	default:
+		return msgp.AppendNil(b), err
 	}
-	return append(b, key...), f.err
 }
 
 // appendLists appends a list of encoded values, nil for those that are nil.
@@ -381,19 +325,19 @@ func (c *converter) smgRemoved(message []byte) error {
 	f := fields{rest: message}
 	for f.next() {
 		switch {
-		case f.number == smgRemovedHashes:
-			c.hashes = appendUints(&f, smgRemovedHashes, c.hashes, maxBlocks)
-		case f.varint(smgRemovedLevel):
-			level = f.n
-		case f.varint(smgRemovedTier):
-			place.tier = f.n
-		case f.bytes(smgRemovedMedium):
+		case f.Number == smgv1.KvBlocksRemovedBlockHashesField:
+			c.hashes = appendUints(&f, smgv1.KvBlocksRemovedBlockHashesField, c.hashes, maxBlocks)
+		case f.IsVarint(smgv1.KvBlocksRemovedCacheLevelField):
+			level = f.Value
+		case f.IsVarint(smgv1.KvBlocksRemovedTierField):
+			place.tier = f.Value
+		case f.IsBytes(smgv1.KvBlocksRemovedMediumField):
 			f.text(&place.medium)
-		case f.varint(smgRemovedGroup):
-			e.GroupIdx, e.HasGroupIdx = int64(uint32(f.n)), true
-		case f.varint(smgRemovedLocality):
-			place.locality = f.n
-		case f.bytes(smgRemovedOwnership):
+		case f.IsVarint(smgv1.KvBlocksRemovedGroupIdxField):
+			e.GroupIdx, e.HasGroupIdx = int64(uint32(f.Value)), true
+		case f.IsVarint(smgv1.KvBlocksRemovedLocalityField):
+			place.locality = f.Value
+		case f.IsBytes(smgv1.KvBlocksRemovedOwnershipField):
 			f.text(&place.rare.Ownership)
 		}
 	}
@@ -406,15 +350,10 @@ func (c *converter) smgRemoved(message []byte) error {
 
 // smgCleared adds a KvCacheCleared.
 func (c *converter) smgCleared(message []byte) error {
-	var place smgPlace
-	f := fields{rest: message}
-	for f.next() {
-		if f.bytes(smgClearedOwnership) {
-			f.text(&place.rare.Ownership)
-		}
+	m := new(smgv1.KvCacheCleared)
+	if err := decode(message, m); err != nil {
+		return err
 	}
-	if f.err != nil {
-		return f.err
-	}
+	place := smgPlace{rare: wire.Rare{Ownership: m.GetOwnership()}}
 	return c.add(wire.Event{Kind: wire.KindCleared, Rare: place.rareFields()})
 }
