@@ -2,7 +2,6 @@ package simulator
 
 import (
 	"iter"
-	"math"
 	"slices"
 
 	"github.com/kvcast/kvcast/internal/zmtp/outbound"
@@ -22,9 +21,6 @@ type ReplayFaults struct {
 	Requests int
 }
 
-// endOfReplay is the seq of the message after the last reply.
-const endOfReplay = math.MaxUint64
-
 // serveReplay answers a replay request.
 func (s *sockets) serveReplay(request outbound.Event) {
 	// The frames are delimiter and seq. Like vLLM, check only their number.
@@ -33,21 +29,10 @@ func (s *sockets) serveReplay(request outbound.Event) {
 	}
 	faults := s.replayFaults()
 	if !faults.NoAnswer {
-		s.answer(request.Peer, parseSeq(request.Frames[1]), faults)
+		s.answer(request.Peer, outbound.ParseSeq(request.Frames[1]), faults)
 		s.counters.add(counts{replays: 1})
 	}
 	s.counters.add(counts{requests: 1})
-}
-
-// parseSeq parses the seq of a request: a big-endian number of any length.
-func parseSeq(frame []byte) (seq uint64) {
-	for _, b := range frame {
-		if seq > math.MaxUint64>>8 {
-			return math.MaxUint64 // no batch has this seq
-		}
-		seq = seq<<8 | uint64(b)
-	}
-	return seq
 }
 
 // replayFaults returns the faults of the next answer.
@@ -70,15 +55,15 @@ func (s *sockets) answer(reader int, from uint64, faults ReplayFaults) {
 		}
 	}
 	if !faults.NoEnd {
-		s.reply(reader, "", endOfReplay, nil)
+		s.reply(reader, "", outbound.EndOfReplay, nil)
 	}
 }
 
 func (s *sockets) reply(reader int, topic string, seq uint64, payload []byte) {
 	if s.cfg.ReplayForm == ReplayPlain {
-		s.router.Send(reader, nil, seqFrame(seq), payload)
+		s.router.Send(reader, nil, outbound.SeqFrame(seq), payload)
 	} else {
-		s.router.Send(reader, nil, []byte(topic), seqFrame(seq), payload)
+		s.router.Send(reader, nil, []byte(topic), outbound.SeqFrame(seq), payload)
 	}
 }
 

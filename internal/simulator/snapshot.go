@@ -159,11 +159,11 @@ func (f *feed) makeSnapshot() (messages [][][]byte) {
 // makeBatches returns the frames of vLLM's answer.
 func (f *feed) makeBatches(unavailable bool) [][]byte {
 	if unavailable {
-		return [][]byte{seqFrame(noSnapshotNow), f.encoder.publisher}
+		return [][]byte{outbound.SeqFrame(noSnapshotNow), f.encoder.publisher}
 	}
-	frames := [][]byte{seqFrame(f.next - 1), f.encoder.publisher} // -1 before the first batch
+	frames := [][]byte{outbound.SeqFrame(f.next - 1), f.encoder.publisher} // -1 before the first batch
 	if f.next == f.encoder.cfg.FirstSeq {
-		frames[0] = seqFrame(math.MaxUint64)
+		frames[0] = outbound.SeqFrame(math.MaxUint64)
 	}
 	events := f.snapshot.events()
 	for len(events) > 0 {

@@ -1,7 +1,6 @@
 package simulator
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"syscall"
@@ -176,7 +175,7 @@ func (s *sockets) publish(seq uint64, payload []byte) {
 // publishAs sends a batch with another topic.
 func (s *sockets) publishAs(topic string, seq uint64, payload []byte) {
 	s.nextReplayPoll = time.Time{}
-	s.send([]byte(topic), seqFrame(seq), payload)
+	s.send([]byte(topic), outbound.SeqFrame(seq), payload)
 }
 
 // liveTopic returns the topic of live batches.
@@ -186,8 +185,6 @@ func (s *sockets) liveTopic() string {
 	}
 	return s.cfg.Topic + "\x00sgl-kv-epoch=" + s.epoch
 }
-
-func seqFrame(seq uint64) []byte { return binary.BigEndian.AppendUint64(nil, seq) }
 
 // serve waits for at most the timeout, which is unlimited if negative, and answers one replay
 // request, if there is one, as vLLM's publisher does between two batches. It returns early when

@@ -2,15 +2,13 @@ package vllm
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
-	"math"
 	"net"
-	"os"
 	"sync"
 	"time"
 
 	"github.com/kvcast/kvcast/internal/zmtp"
+	"github.com/kvcast/kvcast/internal/zmtp/outbound"
 )
 
 // Tests change these.
@@ -30,8 +28,6 @@ const (
 	maxRequests = 16
 	// maxRequestBytes bounds what a consumer may send at once: a subscription or a request.
 	maxRequestBytes = 8 << 10
-	// endOfReplay is the seq of the message after the last reply.
-	endOfReplay = math.MaxUint64
 )
 
 // conn is a connection of a consumer to a PUB or ROUTER socket.
@@ -77,7 +73,7 @@ func (p *endpoint) serve(ctx context.Context, c net.Conn, peer *peer, kind zmtp.
 		defer cancel() // a writer that fails ends the connection
 		n.ended("write", write(ctx))
 	})
-	err := n.read()
+	err := outbound.Read(c, n.session, n.write, n.event)
 	if ctx.Err() == nil {
 		n.ended("read", err)
 	}
@@ -102,54 +98,6 @@ func (n *conn) signal() {
 	select {
 	case n.wakeup <- struct{}{}:
 	default:
-	}
-}
-
-// read processes what the consumer sends until the connection ends.
-func (n *conn) read() error {
-	var event zmtp.Event
-	buffer, have := make([]byte, 512), 0
-	for {
-		if err := n.write(n.session.Out()); err != nil {
-			return err
-		}
-		n.session.Sent(time.Now())
-		if err := n.net.SetReadDeadline(n.session.Deadline()); err != nil {
-			return err
-		}
-		got, err := n.net.Read(buffer[have:])
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			if err := n.session.Tick(time.Now()); err != nil {
-				return err
-			}
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		have += got
-		used := 0
-		for {
-			k, err := n.session.Next(time.Now(), buffer[used:have], &event)
-			if err != nil {
-				return err
-			}
-			if event.Kind == zmtp.Incomplete {
-				break
-			}
-			if err := n.write(n.session.Out()); err != nil { // READY, before messages
-				return err
-			}
-			if err := n.event(&event); err != nil {
-				return err
-			}
-			used += k
-		}
-		need := n.session.Need(buffer[used:have])
-		have = copy(buffer, buffer[used:have])
-		if need > len(buffer) {
-			buffer = append(buffer[:have], make([]byte, need-have)...)
-		}
 	}
 }
 
@@ -180,24 +128,13 @@ func (n *conn) event(e *zmtp.Event) error {
 			return nil
 		}
 		select {
-		case n.requests <- parseSeq(e.Frames[1]):
+		case n.requests <- outbound.ParseSeq(e.Frames[1]):
 		default:
 			return errRequests
 		}
 	default:
 	}
 	return nil
-}
-
-// parseSeq parses the seq of a request: a big-endian number of any length.
-func parseSeq(frame []byte) (seq uint64) {
-	for _, b := range frame {
-		if seq > math.MaxUint64>>8 {
-			return math.MaxUint64
-		}
-		seq = seq<<8 | uint64(b)
-	}
-	return seq
 }
 
 // write writes bytes, after or before those of other goroutines.
@@ -234,7 +171,7 @@ func (n *conn) sendUntil(until time.Time, batches []Batch, before ...[]byte) err
 		for _, frame := range before {
 			n.buffer = zmtp.AppendMore(n.buffer, frame)
 		}
-		n.buffer = zmtp.AppendMessage(n.buffer, []byte(b.Stream.topic), binary.BigEndian.AppendUint64(nil, b.Seq), b.Payload)
+		n.buffer = zmtp.AppendMessage(n.buffer, []byte(b.Stream.topic), outbound.SeqFrame(b.Seq), b.Payload)
 		if len(n.buffer) < writeBytes && i < len(batches)-1 {
 			continue
 		}
@@ -360,6 +297,6 @@ func (n *conn) answer(ctx context.Context, from uint64) error {
 			}
 		}
 	}
-	end := zmtp.AppendMessage(nil, nil, nil, binary.BigEndian.AppendUint64(nil, endOfReplay), nil)
+	end := zmtp.AppendMessage(nil, nil, nil, outbound.SeqFrame(outbound.EndOfReplay), nil)
 	return n.write(end)
 }

@@ -13,6 +13,7 @@ import (
 
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/zmtp"
+	"github.com/kvcast/kvcast/internal/zmtp/outbound"
 )
 
 // EndpointConfig is where batches are published. Exactly one of Bind and Connect is set.
@@ -163,8 +164,6 @@ func (p *endpoint) run(ctx context.Context) {
 		p.connect(ctx)
 		return
 	}
-	stop := context.AfterFunc(ctx, func() { _ = p.close() })
-	defer stop()
 	if p.replay != nil {
 		running.Go(func() { p.accept(ctx, p.replay, zmtp.ROUTER) })
 	}
@@ -172,22 +171,7 @@ func (p *endpoint) run(ctx context.Context) {
 }
 
 func (p *endpoint) accept(ctx context.Context, l net.Listener, kind zmtp.SocketType) {
-	var serving sync.WaitGroup
-	defer serving.Wait()
-	for {
-		c, err := l.Accept()
-		switch {
-		case ctx.Err() != nil:
-			if err == nil {
-				_ = c.Close()
-			}
-			return
-		case err != nil: // such as of missing descriptors
-			wait(ctx, minRetry)
-			continue
-		}
-		serving.Go(func() { p.admit(ctx, c, kind) })
-	}
+	outbound.Accept(ctx, l, func(c net.Conn) { p.admit(ctx, c, kind) })
 }
 
 // admit serves a connection within the limits.
@@ -231,16 +215,7 @@ func (p *endpoint) connect(ctx context.Context) {
 				"endpoint", p.cfg.Connect, "error", err)
 			logged = true
 		}
-		wait(ctx, retry/2+rand.N(retry/2+1)) //nolint:gosec // jitter
+		outbound.Wait(ctx, retry/2+rand.N(retry/2+1)) //nolint:gosec // jitter
 		retry = min(2*retry, maxRetry)
-	}
-}
-
-func wait(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
 	}
 }

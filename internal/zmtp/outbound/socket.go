@@ -8,7 +8,6 @@ package outbound
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -78,19 +77,7 @@ func Bind(network, address string, c Config) (*Socket, error) {
 	}
 	s := newSocket(c)
 	s.listener = l
-	s.done.Go(func() {
-		for {
-			conn, err := l.Accept()
-			switch {
-			case err == nil:
-				s.done.Go(func() { s.serve(conn) })
-			case s.ctx.Err() != nil:
-				return
-			default:
-				s.wait(maxRetry) // such as of missing descriptors
-			}
-		}
-	})
+	s.done.Go(func() { Accept(s.ctx, l, s.serve) })
 	return s, nil
 }
 
@@ -104,18 +91,10 @@ func Connect(network, address string, c Config) *Socket {
 				s.serve(conn)
 				retry = minRetry
 			}
-			s.wait(retry)
+			Wait(s.ctx, retry)
 		}
 	})
 	return s
-}
-
-// wait waits unless the socket is closed.
-func (s *Socket) wait(d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-s.ctx.Done():
-	}
 }
 
 // Addr returns the address that the socket is bound to; nil if it connects.
@@ -190,8 +169,10 @@ func (s *Socket) serve(conn net.Conn) {
 	s.last++
 	id := s.last
 	s.mu.Unlock()
-	p.read(zmtp.Config{Socket: s.config.Type, Limits: zmtp.Limits{Bytes: maxMessageBytes, Heartbeat: -1}}, func(e *zmtp.Event) {
+	session := zmtp.New(zmtp.Config{Socket: s.config.Type, Limits: zmtp.Limits{Bytes: maxMessageBytes, Heartbeat: -1}}, time.Now())
+	_ = Read(conn, session, p.flush, func(e *zmtp.Event) error {
 		s.event(id, p, e)
+		return nil
 	})
 	cancel()
 	_ = conn.Close()
@@ -345,56 +326,12 @@ func (p *peer) take() net.Buffers {
 	return batch
 }
 
-// read processes what the peer sends until the connection ends.
-func (p *peer) read(c zmtp.Config, on func(*zmtp.Event)) {
-	session := zmtp.New(c, time.Now())
-	if err := p.conn.SetReadDeadline(session.Deadline()); err != nil {
-		return
-	}
-	var event zmtp.Event
-	buffer := make([]byte, 512)
-	n := 0
-	for {
-		if err := p.flush(session); err != nil {
-			return
-		}
-		got, err := p.conn.Read(buffer[n:])
-		if err != nil {
-			return
-		}
-		n += got
-		used := 0
-		for {
-			k, err := session.Next(time.Now(), buffer[used:n], &event)
-			if err != nil {
-				return
-			}
-			if event.Kind == zmtp.Incomplete {
-				break
-			}
-			if event.Kind == zmtp.Established {
-				if err := errors.Join(p.flush(session), p.conn.SetReadDeadline(time.Time{})); err != nil {
-					return
-				}
-			}
-			on(&event)
-			used += k
-		}
-		need := session.Need(buffer[used:n])
-		n = copy(buffer, buffer[used:n])
-		if need > len(buffer) {
-			buffer = append(buffer[:n], make([]byte, need-n)...)
-		}
-	}
-}
-
 // flush writes what the session sends. Messages of the writer's goroutine may be written before or
 // after, but never between.
-func (p *peer) flush(s *zmtp.Session) error {
-	out := s.Out()
-	if len(out) == 0 {
+func (p *peer) flush(b []byte) error {
+	if len(b) == 0 {
 		return nil
 	}
-	_, err := p.conn.Write(out)
+	_, err := p.conn.Write(b)
 	return err
 }
