@@ -26,7 +26,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -35,6 +34,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/transport"
@@ -87,7 +87,7 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 			sink:      sink,
 			names:     &nameSet{max: c.MaxWorkers, names: make(map[string]bool)},
 			budgets:   newBudgets(c),
-			addresses: addressCounts{max: c.MaxSourcesPerAddress, sources: make(map[netip.Prefix]int)},
+			addresses: budget.NewShares(nil, int64(c.MaxSourcesPerAddress)),
 		},
 		changes: make(chan func(context.Context, *running)),
 		ended:   make(chan struct{}),

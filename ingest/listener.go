@@ -202,7 +202,7 @@ func (l *listener) message(ctx context.Context, in *intake, now time.Time, m tra
 			l.refuse(refusedSources, now, in.topic)
 			return
 		}
-		if l.shared.addresses.full(budget.AddressOf(l.peerAddress(m))) {
+		if l.shared.addresses.Full(budget.AddressOf(l.peerAddress(m))) {
 			l.refuse(refusedAddress, now, in.topic)
 			return
 		}

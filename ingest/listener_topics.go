@@ -61,17 +61,17 @@ func (l *listener) addPublisher(t *boundTopic, rank uint32, from netip.Addr) (p 
 
 // admit reserves the budgets of another publisher, whose first batch comes from an address.
 func (l *listener) admit(t *boundTopic, rank uint32, from netip.Prefix) (why refusal, ok bool) {
-	sources, addresses := l.shared.budgets.sources, &l.shared.addresses
+	sources, addresses := l.shared.budgets.sources, l.shared.addresses
 	switch {
 	case len(t.worker.publishers) >= feed.MaxRanks:
 		return refusedRanks, false
-	case !addresses.reserve(from):
+	case addresses.Reserve(from, 1) != nil:
 		return refusedAddress, false
 	case !sources.Reserve(1):
-		addresses.release(from)
+		addresses.Release(from, 1)
 		return refusedSources, false
 	case !t.worker.admitRank(rank):
-		addresses.release(from)
+		addresses.Release(from, 1)
 		sources.Release(1)
 		return refusedRanks, false
 	}

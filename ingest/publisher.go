@@ -262,7 +262,7 @@ func (p *publisher) release() {
 	p.worker.shared.sources.remove(p.status)
 	p.worker.shared.budgets.sources.Release(1)
 	if p.replayOf != nil {
-		p.worker.shared.addresses.release(budget.AddressOf(p.address))
+		p.worker.shared.addresses.Release(budget.AddressOf(p.address), 1)
 	}
 }
 

@@ -29,7 +29,7 @@ type shared struct {
 	// entered has the workers in the stream: *worker by name.
 	entered    sync.Map
 	sources    sourceList
-	addresses  addressCounts
+	addresses  *budget.Shares // sources that engines have made known to listeners: no address can use up MaxSources
 	budgets    budgets
 	metrics    *metrics
 	intakes    sync.Pool
@@ -92,40 +92,6 @@ func (s *shared) reject(peer netip.Addr, err *zmtp.Error) {
 	}
 	if n, ok := limit.Allow(time.Now()); ok {
 		s.config.Logger.Warn("peer disconnected", "peer", peer, "reason", string(err.Reason), "error", err, "suppressed", n)
-	}
-}
-
-// addressCounts counts the sources that engines have made known to listeners, by the address of the
-// engine, so that no address can use up MaxSources.
-type addressCounts struct {
-	max int
-
-	mu      sync.Mutex // guards sources
-	sources map[netip.Prefix]int
-}
-
-func (c *addressCounts) full(from netip.Prefix) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.sources[from] >= c.max
-}
-
-// reserve adds a source from an address. It returns false if there may be no more.
-func (c *addressCounts) reserve(from netip.Prefix) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.sources[from] >= c.max {
-		return false
-	}
-	c.sources[from]++
-	return true
-}
-
-func (c *addressCounts) release(from netip.Prefix) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.sources[from]--; c.sources[from] == 0 {
-		delete(c.sources, from)
 	}
 }
 

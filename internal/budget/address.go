@@ -1,9 +1,11 @@
 package budget
 
 import (
+	"context"
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 )
 
@@ -39,11 +41,19 @@ type Shares struct {
 	total      *Budget
 	perAddress int64
 
-	mu   sync.Mutex // guards used
-	used map[netip.Prefix]int64
+	mu      sync.Mutex // guards all below
+	used    map[netip.Prefix]int64
+	waiting []*claim // of Acquire, in the order of the calls
 }
 
-// NewShares returns the shares of a budget.
+// claim is a call of Acquire that waits.
+type claim struct {
+	address netip.Prefix
+	n       int64
+	granted chan struct{}
+}
+
+// NewShares returns the shares of a budget. A budget of nil has no limit beside the shares.
 func NewShares(total *Budget, perAddress int64) *Shares {
 	return &Shares{total: total, perAddress: perAddress, used: make(map[netip.Prefix]int64)}
 }
@@ -52,8 +62,12 @@ func NewShares(total *Budget, perAddress int64) *Shares {
 func (s *Shares) Reserve(address netip.Prefix, n int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.reserve(address, n)
+}
+
+func (s *Shares) reserve(address netip.Prefix, n int64) error {
 	if n > s.perAddress-s.used[address] {
-		s.total.refused.Add(1)
+		s.total.refuse()
 		return ErrShare
 	}
 	if !s.total.Reserve(n) {
@@ -63,12 +77,59 @@ func (s *Shares) Reserve(address netip.Prefix, n int64) error {
 	return nil
 }
 
+// Acquire reserves n units for an address as soon as that exceeds neither its share nor the budget, of which all units must be
+// reserved by these Shares. Calls are served in their order, except that those of an address that uses its share wait for that. The
+// error is that of ctx. There may be as many calls as the caller has goroutines.
+func (s *Shares) Acquire(ctx context.Context, address netip.Prefix, n int64) error {
+	c := &claim{address, n, make(chan struct{})}
+	s.mu.Lock()
+	s.waiting = append(s.waiting, c)
+	s.grant()
+	s.mu.Unlock()
+	select {
+	case <-c.granted:
+		return nil
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i := slices.Index(s.waiting, c); i >= 0 {
+		s.waiting = slices.Delete(s.waiting, i, i+1)
+	} else {
+		s.release(address, n)
+	}
+	return ctx.Err()
+}
+
+// grant grants the claims for which there is room, in their order.
+func (s *Shares) grant() {
+	s.waiting = slices.DeleteFunc(s.waiting, func(c *claim) bool {
+		if c.n > s.perAddress-s.used[c.address] || c.n > s.total.Room() || s.reserve(c.address, c.n) != nil {
+			return false
+		}
+		close(c.granted)
+		return true
+	})
+}
+
+// Full reports whether an address uses its share.
+func (s *Shares) Full(address netip.Prefix) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.used[address] >= s.perAddress
+}
+
 // Release returns n reserved units of an address.
 func (s *Shares) Release(address netip.Prefix, n int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.release(address, n)
+}
+
+func (s *Shares) release(address netip.Prefix, n int64) {
 	s.total.Release(n)
 	if s.used[address] -= n; s.used[address] == 0 {
 		delete(s.used, address)
 	}
+	s.grant()
 }

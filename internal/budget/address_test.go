@@ -1,10 +1,15 @@
 package budget_test
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvcast/kvcast/internal/budget"
 )
@@ -63,4 +68,41 @@ func TestAddressesHaveShares(t *testing.T) {
 	if err := shares.Reserve(a, 6); err != nil || total.Used() != 10 {
 		t.Errorf("after a release: got %v, and %d used", err, total.Used())
 	}
+}
+
+// TestAcquireWaitsInOrder has one address that uses its share while others wait for the budget.
+func TestAcquireWaitsInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		total := budget.New("units", 2)
+		shares := budget.NewShares(total, 1)
+		a, b, c := netip.MustParsePrefix("10.0.0.1/32"), netip.MustParsePrefix("10.0.0.2/32"), netip.MustParsePrefix("10.0.0.3/32")
+		var order []string
+		acquire := func(ctx context.Context, name string, address netip.Prefix) {
+			go func() {
+				err := shares.Acquire(ctx, address, 1)
+				order = append(order, fmt.Sprint(name, " ", err))
+			}()
+			synctest.Wait()
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		acquire(t.Context(), "a1", a)
+		acquire(t.Context(), "a2", a) // waits for its share
+		acquire(t.Context(), "b1", b)
+		acquire(ctx, "c1", c)         // waits for the budget
+		acquire(t.Context(), "c2", c) // waits behind c1
+		cancel()
+		synctest.Wait()
+		shares.Release(b, 1)
+		synctest.Wait()
+		shares.Release(a, 1)
+		synctest.Wait()
+		if diff := cmp.Diff([]string{"a1 <nil>", "b1 <nil>", "c1 context canceled", "c2 <nil>", "a2 <nil>"}, order); diff != "" {
+			t.Errorf("order (-want +got):\n%s", diff)
+		}
+		shares.Release(a, 1)
+		shares.Release(c, 1)
+		if total.Used() != 0 || shares.Full(a) {
+			t.Errorf("%d units stay reserved", total.Used())
+		}
+	})
 }

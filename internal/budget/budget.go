@@ -34,12 +34,19 @@ func (b *Budget) Reserve(n int64) bool {
 	for {
 		used := b.used.Load()
 		if b.limit > 0 && n > b.limit-used {
-			b.refused.Add(1)
+			b.refuse()
 			return false
 		}
 		if b.used.CompareAndSwap(used, used+n) {
 			return true
 		}
+	}
+}
+
+// refuse counts a refusal.
+func (b *Budget) refuse() {
+	if b != nil {
+		b.refused.Add(1)
 	}
 }
 
