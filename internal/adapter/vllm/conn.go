@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/zmtp"
 	"github.com/kvcast/kvcast/internal/zmtp/outbound"
 )
@@ -35,8 +37,8 @@ type conn struct {
 	*endpoint
 	net      net.Conn
 	session  *zmtp.Session // of the reading goroutine
-	peer     *peer
-	consumer *Consumer // guarded by Egress.mu
+	address  netip.Prefix  // of the peer
+	consumer *Consumer     // guarded by Egress.mu
 	wakeup   chan struct{}
 	// requests are the seqs of replay requests that wait for their answer; nil: the socket answers none. A consumer that sends
 	// more than there is room for is disconnected.
@@ -47,12 +49,12 @@ type conn struct {
 }
 
 // serve serves a consumer until its connection ends, and reports whether the handshake was completed.
-func (p *endpoint) serve(ctx context.Context, c net.Conn, peer *peer, kind zmtp.SocketType) (established bool) {
+func (p *endpoint) serve(ctx context.Context, c net.Conn, kind zmtp.SocketType) (established bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	defer stop()
 	n := &conn{
-		endpoint: p, net: c, peer: peer, consumer: NewConsumer(), wakeup: make(chan struct{}, 1), writing: make(chan struct{}, 1),
+		endpoint: p, net: c, address: budget.PeerOf(c.RemoteAddr()), consumer: NewConsumer(), wakeup: make(chan struct{}, 1), writing: make(chan struct{}, 1),
 		session: zmtp.New(zmtp.Config{Socket: kind, Limits: zmtp.Limits{
 			FrameBytes: maxRequestBytes, Bytes: 2 * maxRequestBytes, Heartbeat: heartbeat,
 		}}, time.Now()),
@@ -192,12 +194,12 @@ func (n *conn) follow(ctx context.Context) error {
 		n.mu.Lock()
 		if n.consumer.NeedsState(n.history, n.streams, n.version, n.sendsStates()) {
 			n.mu.Unlock()
-			if err := n.acquireState(ctx); err != nil {
+			if err := n.states.Acquire(ctx, n.address, 1); err != nil {
 				return err
 			}
 			n.mu.Lock()
 			if !n.consumer.NeedsState(n.history, n.streams, n.version, n.sendsStates()) {
-				n.releaseState()
+				n.states.Release(n.address, 1)
 				n.mu.Unlock()
 				continue
 			}
@@ -269,12 +271,12 @@ func (n *conn) answer(ctx context.Context, from uint64) error {
 		}
 		n.mu.Unlock()
 		if acquired && state == nil {
-			n.releaseState()
+			n.states.Release(n.address, 1)
 		}
 		if found || acquired {
 			break
 		}
-		if err := n.acquireState(ctx); err != nil {
+		if err := n.states.Acquire(ctx, n.address, 1); err != nil {
 			return err
 		}
 	}

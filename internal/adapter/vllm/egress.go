@@ -22,7 +22,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/kvcast/kvcast/internal/adapter/apply"
 	"github.com/kvcast/kvcast/internal/budget"
@@ -58,12 +57,13 @@ type Egress struct {
 	journal apply.Journal
 	index   *index.Index
 	metrics *metrics
-	states  *semaphore.Weighted // states that are being built
-	memory  *budget.Budget      // of states
-	slots   *semaphore.Weighted
-	peers   *peers
-	logger  *slog.Logger
-	warned  atomic.Int64 // Unix time in seconds of the last warn
+	memory  *budget.Budget // of states
+	// The states that are being built, the bytes of memory, and the connections of consumers. An address has a part of each, so that
+	// others are served while it uses that up.
+	states, stateBytes, connections *budget.Shares
+
+	logger *slog.Logger
+	warned atomic.Int64 // Unix time in seconds of the last warn
 
 	mu        sync.Mutex // guards all below, the endpoints' histories and streams, and all consumers
 	endpoints []*endpoint
@@ -87,7 +87,7 @@ type streamKey struct {
 const (
 	// maxSeqs bounds Egress.seqs. Beyond it, streams that begin again may begin with lower seqs, as after a restart.
 	maxSeqs = 1 << 16
-	// statesAtATime is how many states are built at a time. Each copies a rank's blocks, as snapshots do.
+	// statesAtATime is how many states are built at a time, one of each address. Each copies a rank's blocks, as snapshots do.
 	statesAtATime = 2
 	minHistory    = 1 << 20 // bytes of each endpoint's history
 )
@@ -95,11 +95,13 @@ const (
 // New opens the ports of an egress. The caller runs it with Run, or closes it with Close.
 func New(ctx context.Context, c Config, j apply.Journal, x *index.Index) (*Egress, error) {
 	e := &Egress{
-		cfg: c, journal: j, index: x, logger: c.Logger, states: semaphore.NewWeighted(statesAtATime),
-		memory: budget.New("egress_state_bytes", c.StateBytes), slots: semaphore.NewWeighted(int64(c.MaxConsumers)),
-		peers:   newPeers(c.MaxConsumers, c.StateBytes),
-		workers: make(map[string]*worker), seqs: make(map[streamKey]uint64),
+		cfg: c, journal: j, index: x, logger: c.Logger,
+		memory:      budget.New("egress_state_bytes", c.StateBytes),
+		states:      budget.NewShares(budget.New("egress_states", statesAtATime), 1),
+		connections: budget.NewShares(budget.New("egress_connections", int64(c.MaxConsumers)), int64(max(1, c.MaxConsumers/4))),
+		workers:     make(map[string]*worker), seqs: make(map[streamKey]uint64),
 	}
+	e.stateBytes = budget.NewShares(e.memory, c.StateBytes/2)
 	e.metrics = newMetrics(e, c.Registerer)
 	for _, ec := range c.Endpoints {
 		p, err := e.open(ctx, ec, max(minHistory, c.HistoryBytes/len(c.Endpoints)))

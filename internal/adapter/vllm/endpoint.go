@@ -12,6 +12,7 @@ import (
 	"time"
 
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/zmtp"
 	"github.com/kvcast/kvcast/internal/zmtp/outbound"
 )
@@ -176,25 +177,16 @@ func (p *endpoint) accept(ctx context.Context, l net.Listener, kind zmtp.SocketT
 
 // admit serves a connection within the limits.
 func (p *endpoint) admit(ctx context.Context, c net.Conn, kind zmtp.SocketType) {
-	if !p.slots.TryAcquire(1) {
-		p.refuse(c, "all connections are in use")
+	from := budget.PeerOf(c.RemoteAddr())
+	if err := p.connections.Reserve(from, 1); err != nil {
+		p.metrics.refused.Inc()
+		_ = c.Close()
+		p.warn("connection of a consumer was refused; raise egress.zmq.max_consumers, of which an address may use a quarter",
+			"peer.address", c.RemoteAddr().String(), "reason", err)
 		return
 	}
-	defer p.slots.Release(1)
-	peer, ok := p.peers.add(c.RemoteAddr())
-	if !ok {
-		p.refuse(c, "the address has its share of the connections")
-		return
-	}
-	defer p.peers.remove(c.RemoteAddr())
-	p.serve(ctx, c, peer, kind)
-}
-
-func (p *endpoint) refuse(c net.Conn, why string) {
-	p.metrics.refused.Inc()
-	_ = c.Close()
-	p.warn("connection of a consumer was refused; raise egress.zmq.max_consumers, of which an address may use a quarter",
-		"peer.address", c.RemoteAddr().String(), "reason", why)
+	defer p.connections.Release(from, 1)
+	p.serve(ctx, c, kind)
 }
 
 // connect keeps a connection to a consumer. It logs each outage once.
@@ -204,7 +196,7 @@ func (p *endpoint) connect(ctx context.Context) {
 	for retry := minRetry; ctx.Err() == nil; {
 		c, err := dialer.DialContext(ctx, p.network, p.addr)
 		if err == nil {
-			if p.serve(ctx, c, newPeer(p.Egress.cfg.StateBytes), zmtp.PUB) {
+			if p.serve(ctx, c, zmtp.PUB) {
 				retry, logged = minRetry, false
 			} else {
 				err = errors.New("the peer has not completed the ZeroMQ handshake")

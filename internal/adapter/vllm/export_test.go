@@ -3,6 +3,7 @@ package vllm
 import (
 	"context"
 	"net"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -41,10 +42,13 @@ func (e *Egress) StateMemory() int64 { return e.memory.Used() }
 // HoldStates lets no state be built until the test ends.
 func (e *Egress) HoldStates(t *testing.T) {
 	t.Helper()
-	if err := e.states.Acquire(t.Context(), statesAtATime); err != nil {
-		t.Fatal(err)
+	for bits := range statesAtATime {
+		address := netip.PrefixFrom(netip.IPv6Unspecified(), bits)
+		if err := e.states.Acquire(t.Context(), address, 1); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { e.states.Release(address, 1) })
 	}
-	t.Cleanup(func() { e.states.Release(statesAtATime) })
 }
 
 // Omitted returns how many blocks were omitted since the last call, by reason.

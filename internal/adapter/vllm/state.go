@@ -9,23 +9,6 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// acquireState waits until a state may be built: it is a copy. Of each address, one is built at a time.
-func (n *conn) acquireState(ctx context.Context) error {
-	if err := n.peer.states.Acquire(ctx, 1); err != nil {
-		return err
-	}
-	if err := n.states.Acquire(ctx, 1); err != nil {
-		n.peer.states.Release(1)
-		return err
-	}
-	return nil
-}
-
-func (n *conn) releaseState() {
-	n.states.Release(1)
-	n.peer.states.Release(1)
-}
-
 // errMemory and errStateSize end the connection of a consumer for whose state there is no memory: it may connect again.
 var (
 	errMemory    = errors.New("the states that are being sent use the memory for that")
@@ -34,12 +17,10 @@ var (
 
 // reserve reserves further memory of the state of a stream.
 func (n *conn) reserve(s *Stream, have *int64, size int64) error {
-	if n.peer.memory.Reserve(size) {
-		if n.memory.Reserve(size) {
-			*have += size
-			return nil
-		}
-		n.peer.memory.Release(size)
+	err := n.stateBytes.Reserve(n.address, size)
+	if err == nil {
+		*have += size
+		return nil
 	}
 	needed, limit := *have+size, n.memory.Limit()
 	if needed > limit/2 {
@@ -49,19 +30,14 @@ func (n *conn) reserve(s *Stream, have *int64, size int64) error {
 	}
 	n.warn("a consumer was disconnected, because the blocks that are being sent to others use the memory for them, or those to its address half of it; raise egress.zmq.state_bytes, or look for consumers that read slowly",
 		"peer.address", n.net.RemoteAddr().String(), "worker", s.worker, "rank", s.rank, "bytes", needed,
-		"used_bytes", n.memory.Used(), "address_used_bytes", n.peer.memory.Used(), "state_bytes", limit)
+		"reason", err, "used_bytes", n.memory.Used(), "state_bytes", limit)
 	return errMemory
 }
 
-func (n *conn) release(bytes int64) {
-	n.memory.Release(bytes)
-	n.peer.memory.Release(bytes)
-}
-
-// sendState sends the state of a stream, each batch after some frames. The caller has called acquireState.
+// sendState sends the state of a stream, each batch after some frames. The caller has acquired one of Egress.states.
 func (n *conn) sendState(ctx context.Context, s *Stream, state *State, before ...[]byte) error {
 	batches, bytes, err := n.buildState(ctx, s, state)
-	defer func() { n.release(bytes) }()
+	defer func() { n.stateBytes.Release(n.address, bytes) }()
 	if err != nil {
 		return err
 	}
@@ -71,10 +47,10 @@ func (n *conn) sendState(ctx context.Context, s *Stream, state *State, before ..
 	return n.sendUntil(until, batches, before...)
 }
 
-// buildState returns the batches of a state, and their reserved memory, and calls releaseState. It does not
+// buildState returns the batches of a state, and their reserved memory, and releases one of Egress.states. It does not
 // depend on the consumer, so that a slow one does not delay others.
 func (n *conn) buildState(ctx context.Context, s *Stream, state *State) (batches []Batch, bytes int64, err error) {
-	defer n.releaseState()
+	defer n.states.Release(n.address, 1)
 	at := apply.Now()
 	snapshot, ok := n.index.Snapshot(s.worker)
 	snapshot.TokenIDs = true
@@ -105,6 +81,6 @@ func (n *conn) buildState(ctx context.Context, s *Stream, state *State) (batches
 		err = n.reserve(s, &bytes, size-bytes)
 		return batches, bytes, err
 	}
-	n.release(bytes - size)
+	n.stateBytes.Release(n.address, bytes-size)
 	return batches, size, nil
 }
