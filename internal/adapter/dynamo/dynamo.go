@@ -24,7 +24,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/index"
-	"github.com/kvcast/kvcast/internal/logonce"
+	"github.com/kvcast/kvcast/internal/core/loglimit"
 )
 
 const (
@@ -77,8 +77,8 @@ type handler struct {
 	requests *semaphore.Weighted
 	dumps    *semaphore.Weighted
 	reading  *budget.Shares
-	unknown  logonce.Keys // names of workers without an id
-	shared   logonce.Keys // ids of several workers
+	unknown  loglimit.Keys // names of workers without an id
+	shared   loglimit.Keys // ids of several workers
 }
 
 // NewServer returns an HTTP server of an index.

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/internal/core/index"
-	"github.com/kvcast/kvcast/internal/logonce"
+	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/internal/peer"
 	kvindexerv1 "github.com/kvcast/kvcast/internal/peer/kv_indexer/v1"
 	"github.com/kvcast/kvcast/server/match"
@@ -52,7 +52,7 @@ type Service struct {
 	kvindexerv1.UnimplementedKVIndexerServer
 	cfg     Config
 	index   *index.Index
-	unknown logonce.Keys // names of workers without an address
+	unknown loglimit.Keys // names of workers without an address
 }
 
 // New returns a service.

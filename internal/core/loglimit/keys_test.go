@@ -1,15 +1,15 @@
-package logonce_test
+package loglimit_test
 
 import (
 	"fmt"
 	"testing"
 
-	"github.com/kvcast/kvcast/internal/logonce"
+	"github.com/kvcast/kvcast/internal/core/loglimit"
 )
 
 func TestKeysAreNewOnce(t *testing.T) {
-	var keys logonce.Keys
-	for i := range logonce.MaxKeys {
+	var keys loglimit.Keys
+	for i := range loglimit.MaxKeys {
 		if key := fmt.Sprint(i); !keys.IsNew(key) || keys.IsNew(key) {
 			t.Errorf("key %s is not new exactly once", key)
 		}

@@ -1,12 +1,11 @@
-// Package logonce remembers what was logged, so that what many requests meet is logged once.
-package logonce
+package loglimit
 
 import "sync"
 
 // MaxKeys bounds the keys that Keys has.
 const MaxKeys = 1024
 
-// Keys are the keys that were logged. If there are more than MaxKeys, all may be logged again. The zero value has none. Keys is safe
+// Keys remembers what was logged, so that what many requests meet is logged once. If there are more than MaxKeys, all may be logged again. The zero value has none. Keys is safe
 // for concurrent use.
 type Keys struct {
 	mu     sync.Mutex // guards logged
