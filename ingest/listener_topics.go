@@ -248,7 +248,7 @@ func (l *listener) claim(ctx context.Context, w *boundWorker, now time.Time) boo
 		return false
 	case err != nil:
 		if ctx.Err() == nil {
-			if suppressed, ok := l.logLimiter.allow(logClaim, now); ok {
+			if suppressed, ok := l.logLimiter[logClaim].Allow(now); ok {
 				l.log.Warn("worker does not enter the stream: it cannot be claimed", "worker", w.desc.Name, "error", err, "suppressed", suppressed)
 			}
 		}
@@ -265,7 +265,7 @@ func (l *listener) claim(ctx context.Context, w *boundWorker, now time.Time) boo
 // refuse counts and logs a message that is refused.
 func (l *listener) refuse(why refusal, now time.Time, topic []byte) {
 	l.shared.metrics.listeners.incLabeled(refusedTotal, why.String())
-	if suppressed, ok := l.logLimiter.allow(logKindOf(why), now); ok {
+	if suppressed, ok := l.logLimiter[logKindOf(why)].Allow(now); ok {
 		const maxLogged = 128
 		l.log.Warn("message refused", "reason", why.String(), "want", l.wanted(why),
 			"topic", string(topic[:min(len(topic), maxLogged)]), "suppressed", suppressed)

@@ -1,8 +1,6 @@
 package ingest
 
 import (
-	"time"
-
 	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/internal/wire"
 )
@@ -38,10 +36,5 @@ const (
 
 func logKindOf(r refusal) logKind { return logRefused + logKind(r) }
 
-// logLimiter suppresses log lines. It is not safe for concurrent use.
+// logLimiter suppresses log lines, by their kind.
 type logLimiter [numLogKinds]loglimit.Limit
-
-// allow reports whether a line of a kind may be logged now: see loglimit.Limit.
-func (l *logLimiter) allow(kind logKind, now time.Time) (suppressed int, ok bool) {
-	return l[kind].Allow(now)
-}

@@ -26,7 +26,7 @@ func TestLogLinesAreSuppressed(t *testing.T) {
 		{logGap, 2 * loglimit.Interval, 1, true},
 	}
 	for i, s := range steps {
-		if suppressed, due := n.allow(s.kind, at.Add(s.after)); suppressed != s.suppressed || due != s.due {
+		if suppressed, due := n[s.kind].Allow(at.Add(s.after)); suppressed != s.suppressed || due != s.due {
 			t.Errorf("step %d: allow = %d, %v; want %d, %v", i, suppressed, due, s.suppressed, s.due)
 		}
 	}

@@ -316,7 +316,7 @@ func (w *worker) inform(kind logKind, now time.Time, msg string, args ...any) {
 }
 
 func (w *worker) logLimited(level slog.Level, kind logKind, now time.Time, msg string, args []any) bool {
-	suppressed, ok := w.logLimiter.allow(kind, now)
+	suppressed, ok := w.logLimiter[kind].Allow(now)
 	if ok {
 		w.log.Log(context.Background(), level, msg, append(slices.Clip(args), "suppressed", suppressed)...)
 	}

@@ -18,7 +18,6 @@ import (
 	"net"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -26,6 +25,7 @@ import (
 	"github.com/kvcast/kvcast/internal/adapter/apply"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/index"
+	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/internal/wire"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -63,7 +63,7 @@ type Egress struct {
 	states, stateBytes, connections *budget.Shares
 
 	logger *slog.Logger
-	warned atomic.Int64 // Unix time in seconds of the last warn
+	warned loglimit.Limit // lines that consumers can cause
 
 	mu        sync.Mutex // guards all below, the endpoints' histories and streams, and all consumers
 	endpoints []*endpoint
@@ -133,14 +133,10 @@ func (e *Egress) Bound() (all []EndpointConfig) {
 	return all
 }
 
-// warnInterval is the least time between two warnings that consumers can cause.
-const warnInterval = time.Minute
-
-// warn logs what consumers can cause, at most once in warnInterval.
+// warn logs what consumers can cause.
 func (e *Egress) warn(message string, args ...any) {
-	last, at := e.warned.Load(), time.Now().Unix()
-	if at-last >= int64(warnInterval/time.Second) && e.warned.CompareAndSwap(last, at) {
-		e.logger.Warn(message, args...)
+	if suppressed, ok := e.warned.Allow(time.Now()); ok {
+		e.logger.Warn(message, append(args, "suppressed", suppressed)...)
 	}
 }
 

@@ -27,3 +27,23 @@ func TestLinesAreSuppressed(t *testing.T) {
 		}
 	}
 }
+
+func TestBurstIsAllowed(t *testing.T) {
+	l := loglimit.Limit{Burst: 20}
+	log := func(n int, at time.Time) (logged, suppressed int) {
+		for range n {
+			if before, ok := l.Allow(at); ok {
+				logged++
+				suppressed += before
+			}
+		}
+		return logged, suppressed
+	}
+	began := time.Unix(1000, 0)
+	if logged, suppressed := log(25, began); logged != 20 || suppressed != 0 {
+		t.Errorf("first: %d lines, %d suppressed, want 20 and 0", logged, suppressed)
+	}
+	if logged, suppressed := log(2, began.Add(loglimit.Interval)); logged != 2 || suppressed != 5 {
+		t.Errorf("then: %d lines, %d suppressed, want 2 and 5", logged, suppressed)
+	}
+}
