@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/auth"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/logging"
@@ -185,7 +186,7 @@ func (s *Server) authenticate(ctx context.Context) (context.Context, error) {
 	if err == nil {
 		return logging.InjectLogField(ctx, "role", string(role)), nil
 	}
-	if omitted, ok := s.refusedCalls.allow(); ok {
+	if omitted, ok := s.refusedCalls.Allow(time.Now()); ok {
 		attrs := []slog.Attr{slog.String("grpc.method", method), slog.String("grpc.code", status.Code(err).String())}
 		if p, ok := peer.FromContext(ctx); ok {
 			attrs = append(attrs, slog.String("peer.address", p.Addr.String()))

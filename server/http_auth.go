@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
@@ -27,7 +28,7 @@ func (s *Server) AuthorizeHTTP(next http.Handler) http.Handler {
 			ctx = peer.NewContext(ctx, &peer.Peer{AuthInfo: credentials.TLSInfo{State: *r.TLS}})
 		}
 		if _, err := s.identify(ctx); err != nil {
-			if omitted, ok := s.refusedCalls.allow(); ok {
+			if omitted, ok := s.refusedCalls.Allow(time.Now()); ok {
 				s.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "refused request", slog.String("http.path", r.URL.Path), slog.String("peer.address", r.RemoteAddr), slog.Int("suppressed", omitted))
 			}
 			w.Header().Set("WWW-Authenticate", `Basic realm="kvcast"`)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -172,32 +171,5 @@ func (q *quota) release(inUse *atomic.Int64) {
 	inUse.Add(-1)
 }
 
-// A logLimiter allows logBurst records per logInterval.
-const (
-	logBurst    = 20
-	logInterval = 10 * time.Second
-)
-
-// logLimiter limits the log records of one kind, since clients can cause any number of them.
-type logLimiter struct {
-	mu      sync.Mutex // guards all below
-	start   time.Time  // of the current interval
-	logged  int        // records in the current interval
-	omitted int        // records omitted since the last allowed record
-}
-
-// allow reports whether a record may be logged, and how many were omitted since the last allowed record.
-func (l *logLimiter) allow() (omitted int, ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if now := time.Now(); now.Sub(l.start) >= logInterval {
-		l.start, l.logged = now, 0
-	}
-	if l.logged >= logBurst {
-		l.omitted++
-		return 0, false
-	}
-	l.logged++
-	omitted, l.omitted = l.omitted, 0
-	return omitted, true
-}
+// logBurst is how many log records of a kind are allowed at a time, since clients can cause any number of them.
+const logBurst = 20

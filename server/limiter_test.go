@@ -126,25 +126,3 @@ func TestQuotaLimitsEachAddressAndTotal(t *testing.T) {
 		t.Errorf("in use: %d and %d, %d in total, want 1, 2, 3", a.Load(), b.Load(), q.total.Used())
 	}
 }
-
-func TestLogLimiterCountsOmittedRecords(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var l logLimiter
-		log := func(n int) (logged, omitted int) {
-			for range n {
-				if before, ok := l.allow(); ok {
-					logged++
-					omitted += before
-				}
-			}
-			return logged, omitted
-		}
-		if logged, omitted := log(logBurst + 5); logged != logBurst || omitted != 0 {
-			t.Errorf("first: %d records, %d omitted", logged, omitted)
-		}
-		<-time.After(logInterval)
-		if logged, omitted := log(2); logged != 2 || omitted != 5 {
-			t.Errorf("then: %d records, %d omitted, want 2 and 5", logged, omitted)
-		}
-	})
-}

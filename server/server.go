@@ -29,6 +29,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/index"
+	"github.com/kvcast/kvcast/internal/core/loglimit"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -98,8 +99,7 @@ type Server struct {
 	adapters     map[string]bool             // services of RegisterAdapter
 	unaryQueries grpc.UnaryServerInterceptor // of Call
 
-	refusedConnections logLimiter
-	refusedCalls       logLimiter
+	refusedConnections, refusedCalls loglimit.Limit // of log records
 }
 
 // New returns a server of a journal, and of an index that has all of the journal's entries: j is an *follow.Follower,
@@ -118,6 +118,9 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 		draining:    draining,
 		drain:       sync.OnceFunc(func() { close(draining) }),
 		outdated:    newOutdated(),
+
+		refusedConnections: loglimit.Limit{Burst: logBurst},
+		refusedCalls:       loglimit.Limit{Burst: logBurst},
 
 		watches:        newQuota(all, "health_watches", cfg.MaxConnections, cfg.MaxConnectionsPerAddress),
 		reflections:    newQuota(all, "reflection_streams", maxReflections, maxReflectionsPerAddress),
@@ -209,7 +212,7 @@ func (s *Server) maxConcurrentStreams() uint32 {
 }
 
 func (s *Server) connectionRefused(from net.Addr, err error) {
-	omitted, ok := s.refusedConnections.allow()
+	omitted, ok := s.refusedConnections.Allow(time.Now())
 	if !ok {
 		return
 	}
