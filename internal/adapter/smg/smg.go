@@ -199,7 +199,18 @@ type target struct{ *Service }
 
 // Begin implements apply.Target.
 func (t target) Begin(name string, added *kvcastv1.WorkerAdded) {
-	w := t.describe(name, added)
+	w := t.workers[name]
+	if w == nil {
+		w = &worker{name: name, ranks: make(map[uint32]*rankStream), began: max(vllm.TimeSeq(time.Now()), t.least), changed: make(chan struct{})}
+		t.workers[name] = w
+		for _, other := range t.workers { // their shares are smaller now
+			other.evict(t.share())
+		}
+	}
+	if address := host(added.GetEndpoint()); address != w.address {
+		w.address = address
+		t.warnShared(w)
+	}
 	w.clear()
 	for _, rank := range added.GetRanks() {
 		w.rank(rank)
@@ -211,27 +222,42 @@ func (t target) Apply(name string, event *kvcastv1.RouterEvent) {
 	t.workers[name].rank(event.GetDpRank()).Apply(event)
 }
 
-// Flush implements apply.Target.
-func (t target) Flush(name string, at float64) { t.flush(t.workers[name], at) }
-
-// End implements apply.Target.
-func (t target) End(name string) { t.end(t.workers[name]) }
-
-// describe returns a worker with its address. The caller of describe, end and flush holds the lock.
-func (s *Service) describe(name string, added *kvcastv1.WorkerAdded) *worker {
-	w := s.workers[name]
-	if w == nil {
-		w = &worker{name: name, ranks: make(map[uint32]*rankStream), began: max(vllm.TimeSeq(time.Now()), s.least), changed: make(chan struct{})}
-		s.workers[name] = w
-		for _, other := range s.workers { // their shares are smaller now
-			other.evict(s.share())
+// Flush implements apply.Target: it publishes the pending events.
+func (t target) Flush(name string, at float64) {
+	w, grown := t.workers[name], false
+	for _, rank := range slices.Sorted(maps.Keys(w.ranks)) {
+		r := w.ranks[rank]
+		t.metrics.omitted.Count(r.Stream)
+		events := r.Take()
+		if len(events) == 0 {
+			continue
 		}
+		b := newBatch(at, rank, events, w.events+1)
+		b.SequenceNumber = r.next
+		w.events += uint64(len(events))
+		w.publish(rank, appendBatch(nil, b))
+		clear(events) // they reference entries
+		grown = true
 	}
-	if address := host(added.GetEndpoint()); address != w.address {
-		w.address = address
-		s.warnShared(w)
+	if !grown {
+		return
 	}
-	return w
+	w.evict(t.share())
+	close(w.changed)
+	w.changed = make(chan struct{})
+}
+
+// End implements apply.Target: it publishes that the worker has no blocks, after which its subscribers' streams end.
+func (t target) End(name string) {
+	w := t.workers[name]
+	w.clear()
+	t.Flush(name, apply.Now())
+	for rank, r := range w.ranks { // the clock's millisecond may be the same when it is added again, or an earlier one
+		t.least = max(t.least, r.next-uint64(rank)<<rankBits)
+	}
+	w.ended = true
+	close(w.changed)
+	delete(t.workers, name)
 }
 
 // warnShared logs that an address is that of two workers.
@@ -267,43 +293,6 @@ func (w *worker) rank(rank uint32) *rankStream {
 		w.ranks[rank] = r
 	}
 	return w.ranks[rank]
-}
-
-// end publishes that a worker has no blocks, after which its subscribers' streams end.
-func (s *Service) end(w *worker) {
-	w.clear()
-	s.flush(w, apply.Now())
-	for rank, r := range w.ranks { // the clock's millisecond may be the same when it is added again, or an earlier one
-		s.least = max(s.least, r.next-uint64(rank)<<rankBits)
-	}
-	w.ended = true
-	close(w.changed)
-	delete(s.workers, w.name)
-}
-
-// flush publishes the pending events of a worker.
-func (s *Service) flush(w *worker, at float64) {
-	grown := false
-	for _, rank := range slices.Sorted(maps.Keys(w.ranks)) {
-		r := w.ranks[rank]
-		s.metrics.omitted.Count(r.Stream)
-		events := r.Take()
-		if len(events) == 0 {
-			continue
-		}
-		b := newBatch(at, rank, events, w.events+1)
-		b.SequenceNumber = r.next
-		w.events += uint64(len(events))
-		w.publish(rank, appendBatch(nil, b))
-		clear(events) // they reference entries
-		grown = true
-	}
-	if !grown {
-		return
-	}
-	w.evict(s.share())
-	close(w.changed)
-	w.changed = make(chan struct{})
 }
 
 // share returns how many bytes of history each worker may have.

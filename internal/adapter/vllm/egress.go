@@ -169,9 +169,17 @@ func (e *Egress) source() *apply.Source {
 // target implements apply.Target with an Egress. The caller of its methods holds Egress.mu.
 type target struct{ *Egress }
 
-// Begin implements apply.Target.
+// Begin implements apply.Target. If the model or the address has changed, the worker's streams end, since they have other topics.
 func (t target) Begin(name string, added *kvcastv1.WorkerAdded) {
-	w := t.describe(name, added)
+	w := t.workers[name]
+	if w != nil && (w.model != added.GetModel() || w.address != added.GetEndpoint()) {
+		t.End(name)
+		w = nil
+	}
+	if w == nil {
+		w = &worker{name: name, model: added.GetModel(), address: added.GetEndpoint(), streams: make(map[uint32]*Stream)}
+		t.workers[name] = w
+	}
 	for _, s := range w.streams {
 		s.Clear()
 	}
@@ -188,22 +196,23 @@ func (t target) Apply(name string, event *kvcastv1.RouterEvent) {
 // Flush implements apply.Target.
 func (t target) Flush(name string, at float64) { t.publish(t.workers[name], at, false) }
 
-// End implements apply.Target.
-func (t target) End(name string) { t.endWorker(t.workers[name]) }
-
-// describe returns a worker with its model and address. If they have changed, its streams end, since they have other topics.
-// The caller holds the lock.
-func (e *Egress) describe(name string, added *kvcastv1.WorkerAdded) *worker {
-	w := e.workers[name]
-	if w != nil && (w.model != added.GetModel() || w.address != added.GetEndpoint()) {
-		e.endWorker(w)
-		w = nil
+// End implements apply.Target: it publishes that the worker has no blocks, and ends its streams.
+func (t target) End(name string) {
+	w := t.workers[name]
+	for _, s := range w.streams {
+		s.Clear()
 	}
-	if w == nil {
-		w = &worker{name: name, model: added.GetModel(), address: added.GetEndpoint(), streams: make(map[uint32]*Stream)}
-		e.workers[name] = w
+	t.publish(w, apply.Now(), true)
+	for _, s := range w.streams {
+		if len(t.seqs) >= maxSeqs {
+			clear(t.seqs)
+		}
+		t.seqs[streamKey{w.name, s.rank}] = s.Next()
+		for _, p := range t.endpoints {
+			p.end(s)
+		}
 	}
-	return w
+	delete(t.workers, w.name)
 }
 
 // stream returns the stream of a rank, and begins it if it does not exist.
@@ -238,24 +247,6 @@ func topic(pattern string, w *worker, rank uint32) string {
 		address = w.name
 	}
 	return strings.NewReplacer("{worker}", w.name, "{endpoint}", address, "{model}", w.model, "{rank}", fmt.Sprint(rank)).Replace(pattern)
-}
-
-// endWorker publishes that a worker has no blocks, and ends its streams.
-func (e *Egress) endWorker(w *worker) {
-	for _, s := range w.streams {
-		s.Clear()
-	}
-	e.publish(w, apply.Now(), true)
-	for _, s := range w.streams {
-		if len(e.seqs) >= maxSeqs {
-			clear(e.seqs)
-		}
-		e.seqs[streamKey{w.name, s.rank}] = s.Next()
-		for _, p := range e.endpoints {
-			p.end(s)
-		}
-	}
-	delete(e.workers, w.name)
 }
 
 // publish publishes the pending events of a worker. If last is set, the worker's streams end.
