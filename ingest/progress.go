@@ -3,10 +3,10 @@ package ingest
 import (
 	"math"
 
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/ingest/internal/sequence"
+	"github.com/kvcast/kvcast/internal/core/encode"
 	"github.com/kvcast/kvcast/internal/feed"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
@@ -33,86 +33,32 @@ func (p *publisher) progress(complete bool) (s feed.Progress) {
 // appendCursor appends the publisher's statev1.IngestCursor. It is encoded by hand because it is stored with each batch.
 func (p *publisher) appendCursor(b []byte) []byte {
 	c := &p.cursor
-	b = appendUint(b, statev1.IngestCursorVersionField, stateVersion)
+	b = encode.AppendUint(b, statev1.IngestCursorVersionField, stateVersion)
 	if c.Started {
-		b = appendUint(b, statev1.IngestCursorSeqField, c.Seq)
+		b = encode.AppendOptional(b, statev1.IngestCursorSeqField, c.Seq)
 	}
 	if c.Delivered {
-		b = appendUint(b, statev1.IngestCursorBatchAgeField, c.Seq-c.Batch)
-		b = appendFixed(b, statev1.IngestCursorBatchTimeField, c.Fingerprint.Time)
-		b = appendFixed(b, statev1.IngestCursorBatchHashField, c.Fingerprint.Hash)
+		b = encode.AppendOptional(b, statev1.IngestCursorBatchAgeField, c.Seq-c.Batch)
+		b = encode.AppendFixed64(b, statev1.IngestCursorBatchTimeField, c.Fingerprint.Time)
+		b = encode.AppendFixed64(b, statev1.IngestCursorBatchHashField, c.Fingerprint.Hash)
 	}
-	if id := p.rules.RawID(); id != 0 {
-		b = appendUint(b, statev1.IngestCursorRawEventIDField, id)
+	b = encode.AppendUint(b, statev1.IngestCursorRawEventIDField, p.rules.RawID())
+	if c.EpochKnown { // also an empty one
+		b = append(encode.AppendLength(b, statev1.IngestCursorEpochField, len(c.Epoch)), c.Epoch...)
 	}
-	if c.EpochKnown {
-		b = appendText(b, statev1.IngestCursorEpochField, c.Epoch)
-	}
-	if c.Publisher != "" {
-		b = appendText(b, statev1.IngestCursorPublisherIDField, c.Publisher)
-	}
-	b = appendFlag(b, statev1.IngestCursorRestartedField, c.Restarted)
-	b = appendFlag(b, statev1.IngestCursorPossibleRestartField, c.PossibleRestart)
-	b = appendFlag(b, statev1.IngestCursorConflictedField, c.Conflicted)
-	b = appendFlag(b, statev1.IngestCursorHasReplayField, p.machine.ReplayEndpoint() != "")
-	b = appendFlag(b, statev1.IngestCursorIncompleteField, p.incomplete)
-	if len(p.ranks) > 0 {
-		size := 0
-		for _, r := range p.ranks {
-			size += protowire.SizeVarint(uint64(r))
-		}
-		b = protowire.AppendTag(b, statev1.IngestCursorRanksField, protowire.BytesType)
-		b = protowire.AppendVarint(b, uint64(size))
-		for _, r := range p.ranks {
-			b = protowire.AppendVarint(b, uint64(r))
-		}
-	}
-	if p.before.first != 0 {
-		b = appendUint(b, statev1.IngestCursorBeforeFirstField, p.before.first)
-	}
-	if p.before.last != 0 {
-		b = protowire.AppendTag(b, statev1.IngestCursorBeforeLastField, protowire.VarintType)
-		b = protowire.AppendVarint(b, p.before.last)
-	}
-	for _, flag := range [...]struct {
-		field protowire.Number
-		set   bool
-	}{
-		{statev1.IngestCursorRestoringField, c.Restoring},
-		{statev1.IngestCursorProvedField, c.Proved},
-		{statev1.IngestCursorUnprovedField, c.Unproved},
-		{statev1.IngestCursorLostField, c.Lost},
-	} {
-		if flag.set {
-			b = protowire.AppendVarint(protowire.AppendTag(b, flag.field, protowire.VarintType), 1)
-		}
-	}
-	return b
-}
-
-// appendUint appends a varint field whose number is below 16, so that its tag has one byte. So do the functions below.
-func appendUint(b []byte, field protowire.Number, v uint64) []byte {
-	return protowire.AppendVarint(append(b, byte(field)<<3|byte(protowire.VarintType)), v)
-}
-
-// appendFixed appends a fixed64 unless it is 0.
-func appendFixed(b []byte, field protowire.Number, v uint64) []byte {
-	if v == 0 {
-		return b
-	}
-	return protowire.AppendFixed64(append(b, byte(field)<<3|byte(protowire.Fixed64Type)), v)
-}
-
-// appendFlag appends a bool if it is set.
-func appendFlag(b []byte, field protowire.Number, set bool) []byte {
-	if !set {
-		return b
-	}
-	return append(b, byte(field)<<3|byte(protowire.VarintType), 1)
-}
-
-func appendText(b []byte, field protowire.Number, s string) []byte {
-	return protowire.AppendString(append(b, byte(field)<<3|byte(protowire.BytesType)), s)
+	b = encode.AppendString(b, statev1.IngestCursorPublisherIDField, c.Publisher)
+	b = encode.AppendBool(b, statev1.IngestCursorRestartedField, c.Restarted)
+	b = encode.AppendBool(b, statev1.IngestCursorPossibleRestartField, c.PossibleRestart)
+	b = encode.AppendBool(b, statev1.IngestCursorConflictedField, c.Conflicted)
+	b = encode.AppendBool(b, statev1.IngestCursorHasReplayField, p.machine.ReplayEndpoint() != "")
+	b = encode.AppendBool(b, statev1.IngestCursorIncompleteField, p.incomplete)
+	b = encode.AppendUint32s(b, statev1.IngestCursorRanksField, p.ranks)
+	b = encode.AppendUint(b, statev1.IngestCursorBeforeFirstField, p.before.first)
+	b = encode.AppendUint(b, statev1.IngestCursorBeforeLastField, p.before.last)
+	b = encode.AppendBool(b, statev1.IngestCursorRestoringField, c.Restoring)
+	b = encode.AppendBool(b, statev1.IngestCursorProvedField, c.Proved)
+	b = encode.AppendBool(b, statev1.IngestCursorUnprovedField, c.Unproved)
+	return encode.AppendBool(b, statev1.IngestCursorLostField, c.Lost)
 }
 
 // learned returns what has changed of the worker's state beside the cursors since the last call: an encoded

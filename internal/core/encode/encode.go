@@ -3,8 +3,6 @@
 package encode
 
 import (
-	"encoding/binary"
-
 	"google.golang.org/protobuf/encoding/protowire"
 
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -21,22 +19,13 @@ type Head struct {
 }
 
 func (h Head) size() int {
-	size := tagSize + protowire.SizeVarint(uint64(h.Rank)) + tagSize + protowire.SizeVarint(uint64(h.Tier))
-	if h.ID != 0 {
-		size += tagSize + protowire.SizeVarint(h.ID)
-	}
-	return size
+	return SizeUint(h.ID) + tagSize + protowire.SizeVarint(uint64(h.Rank)) + tagSize + protowire.SizeVarint(uint64(h.Tier))
 }
 
 func (h Head) append(b []byte) []byte {
-	if h.ID != 0 {
-		b = protowire.AppendTag(b, kvcastv1.RouterEventEventIDField, protowire.VarintType)
-		b = protowire.AppendVarint(b, h.ID)
-	}
-	b = protowire.AppendTag(b, kvcastv1.RouterEventDpRankField, protowire.VarintType)
-	b = protowire.AppendVarint(b, uint64(h.Rank))
-	b = protowire.AppendTag(b, kvcastv1.RouterEventTierField, protowire.VarintType)
-	return protowire.AppendVarint(b, uint64(h.Tier))
+	b = AppendUint(b, kvcastv1.RouterEventEventIDField, h.ID)
+	b = AppendOptional(b, kvcastv1.RouterEventDpRankField, uint64(h.Rank))
+	return AppendOptional(b, kvcastv1.RouterEventTierField, uint64(h.Tier))
 }
 
 // Stored is a kvcast.v1.Stored. LoRA must be UTF-8; empty: none.
@@ -52,37 +41,23 @@ type Stored struct {
 // AppendStored appends a stored event, as an element of the repeated field with that number.
 func AppendStored(b []byte, events protowire.Number, h Head, s *Stored) []byte {
 	tokens := tokensSize(s.TokenIDs)
-	body := hashesSize(s.BlockHashes) + hashesSize(s.TokensHashes)
+	body := hashesSize(s.BlockHashes) + hashesSize(s.TokensHashes) + SizeUint(uint64(s.BlockSize)) + SizeString(s.LoRA)
 	if s.HasParent {
 		body += tagSize + 8
 	}
-	if s.BlockSize != 0 {
-		body += tagSize + protowire.SizeVarint(uint64(s.BlockSize))
-	}
-	if s.LoRA != "" {
-		body += tagSize + protowire.SizeBytes(len(s.LoRA))
-	}
 	if tokens != 0 {
-		body += tagSize + protowire.SizeBytes(tokens)
+		body += SizeLength(tokens)
 	}
 	b = appendStart(b, events, h, kvcastv1.RouterEventStoredField, body)
 	if s.HasParent {
-		b = protowire.AppendTag(b, kvcastv1.StoredParentHashField, protowire.Fixed64Type)
-		b = protowire.AppendFixed64(b, s.Parent)
+		b = AppendOptionalFixed64(b, kvcastv1.StoredParentHashField, s.Parent)
 	}
 	b = AppendHashes(b, kvcastv1.StoredBlockHashesField, s.BlockHashes)
 	b = AppendHashes(b, kvcastv1.StoredTokensHashesField, s.TokensHashes)
-	if s.BlockSize != 0 {
-		b = protowire.AppendTag(b, kvcastv1.StoredBlockSizeField, protowire.VarintType)
-		b = protowire.AppendVarint(b, uint64(s.BlockSize))
-	}
-	if s.LoRA != "" {
-		b = protowire.AppendTag(b, kvcastv1.StoredLoraNameField, protowire.BytesType)
-		b = protowire.AppendString(b, s.LoRA)
-	}
+	b = AppendUint(b, kvcastv1.StoredBlockSizeField, uint64(s.BlockSize))
+	b = AppendString(b, kvcastv1.StoredLoraNameField, s.LoRA)
 	if tokens != 0 {
-		b = protowire.AppendTag(b, kvcastv1.StoredTokenIDsField, protowire.BytesType)
-		b = protowire.AppendVarint(b, uint64(tokens))
+		b = AppendLength(b, kvcastv1.StoredTokenIDsField, tokens)
 		for _, t := range s.TokenIDs {
 			b = protowire.AppendVarint(b, uint64(t))
 		}
@@ -113,31 +88,8 @@ func AppendGroup(b []byte, events protowire.Number, h Head, kind protowire.Numbe
 
 // appendStart appends an event up to the body of its kind, which has body bytes and follows.
 func appendStart(b []byte, events protowire.Number, h Head, kind protowire.Number, body int) []byte {
-	b = protowire.AppendTag(b, events, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(h.size()+tagSize+protowire.SizeBytes(body)))
-	b = h.append(b)
-	b = protowire.AppendTag(b, kind, protowire.BytesType)
-	return protowire.AppendVarint(b, uint64(body))
-}
-
-func hashesSize(hashes []uint64) int {
-	if len(hashes) == 0 {
-		return 0
-	}
-	return tagSize + protowire.SizeBytes(8*len(hashes))
-}
-
-// AppendHashes appends a packed field of fixed64 values; nothing if there are none.
-func AppendHashes(b []byte, field protowire.Number, hashes []uint64) []byte {
-	if len(hashes) == 0 {
-		return b
-	}
-	b = protowire.AppendTag(b, field, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(8*len(hashes)))
-	for _, h := range hashes {
-		b = binary.LittleEndian.AppendUint64(b, h)
-	}
-	return b
+	b = AppendLength(b, events, h.size()+SizeLength(body))
+	return AppendLength(h.append(b), kind, body)
 }
 
 func tokensSize(tokens []uint32) (n int) {
