@@ -1,4 +1,4 @@
-// Package budget bounds how much of one resource all peers of the process use together.
+// Package budget bounds how much of one resource all peers of the process use together, and how much of it each address.
 //
 // A component calls Reserve before it allocates for a peer, and Release when it frees. Reserve
 // refuses an amount that exceeds the limit; earlier reservations remain.

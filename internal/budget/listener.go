@@ -1,22 +1,17 @@
-// Package connlimit bounds the connections of a listener, in total and by client address.
-//
-// In: the connections of a listener. Out: those within the limits. Others are closed at once, so that a client that opens
-// all it can does not make others wait.
-package connlimit
+package budget
 
 import (
 	"net"
 	"sync"
-
-	"github.com/kvcast/kvcast/internal/budget"
 )
 
-// New returns a listener that closes the connections of l beyond the shares, of which a connection uses 1 until it is closed.
-func New(l net.Listener, shares *budget.Shares) net.Listener { return listener{l, shares} }
+// Limit returns a listener that closes the connections of l beyond the shares, of which a connection uses 1 until it is closed. They are
+// closed at once, so that a client that opens all it can does not make others wait.
+func (s *Shares) Limit(l net.Listener) net.Listener { return listener{l, s} }
 
 type listener struct {
 	net.Listener
-	shares *budget.Shares
+	shares *Shares
 }
 
 // Accept implements net.Listener.
@@ -26,7 +21,7 @@ func (l listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		from := budget.PeerOf(c.RemoteAddr())
+		from := PeerOf(c.RemoteAddr())
 		if l.shares.Reserve(from, 1) == nil {
 			return conn{c, sync.OnceFunc(func() { l.shares.Release(from, 1) })}, nil
 		}

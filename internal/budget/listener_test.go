@@ -1,4 +1,4 @@
-package connlimit_test
+package budget_test
 
 import (
 	"io"
@@ -9,7 +9,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/internal/connlimit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -30,7 +29,7 @@ func TestConnectionsBeyondTheLimitsAreClosed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := connlimit.New(inner, budget.NewShares(budget.New("connections", 3), 2))
+	l := budget.NewShares(budget.New("connections", 3), 2).Limit(inner)
 	accepted := make(chan net.Conn)
 	ended := make(chan struct{})
 	go func() {

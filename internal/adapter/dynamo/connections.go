@@ -7,14 +7,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/internal/connlimit"
 )
 
 // LimitConnections returns a listener that closes connections beyond the limits of all and of each address.
 func LimitConnections(l net.Listener, registerer prometheus.Registerer) net.Listener {
 	total := budget.New("dynamo_connections", maxConnections)
 	registerer.MustRegister(budget.Collector{total})
-	return connlimit.New(l, budget.NewShares(total, maxConnections/2))
+	return budget.NewShares(total, maxConnections/2).Limit(l)
 }
 
 // addressOf returns the prefix of a client's IP:PORT.

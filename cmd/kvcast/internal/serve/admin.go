@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/internal/connlimit"
 	"github.com/kvcast/kvcast/internal/console"
 )
 
@@ -71,7 +70,7 @@ func (s *Service) serveAdmin() error {
 	}
 	connections := budget.New("admin_connections", maxAdminConnections)
 	s.registry.MustRegister(budget.Collector{connections})
-	if err := serve(connlimit.New(s.adminPort, budget.NewShares(connections, maxAdminConnectionsPerAddress))); !errors.Is(err, http.ErrServerClosed) {
+	if err := serve(budget.NewShares(connections, maxAdminConnectionsPerAddress).Limit(s.adminPort)); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve admin port: %w", err)
 	}
 	return nil
