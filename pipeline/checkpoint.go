@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/kvcast/kvcast/internal/core/encode"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/journal"
@@ -325,15 +326,13 @@ func (t *table) appendState(b []byte, rank uint32, tier kvblock.Tier) []byte {
 	size := len(encodedHead)
 	for _, array := range []int{8 * n, 8 * n, 4 * n, 8 * copied, 4 * copied, 4 * copied} {
 		if array > 0 {
-			size += 1 + protowire.SizeBytes(array)
+			size += encode.SizeLength(array)
 		}
 	}
-	b = protowire.AppendTag(b, statev1.CheckpointTablesField, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(size))
+	b = encode.AppendLength(b, statev1.CheckpointTablesField, size)
 	b = append(b, encodedHead...)
 	array := func(field protowire.Number, size int) (elements []byte) {
-		b = protowire.AppendTag(b, field, protowire.BytesType)
-		b = protowire.AppendVarint(b, uint64(size))
+		b = encode.AppendLength(b, field, size)
 		start := len(b)
 		b = slices.Grow(b, size)[:start+size]
 		return b[start:]

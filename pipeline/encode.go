@@ -2,11 +2,9 @@ package pipeline
 
 import (
 	"context"
-	"encoding/binary"
 	"slices"
 	"sync"
 
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/internal/core/encode"
@@ -42,30 +40,17 @@ type entry struct {
 }
 
 func newEntry(ctx context.Context, mu *sync.Mutex, j Journal, worker, model string, maxBytes int) entry {
-	var head []byte
-	head = protowire.AppendTag(head, kvcastv1.EntryWorkerField, protowire.BytesType)
-	head = protowire.AppendString(head, worker)
-	if model != "" {
-		head = protowire.AppendTag(head, kvcastv1.EntryModelField, protowire.BytesType)
-		head = protowire.AppendString(head, model)
-	}
+	head := append(encode.AppendLength(nil, kvcastv1.EntryWorkerField, len(worker)), worker...)
+	head = encode.AppendString(head, kvcastv1.EntryModelField, model)
 	return entry{ctx: ctx, mu: mu, journal: j, source: &journal.Source{Worker: worker, Model: model}, head: head, maxBytes: maxBytes}
 }
 
 // begin starts a new entry; times are nanoseconds since the Unix epoch, or 0.
 func (e *entry) begin(engineTime, ingestTime int64) {
 	e.buf = append(e.buf[:0], e.head...)
-	e.buf = appendTime(e.buf, kvcastv1.EntryEngineTimeUnixNanoField, engineTime)
-	e.buf = appendTime(e.buf, kvcastv1.EntryIngestTimeUnixNanoField, ingestTime)
+	e.buf = encode.AppendFixed64(e.buf, kvcastv1.EntryEngineTimeUnixNanoField, uint64(engineTime))
+	e.buf = encode.AppendFixed64(e.buf, kvcastv1.EntryIngestTimeUnixNanoField, uint64(ingestTime))
 	e.start, e.tiers, e.events = len(e.buf), 0, 0
-}
-
-func appendTime(b []byte, field protowire.Number, t int64) []byte {
-	if t == 0 {
-		return b
-	}
-	b = protowire.AppendTag(b, field, protowire.Fixed64Type)
-	return binary.LittleEndian.AppendUint64(b, uint64(t))
 }
 
 func (e *entry) stored(h encode.Head, r *run) {
@@ -87,8 +72,7 @@ func (e *entry) group(h encode.Head, kind protowire.Number, group uint32, hashes
 
 // other adds an event of a rare kind.
 func (e *entry) other(event *kvcastv1.RouterEvent) {
-	b := protowire.AppendTag(e.buf, kvcastv1.EntryEventsField, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(proto.Size(event)))
+	b := encode.AppendLength(e.buf, kvcastv1.EntryEventsField, proto.Size(event))
 	// Equal entries encode to equal bytes, independent of map order.
 	b, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(b, event)
 	if err != nil {

@@ -68,8 +68,7 @@ func (s *stateLog) progress(p *feed.Progress) {
 		c.cursor = append(c.cursor[:0], p.Cursor...)
 	}
 	if len(p.Learned) > 0 {
-		s.body = protowire.AppendTag(s.body[:0], statev1.ChangeLearnedField, protowire.BytesType)
-		s.body = protowire.AppendBytes(s.body, p.Learned)
+		s.body = append(encode.AppendLength(s.body[:0], statev1.ChangeLearnedField, len(p.Learned)), p.Learned...)
 		s.addChange(0)
 	}
 }
@@ -105,14 +104,13 @@ func (s *stateLog) endSuppressed(key *runKey, eventsBefore int) {
 		return
 	}
 	hashes := 8 * len(s.removes.hashes)
-	size := sizeUint(key.rank) + sizeUint(uint32(key.tier)) + sizeUint(uint32(s.removes.op)) + 1 + protowire.SizeBytes(hashes) + sizeUint(uint32(key.group))
-	b := protowire.AppendTag(s.body[:0], statev1.ChangeSuppressedRemovesField, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(size))
-	b = appendUint(b, statev1.SuppressedRemovesDpRankField, key.rank)
-	b = appendUint(b, statev1.SuppressedRemovesTierField, uint32(key.tier))
-	b = appendUint(b, statev1.SuppressedRemovesOpField, uint32(s.removes.op))
+	size := encode.SizeUint(uint64(key.rank)) + encode.SizeUint(uint64(key.tier)) + encode.SizeUint(uint64(s.removes.op)) + encode.SizeLength(hashes) + encode.SizeUint(uint64(key.group))
+	b := encode.AppendLength(s.body[:0], statev1.ChangeSuppressedRemovesField, size)
+	b = encode.AppendUint(b, statev1.SuppressedRemovesDpRankField, uint64(key.rank))
+	b = encode.AppendUint(b, statev1.SuppressedRemovesTierField, uint64(key.tier))
+	b = encode.AppendUint(b, statev1.SuppressedRemovesOpField, uint64(s.removes.op))
 	b = encode.AppendHashes(b, statev1.SuppressedRemovesBlockHashesField, s.removes.hashes)
-	b = appendUint(b, statev1.SuppressedRemovesGroupField, uint32(key.group))
+	b = encode.AppendUint(b, statev1.SuppressedRemovesGroupField, uint64(key.group))
 	s.body = b
 	s.addChange(eventsBefore)
 	s.removes.hashes = s.removes.hashes[:0]
@@ -128,15 +126,12 @@ func (s *stateLog) storeOps(eventsBefore int, ops []copies.Op) {
 		lengths += protowire.SizeVarint(uint64(n))
 		values += protowire.SizeVarint(uint64(op))
 	}
-	b := protowire.AppendTag(s.body[:0], statev1.ChangeStoreOpsField, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(1+protowire.SizeBytes(lengths)+1+protowire.SizeBytes(values)))
-	b = protowire.AppendTag(b, statev1.CopyOpsLengthsField, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(lengths))
+	b := encode.AppendLength(s.body[:0], statev1.ChangeStoreOpsField, encode.SizeLength(lengths)+encode.SizeLength(values))
+	b = encode.AppendLength(b, statev1.CopyOpsLengthsField, lengths)
 	for n := range runsOf(ops) {
 		b = protowire.AppendVarint(b, uint64(n))
 	}
-	b = protowire.AppendTag(b, statev1.CopyOpsOpsField, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(values))
+	b = encode.AppendLength(b, statev1.CopyOpsOpsField, values)
 	for _, op := range runsOf(ops) {
 		b = protowire.AppendVarint(b, uint64(op))
 	}
@@ -163,10 +158,9 @@ func (s *stateLog) staleTiers(eventsBefore int, rank, tiers uint32) {
 	if s == nil {
 		return
 	}
-	b := protowire.AppendTag(s.body[:0], statev1.ChangeStaleTiersField, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(sizeUint(rank)+sizeUint(tiers)))
-	b = appendUint(b, statev1.StaleTiersDpRankField, rank)
-	s.body = appendUint(b, statev1.StaleTiersTiersField, tiers)
+	b := encode.AppendLength(s.body[:0], statev1.ChangeStaleTiersField, encode.SizeUint(uint64(rank))+encode.SizeUint(uint64(tiers)))
+	b = encode.AppendUint(b, statev1.StaleTiersDpRankField, uint64(rank))
+	s.body = encode.AppendUint(b, statev1.StaleTiersTiersField, uint64(tiers))
 	s.addChange(eventsBefore)
 }
 
@@ -182,8 +176,7 @@ func (s *stateLog) addTrackerCalls() {
 	if s == nil || s.trackers.Len() == 0 {
 		return
 	}
-	b := protowire.AppendTag(s.body[:0], statev1.ChangeTrackerCallsField, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(s.trackers.Len()))
+	b := encode.AppendLength(s.body[:0], statev1.ChangeTrackerCallsField, s.trackers.Len())
 	s.body = s.trackers.AppendCalls(b)
 	s.addChange(0) // trackers and tables do not depend on each other
 	if cap(s.body) > maxIdleBytes {
@@ -193,9 +186,8 @@ func (s *stateLog) addTrackerCalls() {
 
 // addChange adds the change in body to the waiting changes.
 func (s *stateLog) addChange(eventsBefore int) {
-	s.changes = protowire.AppendTag(s.changes, statev1.EntryStateChangesField, protowire.BytesType)
-	s.changes = protowire.AppendVarint(s.changes, uint64(sizeUint(uint32(eventsBefore))+len(s.body)))
-	s.changes = appendUint(s.changes, statev1.ChangeEventsBeforeField, uint32(eventsBefore))
+	s.changes = encode.AppendLength(s.changes, statev1.EntryStateChangesField, encode.SizeUint(uint64(eventsBefore))+len(s.body))
+	s.changes = encode.AppendUint(s.changes, statev1.ChangeEventsBeforeField, uint64(eventsBefore))
 	s.changes = append(s.changes, s.body...)
 	s.waiting++
 	if len(s.changes) > s.maxWaitingBytes {
@@ -220,17 +212,10 @@ func (s *stateLog) sourcesChanged(rank uint32) {
 
 // appendHead appends the fields of an EntryState that all parts of a batch have.
 func (s *stateLog) appendHead(b []byte, partial bool) []byte {
-	b = appendUint(b, statev1.EntryStateVersionField, stateVersion)
-	if partial {
-		b = appendUint(b, statev1.EntryStatePartialField, 1)
-	}
-	if s.continues {
-		b = appendUint(b, statev1.EntryStateContinuesField, 1)
-	}
-	if s.first != 0 {
-		b = protowire.AppendTag(b, statev1.EntryStateFirstChangeField, protowire.VarintType)
-		b = protowire.AppendVarint(b, s.first)
-	}
+	b = encode.AppendUint(b, statev1.EntryStateVersionField, stateVersion)
+	b = encode.AppendBool(b, statev1.EntryStatePartialField, partial)
+	b = encode.AppendBool(b, statev1.EntryStateContinuesField, s.continues)
+	b = encode.AppendUint(b, statev1.EntryStateFirstChangeField, s.first)
 	return append(b, s.changes...)
 }
 
@@ -306,26 +291,21 @@ func (l *Lane) state() []byte {
 
 func appendCursor(b []byte, c *publisherCursor) []byte {
 	source, rank := uint32(c.publisher.Source), c.publisher.Rank
-	b = protowire.AppendTag(b, statev1.EntryStateCursorsField, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(sizeUint(source)+sizeUint(rank)+1+protowire.SizeBytes(len(c.cursor))))
-	b = appendUint(b, statev1.CursorSourceField, source)
-	b = appendUint(b, statev1.CursorDpRankField, rank)
-	b = protowire.AppendTag(b, statev1.CursorCursorField, protowire.BytesType)
-	return protowire.AppendBytes(b, c.cursor)
+	b = encode.AppendLength(b, statev1.EntryStateCursorsField, encode.SizeUint(uint64(source))+encode.SizeUint(uint64(rank))+encode.SizeLength(len(c.cursor)))
+	b = encode.AppendUint(b, statev1.CursorSourceField, uint64(source))
+	b = encode.AppendUint(b, statev1.CursorDpRankField, uint64(rank))
+	return append(encode.AppendLength(b, statev1.CursorCursorField, len(c.cursor)), c.cursor...)
 }
 
 func appendRawID(b []byte, source uint32, id uint64) []byte {
-	b = protowire.AppendTag(b, statev1.EntryStateRawEventIDsField, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(sizeUint(source)+1+protowire.SizeVarint(id)))
-	b = appendUint(b, statev1.RawEventIDSourceField, source)
-	b = protowire.AppendTag(b, statev1.RawEventIDIDField, protowire.VarintType)
-	return protowire.AppendVarint(b, id)
+	b = encode.AppendLength(b, statev1.EntryStateRawEventIDsField, encode.SizeUint(uint64(source))+1+protowire.SizeVarint(id))
+	b = encode.AppendUint(b, statev1.RawEventIDSourceField, uint64(source))
+	return encode.AppendOptional(b, statev1.RawEventIDIDField, id)
 }
 
 // appendMessage appends a message of a rare kind.
 func appendMessage(b []byte, field protowire.Number, m proto.Message) []byte {
-	b = protowire.AppendTag(b, field, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(proto.Size(m)))
+	b = encode.AppendLength(b, field, proto.Size(m))
 	return appendState(b, m)
 }
 
@@ -337,20 +317,4 @@ func appendState(b []byte, m proto.Message) []byte {
 		panic("pipeline: encode state: " + err.Error())
 	}
 	return b
-}
-
-// sizeUint returns the encoded size of a field with a number below 16; 0 for the value 0, which is omitted.
-func sizeUint(v uint32) int {
-	if v == 0 {
-		return 0
-	}
-	return 1 + protowire.SizeVarint(uint64(v))
-}
-
-func appendUint(b []byte, field protowire.Number, v uint32) []byte {
-	if v == 0 {
-		return b
-	}
-	b = protowire.AppendTag(b, field, protowire.VarintType)
-	return protowire.AppendVarint(b, uint64(v))
 }

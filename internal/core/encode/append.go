@@ -51,9 +51,9 @@ func AppendOptionalFixed64(b []byte, field protowire.Number, v uint64) []byte {
 	return protowire.AppendFixed64(protowire.AppendTag(b, field, protowire.Fixed64Type), v)
 }
 
-// AppendString appends a string.
-func AppendString(b []byte, field protowire.Number, s string) []byte {
-	if s == "" {
+// AppendString appends a string, or bytes or a packed list that is encoded.
+func AppendString[T string | []byte](b []byte, field protowire.Number, s T) []byte {
+	if len(s) == 0 {
 		return b
 	}
 	return append(AppendLength(b, field, len(s)), s...)

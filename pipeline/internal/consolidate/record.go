@@ -1,8 +1,6 @@
 package consolidate
 
 import (
-	"google.golang.org/protobuf/encoding/protowire"
-
 	"github.com/kvcast/kvcast/internal/core/encode"
 	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/pipeline/internal/copies"
@@ -66,18 +64,17 @@ func (r *Recorder) Len() int {
 // store records a call of Store when it has ended.
 func (r *Recorder) store(rank uint32, source int, e *wire.Event, op copies.Op) {
 	b := r.begin(statev1.TrackerCall_KIND_STORE, rank, source)
-	b = appendUint(b, statev1.TrackerCallOpField, uint64(op))
+	b = encode.AppendUint(b, statev1.TrackerCallOpField, uint64(op))
 	b = encode.AppendHashes(b, statev1.TrackerCallBlockHashesField, e.BlockHashes)
 	if e.HasParent {
-		b = protowire.AppendTag(b, statev1.TrackerCallParentHashField, protowire.Fixed64Type)
-		b = protowire.AppendFixed64(b, e.Parent)
+		b = encode.AppendOptionalFixed64(b, statev1.TrackerCallParentHashField, e.Parent)
 	}
 	if len(e.TokensHashes) == len(e.BlockHashes) {
 		b = encode.AppendHashes(b, statev1.TrackerCallTokensHashesField, e.TokensHashes)
-		b = appendString(b, statev1.TrackerCallLoraNameField, e.LoRAName)
-		b = appendString(b, statev1.TrackerCallCacheSaltField, e.CacheSalt)
+		b = encode.AppendString(b, statev1.TrackerCallLoraNameField, e.LoRAName)
+		b = encode.AppendString(b, statev1.TrackerCallCacheSaltField, e.CacheSalt)
 	}
-	r.end(r.checks.append(b))
+	r.end(encode.AppendUint32s(b, statev1.TrackerCallFailedChecksField, r.checks.failed))
 	if r.checks = (checks{failed: r.checks.failed[:0]}); cap(r.checks.failed) > maxIdleRemoved {
 		r.checks.failed = nil
 	}
@@ -100,7 +97,7 @@ func (r *Recorder) endRemoves() {
 	hashes := r.removed
 	r.removed = r.removed[:0]
 	b := r.begin(statev1.TrackerCall_KIND_REMOVE, r.removedKey.rank, r.removedKey.source)
-	b = appendUint(b, statev1.TrackerCallOpField, uint64(r.removedKey.op))
+	b = encode.AppendUint(b, statev1.TrackerCallOpField, uint64(r.removedKey.op))
 	r.end(encode.AppendHashes(b, statev1.TrackerCallBlockHashesField, hashes))
 }
 
@@ -120,32 +117,17 @@ func (r *Recorder) call(kind statev1.TrackerCall_Kind, rank uint32, source int) 
 // begin returns the beginning of an encoded call, to which the caller appends its fields.
 func (r *Recorder) begin(kind statev1.TrackerCall_Kind, rank uint32, source int) []byte {
 	r.endRemoves()
-	b := appendUint(r.scratch[:0], statev1.TrackerCallKindField, uint64(kind))
-	b = appendUint(b, statev1.TrackerCallRankField, uint64(rank))
-	return appendUint(b, statev1.TrackerCallSourceField, uint64(source))
+	b := encode.AppendUint(r.scratch[:0], statev1.TrackerCallKindField, uint64(kind))
+	b = encode.AppendUint(b, statev1.TrackerCallRankField, uint64(rank))
+	return encode.AppendUint(b, statev1.TrackerCallSourceField, uint64(source))
 }
 
 // end adds an encoded call.
 func (r *Recorder) end(call []byte) {
-	r.calls = protowire.AppendTag(r.calls, statev1.TrackerCallsCallsField, protowire.BytesType)
-	r.calls = protowire.AppendBytes(r.calls, call)
+	r.calls = append(encode.AppendLength(r.calls, statev1.TrackerCallsCallsField, len(call)), call...)
 	if r.scratch = call; cap(call) > maxIdleCalls {
 		r.scratch = nil
 	}
-}
-
-func appendUint(b []byte, field protowire.Number, v uint64) []byte {
-	if v == 0 {
-		return b
-	}
-	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), v)
-}
-
-func appendString(b []byte, field protowire.Number, s string) []byte {
-	if s == "" {
-		return b
-	}
-	return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), s)
 }
 
 // checks are the outcomes of a Store's checks against bounds: recorded, or those of a recorded call that is replayed.
@@ -153,23 +135,6 @@ type checks struct {
 	n        uint32   // made so far
 	failed   []uint32 // numbers, from 0, of those that failed, and in a replay of those that will fail
 	replayed bool
-}
-
-// append appends the failed checks to an encoded call.
-func (c *checks) append(b []byte) []byte {
-	if len(c.failed) == 0 {
-		return b
-	}
-	size := 0
-	for _, i := range c.failed {
-		size += protowire.SizeVarint(uint64(i))
-	}
-	b = protowire.AppendTag(b, statev1.TrackerCallFailedChecksField, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(size))
-	for _, i := range c.failed {
-		b = protowire.AppendVarint(b, uint64(i))
-	}
-	return b
 }
 
 // check returns the outcome of a check against a bound, which is ok unless a recorded call is replayed.

@@ -6,6 +6,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvcast/kvcast/internal/core/encode"
 	"github.com/kvcast/kvcast/pipeline/internal/copies"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
@@ -88,18 +89,11 @@ func (c *columns) append(b []byte) []byte {
 		// The only cause is a LoRA name that is not UTF-8, which ingest prevents.
 		panic("consolidate: encode state: " + err.Error())
 	}
-	b = appendPacked(b, statev1.TrackerBlockScopesField, c.scopes)
-	b = appendPacked(b, statev1.TrackerBlockRouterNamesField, c.routerNames)
-	b = appendPacked(b, statev1.TrackerBlockLiveNamesField, c.liveNames)
-	b = appendPacked(b, statev1.TrackerBlockIdleNamesField, c.idleNames)
-	return appendPacked(b, statev1.TrackerNameFlagsField, c.nameFlags)
-}
-
-func appendPacked(b []byte, field protowire.Number, elements []byte) []byte {
-	if len(elements) == 0 {
-		return b
-	}
-	return protowire.AppendBytes(protowire.AppendTag(b, field, protowire.BytesType), elements)
+	b = encode.AppendString(b, statev1.TrackerBlockScopesField, c.scopes)
+	b = encode.AppendString(b, statev1.TrackerBlockRouterNamesField, c.routerNames)
+	b = encode.AppendString(b, statev1.TrackerBlockLiveNamesField, c.liveNames)
+	b = encode.AppendString(b, statev1.TrackerBlockIdleNamesField, c.idleNames)
+	return encode.AppendString(b, statev1.TrackerNameFlagsField, c.nameFlags)
 }
 
 // appendNames appends the names of a block, and the hash by which routers know it.
