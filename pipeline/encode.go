@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/internal/core/encode"

@@ -2,7 +2,6 @@ package match
 
 import (
 	"errors"
-	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -11,8 +10,6 @@ import (
 	"github.com/kvcast/kvcast/internal/core/index"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
-
-var errUTF8 = errors.New("a string field has invalid UTF-8")
 
 // lists are the elements of all prompts of a query, and its names.
 type lists struct {
@@ -31,14 +28,14 @@ type ends struct{ tokenIDs, tokensHashes, blockHashes int }
 // generated code reads, into reused memory. The query does not reference b.
 func (q *Query) Decode(b []byte) (id uint64, err error) {
 	q.reset()
-	err = eachField(b, func(f *field) error {
+	err = eachField(b, func(f *encode.Field) error {
 		switch {
-		case f.isVarint(kvcastv1.MatchPrefixesRequestIDField):
+		case f.IsVarint(kvcastv1.MatchPrefixesRequestIDField):
 			id = f.Value
-		case f.isBytes(kvcastv1.MatchPrefixesRequestRequestField):
+		case f.IsBytes(kvcastv1.MatchPrefixesRequestRequestField):
 			q.requested = true
 			return eachField(f.Bytes, q.decodeField)
-		case f.isBytes(kvcastv1.MatchPrefixesRequestOutcomesField) && len(q.Outcomes) <= MaxOutcomes:
+		case f.IsBytes(kvcastv1.MatchPrefixesRequestOutcomesField) && len(q.Outcomes) <= MaxOutcomes:
 			o := new(kvcastv1.Outcome)
 			q.Outcomes = append(q.Outcomes, o)
 			return proto.Unmarshal(f.Bytes, o)
@@ -61,33 +58,33 @@ func (q *Query) Decode(b []byte) (id uint64, err error) {
 }
 
 // decodeField decodes a field of a MatchPrefixRequest.
-func (q *Query) decodeField(f *field) (err error) {
+func (q *Query) decodeField(f *encode.Field) (err error) {
 	switch {
-	case f.isBytes(kvcastv1.MatchPrefixRequestModelField):
-		err = f.setString(&q.lists.model)
+	case f.IsBytes(kvcastv1.MatchPrefixRequestModelField):
+		err = f.SetString(&q.lists.model)
 		q.Model = q.lists.model
-	case f.isBytes(kvcastv1.MatchPrefixRequestPromptsField):
+	case f.IsBytes(kvcastv1.MatchPrefixRequestPromptsField):
 		err = q.decodePrompt(f.Bytes)
-	case f.isBytes(kvcastv1.MatchPrefixRequestWorkersField):
+	case f.IsBytes(kvcastv1.MatchPrefixRequestWorkersField):
 		var name string
-		err = f.setString(&name)
+		err = f.SetString(&name)
 		q.lists.names = append(q.lists.names, name)
-	case f.isVarint(kvcastv1.MatchPrefixRequestLimitField):
+	case f.IsVarint(kvcastv1.MatchPrefixRequestLimitField):
 		q.Limit = int(uint32(f.Value))
-	case f.isBytes(kvcastv1.MatchPrefixRequestAfterField):
+	case f.IsBytes(kvcastv1.MatchPrefixRequestAfterField):
 		if q.After == nil {
 			q.After = new(kvcastv1.Position)
 		}
-		err = eachField(f.Bytes, func(f *field) error {
+		err = eachField(f.Bytes, func(f *encode.Field) error {
 			switch {
-			case f.isBytes(kvcastv1.PositionEpochField):
-				return f.setString(&q.After.Epoch)
+			case f.IsBytes(kvcastv1.PositionEpochField):
+				return f.SetString(&q.After.Epoch)
 			case f.Number == kvcastv1.PositionSeqField && f.Type == protowire.Fixed64Type:
 				q.After.Seq = f.Value
 			}
 			return nil
 		})
-	case f.isVarint(kvcastv1.MatchPrefixRequestMaxWaitNanoField):
+	case f.IsVarint(kvcastv1.MatchPrefixRequestMaxWaitNanoField):
 		q.maxWaitNano = f.Value
 	}
 	return err
@@ -102,7 +99,7 @@ func (q *Query) decodePrompt(b []byte) error {
 		q.Prompts = append(q.Prompts, index.Prompt{})
 		p = &q.Prompts[len(q.Prompts)-1]
 	}
-	if err := eachField(b, func(f *field) error { return q.lists.decodePrompt(p, f) }); err != nil {
+	if err := eachField(b, func(f *encode.Field) error { return q.lists.decodePrompt(p, f) }); err != nil {
 		return err
 	}
 	if keep {
@@ -143,57 +140,34 @@ func limitElements(b []byte, field protowire.Number, most int) []byte {
 }
 
 // decodePrompt decodes a field of a Prompt. The elements of its lists are appended to the lists of all prompts.
-func (l *lists) decodePrompt(p *index.Prompt, f *field) (err error) {
+func (l *lists) decodePrompt(p *index.Prompt, f *encode.Field) (err error) {
 	switch {
-	case f.isBytes(kvcastv1.PromptTokenIDsField), f.isVarint(kvcastv1.PromptTokenIDsField):
+	case f.IsBytes(kvcastv1.PromptTokenIDsField), f.IsVarint(kvcastv1.PromptTokenIDsField):
 		l.tokenIDs, err = f.AppendUint32s(l.tokenIDs)
 	case f.Number == kvcastv1.PromptTokensHashesField:
 		l.tokensHashes, err = f.AppendFixed64s(l.tokensHashes)
 	case f.Number == kvcastv1.PromptBlockHashesField:
 		l.blockHashes, err = f.AppendFixed64s(l.blockHashes)
-	case f.isBytes(kvcastv1.PromptLoraNameField):
-		err = f.setString(&p.LoRA)
-	case f.isBytes(kvcastv1.PromptCacheSaltField):
-		err = f.setString(&p.Salt)
-	case f.isVarint(kvcastv1.PromptEagleField):
+	case f.IsBytes(kvcastv1.PromptLoraNameField):
+		err = f.SetString(&p.LoRA)
+	case f.IsBytes(kvcastv1.PromptCacheSaltField):
+		err = f.SetString(&p.Salt)
+	case f.IsVarint(kvcastv1.PromptEagleField):
 		p.Eagle = f.Value != 0
-	case f.isVarint(kvcastv1.PromptExcludeLastTokenField):
+	case f.IsVarint(kvcastv1.PromptExcludeLastTokenField):
 		p.ExcludeLastToken = f.Value != 0
-	case f.isVarint(kvcastv1.PromptBlockSizeField):
+	case f.IsVarint(kvcastv1.PromptBlockSizeField):
 		p.BlockSize = uint32(f.Value)
 	}
 	return err
 }
 
-// field is a field of a message.
-type field struct{ encode.Field }
-
-func (f *field) isVarint(n protowire.Number) bool {
-	return f.Number == n && f.Type == protowire.VarintType
-}
-
-func (f *field) isBytes(n protowire.Number) bool {
-	return f.Number == n && f.Type == protowire.BytesType
-}
-
-// setString sets a string to the field's, without an allocation if they are equal.
-func (f *field) setString(s *string) error {
-	if *s == string(f.Bytes) {
-		return nil
-	}
-	if !utf8.Valid(f.Bytes) {
-		return errUTF8
-	}
-	*s = string(f.Bytes)
-	return nil
-}
-
 // eachField calls yield with each field of a message, until an error.
-func eachField(b []byte, yield func(*field) error) error {
-	var f field
+func eachField(b []byte, yield func(*encode.Field) error) error {
+	var f encode.Field
 	for len(b) > 0 {
 		var err error
-		switch f.Field, b, err = encode.Next(b); {
+		switch f, b, err = encode.Next(b); {
 		case err != nil:
 			return err
 		case f.Number > protowire.MaxValidNumber:

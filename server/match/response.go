@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/kvcast/kvcast/internal/core/encode"
 	"github.com/kvcast/kvcast/internal/core/index"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -74,7 +75,7 @@ const tagSize = 1
 // fields are set.
 func (r *Response) Size() int {
 	r.matchSizes, r.promptSizes, r.standing = r.matchSizes[:0], r.promptSizes[:0], r.standing[:0]
-	size := tagSize + protowire.SizeBytes(r.positionSize())
+	size := encode.SizeLength(r.positionSize())
 	for _, matches := range r.Matches.Prompts {
 		prompt := 0
 		for i := range matches {
@@ -85,38 +86,34 @@ func (r *Response) Size() int {
 			}
 			n := matchSize(m, standing)
 			if r.WithModel {
-				n += optionalString(m.Model)
+				n += encode.SizeString(m.Model)
 			}
 			r.matchSizes, r.standing = append(r.matchSizes, n), append(r.standing, standing)
-			prompt += tagSize + protowire.SizeBytes(n)
+			prompt += encode.SizeLength(n)
 		}
 		r.promptSizes = append(r.promptSizes, prompt)
-		size += tagSize + protowire.SizeBytes(prompt)
+		size += encode.SizeLength(prompt)
 	}
 	return size
 }
 
 func (r *Response) positionSize() int {
-	return optionalString(r.Epoch) + tagSize + 8
+	return encode.SizeString(r.Epoch) + tagSize + 8
 }
 
 // Append appends the encoded MatchPrefixResponse. It never omits the seq of the position.
 func (r *Response) Append(b []byte) []byte {
-	b = protowire.AppendTag(b, kvcastv1.MatchPrefixResponsePositionField, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(r.positionSize()))
-	b = appendString(b, kvcastv1.PositionEpochField, r.Epoch)
-	b = protowire.AppendTag(b, kvcastv1.PositionSeqField, protowire.Fixed64Type)
-	b = protowire.AppendFixed64(b, r.Seq)
+	b = encode.AppendLength(b, kvcastv1.MatchPrefixResponsePositionField, r.positionSize())
+	b = encode.AppendString(b, kvcastv1.PositionEpochField, r.Epoch)
+	b = encode.AppendOptionalFixed64(b, kvcastv1.PositionSeqField, r.Seq)
 	next := 0
 	for i, matches := range r.Matches.Prompts {
-		b = protowire.AppendTag(b, kvcastv1.MatchPrefixResponsePromptsField, protowire.BytesType)
-		b = protowire.AppendVarint(b, uint64(r.promptSizes[i]))
+		b = encode.AppendLength(b, kvcastv1.MatchPrefixResponsePromptsField, r.promptSizes[i])
 		for j := range matches {
-			b = protowire.AppendTag(b, kvcastv1.PromptMatchesMatchesField, protowire.BytesType)
-			b = protowire.AppendVarint(b, uint64(r.matchSizes[next]))
+			b = encode.AppendLength(b, kvcastv1.PromptMatchesMatchesField, r.matchSizes[next])
 			b = appendMatch(b, &matches[j], r.standing[next])
 			if r.WithModel {
-				b = appendString(b, kvcastv1.PrefixMatchModelField, matches[j].Model)
+				b = encode.AppendString(b, kvcastv1.PrefixMatchModelField, matches[j].Model)
 			}
 			next++
 		}
@@ -127,13 +124,12 @@ func (r *Response) Append(b []byte) []byte {
 // AppendID appends a MatchPrefixesResponse up to its response, which has size bytes and follows.
 func AppendID(b []byte, id uint64, size int) []byte {
 	b = AppendOnlyID(b, id)
-	b = protowire.AppendTag(b, kvcastv1.MatchPrefixesResponseResponseField, protowire.BytesType)
-	return protowire.AppendVarint(b, uint64(size))
+	return encode.AppendLength(b, kvcastv1.MatchPrefixesResponseResponseField, size)
 }
 
 // AppendOnlyID appends a MatchPrefixesResponse without a response.
 func AppendOnlyID(b []byte, id uint64) []byte {
-	return appendVarint(b, kvcastv1.MatchPrefixesResponseIDField, id)
+	return encode.AppendUint(b, kvcastv1.MatchPrefixesResponseIDField, id)
 }
 
 // MaxIDSize is the maximum number of bytes that AppendID appends.
@@ -141,12 +137,12 @@ const MaxIDSize = 2 * (tagSize + 10)
 
 // matchSize returns the encoded size of a PrefixMatch.
 func matchSize(m *index.Match, s Standing) int {
-	size := optionalString(m.Worker) + optionalString(m.Endpoint) + optionalVarint(uint64(m.Rank)) +
-		optionalVarint(uint64(m.Blocks)) + optionalVarint(tokens(m.Tokens())) +
-		optionalVarint(uint64(s.trust(m.Trust()))) + optionalVarint(s.Down) + optionalVarint(s.Age)
+	size := encode.SizeString(m.Worker) + encode.SizeString(m.Endpoint) + encode.SizeUint(uint64(m.Rank)) +
+		encode.SizeUint(uint64(m.Blocks)) + encode.SizeUint(tokens(m.Tokens())) +
+		encode.SizeUint(uint64(s.trust(m.Trust()))) + encode.SizeUint(s.Down) + encode.SizeUint(s.Age)
 	for tier := range m.TierBlocks {
 		if m.HasTier(tier) {
-			size += tagSize + protowire.SizeBytes(tierSize(m, tier, s))
+			size += encode.SizeLength(tierSize(m, tier, s))
 		}
 	}
 	return size + reasonsSize(uint32(m.Reasons|s.reasons()))
@@ -154,7 +150,7 @@ func matchSize(m *index.Match, s Standing) int {
 
 func tierSize(m *index.Match, tier int, s Standing) int {
 	blocks := m.TierBlocks[tier]
-	size := optionalVarint(uint64(tier+1)) + optionalVarint(uint64(blocks)) + optionalVarint(tokens(m.TierTokens(tier)))
+	size := encode.SizeUint(uint64(tier+1)) + encode.SizeUint(uint64(blocks)) + encode.SizeUint(tokens(m.TierTokens(tier)))
 	if m.TiersDiffer() {
 		size += tagSize + 1 + reasonsSize(uint32(m.TierReasons[tier]|s.reasons())) // the trust takes a byte
 	}
@@ -184,59 +180,28 @@ func appendReasons(b []byte, field protowire.Number, all uint32) []byte {
 
 // appendMatch appends the body of a PrefixMatch.
 func appendMatch(b []byte, m *index.Match, s Standing) []byte {
-	b = appendString(b, kvcastv1.PrefixMatchWorkerField, m.Worker)
-	b = appendString(b, kvcastv1.PrefixMatchEndpointField, m.Endpoint)
-	b = appendVarint(b, kvcastv1.PrefixMatchDpRankField, uint64(m.Rank))
-	b = appendVarint(b, kvcastv1.PrefixMatchBlocksField, uint64(m.Blocks))
-	b = appendVarint(b, kvcastv1.PrefixMatchTokensField, tokens(m.Tokens()))
+	b = encode.AppendString(b, kvcastv1.PrefixMatchWorkerField, m.Worker)
+	b = encode.AppendString(b, kvcastv1.PrefixMatchEndpointField, m.Endpoint)
+	b = encode.AppendUint(b, kvcastv1.PrefixMatchDpRankField, uint64(m.Rank))
+	b = encode.AppendUint(b, kvcastv1.PrefixMatchBlocksField, uint64(m.Blocks))
+	b = encode.AppendUint(b, kvcastv1.PrefixMatchTokensField, tokens(m.Tokens()))
 	for tier := range m.TierBlocks {
 		if m.HasTier(tier) {
-			b = protowire.AppendTag(b, kvcastv1.PrefixMatchTiersField, protowire.BytesType)
-			b = protowire.AppendVarint(b, uint64(tierSize(m, tier, s)))
-			b = appendVarint(b, kvcastv1.TierPrefixTierField, uint64(tier+1))
-			b = appendVarint(b, kvcastv1.TierPrefixBlocksField, uint64(m.TierBlocks[tier]))
-			b = appendVarint(b, kvcastv1.TierPrefixTokensField, tokens(m.TierTokens(tier)))
+			b = encode.AppendLength(b, kvcastv1.PrefixMatchTiersField, tierSize(m, tier, s))
+			b = encode.AppendUint(b, kvcastv1.TierPrefixTierField, uint64(tier+1))
+			b = encode.AppendUint(b, kvcastv1.TierPrefixBlocksField, uint64(m.TierBlocks[tier]))
+			b = encode.AppendUint(b, kvcastv1.TierPrefixTokensField, tokens(m.TierTokens(tier)))
 			if m.TiersDiffer() {
-				b = appendVarint(b, kvcastv1.TierPrefixTrustField, uint64(s.trust(m.TierTrust(tier))))
+				b = encode.AppendUint(b, kvcastv1.TierPrefixTrustField, uint64(s.trust(m.TierTrust(tier))))
 				b = appendReasons(b, kvcastv1.TierPrefixReasonsField, uint32(m.TierReasons[tier]|s.reasons()))
 			}
 		}
 	}
-	b = appendVarint(b, kvcastv1.PrefixMatchTrustField, uint64(s.trust(m.Trust())))
+	b = encode.AppendUint(b, kvcastv1.PrefixMatchTrustField, uint64(s.trust(m.Trust())))
 	b = appendReasons(b, kvcastv1.PrefixMatchReasonsField, uint32(m.Reasons|s.reasons()))
-	b = appendVarint(b, kvcastv1.PrefixMatchDownNanoField, s.Down)
-	return appendVarint(b, kvcastv1.PrefixMatchAgeNanoField, s.Age)
+	b = encode.AppendUint(b, kvcastv1.PrefixMatchDownNanoField, s.Down)
+	return encode.AppendUint(b, kvcastv1.PrefixMatchAgeNanoField, s.Age)
 }
 
 // tokens returns a number of tokens modulo 2^32, as in the field.
 func tokens(n int) uint64 { return uint64(uint32(n)) }
-
-// appendString appends a string field, unless the string is empty.
-func appendString(b []byte, field protowire.Number, s string) []byte {
-	if s == "" {
-		return b
-	}
-	return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), s)
-}
-
-// appendVarint appends a varint field, unless the number is 0.
-func appendVarint(b []byte, field protowire.Number, n uint64) []byte {
-	if n == 0 {
-		return b
-	}
-	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), n)
-}
-
-func optionalString(s string) int {
-	if s == "" {
-		return 0
-	}
-	return tagSize + protowire.SizeBytes(len(s))
-}
-
-func optionalVarint(n uint64) int {
-	if n == 0 {
-		return 0
-	}
-	return tagSize + protowire.SizeVarint(n)
-}
