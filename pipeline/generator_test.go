@@ -167,11 +167,12 @@ func (g *generator) batch(w *generatorWorker) *feed.Batch {
 	}
 	var events []wire.Event
 	for range rapid.IntRange(0, 6).Draw(g.t, "events") {
-		if g.copies && g.chance(3, "announces") {
+		switch {
+		case g.copies && g.chance(3, "announces"):
 			events = append(events, g.announcement(w)...)
-		} else if g.groups && w.sources == 0 && g.chance(2, "of a group") {
+		case g.groups && w.sources == 0 && g.chance(2, "of a group"):
 			events = append(events, g.groupEvent())
-		} else {
+		default:
 			events = append(events, g.event(w))
 		}
 	}

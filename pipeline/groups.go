@@ -329,6 +329,7 @@ func (a *application) group(r *rankState, tier kvblock.Tier, kind protowire.Numb
 				group = f.Value
 			case kvcastv1.GroupStoredBlockHashesField:
 				a.hashes, err = f.AppendFixed64s(a.hashes)
+			default: // a field that the table does not have
 			}
 		}
 		if err != nil {

@@ -283,7 +283,7 @@ func (x *Index) appendHashings(all []*hashing, modelName string) []*hashing {
 
 // applyGroups applies the rules of engines with several attention groups to what the matcher has found for a prompt and a block size. It
 // adds the ranks whose main group holds no block, or which have none.
-func (m *Matches) applyGroups(x *Index, q *Query, l hashList) {
+func (m *Matches) applyGroups(q *Query, l hashList) {
 	m.reuses = m.reuses[:0]
 	all := m.names
 	for len(all) > 0 && all[0].prompt != l.prompt {

@@ -281,7 +281,7 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 			x.blocks.MatchHashes(q.Model, p.BlockHashes, selected, &m.matcher)
 			m.Exceeded = m.matcher.Exceeded
 		}
-		m.applyGroups(x, q, l)
+		m.applyGroups(q, l)
 		m.found = m.found[:0]
 		selects := q.Limit > 0 && q.Limit <= maxSelected
 		for i := range m.matcher.Found {
