@@ -176,7 +176,7 @@ func (l *Lane) storeGroup(b *feed.Batch, key groupKey, hashes []uint64, as judge
 	}
 	l.groupHashes = keepHashes(stored)
 	l.emitGroup(b.Rank, key, kvcastv1.RouterEventGroupStoredField, stored, as.op)
-	if as.suspectsNew && len(r.suspects) > 0 {
+	if as.suspectsNew && len(r.suspects) > 0 && l.announcements.Seen(b.Rank, b.Source) {
 		l.doubt(b, feed.Doubt{Reason: feed.GapCopiesUnsure, Tiers: 1 << key.tier, Detail: "a store of another attention group may be an announcement"})
 	}
 	for why, n := range refused {

@@ -142,6 +142,9 @@ func (p *probedEngines) match(rank uint32, prompts ...*kvcastv1.Prompt) (answers
 	for _, r := range worker.GetRanks() {
 		if r.GetDpRank() == rank {
 			unmatched.trust, unmatched.deviceTrust = r.GetTrust(), r.GetTrust()
+			if len(r.GetTierReasons()) > 0 && !slices.ContainsFunc(r.GetTierReasons(), func(t *kvcastv1.TierReasons) bool { return t.GetTier() == kvcastv1.Tier_TIER_DEVICE }) {
+				unmatched.deviceTrust = kvcastv1.Trust_TRUST_EXACT
+			}
 		}
 	}
 	for _, matches := range got.GetPrompts() {
@@ -150,10 +153,10 @@ func (p *probedEngines) match(rank uint32, prompts ...*kvcastv1.Prompt) (answers
 			if m.GetDpRank() != rank {
 				continue
 			}
-			a = answer{trust: m.GetTrust(), deviceTrust: m.GetTrust(), all: int(m.GetTokens())}
+			a = answer{trust: m.GetTrust(), deviceTrust: unmatched.deviceTrust, all: int(m.GetTokens())}
 			for _, tier := range m.GetTiers() {
 				if tier.GetTier() == kvcastv1.Tier_TIER_DEVICE {
-					a.device = int(tier.GetTokens())
+					a.device, a.deviceTrust = int(tier.GetTokens()), m.GetTrust()
 					if tier.GetTrust() != kvcastv1.Trust_TRUST_UNSPECIFIED {
 						a.deviceTrust = tier.GetTrust()
 					}
@@ -255,8 +258,8 @@ func (p *probedEngines) check(probe probe) (kvcastv1.Trust, error) {
 var announcing = map[string]bool{"k_oss_mixed": true, "k_qwen_mixed": true, "l_cpu_full_report_full": true}
 
 // TestExactMatchesEqualTheEnginesAnswers plays recordings of vLLM with several attention groups or an offload tier into the real
-// binary. After the batches after which the engine was asked for a prompt, it is asked for the same prompt. An answer that is
-// exact is the engine's.
+// binary. After the batches after which the engine was asked for a prompt, it is asked for the same prompt. Each answer has the
+// engine's number of tokens, whatever its trust.
 func TestExactMatchesEqualTheEnginesAnswers(t *testing.T) {
 	testclass.Process(t)
 	testclass.WithoutRace(t)
@@ -286,6 +289,9 @@ func TestExactMatchesEqualTheEnginesAnswers(t *testing.T) {
 			}
 			if len(wrong) > 0 {
 				t.Errorf("%d probes have a wrong answer:\n%v", len(wrong), errors.Join(wrong...))
+			}
+			if o := engines.outcomes; o.over+o.under > 0 {
+				t.Errorf("got %+v, want all exact", o)
 			}
 			if degraded := counts[kvcastv1.Trust_TRUST_DEGRADED]; degraded > len(probes)/2 && !announcing[name] {
 				t.Errorf("%d of %d answers are degraded", degraded, len(probes))

@@ -3,7 +3,9 @@ package wire
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/kvcast/kvcast/internal/core/index/hybrid"
 	"github.com/kvcast/kvcast/internal/core/index/hybrid/vllmhash"
@@ -58,6 +60,12 @@ type rankGroups struct {
 	seed      string // empty: the default
 	// sparseTries counts the stores with left out blocks by which the hashes were not found.
 	sparseTries int
+	// adapters are the LoRA adapters whose paths a store has shown to be right, and tries counts the stores of each that have not.
+	adapters     map[string]string
+	adapterBytes int
+	tries        map[string]int
+	// lost is why blocks of other groups may be unknown, until the engine's cache is cleared; empty: none are.
+	lost string
 	// described is the description for routers, and isDescribed whether it is current.
 	described   *kvcastv1.Groups
 	isDescribed bool
@@ -150,6 +158,7 @@ func (r *Rules) setGroup(rank uint32, learned attentionGroup) {
 		}
 		*known = learned
 	case r.numGroups >= maxGroups || !r.budget.Reserve(groupCost):
+		r.lose(rank, "there is no memory for further attention groups: raise ingest.salt_bytes")
 		return
 	case g == nil:
 		g = new(rankGroups)
@@ -165,10 +174,44 @@ func (r *Rules) setGroup(rank uint32, learned attentionGroup) {
 	r.changes.groupsChanged(rank)
 }
 
-// findHashing finds how the engine computes hashes, by a store of blocks without a parent.
+// lose records that blocks of other groups than the main group may be unknown.
+func (r *Rules) lose(rank uint32, why string) {
+	if g := r.groupsOf(rank); g != nil && g.lost == "" {
+		g.lost, g.isDescribed = why, false
+		r.changes.groupsChanged(rank)
+	}
+}
+
+// clearGroups records that a rank has no block.
+func (r *Rules) clearGroups(rank uint32) {
+	if g := r.groupsOf(rank); g != nil && g.lost != "" {
+		g.lost, g.isDescribed = "", false
+		r.changes.groupsChanged(rank)
+	}
+}
+
+const (
+	// maxAdapterBytes bounds the names and paths of a rank's adapters that are verified: each Groups event has all.
+	maxAdapterBytes = 16 << 10
+	maxAdapterTries = 64 // stores by which the path of an adapter is verified
+)
+
+// needsVerifying reports whether the path of a store's adapter is to be verified.
+func (r *Rules) needsVerifying(g *rankGroups, ev *Event) bool {
+	if ev.LoRAName == "" || r.followed.LoRAPaths[ev.LoRAName] == "" || g.adapters[ev.LoRAName] != "" || g.adapterBytes+len(ev.LoRAName)+len(r.followed.LoRAPaths[ev.LoRAName]) > maxAdapterBytes {
+		return false
+	}
+	if g.tries == nil {
+		g.tries = make(map[string]int)
+	}
+	g.tries[ev.LoRAName]++
+	return g.tries[ev.LoRAName] <= maxAdapterTries
+}
+
+// findHashing finds how the engine computes hashes, by a store of blocks without a parent, and whether the path of its adapter is right.
 func (r *Rules) findHashing(ev *Event, rank uint32) {
 	g := r.groupsOf(rank)
-	if g == nil || g.unit != 0 || ev.HasParent && ev.Parent != 0 || ev.BlockSize > maxHashedBlock || len(ev.BlockHashes) == 0 || !r.needsHashing(g) {
+	if g == nil || g.unit != 0 && !r.needsVerifying(g, ev) || ev.HasParent && ev.Parent != 0 || ev.BlockSize > maxHashedBlock || len(ev.BlockHashes) == 0 || !r.needsHashing(g) {
 		return
 	}
 	if len(ev.BlockHashes) < len(ev.Tokens)/int(ev.BlockSize) {
@@ -190,8 +233,19 @@ func (r *Rules) findHashing(ev *Event, rank uint32) {
 		if err != nil { // the content may also have a cache salt
 			continue
 		}
+		if g.unit != 0 && (g.unit != uint32(unit) || g.algorithm != algorithm) {
+			continue
+		}
 		g.unit, g.algorithm, g.seed, g.isDescribed = uint32(unit), algorithm, r.followed.HashSeed, false
 		r.hashed = g
+		if path := r.followed.LoRAPaths[ev.LoRAName]; path != "" {
+			g.adapters = maps.Clone(g.adapters) // the description has the former
+			if g.adapters == nil {
+				g.adapters = make(map[string]string)
+			}
+			g.adapters[strings.Clone(ev.LoRAName)] = path
+			g.adapterBytes += len(ev.LoRAName) + len(path)
+		}
 		r.changes.groupsChanged(rank)
 		return
 	}
@@ -226,7 +280,7 @@ func (r *Rules) newDescription(g *rankGroups) *kvcastv1.Groups {
 	if g.unit != 0 {
 		d.Hashing = &kvcastv1.BlockHashing{
 			Algorithm: kvcastv1.BlockHashing_Algorithm(g.algorithm) + kvcastv1.BlockHashing_ALGORITHM_SHA256,
-			Seed:      g.seed, LoraPaths: r.followed.LoRAPaths,
+			Seed:      g.seed, LoraPaths: g.adapters,
 		}
 	}
 	var groups []hybrid.Group
@@ -254,6 +308,9 @@ func (r *Rules) newDescription(g *rankGroups) *kvcastv1.Groups {
 			Index: uint32(h.Index), Kind: kvcastv1.AttentionGroup_Kind(kind), BlockSize: a.blockSize, Window: uint32(h.Window),
 			Chunk: uint32(h.Chunk), Drops: h.Drops, Main: i == g.main,
 		})
+	}
+	if d.Missing == "" {
+		d.Missing = g.lost
 	}
 	if d.Missing == "" {
 		if _, err := hybrid.New(groups, int(g.unit)); err != nil {

@@ -189,9 +189,13 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 		case ev.Kind == KindRemoved:
 			r.scopes.remove(ev, rank)
 		case ev.Tier != 0:
+			if ev.Tier == kvblock.TierDevice {
+				r.clearGroups(rank)
+			}
 			r.scopes.clearTier(rank, ev.Tier)
 			r.resolve(1 << ev.Tier)
 		default:
+			r.clearGroups(rank)
 			r.scopes.clear(rank)
 			r.resolve(kvblock.AllTiers)
 		}
@@ -267,6 +271,7 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 		if r.follows(ev) && r.describeGroups(rank) != nil {
 			return r.admitGroup(ev, counts)
 		}
+		r.lose(rank, "a part of a block was stored before its groups were known: reset the engine's prefix cache")
 		r.doubt(ReasonPartialBlock, ev.Tier, counts)
 		return false
 	}

@@ -94,7 +94,7 @@ func (e *stateEncoder) groups(to *statev1.IngestRank) {
 	for _, a := range g.all {
 		to.Groups = append(to.Groups, &statev1.IngestGroup{Index: a.idx, Kind: a.kind, BlockSize: a.blockSize, Window: a.window})
 	}
-	to.HashUnit, to.HashAlgorithm, to.HashSeed = g.unit, uint32(g.algorithm), g.seed
+	to.HashUnit, to.HashAlgorithm, to.HashSeed, to.GroupsLost = g.unit, uint32(g.algorithm), g.seed, g.lost
 }
 
 func (e *stateEncoder) block(to *statev1.IngestRank, hash uint64) {
@@ -187,11 +187,13 @@ func (r *Rules) Restore(s *statev1.IngestSource) {
 		}
 		for _, idx := range rank.OtherGroups {
 			r.setGroup(rank.Rank, attentionGroup{idx: idx})
+			r.lose(rank.Rank, "an earlier version of kvcast did not follow other attention groups: reset the engine's prefix cache")
 		}
 		for _, g := range rank.Groups {
 			r.setGroup(rank.Rank, attentionGroup{idx: g.Index, kind: g.Kind, blockSize: g.BlockSize, window: g.Window})
 		}
-		if g := r.groupsOf(rank.Rank); g != nil && rank.HashUnit != 0 {
+		if g := r.groupsOf(rank.Rank); g != nil && len(rank.Groups) > 0 {
+			g.lost, g.isDescribed = rank.GroupsLost, false
 			g.unit, g.algorithm, g.seed = rank.HashUnit, vllmhash.Algorithm(rank.HashAlgorithm), rank.HashSeed
 		}
 		r.scopes.restore(rank, s.Salts, s.Adapters)

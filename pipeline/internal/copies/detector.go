@@ -150,6 +150,11 @@ func (d *Detector) Restore(v Verdict) {
 	d.changed = changed
 }
 
+// Seen reports whether a store of an engine may have been an announcement.
+func (d *Detector) Seen(rank uint32, source int) bool {
+	return d.counts[engine{rank, source}].Announcements > 0
+}
+
 // SetAnnounces records that an engine announces blocks.
 func (d *Detector) SetAnnounces(rank uint32, source int) {
 	from := engine{rank, source}

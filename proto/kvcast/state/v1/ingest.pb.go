@@ -273,7 +273,10 @@ type IngestRank struct {
 	// sha256_cbor.
 	HashAlgorithm uint32 `protobuf:"varint,13,opt,name=hash_algorithm,json=hashAlgorithm,proto3" json:"hash_algorithm,omitempty"`
 	// The engine's PYTHONHASHSEED, if hash_unit is known; empty if it is not set.
-	HashSeed      string `protobuf:"bytes,14,opt,name=hash_seed,json=hashSeed,proto3" json:"hash_seed,omitempty"`
+	HashSeed string `protobuf:"bytes,14,opt,name=hash_seed,json=hashSeed,proto3" json:"hash_seed,omitempty"`
+	// Why blocks of attention groups other than the main group may be unknown; empty if none
+	// are.
+	GroupsLost    string `protobuf:"bytes,15,opt,name=groups_lost,json=groupsLost,proto3" json:"groups_lost,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -402,6 +405,13 @@ func (x *IngestRank) GetHashAlgorithm() uint32 {
 func (x *IngestRank) GetHashSeed() string {
 	if x != nil {
 		return x.HashSeed
+	}
+	return ""
+}
+
+func (x *IngestRank) GetGroupsLost() string {
+	if x != nil {
+		return x.GroupsLost
 	}
 	return ""
 }
@@ -804,7 +814,7 @@ const file_kvcast_state_v1_ingest_proto_rawDesc = "" +
 	"\x06source\x18\x01 \x01(\rR\x06source\x12\x14\n" +
 	"\x05salts\x18\x02 \x03(\fR\x05salts\x121\n" +
 	"\x05ranks\x18\x03 \x03(\v2\x1b.kvcast.state.v1.IngestRankR\x05ranks\x12\x1a\n" +
-	"\badapters\x18\x04 \x03(\fR\badapters\"\xe6\x03\n" +
+	"\badapters\x18\x04 \x03(\fR\badapters\"\x87\x04\n" +
 	"\n" +
 	"IngestRank\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x18\n" +
@@ -825,7 +835,9 @@ const file_kvcast_state_v1_ingest_proto_rawDesc = "" +
 	"\x06groups\x18\v \x03(\v2\x1c.kvcast.state.v1.IngestGroupR\x06groups\x12\x1b\n" +
 	"\thash_unit\x18\f \x01(\rR\bhashUnit\x12%\n" +
 	"\x0ehash_algorithm\x18\r \x01(\rR\rhashAlgorithm\x12\x1b\n" +
-	"\thash_seed\x18\x0e \x01(\tR\bhashSeed\"n\n" +
+	"\thash_seed\x18\x0e \x01(\tR\bhashSeed\x12\x1f\n" +
+	"\vgroups_lost\x18\x0f \x01(\tR\n" +
+	"groupsLost\"n\n" +
 	"\vIngestGroup\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x12R\x05index\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x1d\n" +
