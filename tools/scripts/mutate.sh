@@ -4,26 +4,31 @@
 # packages; other arguments are passed to gremlins, such as --diff main.
 set -eu
 cd "$(dirname "$0")/../.."
+top=$PWD
 run=.
 if [ "${1-}" = -run ]; then
 	run=$2
 	shift 2
 fi
 
-# gremlins copies the module of the package. Its go.mod must not refer to folders beside it, nor is the copy in go.work.
+# gremlins runs in the folder of a module, and copies it: the go.mod of the copy must not refer to folders beside it, and the copy is
+# not in go.work.
 mkdir -p bin
 cp internal/core/go.mod bin/mutate.mod
 cp internal/core/go.sum bin/mutate.sum
-go mod edit -replace=github.com/kvcast/kvcast/proto="$PWD/proto" bin/mutate.mod
+go mod edit -replace=github.com/kvcast/kvcast/proto="$top/proto" bin/mutate.mod
 
 for package in ./internal/journal ./internal/core/hashtable ./pipeline; do
 	echo "$package" | grep -Eq -- "$run" || continue
-	make -s "$PWD/bin/tools/gremlins"
-	variables=
+	make -s "$top/bin/tools/gremlins"
+	module=. path=${package#./} variables=
 	case $package in
-	./internal/core/*) variables="GOWORK=off GOFLAGS=-modfile=$PWD/bin/mutate.mod" ;;
+	./internal/core/*) module=internal/core path=${package#./internal/core/} variables="GOWORK=off GOFLAGS=-modfile=$top/bin/mutate.mod" ;;
 	esac
-	env $variables bin/tools/gremlins unleash --threshold-efficacy 85 \
-		--arithmetic-base=false --conditionals-boundary=false --increment-decrement=false --invert-negatives=false \
-		"$@" "$package"
+	(
+		cd "$module"
+		env $variables "$top/bin/tools/gremlins" unleash --threshold-efficacy 85 \
+			--arithmetic-base=false --conditionals-boundary=false --increment-decrement=false --invert-negatives=false \
+			"$@" "./$path"
+	)
 done
