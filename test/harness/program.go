@@ -53,7 +53,7 @@ func (p program) build() (string, error) {
 
 // buildIn builds the program in a directory of the module. One process at a time does so.
 func (p program) buildIn(dir string) (string, error) {
-	root, err := output("go", "list", "-m", "-f", "{{.Dir}}")
+	root, err := output("go", "list", "-m", "-f", "{{.Dir}}", "github.com/kvcast/kvcast")
 	if err != nil {
 		return "", err
 	}
