@@ -172,7 +172,7 @@ func allOf(hashes []uint64, held func(uint64) bool) bool {
 	return !slices.ContainsFunc(hashes, func(hash uint64) bool { return !held(hash) })
 }
 
-// takeBack removes the suspects of a rank whose engine has been found to announce.
+// takeBack removes the suspects of a rank: its engine has been found to announce blocks, so that its groups may never have held them.
 func (l *Lane) takeBack(rank uint32) {
 	r := l.rank(rank)
 	for _, s := range r.suspects {

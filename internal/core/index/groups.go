@@ -49,7 +49,7 @@ type hashing struct {
 	ranks  []*rank
 }
 
-// attention returns the attention groups of a rank, and adds them.
+// withAttention returns the attention groups of a rank, which it adds if there are none.
 func (r *rank) withAttention() *attention {
 	if r.attention == nil {
 		r.attention = &attention{main: -1}
