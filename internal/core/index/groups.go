@@ -2,9 +2,7 @@ package index
 
 import (
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 
 	"github.com/kvcast/kvcast/internal/core/encode"
 	"github.com/kvcast/kvcast/internal/core/hashtable"
@@ -44,10 +42,13 @@ const maxHashings = 4
 type hashing struct {
 	hasher vllmhash.Hasher
 	unit   int
-	paths  map[string]string // of LoRA adapters
-	key    string            // of all this
+	key    string // of all this
 	ranks  []*rank
 }
+
+// maxPaths bounds the paths of an adapter of the engines that compute hashes in one way. Of engines with further ones, prefixes of
+// prompts with the adapter are upper bounds.
+const maxPaths = 4
 
 // withAttention returns the attention groups of a rank, which it adds if there are none.
 func (r *rank) withAttention() *attention {
@@ -153,17 +154,13 @@ func (m *model) addHashing(r *rank, g *kvcastv1.Groups) {
 	if err != nil {
 		return
 	}
-	var key strings.Builder
-	fmt.Fprintf(&key, "%d %d %q", algorithm, g.GetUnit(), seed)
-	for _, name := range slices.Sorted(maps.Keys(h.GetLoraPaths())) {
-		fmt.Fprintf(&key, " %q %q", name, h.GetLoraPaths()[name])
-	}
-	i := slices.IndexFunc(m.hashings, func(known *hashing) bool { return known.key == key.String() })
+	key := fmt.Sprintf("%d %d %q", algorithm, g.GetUnit(), seed)
+	i := slices.IndexFunc(m.hashings, func(known *hashing) bool { return known.key == key })
 	if i < 0 {
 		if i = len(m.hashings); i == maxHashings {
 			return
 		}
-		m.hashings = append(m.hashings, &hashing{hasher: hasher, unit: int(g.GetUnit()), paths: h.GetLoraPaths(), key: key.String()})
+		m.hashings = append(m.hashings, &hashing{hasher: hasher, unit: int(g.GetUnit()), key: key})
 	}
 	m.hashings[i].ranks = append(m.hashings[i].ranks, r)
 	r.attention.hashing = m.hashings[i]
@@ -184,23 +181,10 @@ func (x *Index) dropHashing(r *rank) {
 // groupEncoded applies an encoded GroupStored or GroupRemoved.
 func (x *Index) groupEncoded(r *rank, tier int, b []byte, holds bool) error {
 	d := &x.decoder
-	d.blocks = d.blocks[:0]
-	group := uint64(0)
-	for len(b) > 0 {
-		f, rest, err := encode.Next(b)
-		if err == nil {
-			switch f.Number {
-			case kvcastv1.GroupStoredGroupField:
-				group = f.Value
-			case kvcastv1.GroupStoredBlockHashesField:
-				d.blocks, err = f.AppendFixed64s(d.blocks)
-			default: // a field of a later version
-			}
-		}
-		if err != nil {
-			return err
-		}
-		b = rest
+	var group uint64
+	var err error
+	if group, d.blocks, err = encode.GroupBlocks(b, d.blocks[:0]); err != nil {
+		return err
 	}
 	x.applyGroup(r, tier, group, d.blocks, holds)
 	d.release()
@@ -221,6 +205,7 @@ func (x *Index) applyGroup(r *rank, tier int, group uint64, hashes []uint64, hol
 type names struct {
 	prompt  int
 	hashing *hashing
+	path    string // of the prompt's adapter
 	hashes  []uint64
 	limit   int // the longest prefix that is allowed, in tokens
 }
@@ -239,24 +224,22 @@ func (u *reuse) isNothing(f *radix.Match) bool { return u.known && u.total == 0 
 func (m *Matches) name(x *Index, q *Query) {
 	m.names = m.names[:0]
 	x.mu.RLock()
-	m.hashings = x.appendHashings(m.hashings[:0], q.Model)
-	x.mu.RUnlock()
-	if len(m.hashings) == 0 {
-		return
-	}
 	for i := range q.Prompts {
-		p := &q.Prompts[i]
-		if len(p.TokenIDs) == 0 {
-			continue
-		}
-		for _, h := range m.hashings {
-			hashes, err := h.hasher.Append(nil, p.TokenIDs, vllmhash.Content{LoRAName: p.LoRA, LoRAPath: h.paths[p.LoRA], CacheSalt: p.Salt}, &m.hashBuffer)
-			if err == nil { // else the path of the adapter is not configured, or a name is too long
-				m.names = append(m.names, names{prompt: i, hashing: h, hashes: hashes, limit: p.limit()})
-			}
+		if p := &q.Prompts[i]; len(p.TokenIDs) > 0 {
+			m.names = x.appendNames(m.names, q.Model, i, p)
 		}
 	}
-	clear(m.hashings)
+	x.mu.RUnlock()
+	known := m.names[:0]
+	for _, n := range m.names {
+		p := &q.Prompts[n.prompt]
+		var err error
+		if n.hashes, err = n.hashing.hasher.Append(nil, p.TokenIDs, vllmhash.Content{LoRAName: p.LoRA, LoRAPath: n.path, CacheSalt: p.Salt}, &m.hashBuffer); err == nil {
+			known = append(known, n)
+		} // else a name is too long
+	}
+	clear(m.names[len(known):])
+	m.names = known
 }
 
 // limit returns the longest prefix of a prompt with token ids that is allowed, in tokens.
@@ -267,19 +250,40 @@ func (p *Prompt) limit() int {
 	return len(p.TokenIDs)
 }
 
-// appendHashings appends how the engines of a model compute hashes, or those of all models.
-func (x *Index) appendHashings(all []*hashing, modelName string) []*hashing {
+// appendNames appends the ways in which the engines of a model, or those of all models, compute the hashes of a prompt.
+func (x *Index) appendNames(all []names, modelName string, prompt int, p *Prompt) []names {
 	if modelName != "" {
 		if m := x.models[modelName]; m != nil {
-			all = append(all, m.hashings...)
+			all = m.appendNames(all, prompt, p)
 		}
 		return all
 	}
 	for _, m := range x.models {
-		all = append(all, m.hashings...)
+		all = m.appendNames(all, prompt, p)
 	}
 	return all
 }
+
+func (m *model) appendNames(all []names, prompt int, p *Prompt) []names {
+	for _, h := range m.hashings {
+		n := names{prompt: prompt, hashing: h, limit: p.limit()}
+		if p.LoRA == "" {
+			all = append(all, n)
+			continue
+		}
+		first := len(all)
+		for _, r := range h.ranks {
+			n.path = r.attention.pathOf(p.LoRA)
+			if n.path != "" && len(all) < first+maxPaths && !slices.ContainsFunc(all[first:], func(o names) bool { return o.path == n.path }) {
+				all = append(all, n)
+			}
+		}
+	}
+	return all
+}
+
+// pathOf returns the path of an adapter; empty if it is not known.
+func (a *attention) pathOf(lora string) string { return a.described.GetHashing().GetLoraPaths()[lora] }
 
 // applyGroups applies the rules of engines with several attention groups to what the matcher has found for a prompt and a block size. It
 // adds the ranks whose main group holds no block, or which have none.
@@ -301,7 +305,7 @@ func (m *Matches) applyGroups(q *Query, l hashList) {
 			break
 		}
 		for _, r := range h.hashing.ranks {
-			if m.matcher.Has(r.blocks) {
+			if m.matcher.Has(r.blocks) || h.path != r.attention.pathOf(q.Prompts[l.prompt].LoRA) {
 				continue
 			}
 			f := radix.Match{Rank: r.blocks}
@@ -321,7 +325,8 @@ func applyGroups(all []names, f *radix.Match, r *rank, q *Query, l hashList) (u 
 		q.Worker != nil && !q.Worker(r.worker.name) {
 		return reuse{}
 	}
-	i := slices.IndexFunc(all, func(n names) bool { return n.prompt == l.prompt && n.hashing == r.attention.hashing })
+	path := r.attention.pathOf(q.Prompts[l.prompt].LoRA)
+	i := slices.IndexFunc(all, func(n names) bool { return n.prompt == l.prompt && n.hashing == r.attention.hashing && n.path == path })
 	if i < 0 {
 		return reuse{}
 	}

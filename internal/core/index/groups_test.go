@@ -198,3 +198,42 @@ func TestHashingIsForgottenWithItsRanks(t *testing.T) {
 		t.Errorf("%d models are left", n)
 	}
 }
+
+// TestAdaptersOfEngines has engines that know the paths of different adapters, as they are found one by one: all are followed. One engine has
+// the adapter under another path, with other hashes.
+func TestAdaptersOfEngines(t *testing.T) {
+	t.Parallel()
+	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8}
+	x := index.New()
+	paths := map[string]map[string]string{
+		"a": {"sql": "/1"}, "b": {"sql": "/1", "b": "/b"}, "c": {"sql": "/1", "c": "/c"}, "d": {"sql": "/1", "d": "/d"}, "e": {"sql": "/2", "e": "/e"}, "f": {"f": "/f"},
+	}
+	for i, name := range []string{"a", "b", "c", "d", "e", "f"} {
+		h := hashesOf(t, tokens, vllmhash.Content{LoRAName: "sql", LoRAPath: "/1"})
+		if name == "e" {
+			h = hashesOf(t, tokens, vllmhash.Content{LoRAName: "sql", LoRAPath: "/2"})
+		}
+		x.ApplyEntry(&kvcastv1.Entry{Seq: uint64(i + 1), Worker: name, Model: "m", Events: []*kvcastv1.RouterEvent{
+			event(0, &kvcastv1.WorkerAdded{Model: "m"}), event(0, &kvcastv1.GroupsOmitted{}),
+			event(0, &kvcastv1.Groups{
+				Groups: []*kvcastv1.AttentionGroup{fullGroup, windowGroup}, Unit: 4,
+				Hashing: &kvcastv1.BlockHashing{Algorithm: kvcastv1.BlockHashing_ALGORITHM_SHA256, LoraPaths: paths[name]},
+			}),
+			event(0, &kvcastv1.Stored{BlockHashes: h, BlockSize: 4}), event(0, &kvcastv1.GroupStored{Group: 1, BlockHashes: h}),
+		}})
+	}
+	for lora, want := range map[string][]string{"sql": {"a", "b", "c", "d", "e"}, "f": nil, "": nil} {
+		var m index.Matches
+		x.Match(&index.Query{Model: "m", Prompts: []index.Prompt{{TokenIDs: tokens, LoRA: lora}}}, &m)
+		var got []string
+		for _, match := range m.Prompts[0] {
+			got = append(got, match.Worker)
+			if match.Tokens() != 8 || match.Trust() != kvcastv1.Trust_TRUST_EXACT {
+				t.Errorf("adapter %q, worker %s: got %d tokens, %v", lora, match.Worker, match.Tokens(), match.Trust())
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("adapter %q: got workers %v, want %v", lora, got, want)
+		}
+	}
+}

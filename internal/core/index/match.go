@@ -132,7 +132,6 @@ type Matches struct {
 	found   []candidate
 	// Of engines with several attention groups.
 	names      []names
-	hashings   []*hashing
 	hashBuffer vllmhash.Buffer
 	reuses     []reuse // of Matcher.Found; empty if there are none
 }
