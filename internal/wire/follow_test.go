@@ -162,3 +162,23 @@ func TestPathsOfAdaptersAreVerified(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+// TestGroupsThatDoNotStayTheSame has an engine that tells another window with each store: routers are told a bounded number of times.
+func TestGroupsThatDoNotStayTheSame(t *testing.T) {
+	f := follow(t, wire.GroupSettings{})
+	f.admit(f.root(0, "full_attention", 8, somePrompt, vllmhash.SHA256, vllmhash.Content{}))
+	descriptions := make(map[*kvcastv1.Groups]bool)
+	var last *kvcastv1.Groups
+	for n := range int64(1000) {
+		e := f.root(1, "sliding_window", 4, somePrompt, vllmhash.SHA256, vllmhash.Content{})
+		e.Rare = &wire.Rare{SlidingWindow: 9 + n%2}
+		_, last = f.admit(e)
+		descriptions[last] = true
+	}
+	if len(descriptions) > 100 {
+		t.Errorf("%d descriptions", len(descriptions))
+	}
+	if last.GetMissing() == "" {
+		t.Errorf("the description of groups that change does not say so: %v", last)
+	}
+}

@@ -49,11 +49,17 @@ type attentionGroup struct {
 	window    int64
 }
 
+// maxGroupChanges bounds how often what is known of a rank's groups changes: routers get each description. Engines do not change them
+// while they run, but their first stores may not tell the block size.
+const maxGroupChanges = 64
+
 // rankGroups are the attention groups of a dp rank, and how its engine computes hashes.
 type rankGroups struct {
 	all []attentionGroup // in the order in which they were learned
 	// main is the index in all of the first group with main attention; -1: there is none.
 	main int
+	// changes counts the changes of groups that were known.
+	changes int
 	// unit is the number of tokens in a hash unit; 0: the hashes are not found. The other fields are how they are computed.
 	unit      uint32
 	algorithm vllmhash.Algorithm
@@ -154,6 +160,10 @@ func (r *Rules) setGroup(rank uint32, learned attentionGroup) {
 		known := &g.all[at]
 		learned.blockSize = max(learned.blockSize, known.blockSize)
 		if learned == *known {
+			return
+		}
+		if g.changes++; g.changes > maxGroupChanges {
+			r.lose(rank, "the engine's stores do not agree about the attention groups")
 			return
 		}
 		*known = learned
