@@ -213,7 +213,7 @@ func (l *Lane) removeGroup(b *feed.Batch, key groupKey, e *wire.Event) {
 // removeParts removes the parts of blocks that a remove of the main group names, and returns the event without them. Their hashes are not
 // those of blocks.
 func (l *Lane) removeParts(b *feed.Batch, e *wire.Event) *wire.Event {
-	if l.rank(b.Rank).groupTables == nil || !e.HasGroupIdx || e.GroupIdx < 0 || e.GroupIdx >= math.MaxUint8 || e.Rare != nil {
+	if l.rank(b.Rank).groupTables == nil || !e.HasGroupIdx || e.GroupIdx < 0 || e.GroupIdx >= math.MaxUint8 {
 		return e
 	}
 	key := groupKey{uint8(e.GroupIdx) + 1, e.Tier}
@@ -221,18 +221,31 @@ func (l *Lane) removeParts(b *feed.Batch, e *wire.Event) *wire.Event {
 	if g == nil || !slices.ContainsFunc(e.BlockHashes, g.has) {
 		return e
 	}
-	var parts, blocks []uint64
-	for _, hash := range e.BlockHashes {
-		if g.has(hash) {
-			parts = append(parts, hash)
-		} else {
-			blocks = append(blocks, hash)
+	parts, rest := selectBlocks(e, g.has), selectBlocks(e, func(hash uint64) bool { return !g.has(hash) })
+	l.removeGroup(b, key, &parts)
+	return &rest
+}
+
+// selectBlocks returns a remove of the selected blocks of a remove.
+func selectBlocks(e *wire.Event, selected func(hash uint64) bool) wire.Event {
+	part := *e
+	part.BlockHashes = nil
+	var copiesLeft []uint32
+	for i, hash := range e.BlockHashes {
+		if !selected(hash) {
+			continue
+		}
+		part.BlockHashes = append(part.BlockHashes, hash)
+		if e.Rare != nil && i < len(e.Rare.RemainingCopies) {
+			copiesLeft = append(copiesLeft, e.Rare.RemainingCopies[i])
 		}
 	}
-	l.removeGroup(b, key, &wire.Event{Kind: wire.KindRemoved, BlockHashes: parts})
-	rest := *e
-	rest.BlockHashes = blocks
-	return &rest
+	if copiesLeft != nil {
+		rare := *e.Rare
+		rare.RemainingCopies = copiesLeft
+		part.Rare = &rare
+	}
+	return part
 }
 
 // keepHashes returns the memory of hashes that is kept for the next event.
@@ -249,7 +262,7 @@ func (l *Lane) emitGroup(rank uint32, key groupKey, kind protowire.Number, hashe
 		l.entry.group(l.head(rank, key.tier), kind, uint32(key.group)-1, part)
 		if kind == kvcastv1.RouterEventGroupStoredField {
 			l.rank(rank).used |= 1 << key.tier
-			l.log.storeOps(l.entry.events-1, slices.Repeat([]copies.Op{op}, len(part)))
+			l.log.storeOp(l.entry.events-1, op, len(part))
 			l.counts.events[eventsGroupStored]++
 		} else {
 			l.counts.events[eventsGroupRemoved]++
@@ -319,24 +332,11 @@ func storedGroup(group uint32) (uint8, error) {
 
 // group applies an encoded GroupStored or GroupRemoved.
 func (a *application) group(r *rankState, tier kvblock.Tier, kind protowire.Number, b []byte) error {
-	a.hashes = a.hashes[:0]
-	group := uint64(0)
-	for len(b) > 0 {
-		f, rest, err := encode.Next(b)
-		if err == nil {
-			switch f.Number {
-			case kvcastv1.GroupStoredGroupField:
-				group = f.Value
-			case kvcastv1.GroupStoredBlockHashesField:
-				a.hashes, err = f.AppendFixed64s(a.hashes)
-			default: // a field that the table does not have
-			}
-		}
-		if err != nil {
-			return fmt.Errorf("decode blocks of an attention group: %w", err)
-		}
-		b = rest
+	group, hashes, err := encode.GroupBlocks(b, a.hashes[:0])
+	if err != nil {
+		return fmt.Errorf("decode blocks of an attention group: %w", err)
 	}
+	a.hashes = hashes
 	name, err := storedGroup(uint32(min(group, math.MaxUint8)) + 1)
 	if err != nil {
 		return err

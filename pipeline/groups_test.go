@@ -5,9 +5,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"google.golang.org/protobuf/testing/protocmp"
 	"pgregory.net/rapid"
 
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/pipeline"
@@ -157,4 +159,40 @@ func TestGroupsAreDescribedOnce(t *testing.T) {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 	})
+}
+
+// TestRemovesOfPartsOfBlocks removes a part of a block of the main group, whose hash is that of no whole block, beside whole blocks, also
+// with the numbers of copies that the engine still has.
+func TestRemovesOfPartsOfBlocks(t *testing.T) {
+	groups := &kvcastv1.Groups{Groups: []*kvcastv1.AttentionGroup{{Index: 0, Kind: kvcastv1.AttentionGroup_KIND_FULL_ATTENTION, BlockSize: 16, Main: true}}, Unit: 4}
+	for name, rare := range map[string]*wire.Rare{
+		"no other fields": nil, "a session": {SessionID: "s"}, "copies that are left": {RemainingCopies: []uint32{0, 0, 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
+				s.play(t,
+					call{Worker: testWorker, Batch: &feed.Batch{Groups: groups, Events: []wire.Event{
+						{Kind: wire.KindStored, BlockHashes: []uint64{1, 3}, Tokens: make([]uint32, 32), BlockSize: 16, Tier: kvblock.TierDevice},
+						{Kind: wire.KindStored, BlockHashes: []uint64{2}, HashesOnly: true, Group: 1, HasGroupIdx: true, Tier: kvblock.TierDevice},
+					}}},
+					call{Worker: testWorker, Batch: &feed.Batch{Groups: groups, Events: []wire.Event{
+						{Kind: wire.KindRemoved, BlockHashes: []uint64{1, 2, 3}, HasGroupIdx: true, Tier: kvblock.TierDevice, Rare: rare},
+					}}})
+				v := checker.NewView()
+				for _, e := range s.journal.all()[testWorker] {
+					v.Apply(e)
+				}
+				if left := v.GroupBlocks(testWorker, 0, kvcastv1.Tier_TIER_DEVICE, 0); len(left) > 0 {
+					t.Errorf("parts %v are left", left)
+				}
+				want := map[uint64]struct{}{}
+				if rare != nil && rare.RemainingCopies != nil {
+					want[3] = struct{}{}
+				}
+				if diff := cmp.Diff(want, v.Blocks(testWorker, 0, kvcastv1.Tier_TIER_DEVICE), cmpopts.EquateEmpty()); diff != "" {
+					t.Errorf("blocks of the main group (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
 }

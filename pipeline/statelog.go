@@ -139,6 +139,13 @@ func (s *stateLog) storeOps(eventsBefore int, ops []copies.Op) {
 	s.addChange(eventsBefore)
 }
 
+// storeOp records the operation of all blocks of a stored event, the last of the entry.
+func (s *stateLog) storeOp(eventsBefore int, op copies.Op, blocks int) {
+	if s != nil && op != copies.Add {
+		s.storeOps(eventsBefore, slices.Repeat([]copies.Op{op}, blocks))
+	}
+}
+
 // runsOf yields the lengths of the runs of equal operations, and the operations.
 func runsOf(ops []copies.Op) func(yield func(int, copies.Op) bool) {
 	return func(yield func(int, copies.Op) bool) {
