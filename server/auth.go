@@ -19,6 +19,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
 // Role determines the calls that a token or a client certificate permits.
@@ -208,7 +209,7 @@ func (s *Server) authorize(ctx context.Context, method string) (Role, error) {
 	}
 	service := serviceOf(method)
 	if role != RoleOperator && !s.isForRouters(service) {
-		return role, errorf(reasonPermissionDenied, s.journal.Bounds(),
+		return role, callerror.New(callerror.PermissionDenied, s.journal.Bounds(),
 			"the client's role is %s, which may not call %s; ask the server's operator for a token or a certificate with the role %s", role, service, RoleOperator)
 	}
 	return role, nil
@@ -234,7 +235,7 @@ func (s *Server) identify(ctx context.Context) (Role, error) {
 				return known.role, nil
 			}
 		}
-		return "", errorf(reasonUnauthenticated, journal.Bounds{}, "the token is not among those of the server; ask the server's operator for one")
+		return "", callerror.New(callerror.Unauthenticated, journal.Bounds{}, "the token is not among those of the server; ask the server's operator for one")
 	}
 	cert := clientCertificate(ctx)
 	if cert == nil {
@@ -242,11 +243,11 @@ func (s *Server) identify(ctx context.Context) (Role, error) {
 		if s.cfg.ClientCertificates {
 			want += ", or connect with a client certificate"
 		}
-		return "", errorf(reasonUnauthenticated, journal.Bounds{}, "the call has %s", want)
+		return "", callerror.New(callerror.Unauthenticated, journal.Bounds{}, "the call has %s", want)
 	}
 	role, ok := access.Certificates.role(cert)
 	if !ok {
-		return "", errorf(reasonUnauthenticated, journal.Bounds{}, "no name of the client's certificate has a role at this server: %.256q; ask the server's operator to add one", certificateNames(cert))
+		return "", callerror.New(callerror.Unauthenticated, journal.Bounds{}, "no name of the client's certificate has a role at this server: %.256q; ask the server's operator to add one", certificateNames(cert))
 	}
 	return role, nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
 // Caller is a client that does not speak gRPC, such as a browser.
@@ -57,7 +58,7 @@ func (s *Server) newCalls() calls {
 func (s *Server) Call(ctx context.Context, method string, caller Caller, decode func(proto.Message) error) (proto.Message, error) {
 	m, ok := s.calls[method]
 	if !ok {
-		return nil, errorf(reasonUnimplemented, journal.Bounds{}, "%.256q is no unary method of RouterEventService or InspectionService", method)
+		return nil, callerror.New(callerror.Unimplemented, journal.Bounds{}, "%.256q is no unary method of RouterEventService or InspectionService", method)
 	}
 	from := &peer.Peer{Addr: caller.Address}
 	if caller.TLS != nil {

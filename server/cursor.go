@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
 // Journal is the log that the server reads. Its methods must be safe for concurrent use and must not block.
@@ -94,7 +95,7 @@ func (c *cursor) next(ctx context.Context, until uint64) error {
 	case errors.Is(err, journal.ErrCompacted) && c.snapshots:
 		return c.snapshot(ctx)
 	case err != nil:
-		return readError(err)
+		return callerror.OfRead(err)
 	}
 	before := c.seq
 	c.seq = chunk.Last

@@ -9,6 +9,7 @@ import (
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
 // allTiers is the set of all tiers and of bit 0, which is the bit of events without a tier.
@@ -40,7 +41,7 @@ func parseFilter(f *kvcastv1.Filter, b journal.Bounds, bytes *budget.Budget) (*f
 		return &filter{tiers: allTiers}, nil
 	}
 	if names > maxFilterNames {
-		return nil, invalidField(b, "filter", "%d names are too many: at most %d are allowed", names, maxFilterNames)
+		return nil, callerror.InvalidField(b, "filter", "%d names are too many: at most %d are allowed", names, maxFilterNames)
 	}
 	tiers, err := tierSet(f.GetTiers(), b)
 	if err != nil {
@@ -48,7 +49,7 @@ func parseFilter(f *kvcastv1.Filter, b journal.Bounds, bytes *budget.Budget) (*f
 	}
 	out := &filter{tiers: tiers, budget: bytes, bytes: filterBytes(f)}
 	if !bytes.Reserve(out.bytes) {
-		return nil, errorf(reasonFiltersTooLarge, b,
+		return nil, callerror.New(callerror.FiltersTooLarge, b,
 			"the filter needs %d bytes, and with the filters of the calls in progress more than %d, which is the limit; name fewer workers and models, try again later, or raise the limit (--subscribers-filter-bytes)",
 			out.bytes, bytes.Limit())
 	}
@@ -89,7 +90,7 @@ func tierSet(tiers []kvcastv1.Tier, b journal.Bounds) (kvblock.Tiers, error) {
 	set := kvblock.TierBit(0)
 	for i, t := range tiers {
 		if _, ok := kvcastv1.Tier_name[int32(t)]; !ok || t == kvcastv1.Tier_TIER_UNSPECIFIED {
-			return 0, invalidField(b, fmt.Sprintf("filter.tiers[%d]", i),
+			return 0, callerror.InvalidField(b, fmt.Sprintf("filter.tiers[%d]", i),
 				"%v is not allowed: want TIER_DEVICE, TIER_HOST_PINNED, TIER_DISK or TIER_EXTERNAL", t)
 		}
 		set |= kvblock.TierBit(uint8(t))

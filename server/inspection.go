@@ -14,6 +14,7 @@ import (
 	"github.com/kvcast/kvcast/internal/incident"
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
 const (
@@ -36,11 +37,11 @@ type inspection struct {
 // ListIncidents implements kvcastv1.InspectionServiceServer.
 func (s inspection) ListIncidents(ctx context.Context, req *kvcastv1.ListIncidentsRequest) (*kvcastv1.ListIncidentsResponse, error) {
 	if n := req.GetLimit(); n > incident.MaxLimit {
-		return nil, invalidField(s.journal.Bounds(), "limit", "%d is not allowed: want at most %d", n, incident.MaxLimit)
+		return nil, callerror.InvalidField(s.journal.Bounds(), "limit", "%d is not allowed: want at most %d", n, incident.MaxLimit)
 	}
 	for i, kind := range req.GetKinds() {
 		if _, ok := kvcastv1.IncidentKind_name[int32(kind)]; !ok || kind == 0 || i >= len(kvcastv1.IncidentKind_name) {
-			return nil, invalidField(s.journal.Bounds(), "kinds", "%v is not allowed: want kinds of this version, each once", kind)
+			return nil, callerror.InvalidField(s.journal.Bounds(), "kinds", "%v is not allowed: want kinds of this version, each once", kind)
 		}
 	}
 	if err := s.inspections.acquire(ctx, s.journal.Bounds()); err != nil {
@@ -65,7 +66,7 @@ func (s inspection) ListEntries(ctx context.Context, req *kvcastv1.ListEntriesRe
 	limit := int(req.GetLimit())
 	switch {
 	case limit > maxEntries:
-		return nil, invalidField(b, "limit", "%d is not allowed: want at most %d", limit, maxEntries)
+		return nil, callerror.InvalidField(b, "limit", "%d is not allowed: want at most %d", limit, maxEntries)
 	case limit == 0:
 		limit = defaultEntries
 	}
@@ -167,7 +168,7 @@ func (s *Server) entry(ctx context.Context, seq uint64) (*kvcastv1.Entry, error)
 	}
 	var message kvcastv1.SubscribeResponse
 	if err := proto.Unmarshal(encoded, &message); err != nil || len(message.GetEntries()) != 1 {
-		return nil, internalError(s.journal.Bounds())
+		return nil, callerror.Bug(s.journal.Bounds())
 	}
 	entry := message.GetEntries()[0]
 	for _, event := range entry.GetEvents() {
@@ -185,9 +186,8 @@ func (s *Server) recordEnd(sub *subscriber, err error) {
 		DurationNano: uint64(max(0, time.Now().UnixNano()-sub.status.GetStartTimeUnixNano())),
 	}
 	end.Behind = s.journal.Bounds().Newest - end.GetSeq() // the newest seq is read after seq, so it is not less
-	var known *statusError
-	if errors.As(err, &known) {
-		end.Kind, end.Reason = kvcastv1.IncidentKind_INCIDENT_KIND_SUBSCRIBER_ENDED, known.reason.name
+	if reason := callerror.ReasonOf(err); reason != "" {
+		end.Kind, end.Reason = kvcastv1.IncidentKind_INCIDENT_KIND_SUBSCRIBER_ENDED, reason
 	}
 	s.cfg.Incidents.Add(end)
 }

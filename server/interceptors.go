@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/tap"
 
 	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
 // A call uses memory as soon as its headers are received, and gRPC receives the request of a unary call before
@@ -204,9 +205,9 @@ func (s *Server) limitPublicStreams(srv any, stream grpc.ServerStream, info *grp
 	}
 	switch err := q.acquire(inUse); {
 	case errors.Is(err, errAddressQuota):
-		return errorf(reasonTooManyStreams, journal.Bounds{}, "%d %s are open from this address, which is the limit; %s", q.perAddress, streams, hint)
+		return callerror.New(callerror.TooManyStreams, journal.Bounds{}, "%d %s are open from this address, which is the limit; %s", q.perAddress, streams, hint)
 	case err != nil:
-		return errorf(reasonTooManyStreams, journal.Bounds{}, "%d %s are open, which is the limit; %s", q.total.Limit(), streams, hint)
+		return callerror.New(callerror.TooManyStreams, journal.Bounds{}, "%d %s are open, which is the limit; %s", q.total.Limit(), streams, hint)
 	}
 	defer q.release(inUse)
 	return handler(srv, stream)
@@ -223,7 +224,7 @@ type healthService struct {
 // Watch implements healthv1.HealthServer.
 func (s healthService) Watch(req *healthv1.HealthCheckRequest, stream healthv1.Health_WatchServer) error {
 	if n := len(req.GetService()); n > maxServiceName {
-		return invalidField(journal.Bounds{}, "service", "a name of %d bytes is not allowed: want at most %d", n, maxServiceName)
+		return callerror.InvalidField(journal.Bounds{}, "service", "a name of %d bytes is not allowed: want at most %d", n, maxServiceName)
 	}
 	return s.Server.Watch(req, stream)
 }
@@ -277,5 +278,5 @@ func queryLogLevel(c codes.Code) logging.Level {
 func (s *Server) recovered(ctx context.Context, p any) error {
 	s.metrics.panics.Inc()
 	s.cfg.Logger.ErrorContext(ctx, "call panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-	return internalError(s.journal.Bounds())
+	return callerror.Bug(s.journal.Bounds())
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
 var (
@@ -127,7 +128,7 @@ func (q *queryLimiter) acquire(ctx context.Context, b journal.Bounds) error {
 	}
 	if why, ok := q.refusal(err); ok {
 		q.refused.Inc()
-		return errorf(reasonTooManyQueries, b, "%d queries of this kind are running, which is the limit, and %s; try again later", cap(q.slots), why)
+		return callerror.New(callerror.TooManyQueries, b, "%d queries of this kind are running, which is the limit, and %s; try again later", cap(q.slots), why)
 	}
 	return status.FromContextError(ctx.Err()).Err()
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/internal/callerror"
 	"github.com/kvcast/kvcast/server/match"
 )
 
@@ -56,9 +57,9 @@ func (s routerEvents) MatchPrefixes(stream kvcastv1.RouterEventService_MatchPref
 	peer := connectionOf(stream.Context()).peer
 	switch err := s.matchStreams.acquire(&peer.matchStreams); {
 	case errors.Is(err, errAddressQuota):
-		return errorf(reasonTooManyStreams, journal.Bounds{}, "%d MatchPrefixes streams are open from this address, which is the limit; send more requests over each stream", maxMatchStreamsPerAddress)
+		return callerror.New(callerror.TooManyStreams, journal.Bounds{}, "%d MatchPrefixes streams are open from this address, which is the limit; send more requests over each stream", maxMatchStreamsPerAddress)
 	case err != nil:
-		return errorf(reasonTooManyStreams, journal.Bounds{}, "%d MatchPrefixes streams are open, which is the limit; try again later", maxMatchStreams)
+		return callerror.New(callerror.TooManyStreams, journal.Bounds{}, "%d MatchPrefixes streams are open, which is the limit; try again later", maxMatchStreams)
 	}
 	defer s.matchStreams.release(&peer.matchStreams)
 	var aged <-chan time.Time // nil: never
@@ -92,7 +93,7 @@ func (s *Server) answerNext(ctx context.Context, out *responses) error {
 	defer req.release()
 	if all := req.query.Outcomes; len(all) > 0 {
 		if violations := match.CheckOutcomes(all); violations != nil {
-			return invalidFields(violations, s.journal.Bounds())
+			return callerror.InvalidFields(violations, s.journal.Bounds())
 		}
 		s.outcomes.report(all, s.journal.Bounds())
 		if req.query.OutcomesAlone() {
@@ -132,7 +133,7 @@ func (s *Server) match(ctx context.Context, m *matching, send func(*match.Respon
 	}
 	q, r := &m.query, &m.response
 	if violations := q.Check(); violations != nil {
-		return invalidFields(violations, s.journal.Bounds())
+		return callerror.InvalidFields(violations, s.journal.Bounds())
 	}
 	if err := s.reserveMatch(q.Bytes); err != nil {
 		return err
@@ -151,12 +152,12 @@ func (s *Server) match(ctx context.Context, m *matching, send func(*match.Respon
 	r.Epoch, r.WithModel, r.Standing = s.journal.Bounds().Epoch, q.Model == "", s.standing.lookup(start)
 	r.Seq = s.index.Match(&q.Query, &r.Matches)
 	if r.Matches.Exceeded {
-		return invalidField(s.journal.Bounds(), "prompts",
+		return callerror.InvalidField(s.journal.Bounds(), "prompts",
 			"the blocks of these block hashes have unknown content, and need more than %d lookups in all workers: send fewer hashes, or name fewer workers", match.MaxLookups)
 	}
 	size := r.Size()
-	if size > maxResponse {
-		return responseTooLarge(s.journal.Bounds(), "the matches", "set a limit, name workers, or match fewer prompts")
+	if size > callerror.MaxResponse {
+		return callerror.LargeResponse(s.journal.Bounds(), "the matches", "set a limit, name workers, or match fewer prompts")
 	}
 	send(r, size)
 	s.metrics.matched(&q.Query, r, time.Since(start))
@@ -166,7 +167,7 @@ func (s *Server) match(ctx context.Context, m *matching, send func(*match.Respon
 // reserveMatch reserves the memory of a request. The caller releases it if err is nil.
 func (s *Server) reserveMatch(bytes int64) error {
 	if !s.matchBytes.Reserve(bytes) {
-		return errorf(reasonTooManyQueries, s.journal.Bounds(),
+		return callerror.New(callerror.TooManyQueries, s.journal.Bounds(),
 			"the requests of MatchPrefix in progress take more than %d bytes, which is the limit; try again later", s.cfg.MaxMatchBytes)
 	}
 	return nil
@@ -207,10 +208,10 @@ func (s *Server) awaitPosition(ctx context.Context, p *kvcastv1.Position, maxWai
 		select {
 		case <-changed:
 		case <-timeout.C:
-			return errorf(reasonPositionNotReached, b, "position %d is not reached after %v: the newest entry is %d; try again, or match without a position",
+			return callerror.New(callerror.PositionNotReached, b, "position %d is not reached after %v: the newest entry is %d; try again, or match without a position",
 				p.GetSeq(), maxWait, b.Newest)
 		case <-s.draining:
-			return errorf(reasonShuttingDown, b, "the server is shutting down; try again when a server is back")
+			return callerror.New(callerror.ShuttingDown, b, "the server is shutting down; try again when a server is back")
 		case <-ctx.Done():
 			return status.FromContextError(ctx.Err()).Err()
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/kvcast/kvcast/internal/incident"
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/internal/callerror"
 	"github.com/kvcast/kvcast/server/match"
 )
 
@@ -48,10 +49,10 @@ func (s routerEvents) ReportOutcome(_ context.Context, req *kvcastv1.ReportOutco
 	}
 	all := req.GetOutcomes()
 	if len(all) == 0 {
-		return nil, invalidField(s.journal.Bounds(), "outcomes", "0 outcomes are not allowed: want 1 to %d", match.MaxOutcomes)
+		return nil, callerror.InvalidField(s.journal.Bounds(), "outcomes", "0 outcomes are not allowed: want 1 to %d", match.MaxOutcomes)
 	}
 	if violations := match.CheckOutcomes(all); violations != nil {
-		return nil, invalidFields(violations, s.journal.Bounds())
+		return nil, callerror.InvalidFields(violations, s.journal.Bounds())
 	}
 	return &kvcastv1.ReportOutcomeResponse{Ignored: uint32(s.outcomes.report(all, s.journal.Bounds()))}, nil
 }

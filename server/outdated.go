@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
 // outdated is whether other servers may have entries that this one cannot read.
@@ -39,5 +40,5 @@ func (o *outdated) get() (is bool, begins <-chan struct{}) {
 
 // outdatedError returns the error of a stream that an outdated server ends or refuses.
 func outdatedError(b journal.Bounds) error {
-	return errorf(reasonOutdated, b, "the server cannot tell whether it has the newest entries, since the NATS servers do not answer it; resume after the last position at another server, or here when it is ready")
+	return callerror.New(callerror.Outdated, b, "the server cannot tell whether it has the newest entries, since the NATS servers do not answer it; resume after the last position at another server, or here when it is ready")
 }

@@ -31,6 +31,7 @@ import (
 	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/core/loglimit"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
 const (
@@ -356,13 +357,13 @@ func (s *Server) StopServing() {
 func (s *Server) checkServing() error {
 	switch {
 	case s.cfg.NoRouters:
-		return errorf(reasonNotServing, s.journal.Bounds(), "this server serves no routers; call another one of the cluster")
+		return callerror.New(callerror.NotServing, s.journal.Bounds(), "this server serves no routers; call another one of the cluster")
 	case s.started.Load():
 		return nil
 	case s.stopping.Load():
-		return shuttingDown(s.journal.Bounds())
+		return callerror.Draining(s.journal.Bounds())
 	}
-	return errorf(reasonStarting, s.journal.Bounds(), "the server is starting and does not know the engines' caches yet; try again")
+	return callerror.New(callerror.Starting, s.journal.Bounds(), "the server is starting and does not know the engines' caches yet; try again")
 }
 
 func (s *Server) setHealth(to healthv1.HealthCheckResponse_ServingStatus) {

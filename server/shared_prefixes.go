@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/core/index"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
 const (
@@ -36,7 +37,7 @@ func (s inspection) ListSharedPrefixes(ctx context.Context, req *kvcastv1.ListSh
 	limit := int(req.GetLimit())
 	switch {
 	case limit > maxSharedPrefixes:
-		return nil, invalidField(b, "limit", "%d is not allowed: want at most %d", limit, maxSharedPrefixes)
+		return nil, callerror.InvalidField(b, "limit", "%d is not allowed: want at most %d", limit, maxSharedPrefixes)
 	case limit == 0:
 		limit = defaultSharedPrefixes
 	}

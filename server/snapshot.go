@@ -8,6 +8,7 @@ import (
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
 // snapshotAttempts is how many times a snapshot is started. It starts again if the journal evicts entries that the
@@ -40,7 +41,7 @@ func (c *cursor) awaitSweep(ctx context.Context, m *sweepStream, again bool) err
 		case <-m.begun:
 			err := m.failure()
 			if why, ok := s.snapshots.refusal(err); ok {
-				return errorf(reasonTooManySnapshots, s.journal.Bounds(),
+				return callerror.New(callerror.TooManySnapshots, s.journal.Bounds(),
 					"%d snapshots are being sent, which is the limit, and %s; try again later, or resume after a position", s.cfg.MaxSnapshots, why)
 			}
 			return err
@@ -53,7 +54,7 @@ func (c *cursor) awaitSweep(ctx context.Context, m *sweepStream, again bool) err
 				return err
 			}
 		case <-s.draining:
-			return shuttingDown(s.journal.Bounds())
+			return callerror.Draining(s.journal.Bounds())
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -88,11 +89,11 @@ func (c *cursor) snapshot(ctx context.Context) error {
 	}
 	switch {
 	case errors.Is(err, journal.ErrCompacted), errors.Is(err, errTooSlowToShare):
-		return errorf(reasonSlowSubscriber, c.server.journal.Bounds(),
+		return callerror.New(callerror.SlowSubscriber, c.server.journal.Bounds(),
 			"the snapshot was read so slowly that the entries since its start are no longer retained; read faster, or let the server retain more (--journal-max-bytes)")
 	case errors.Is(err, errSlowPace):
 		c.server.metrics.stalled.Inc()
-		return errorf(reasonSlowSubscriber, c.server.journal.Bounds(),
+		return callerror.New(callerror.SlowSubscriber, c.server.journal.Bounds(),
 			"the snapshot was read at less than %d MiB in %v, while others may be waiting; read faster", minPaceBytes>>20, c.server.cfg.StallTimeout)
 	case err != nil:
 		return err

@@ -20,14 +20,13 @@ import (
 	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/history"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
 const (
 	maxLookup = 10_000 // hashes in a LookupBlocksRequest
-	// maxHolders bounds the holders in a response. About as many with short names fit into maxResponse.
+	// maxHolders bounds the holders in a response. About as many with short names fit into callerror.MaxResponse.
 	maxHolders = 25_000
-	// maxResponse is the default receive limit of gRPC clients, in bytes.
-	maxResponse = 4 << 20
 
 	// Bounds of a SubscriberStatus. A response then has room for DefaultMaxSubscribers of them.
 	maxListedNames = 8   // elements of each list of the filter
@@ -35,7 +34,7 @@ const (
 )
 
 // fits reports whether clients accept a response.
-func fits(m proto.Message) bool { return proto.Size(m) <= maxResponse }
+func fits(m proto.Message) bool { return proto.Size(m) <= callerror.MaxResponse }
 
 // GetStatus implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) GetStatus(ctx context.Context, _ *kvcastv1.GetStatusRequest) (*kvcastv1.GetStatusResponse, error) {
@@ -86,7 +85,7 @@ func (s routerEvents) ListWorkers(ctx context.Context, req *kvcastv1.ListWorkers
 	}
 	s.addSourcesAndOwners(out, filter.worker)
 	if !fits(out) {
-		return nil, responseTooLarge(s.journal.Bounds(), fmt.Sprintf("the %d workers with their ranks and sources", len(out.GetWorkers())),
+		return nil, callerror.LargeResponse(s.journal.Bounds(), fmt.Sprintf("the %d workers with their ranks and sources", len(out.GetWorkers())),
 			"narrow the filter to a model, or to some of the workers")
 	}
 	return out, nil
@@ -195,9 +194,9 @@ func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBloc
 	b := s.journal.Bounds()
 	switch n := len(req.GetBlockHashes()) + len(req.GetTokensHashes()); {
 	case n == 0:
-		return nil, invalidField(b, "block_hashes", "no hash is given: want at least one, here or in tokens_hashes")
+		return nil, callerror.InvalidField(b, "block_hashes", "no hash is given: want at least one, here or in tokens_hashes")
 	case n > maxLookup:
-		return nil, invalidField(b, "block_hashes", "%d hashes are too many: at most %d are allowed, with tokens_hashes", n, maxLookup)
+		return nil, callerror.InvalidField(b, "block_hashes", "%d hashes are too many: at most %d are allowed, with tokens_hashes", n, maxLookup)
 	}
 	filter, err := parseFilter(req.GetFilter(), b, s.filterBytes)
 	if err != nil {
@@ -222,13 +221,13 @@ func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBloc
 	})
 	switch {
 	case errors.Is(err, index.ErrTooManyHolders):
-		return nil, tooManyHolders(b, "have more than %d holders", maxHolders)
+		return nil, callerror.ManyHolders(b, "have more than %d holders", maxHolders)
 	case err != nil:
 		return nil, status.FromContextError(err).Err()
 	}
 	out := &kvcastv1.LookupBlocksResponse{Holders: holders}
 	if !fits(out) {
-		return nil, tooManyHolders(b, "have %d holders, which take more than %d MiB", len(holders), maxResponse>>20)
+		return nil, callerror.ManyHolders(b, "have %d holders, which take more than %d MiB", len(holders), callerror.MaxResponse>>20)
 	}
 	return out, nil
 }
@@ -247,7 +246,7 @@ func (s routerEvents) ListSubscribers(context.Context, *kvcastv1.ListSubscribers
 		sub.Behind = s.journal.Bounds().Newest - sub.GetSeq() // the newest seq is read after sub.Seq, so it is not less
 	}
 	if !fits(out) {
-		return nil, responseTooLarge(s.journal.Bounds(), fmt.Sprintf("the %d subscribers with their filters", len(out.GetSubscribers())),
+		return nil, callerror.LargeResponse(s.journal.Bounds(), fmt.Sprintf("the %d subscribers with their filters", len(out.GetSubscribers())),
 			"use GetStatus for their number")
 	}
 	return out, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/kvcast/kvcast/server/internal/callerror"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
@@ -46,21 +47,21 @@ func (s *Server) runStream(out *responses, ends streamEnds, body func(context.Co
 			}
 			return err
 		case <-ends.aged:
-			return errorf(reasonMaxConnectionAge, s.journal.Bounds(),
+			return callerror.New(callerror.MaxConnectionAge, s.journal.Bounds(),
 				"the connection has reached the age limit; send the unanswered requests over a new connection")
 		case <-ends.draining:
-			return errorf(reasonShuttingDown, s.journal.Bounds(), "the server is shutting down; send the unanswered requests when a server is back")
+			return callerror.New(callerror.ShuttingDown, s.journal.Bounds(), "the server is shutting down; send the unanswered requests when a server is back")
 		case <-ends.outdated:
 			return outdatedError(s.journal.Bounds())
 		case <-check.C:
 			switch {
 			case out.sendExceeds(timeout):
 				s.metrics.stalled.Inc()
-				return errorf(reasonSlowSubscriber, s.journal.Bounds(),
+				return callerror.New(callerror.SlowSubscriber, s.journal.Bounds(),
 					"the client did not read for %v, which is the limit; resume after the last position, and read faster", timeout)
 			case ends.referencesEvicted != nil && ends.referencesEvicted():
 				s.metrics.stalled.Inc()
-				return errorf(reasonSlowSubscriber, s.journal.Bounds(),
+				return callerror.New(callerror.SlowSubscriber, s.journal.Bounds(),
 					"the client did not read for %v while evicted entries that slow clients have not read use too much memory; start from a snapshot, and read faster", evictedSendTimeout)
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
 // Subscribe implements kvcastv1.RouterEventServiceServer.
@@ -22,7 +23,7 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 		return outdatedError(s.journal.Bounds())
 	}
 	if !s.subscribers.tryAcquire() {
-		return errorf(reasonTooManySubs, s.journal.Bounds(), "%d subscribers are connected, which is the limit; try again later", s.cfg.MaxSubscribers)
+		return callerror.New(callerror.TooManySubs, s.journal.Bounds(), "%d subscribers are connected, which is the limit; try again later", s.cfg.MaxSubscribers)
 	}
 	defer s.subscribers.release()
 	if err := s.catchUp(stream.Context(), req.GetAfter()); err != nil {
@@ -60,7 +61,7 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 // subscribeStart returns the mode in which a stream starts and the seq before its first entry.
 func subscribeStart(req *kvcastv1.SubscribeRequest, b journal.Bounds) (mode kvcastv1.Accepted_Mode, after uint64, err error) {
 	if _, ok := kvcastv1.GapPolicy_name[int32(req.GetGapPolicy())]; !ok {
-		return 0, 0, invalidField(b, "gap_policy", "%d is not allowed: want GAP_POLICY_SNAPSHOT or GAP_POLICY_FAIL", req.GetGapPolicy())
+		return 0, 0, callerror.InvalidField(b, "gap_policy", "%d is not allowed: want GAP_POLICY_SNAPSHOT or GAP_POLICY_FAIL", req.GetGapPolicy())
 	}
 	switch from := req.GetStart().(type) {
 	case *kvcastv1.SubscribeRequest_Latest:
@@ -69,7 +70,7 @@ func subscribeStart(req *kvcastv1.SubscribeRequest, b journal.Bounds) (mode kvca
 		return kvcastv1.Accepted_MODE_EARLIEST, b.Oldest - 1, nil
 	case *kvcastv1.SubscribeRequest_After:
 		err := checkPosition(from.After, b)
-		if hasReason(err, reasonPositionCompacted, reasonEpochMismatch) && req.GetGapPolicy() != kvcastv1.GapPolicy_GAP_POLICY_FAIL {
+		if callerror.Has(err, callerror.PositionCompacted, callerror.EpochMismatch) && req.GetGapPolicy() != kvcastv1.GapPolicy_GAP_POLICY_FAIL {
 			return kvcastv1.Accepted_MODE_SNAPSHOT, 0, nil
 		}
 		return kvcastv1.Accepted_MODE_RESUME, from.After.GetSeq(), err
@@ -96,11 +97,11 @@ func (s *Server) catchUp(ctx context.Context, p *kvcastv1.Position) error {
 	if err == nil {
 		err = s.awaitPosition(ctx, p, maxCatchUp)
 	}
-	if err == nil || hasReason(err, reasonShuttingDown) {
+	if err == nil || callerror.Has(err, callerror.ShuttingDown) {
 		return err
 	}
 	b = s.journal.Bounds()
-	return errorf(reasonBehind, b, "position %d is not read yet: the newest entry is %d; try again, or another server", p.GetSeq(), b.Newest)
+	return callerror.New(callerror.Behind, b, "position %d is not read yet: the newest entry is %d; try again, or another server", p.GetSeq(), b.Newest)
 }
 
 // checkPosition returns an error unless the entries after a position are retained.
@@ -108,13 +109,13 @@ func checkPosition(p *kvcastv1.Position, b journal.Bounds) error {
 	if err := checkEpoch(p, b); err != nil {
 		return err
 	}
-	return readError(b.CheckPosition(p.GetSeq()))
+	return callerror.OfRead(b.CheckPosition(p.GetSeq()))
 }
 
 // checkEpoch returns an error if a position is of another epoch.
 func checkEpoch(p *kvcastv1.Position, b journal.Bounds) error {
 	if epoch := p.GetEpoch(); epoch != "" && epoch != b.Epoch {
-		return errorf(reasonEpochMismatch, b,
+		return callerror.New(callerror.EpochMismatch, b,
 			"the position has epoch %.64q, the journal %q: the entries of the position's epoch are lost; start from a snapshot", epoch, b.Epoch)
 	}
 	return nil
@@ -126,7 +127,7 @@ func (s routerEvents) Replay(req *kvcastv1.ReplayRequest, stream kvcastv1.Router
 		return err
 	}
 	if !s.replays.tryAcquire() {
-		return errorf(reasonTooManySubs, s.journal.Bounds(), "%d replays are being sent, which is the limit; try again later", s.cfg.MaxSubscribers)
+		return callerror.New(callerror.TooManySubs, s.journal.Bounds(), "%d replays are being sent, which is the limit; try again later", s.cfg.MaxSubscribers)
 	}
 	defer s.replays.release()
 	for _, p := range []*kvcastv1.Position{req.GetAfter(), req.GetUntil()} {
@@ -180,8 +181,8 @@ func replayRange(req *kvcastv1.ReplayRequest, b journal.Bounds) (after, until ui
 	}
 	until = p.GetSeq()
 	err = checkPosition(p, b)
-	if req.GetAfter() != nil && until < after && !hasReason(err, reasonEpochMismatch) {
-		err = invalidField(b, "until", "%d is not allowed: want %d (after) to %d (the newest)", until, after, b.Newest)
+	if req.GetAfter() != nil && until < after && !callerror.Has(err, callerror.EpochMismatch) {
+		err = callerror.InvalidField(b, "until", "%d is not allowed: want %d (after) to %d (the newest)", until, after, b.Newest)
 	}
 	return after, until, err
 }
@@ -231,7 +232,7 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 			// sent even while the stream is not idle.
 			select {
 			case <-aged:
-				return maxConnectionAge(j.Bounds())
+				return callerror.AgeReached(j.Bounds())
 			case <-idle.C:
 				if due, err = c.progress(idle); err != nil {
 					return err
@@ -241,7 +242,7 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 			continue
 		}
 		if draining {
-			return shuttingDown(j.Bounds())
+			return callerror.Draining(j.Bounds())
 		}
 		isBehind, outdated := s.outdated.get()
 		if isBehind {
@@ -256,7 +257,7 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 		case <-s.draining:
 		case <-outdated:
 		case <-aged:
-			return maxConnectionAge(j.Bounds())
+			return callerror.AgeReached(j.Bounds())
 		case <-idle.C:
 			if due, err = c.progress(idle); err != nil {
 				return err

@@ -14,6 +14,7 @@ import (
 	"github.com/kvcast/kvcast/internal/core/index/hybrid"
 	"github.com/kvcast/kvcast/internal/feed"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
 // Workers adds and removes workers of ingest. Its errors are errors of package ingest/config.
@@ -37,14 +38,14 @@ type workers struct {
 // RegisterWorker implements kvcastv1.WorkerServiceServer.
 func (s workers) RegisterWorker(ctx context.Context, req *kvcastv1.RegisterWorkerRequest) (*kvcastv1.RegisterWorkerResponse, error) {
 	if s.cfg.Workers == nil {
-		return nil, errorf(reasonUnimplemented, s.journal.Bounds(), "this server does not register workers; name the worker in its configuration")
+		return nil, callerror.New(callerror.Unimplemented, s.journal.Bounds(), "this server does not register workers; name the worker in its configuration")
 	}
 	if err := s.mayRegister(); err != nil {
 		return nil, err
 	}
 	spec := req.GetWorker()
 	if violations := s.validate(spec); len(violations) > 0 {
-		return nil, invalidFields(violations, s.journal.Bounds())
+		return nil, callerror.InvalidFields(violations, s.journal.Bounds())
 	}
 	if err := s.cfg.Workers.AddWorker(ctx, workerConfig(spec)); err != nil {
 		return nil, s.workerError(err, spec.GetName())
@@ -55,14 +56,14 @@ func (s workers) RegisterWorker(ctx context.Context, req *kvcastv1.RegisterWorke
 // DeregisterWorker implements kvcastv1.WorkerServiceServer.
 func (s workers) DeregisterWorker(ctx context.Context, req *kvcastv1.DeregisterWorkerRequest) (*kvcastv1.DeregisterWorkerResponse, error) {
 	if s.cfg.Workers == nil {
-		return nil, errorf(reasonUnimplemented, s.journal.Bounds(), "this server does not deregister workers; start it without the worker")
+		return nil, callerror.New(callerror.Unimplemented, s.journal.Bounds(), "this server does not deregister workers; start it without the worker")
 	}
 	if err := s.mayRegister(); err != nil {
 		return nil, err
 	}
 	name := req.GetName()
 	if name == "" {
-		return nil, invalidField(s.journal.Bounds(), "name", "is missing: want a worker's name")
+		return nil, callerror.InvalidField(s.journal.Bounds(), "name", "is missing: want a worker's name")
 	}
 	if err := s.cfg.Workers.RemoveWorker(ctx, name, feed.RemovedDeregistered); err != nil {
 		return nil, s.workerError(err, name)
@@ -75,40 +76,40 @@ func (s workers) mayRegister() error {
 	if s.needsIdentity() || s.cfg.OpenRegistration {
 		return nil
 	}
-	return errorf(reasonPermissionDenied, s.journal.Bounds(),
+	return callerror.New(callerror.PermissionDenied, s.journal.Bounds(),
 		"this server has neither tokens nor client certificates, and so changes no workers: start it with --auth-tokens or --tls-client-ca, or with --auth-open-registration to let everyone change them")
 }
 
 func (s workers) workerError(err error, name string) error {
 	b := s.journal.Bounds()
 	if violations := fieldViolations(err); len(violations) > 0 {
-		return invalidFields(violations, b)
+		return callerror.InvalidFields(violations, b)
 	}
 	switch {
 	case errors.Is(err, config.ErrWorkerExists):
-		return errorf(reasonWorkerExists, b, "worker %q exists, or its name is reserved for a worker that connects to a port; choose another name, or deregister the existing worker first", name)
+		return callerror.New(callerror.WorkerExists, b, "worker %q exists, or its name is reserved for a worker that connects to a port; choose another name, or deregister the existing worker first", name)
 	case errors.Is(err, config.ErrNoWorker) && s.exists(name):
-		return errorf(reasonWorkerNotFound, b,
+		return callerror.New(callerror.WorkerNotFound, b,
 			"worker %q cannot be deregistered: its engine connects to a port of the server; stop the engine, and the worker is removed after the grace time", name)
 	case errors.Is(err, config.ErrNoWorker):
-		return errorf(reasonWorkerNotFound, b, "worker %.253q does not exist; ListWorkers lists all workers", name)
+		return callerror.New(callerror.WorkerNotFound, b, "worker %.253q does not exist; ListWorkers lists all workers", name)
 	case errors.Is(err, config.ErrTooManyWorkers):
-		return errorf(reasonTooManyWorkers, b, "the number of workers has reached its limit; deregister another worker, or raise the limit (--ingest-max-workers)")
+		return callerror.New(callerror.TooManyWorkers, b, "the number of workers has reached its limit; deregister another worker, or raise the limit (--ingest-max-workers)")
 	case errors.Is(err, config.ErrTooManySources):
-		return errorf(reasonTooManySources, b, "the worker's sources, counted per dp rank, exceed the limit of all sources; deregister another worker, or raise the limit (--ingest-max-sources)")
+		return callerror.New(callerror.TooManySources, b, "the worker's sources, counted per dp rank, exceed the limit of all sources; deregister another worker, or raise the limit (--ingest-max-sources)")
 	case errors.Is(err, config.ErrWorkersTooLarge):
-		return errorf(reasonWorkersTooLarge, b, "the labels and names of all registered workers exceed their memory limit; use fewer labels, deregister another worker, or raise the limit (--ingest-worker-bytes)")
+		return callerror.New(callerror.WorkersTooLarge, b, "the labels and names of all registered workers exceed their memory limit; use fewer labels, deregister another worker, or raise the limit (--ingest-worker-bytes)")
 	case errors.Is(err, ErrNotIngesting):
-		return errorf(reasonNotIngesting, b, "this server reads no engines; ask the server that reads them")
+		return callerror.New(callerror.NotIngesting, b, "this server reads no engines; ask the server that reads them")
 	case errors.Is(err, ErrNotStored):
-		return errorf(reasonNotStored, b, "worker %.253q is as before, because the change cannot be stored: %.1000v; try again", name, err)
+		return callerror.New(callerror.NotStored, b, "worker %.253q is as before, because the change cannot be stored: %.1000v; try again", name, err)
 	case errors.Is(err, config.ErrEnded):
-		return errorf(reasonShuttingDown, b, "the server is shutting down; try again when a server is back")
+		return callerror.New(callerror.ShuttingDown, b, "the server is shutting down; try again when a server is back")
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return status.FromContextError(err).Err()
 	}
 	s.cfg.Logger.Error("change worker failed", "worker", name, "error", err)
-	return internalError(b)
+	return callerror.Bug(b)
 }
 
 // exists reports whether there is a worker with the name, registered or not.
@@ -162,19 +163,19 @@ var clearsModes = map[kvcastv1.Clears]config.Clears{
 }
 
 // notAllowed returns a violation with the first 64 bytes of a string value, since the size of errors is bounded.
-func notAllowed(field string, value any, want string) *violation {
+func notAllowed(field string, value any, want string) *callerror.Violation {
 	if s, ok := value.(string); ok {
 		value = fmt.Sprintf("%.64q", s)
 	}
-	return &violation{Field: field, Description: fmt.Sprintf("%v is not allowed: want %s", value, want)}
+	return &callerror.Violation{Field: field, Description: fmt.Sprintf("%v is not allowed: want %s", value, want)}
 }
 
 // validate checks what ingest does not check.
-func (s workers) validate(spec *kvcastv1.WorkerSpec) []*violation {
+func (s workers) validate(spec *kvcastv1.WorkerSpec) []*callerror.Violation {
 	if spec == nil {
-		return []*violation{{Field: "worker", Description: "is missing: want a worker's name and its sources"}}
+		return []*callerror.Violation{{Field: "worker", Description: "is missing: want a worker's name and its sources"}}
 	}
-	var all []*violation
+	var all []*callerror.Violation
 	check := func(ok bool, field string, value any, want string) {
 		if !ok {
 			all = append(all, notAllowed(field, value, want))
@@ -217,7 +218,7 @@ func (s workers) wantEndpoint(endpoint string) string {
 	return ""
 }
 
-func fieldViolations(err error) (all []*violation) {
+func fieldViolations(err error) (all []*callerror.Violation) {
 	for _, field := range config.FieldErrors(err) {
 		path := strings.Replace(field.Path(), "workers[0]", "worker", 1)
 		all = append(all, notAllowed(fmt.Sprintf("%.96s", path), field.Value, field.Allowed)) // a label's key may be long
