@@ -68,9 +68,9 @@ func (s *Server) Call(ctx context.Context, method string, caller Caller, decode 
 	if caller.Token != "" {
 		ctx = metadata.NewIncomingContext(ctx, metadata.Pairs("authorization", "Bearer "+caller.Token))
 	}
-	if s.needsIdentity() && !caller.Permitted { // before the request is read
+	if s.gate.Closed() && !caller.Permitted { // before the request is read
 		var err error
-		if ctx, err = s.authenticate(ctx); err != nil {
+		if ctx, err = s.gate.Authenticate(ctx); err != nil {
 			return nil, err
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/kvcast/kvcast/internal/incident"
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/access"
 )
 
 // Defaults of Config.
@@ -100,7 +101,7 @@ type Config struct {
 	TLS *tls.Config
 	// Access has the tokens and certificates that permit calls, which SetAccess can replace. Without tokens and
 	// ClientCertificates, calls need neither. Health checks and reflection never need them.
-	Access Access
+	Access access.List
 	// ClientCertificates says that TLS verifies client certificates, and that one permits calls.
 	ClientCertificates bool
 	// OpenRegistration permits RegisterWorker and DeregisterWorker to everyone if calls need no token or certificate.

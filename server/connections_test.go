@@ -27,6 +27,7 @@ import (
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
+	"github.com/kvcast/kvcast/server/access"
 	"github.com/kvcast/kvcast/test/checker"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -221,7 +222,7 @@ func TestLargeHeadersAreRefused(t *testing.T) {
 func TestHealthWatchesAreLimited(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
-	h := overTCP(t, server.Config{MaxConnectionsPerAddress: 2, Registerer: reg, Access: server.Access{Tokens: tokens(t)}}, journal.Config{})
+	h := overTCP(t, server.Config{MaxConnectionsPerAddress: 2, Registerer: reg, Access: access.List{Tokens: tokens(t)}}, journal.Config{})
 	health := healthv1.NewHealthClient(h.conn)
 	watch := func(ctx context.Context) (healthv1.Health_WatchClient, error) {
 		stream, err := health.Watch(ctx, &healthv1.HealthCheckRequest{})
@@ -268,7 +269,7 @@ func TestWatchRefusesLongName(t *testing.T) {
 
 func TestReflectionStreamsAreLimited(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{Access: server.Access{Tokens: tokens(t)}}, journal.Config{})
+	h := overTCP(t, server.Config{Access: access.List{Tokens: tokens(t)}}, journal.Config{})
 	client := reflectionv1.NewServerReflectionClient(h.conn)
 	ask := func() error {
 		stream, err := client.ServerReflectionInfo(t.Context())
@@ -327,7 +328,7 @@ func TestRequestsMayFollowTheHeadersOfManyCalls(t *testing.T) {
 func TestIncompleteRequestsTimeOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := prometheus.NewRegistry()
-		h := inMemory(t, server.Config{Registerer: reg, Access: server.Access{Tokens: tokens(t)}}, journal.Config{})
+		h := inMemory(t, server.Config{Registerer: reg, Access: access.List{Tokens: tokens(t)}}, journal.Config{})
 		const calls, most = 100, 32 // most is the limit per connection
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()

@@ -22,6 +22,7 @@ import (
 	"github.com/kvcast/kvcast/internal/wire"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
+	"github.com/kvcast/kvcast/server/access"
 	"github.com/kvcast/kvcast/test/checker"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -365,7 +366,7 @@ func TestErrorContract(t *testing.T) {
 		{
 			reason: "UNAUTHENTICATED", name: "Subscribe without a token", code: codes.Unauthenticated, says: "send it in the header authorization: Bearer TOKEN",
 			call: func(t *testing.T) (*fixture, error) {
-				h := overTCP(t, server.Config{Access: server.Access{Tokens: tokens(t)}}, journal.Config{})
+				h := overTCP(t, server.Config{Access: access.List{Tokens: tokens(t)}}, journal.Config{})
 				stream, err := h.client.Subscribe(t.Context(), latest())
 				return h, firstError(t, err, stream.Recv)
 			},
@@ -381,7 +382,7 @@ func TestErrorContract(t *testing.T) {
 		{
 			reason: "UNAUTHENTICATED", name: "GetStatus with part of a token", code: codes.Unauthenticated, says: "ask the server's operator for one",
 			call: func(t *testing.T) (*fixture, error) {
-				h := overTCP(t, server.Config{Access: server.Access{Tokens: tokens(t)}}, journal.Config{})
+				h := overTCP(t, server.Config{Access: access.List{Tokens: tokens(t)}}, journal.Config{})
 				_, err := kvcastv1.NewRouterEventServiceClient(h.as("Bearer "+routersToken[1:])).GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
 				return h, err
 			},
@@ -389,7 +390,7 @@ func TestErrorContract(t *testing.T) {
 		{
 			reason: "PERMISSION_DENIED", name: "RegisterWorker by a router", code: codes.PermissionDenied, says: "role is router, which may not call kvcast.v1.WorkerService; ask",
 			call: func(t *testing.T) (*fixture, error) {
-				h := overTCP(t, server.Config{Access: server.Access{Tokens: tokens(t)}}, journal.Config{})
+				h := overTCP(t, server.Config{Access: access.List{Tokens: tokens(t)}}, journal.Config{})
 				_, err := kvcastv1.NewWorkerServiceClient(h.as("Bearer "+routersToken)).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{})
 				return h, err
 			},
@@ -468,7 +469,7 @@ func lookupFails(req *kvcastv1.LookupBlocksRequest) failing {
 
 func subscribeAs(authorization string) failing {
 	return func(t *testing.T) (*fixture, error) {
-		h := overTCP(t, server.Config{Access: server.Access{Tokens: tokens(t)}}, journal.Config{})
+		h := overTCP(t, server.Config{Access: access.List{Tokens: tokens(t)}}, journal.Config{})
 		stream, err := kvcastv1.NewRouterEventServiceClient(h.as(authorization)).Subscribe(t.Context(), latest())
 		return h, firstError(t, err, stream.Recv)
 	}

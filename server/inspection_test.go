@@ -20,6 +20,7 @@ import (
 	"github.com/kvcast/kvcast/internal/wire"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
+	"github.com/kvcast/kvcast/server/access"
 	"github.com/kvcast/kvcast/test/checker"
 )
 
@@ -182,7 +183,7 @@ func TestRoutersMayInspect(t *testing.T) {
 	t.Parallel()
 	log := new(incident.Log)
 	log.Add(&kvcastv1.Incident{Kind: kvcastv1.IncidentKind_INCIDENT_KIND_GAP, Worker: "w"})
-	h := overTCP(t, server.Config{Access: server.Access{Tokens: tokens(t)}, Incidents: log}, journal.Config{})
+	h := overTCP(t, server.Config{Access: access.List{Tokens: tokens(t)}, Incidents: log}, journal.Config{})
 	for _, token := range []string{routersToken, operatorsToken} {
 		got, err := kvcastv1.NewInspectionServiceClient(h.as("Bearer "+token)).ListIncidents(t.Context(), &kvcastv1.ListIncidentsRequest{})
 		if err != nil || len(got.GetIncidents()) != 1 || got.GetNewestId() != 1 {

@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/logging"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/selector"
 	"google.golang.org/grpc"
@@ -21,6 +19,7 @@ import (
 	"google.golang.org/grpc/tap"
 
 	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/server/access"
 	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
@@ -103,7 +102,7 @@ type receivedKey struct{}
 // admit is gRPC's tap handle: gRPC calls it when the headers of a call are complete, in the goroutine that reads the
 // connection.
 func (s *Server) admit(ctx context.Context, call *tap.Info) (context.Context, error) {
-	if isPublic(call.FullMethodName) {
+	if access.IsPublic(call.FullMethodName) {
 		clear(call.Header) // the header is not used, and would stay in memory until the stream ends
 	}
 	free, ok := take(s.draining, connectionOf(ctx).peer.admitted, s.admitted)
@@ -177,14 +176,6 @@ func (s receivingStream) RecvMsg(m any) error {
 	return s.ServerStream.RecvMsg(m)
 }
 
-// needsToken matches the methods that need a token.
-var needsToken = selector.MatchFunc(func(_ context.Context, c interceptors.CallMeta) bool { return !isPublic(c.FullMethod()) })
-
-// isPublic reports whether a method needs no token: a health check or reflection.
-func isPublic(method string) bool {
-	return strings.HasPrefix(method, "/grpc.health.v1.Health/") || strings.HasPrefix(method, "/grpc.reflection.")
-}
-
 // Limits of reflection streams. A tool opens one for less than a second.
 const (
 	maxReflections           = 64
@@ -194,7 +185,7 @@ const (
 // limitPublicStreams is a stream interceptor. It limits health watches and reflection streams, which need no
 // token and which the server never ends.
 func (s *Server) limitPublicStreams(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	if !isPublic(info.FullMethod) {
+	if !access.IsPublic(info.FullMethod) {
 		return handler(srv, stream)
 	}
 	peer := connectionOf(stream.Context()).peer
@@ -245,14 +236,14 @@ func (s *Server) logInterceptors() (grpc.StreamServerInterceptor, grpc.UnaryServ
 	changes := logging.UnaryServerInterceptor(logger, opts...)
 	unary := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		switch {
-		case isPublic(info.FullMethod):
+		case access.IsPublic(info.FullMethod):
 			return handler(ctx, req)
-		case s.isForRouters(serviceOf(info.FullMethod)):
+		case s.isForRouters(access.ServiceOf(info.FullMethod)):
 			return queries(ctx, req, info, handler)
 		}
 		return changes(ctx, req, info, handler)
 	}
-	return selector.StreamServerInterceptor(logging.StreamServerInterceptor(logger, opts...), needsToken), unary
+	return selector.StreamServerInterceptor(logging.StreamServerInterceptor(logger, opts...), access.NeedsToken), unary
 }
 
 // logLevel returns the level for a call that ended with a code. Only failures of the server itself are errors.

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,6 +32,7 @@ import (
 	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/core/loglimit"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/access"
 	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
@@ -94,13 +96,13 @@ type Server struct {
 	sharing        sharingCache
 	standing       *standing
 	outcomes       *outcomes
-	access         atomic.Pointer[Access]
+	gate           *access.Gate
 
 	calls        calls
 	adapters     map[string]bool             // services of RegisterAdapter
 	unaryQueries grpc.UnaryServerInterceptor // of Call
 
-	refusedConnections, refusedCalls loglimit.Limit // of log records
+	refusedConnections loglimit.Limit // of log records
 }
 
 // New returns a server of a journal, and of an index that has all of the journal's entries: j is an *follow.Follower,
@@ -121,7 +123,6 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 		outdated:    newOutdated(),
 
 		refusedConnections: loglimit.Limit{Burst: logBurst},
-		refusedCalls:       loglimit.Limit{Burst: logBurst},
 
 		watches:        newQuota(all, "health_watches", cfg.MaxConnections, cfg.MaxConnectionsPerAddress),
 		reflections:    newQuota(all, "reflection_streams", maxReflections, maxReflectionsPerAddress),
@@ -139,7 +140,9 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 		outcomes:       newOutcomes(x, &cfg),
 	}
 	s.standing = &standing{sources: cfg.Sources, cluster: cfg.Cluster, knowledge: cfg.Knowledge, overpredicted: s.outcomes.overpredicted}
-	s.SetAccess(cfg.Access)
+	s.gate = access.NewGate(access.Config{
+		List: cfg.Access, ClientCertificates: cfg.ClientCertificates, ForRouters: s.isForRouters, Bounds: j.Bounds, Logger: cfg.Logger,
+	})
 	s.connections = newConnections(newQuota(all, "connections", cfg.MaxConnections, cfg.MaxConnectionsPerAddress), s.connectionRefused)
 	s.metrics = s.newMetrics(all)
 	calls := grpcprom.NewServerMetrics()
@@ -171,8 +174,8 @@ func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
 	logStream, logUnary := s.logInterceptors()
 	recovering := recovery.WithRecoveryHandlerContext(s.recovered)
 	s.unaryQueries = chainUnary(calls.UnaryServerInterceptor(), logUnary, recovery.UnaryServerInterceptor(recovering))
-	if s.needsIdentity() {
-		authStream, authUnary := s.authInterceptors()
+	if s.gate.Closed() {
+		authStream, authUnary := s.gate.Interceptors()
 		stream, unary = append(stream, authStream), append(unary, authUnary)
 	}
 	stream = append(stream, logStream, recovery.StreamServerInterceptor(recovering))
@@ -232,6 +235,19 @@ func (s *Server) RegisterAdapter(d *grpc.ServiceDesc, service any) {
 	s.adapters[d.ServiceName] = true
 	s.grpc.RegisterService(d, service)
 }
+
+// isForRouters reports whether access.RoleRouter permits the calls of a service: it only reads.
+func (s *Server) isForRouters(service string) bool {
+	return s.adapters[service] || service == kvcastv1.RouterEventService_ServiceDesc.ServiceName || service == kvcastv1.InspectionService_ServiceDesc.ServiceName
+}
+
+// SetAccess replaces Config.Access. Calls that have begun go on. It has no effect on whether calls need a token or a
+// certificate, which New determines.
+func (s *Server) SetAccess(l access.List) { s.gate.Set(l) }
+
+// AuthorizeHTTP returns a handler that passes on requests with the credentials of a router or an operator, and refuses others: see
+// access.Gate.AuthorizeHTTP.
+func (s *Server) AuthorizeHTTP(next http.Handler) http.Handler { return s.gate.AuthorizeHTTP(next) }
 
 // Serve accepts connections until Shutdown, and then returns nil.
 func (s *Server) Serve(l net.Listener) error {

@@ -73,7 +73,7 @@ func (s workers) DeregisterWorker(ctx context.Context, req *kvcastv1.DeregisterW
 
 // mayRegister returns an error if everyone who reaches the port could register workers, and that is not wanted.
 func (s workers) mayRegister() error {
-	if s.needsIdentity() || s.cfg.OpenRegistration {
+	if s.gate.Closed() || s.cfg.OpenRegistration {
 		return nil
 	}
 	return callerror.New(callerror.PermissionDenied, s.journal.Bounds(),

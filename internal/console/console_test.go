@@ -23,6 +23,7 @@ import (
 	"github.com/kvcast/kvcast/internal/feed"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
+	"github.com/kvcast/kvcast/server/access"
 	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
@@ -337,11 +338,11 @@ func TestAnswersThatAreNotReadAreBounded(t *testing.T) {
 
 func TestTokensAreNeededUnlessOnLoopback(t *testing.T) {
 	t.Parallel()
-	tokens, err := server.ParseTokens("tokens", []byte("router "+routersToken))
+	tokens, err := access.ParseTokens("tokens", []byte("router "+routersToken))
 	if err != nil {
 		t.Fatal(err)
 	}
-	i, loopback := start(t, server.Config{Access: server.Access{Tokens: tokens}})
+	i, loopback := start(t, server.Config{Access: access.List{Tokens: tokens}})
 	elsewhere := serve(t, console.Config{Server: i.Server})
 	for name, test := range map[string]struct {
 		url     string

@@ -21,6 +21,7 @@ import (
 	"github.com/kvcast/kvcast/internal/discovery"
 	"github.com/kvcast/kvcast/pipeline"
 	"github.com/kvcast/kvcast/server"
+	"github.com/kvcast/kvcast/server/access"
 )
 
 // Config is the configuration of a server. It contains the Config of each package that kvcast serve wires.
@@ -122,7 +123,7 @@ func (c *Config) CredentialFiles() []string {
 
 // Credentials are what the files of tokens, client certificates and TLS have.
 type Credentials struct {
-	Access server.Access
+	Access access.List
 	TLS    *tls.Config // nil: no TLS
 }
 
@@ -132,7 +133,7 @@ func (c *Config) LoadCredentials() (Credentials, error) {
 	if c.TokensFile != "" {
 		text, err := os.ReadFile(c.TokensFile)
 		if err == nil {
-			loaded.Access.Tokens, err = server.ParseTokens(c.TokensFile, text)
+			loaded.Access.Tokens, err = access.ParseTokens(c.TokensFile, text)
 		}
 		if err != nil {
 			return Credentials{}, fmt.Errorf("auth.tokens: %w", err)
@@ -141,7 +142,7 @@ func (c *Config) LoadCredentials() (Credentials, error) {
 	if c.CertificatesFile != "" {
 		text, err := os.ReadFile(c.CertificatesFile)
 		if err == nil {
-			loaded.Access.Certificates, err = server.ParseCertificates(c.CertificatesFile, text)
+			loaded.Access.Certificates, err = access.ParseCertificates(c.CertificatesFile, text)
 		}
 		if err != nil {
 			return Credentials{}, fmt.Errorf("auth.certificates: %w", err)

@@ -1,4 +1,4 @@
-package server
+package access
 
 import (
 	"log/slog"
@@ -15,8 +15,8 @@ import (
 // AuthorizeHTTP returns a handler that passes on requests with the credentials of a router or an operator, as calls of
 // RouterEventService need them, and refuses others. A token is sent as Bearer token, or as the password of Basic
 // authentication, for clients whose only setting is a URL.
-func (s *Server) AuthorizeHTTP(next http.Handler) http.Handler {
-	if !s.needsIdentity() {
+func (g *Gate) AuthorizeHTTP(next http.Handler) http.Handler {
+	if !g.Closed() {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -27,9 +27,9 @@ func (s *Server) AuthorizeHTTP(next http.Handler) http.Handler {
 		if r.TLS != nil {
 			ctx = peer.NewContext(ctx, &peer.Peer{AuthInfo: credentials.TLSInfo{State: *r.TLS}})
 		}
-		if _, err := s.identify(ctx); err != nil {
-			if omitted, ok := s.refusedCalls.Allow(time.Now()); ok {
-				s.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "refused request", slog.String("http.path", r.URL.Path), slog.String("peer.address", r.RemoteAddr), slog.Int("suppressed", omitted))
+		if _, err := g.identify(ctx); err != nil {
+			if omitted, ok := g.refused.Allow(time.Now()); ok {
+				g.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "refused request", slog.String("http.path", r.URL.Path), slog.String("peer.address", r.RemoteAddr), slog.Int("suppressed", omitted))
 			}
 			w.Header().Set("WWW-Authenticate", `Basic realm="kvcast"`)
 			http.Error(w, status.Convert(err).Message(), http.StatusUnauthorized)
