@@ -27,19 +27,3 @@ func (s *Server) NewAdmin(metrics prometheus.Gatherer) http.Handler {
 	mux.Handle("GET /debug/pprof/", http.DefaultServeMux)
 	return mux
 }
-
-// Unready returns why the server is not ready; empty if it is.
-func (s *Server) Unready() string {
-	switch {
-	case s.stopping.Load():
-		return "shutting down"
-	case !s.started.Load():
-		return "starting"
-	case s.stalled.Load():
-		return "the journal does not answer"
-	}
-	if is, _ := s.outdated.get(); is {
-		return "the NATS servers have newer entries, or do not answer"
-	}
-	return ""
-}

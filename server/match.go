@@ -10,16 +10,9 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 
-	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server/internal/callerror"
 	"github.com/kvcast/kvcast/server/match"
-)
-
-// Limits of MatchPrefixes streams: each may have a partly received request of maxRequestBytes.
-const (
-	maxMatchStreams           = 256
-	maxMatchStreamsPerAddress = 128
 )
 
 // matching is the memory of one request, for reuse.
@@ -54,14 +47,11 @@ func (s routerEvents) MatchPrefixes(stream kvcastv1.RouterEventService_MatchPref
 	if err := s.checkServing(); err != nil {
 		return err
 	}
-	peer := connectionOf(stream.Context()).peer
-	switch err := s.matchStreams.acquire(&peer.matchStreams); {
-	case errors.Is(err, errAddressQuota):
-		return callerror.New(callerror.TooManyStreams, journal.Bounds{}, "%d MatchPrefixes streams are open from this address, which is the limit; send more requests over each stream", maxMatchStreamsPerAddress)
-	case err != nil:
-		return callerror.New(callerror.TooManyStreams, journal.Bounds{}, "%d MatchPrefixes streams are open, which is the limit; try again later", maxMatchStreams)
+	release, err := s.quotas.matchStreams.Stream(stream.Context(), "MatchPrefixes streams", "send more requests over each stream, or try again later")
+	if err != nil {
+		return err
 	}
-	defer s.matchStreams.release(&peer.matchStreams)
+	defer release()
 	var aged <-chan time.Time // nil: never
 	if timer := s.connectionAgeTimer(stream.Context()); timer != nil {
 		defer timer.Stop()
@@ -72,7 +62,7 @@ func (s routerEvents) MatchPrefixes(stream kvcastv1.RouterEventService_MatchPref
 	if is { // the client has gone to no other server
 		outdated = nil
 	}
-	return s.runStream(out, streamEnds{aged: aged, draining: s.draining, outdated: outdated}, func(ctx context.Context) error {
+	return s.runStream(out, streamEnds{aged: aged, draining: s.streams.draining, outdated: outdated}, func(ctx context.Context) error {
 		for {
 			switch err := s.answerNext(ctx, out); {
 			case errors.Is(err, io.EOF):
@@ -138,16 +128,16 @@ func (s *Server) match(ctx context.Context, m *matching, send func(*match.Respon
 	if err := s.reserveMatch(q.Bytes); err != nil {
 		return err
 	}
-	defer s.matchBytes.Release(q.Bytes)
+	defer s.quotas.matchBytes.Release(q.Bytes)
 	if q.After != nil {
 		if err := s.awaitPosition(ctx, q.After, q.MaxWait()); err != nil {
 			return err
 		}
 	}
-	if err := s.matches.acquire(ctx, s.journal.Bounds()); err != nil {
+	if err := s.queries.matches.Acquire(ctx, s.journal.Bounds()); err != nil {
 		return err
 	}
-	defer s.matches.release()
+	defer s.queries.matches.Release()
 	start := time.Now()
 	r.Epoch, r.WithModel, r.Standing = s.journal.Bounds().Epoch, q.Model == "", s.standing.lookup(start)
 	r.Seq = s.index.Match(&q.Query, &r.Matches)
@@ -166,7 +156,7 @@ func (s *Server) match(ctx context.Context, m *matching, send func(*match.Respon
 
 // reserveMatch reserves the memory of a request. The caller releases it if err is nil.
 func (s *Server) reserveMatch(bytes int64) error {
-	if !s.matchBytes.Reserve(bytes) {
+	if !s.quotas.matchBytes.Reserve(bytes) {
 		return callerror.New(callerror.TooManyQueries, s.journal.Bounds(),
 			"the requests of MatchPrefix in progress take more than %d bytes, which is the limit; try again later", s.cfg.MaxMatchBytes)
 	}
@@ -179,13 +169,13 @@ func (s *Server) AcquireMatch(ctx context.Context, bytes int64) (release func(),
 	if err := s.reserveMatch(bytes); err != nil {
 		return nil, err
 	}
-	if err := s.matches.acquire(ctx, s.journal.Bounds()); err != nil {
-		s.matchBytes.Release(bytes)
+	if err := s.queries.matches.Acquire(ctx, s.journal.Bounds()); err != nil {
+		s.quotas.matchBytes.Release(bytes)
 		return nil, err
 	}
 	return func() {
-		s.matches.release()
-		s.matchBytes.Release(bytes)
+		s.queries.matches.Release()
+		s.quotas.matchBytes.Release(bytes)
 	}, nil
 }
 
@@ -210,7 +200,7 @@ func (s *Server) awaitPosition(ctx context.Context, p *kvcastv1.Position, maxWai
 		case <-timeout.C:
 			return callerror.New(callerror.PositionNotReached, b, "position %d is not reached after %v: the newest entry is %d; try again, or match without a position",
 				p.GetSeq(), maxWait, b.Newest)
-		case <-s.draining:
+		case <-s.streams.draining:
 			return callerror.New(callerror.ShuttingDown, b, "the server is shutting down; try again when a server is back")
 		case <-ctx.Done():
 			return status.FromContextError(ctx.Err()).Err()

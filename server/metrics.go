@@ -42,8 +42,8 @@ func (s *Server) newMetrics(all promauto.Factory) *metrics {
 	gauge := func(name, help string, value func() float64) {
 		all.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value)
 	}
-	gauge("receiving_requests", "Calls whose request is being received.", func() float64 { return float64(len(s.receiving)) })
-	gauge("subscribers", "Open Subscribe streams.", func() float64 { return float64(s.subscribers.inUse()) })
+	gauge("receiving_requests", "Calls whose request is being received.", func() float64 { return float64(s.receiving.Len()) })
+	gauge("subscribers", "Open Subscribe streams.", func() float64 { return float64(s.subscribers.InUse()) })
 	gauge("subscriber_lag_entries", "Entries that the subscriber furthest behind has not read yet; one that receives a snapshot is not counted.",
 		func() float64 { return float64(s.subscribers.lag(s.journal)) })
 	gauge("ready", "1 while /readyz answers ok, and 0 otherwise.", func() float64 {
@@ -54,8 +54,8 @@ func (s *Server) newMetrics(all promauto.Factory) *metrics {
 	})
 	gauge("knowledge_age_seconds", "Age of the knowledge of the dp rank that was up to date with its engine longest ago.",
 		func() float64 { return s.standing.oldest(time.Now(), s.index).Seconds() })
-	gauge("snapshots", "Snapshots being sent.", func() float64 { return float64(s.snapshotsSending.Load()) })
-	gauge("snapshots_waiting", "Snapshots waiting for a slot.", func() float64 { return float64(s.snapshotsWaiting.Load()) })
+	gauge("snapshots", "Snapshots being sent.", func() float64 { return float64(s.snapshots.sending.Load()) })
+	gauge("snapshots_waiting", "Snapshots waiting for a slot.", func() float64 { return float64(s.snapshots.waiting.Load()) })
 	gauge("journal_bytes", "Bytes of the retained entries.", func() float64 { return float64(s.journal.Bytes()) })
 	gauge("journal_evicted_bytes", "Bytes of evicted entries still in memory, mostly because slow subscribers reference them.",
 		func() float64 { return float64(s.journal.EvictedBytes()) })

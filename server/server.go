@@ -10,11 +10,11 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net"
 	"net/http"
-	"sync"
-	"sync/atomic"
+	"slices"
 	"time"
 
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
@@ -27,14 +27,19 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/tap"
 
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/core/loglimit"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server/access"
+	"github.com/kvcast/kvcast/server/internal/admission"
 	"github.com/kvcast/kvcast/server/internal/callerror"
 )
+
+// logBurst is how many log records of a kind are allowed at a time, since clients can cause any number of them.
+const logBurst = 20
 
 const (
 	// A connection without traffic is pinged after keepaliveTime, and closed if the ping is not acknowledged
@@ -44,7 +49,7 @@ const (
 	handshakeTimeout = 5 * time.Second
 	// gracefulStopTimeout is the time without writes after which the graceful stop ends, once all streams have ended.
 	gracefulStopTimeout = time.Second
-	maxRequestBytes     = 1 << 20  // see maxReceiving
+	maxRequestBytes     = 1 << 20  // see admission.Receiving
 	maxHeaderBytes      = 16 << 10 // as HTTP/2 counts them; several times the largest token
 	// receiveWindow in bytes is fixed, since requests are small. A window that gRPC adapts grows to 16 MiB.
 	receiveWindow = 64 << 10
@@ -57,46 +62,25 @@ const (
 
 // Server serves kvcast.v1, gRPC health and reflection.
 type Server struct {
+	serving
 	cfg         Config
 	journal     Journal
 	index       *index.Index
 	grpc        *grpc.Server
-	connections *connections
-	health      *health.Server
+	connections *admission.Connections
+	receiving   *admission.Receiving
+	gate        *access.Gate
 	metrics     *metrics
-	started     atomic.Bool // StartServing was called, before StopServing
-	stalled     atomic.Bool // the argument of the last SetStalled
-	stopping    atomic.Bool // StopServing was called
-	outdated    *outdated   // the argument of the last SetOutdated
 
+	streams     *openStreams
 	subscribers *subscribers
-	replays     *limiter
-	snapshots   *limiter // sweeps, for snapshots of Snapshot and Subscribe
-	sweeps      sweeps
-	// streams whose snapshots wait for a sweep, and send one
-	snapshotsWaiting, snapshotsSending atomic.Int64
-	openStreams                        atomic.Int64  // Subscribe, Snapshot, Replay and MatchPrefixes streams
-	noStreams                          chan struct{} // has an element when openStreams has become 0
-	draining                           chan struct{} // closed when nothing more will be appended
-	drain                              func()        // closes draining, once
-
-	watches        *quota        // health watches
-	reflections    *quota        // reflection streams
-	receiving      chan struct{} // has one element per call whose request is being received
-	admitted       chan struct{} // has one element per call whose request will be received
-	filterBytes    *budget.Budget
-	tokensLookups  *queryLimiter
-	blockLookups   *queryLimiter
-	workersQueries *queryLimiter
-	matches        *queryLimiter  // requests of MatchPrefix and MatchPrefixes that are matched
-	matchBytes     *budget.Budget // of requests of MatchPrefix and MatchPrefixes in progress
-	matchStreams   *quota
-	inspections    *queryLimiter // ListIncidents, ListEntries and GetChain
-	sharingScans   *queryLimiter // ListSharedPrefixes
-	sharing        sharingCache
-	standing       *standing
-	outcomes       *outcomes
-	gate           *access.Gate
+	replays     *admission.Limiter
+	snapshots   snapshots
+	queries     queries
+	quotas      quotas
+	sharing     sharingCache
+	standing    *standing
+	outcomes    *outcomes
 
 	calls        calls
 	adapters     map[string]bool             // services of RegisterAdapter
@@ -111,42 +95,28 @@ type Server struct {
 func New(cfg Config, j Journal, x *index.Index) *Server {
 	cfg = cfg.withDefaults()
 	all := promauto.With(prometheus.WrapRegistererWithPrefix("kvcast_server_", cfg.Registerer))
-	draining := make(chan struct{})
 	s := &Server{
-		cfg: cfg, journal: j, index: x, health: health.NewServer(),
+		serving: serving{health: health.NewServer(), noRouters: cfg.NoRouters, outdated: newOutdated()},
+		cfg:     cfg, journal: j, index: x,
+		streams:     newOpenStreams(),
 		subscribers: newSubscribers(cfg.MaxSubscribers),
-		replays:     newLimiter(cfg.MaxSubscribers, 0, 0),
-		snapshots:   newLimiter(cfg.MaxSnapshots, cfg.MaxSubscribers, cfg.MaxSnapshotWait),
-		noStreams:   make(chan struct{}, 1),
-		draining:    draining,
-		drain:       sync.OnceFunc(func() { close(draining) }),
-		outdated:    newOutdated(),
+		replays:     admission.NewLimiter(cfg.MaxSubscribers, 0, 0),
+		snapshots:   snapshots{slots: admission.NewLimiter(cfg.MaxSnapshots, cfg.MaxSubscribers, cfg.MaxSnapshotWait)},
+		queries:     newQueries(all),
+		quotas:      newQuotas(all, &cfg),
+		outcomes:    newOutcomes(x, &cfg),
 
 		refusedConnections: loglimit.Limit{Burst: logBurst},
-
-		watches:        newQuota(all, "health_watches", cfg.MaxConnections, cfg.MaxConnectionsPerAddress),
-		reflections:    newQuota(all, "reflection_streams", maxReflections, maxReflectionsPerAddress),
-		receiving:      make(chan struct{}, maxReceiving),
-		admitted:       make(chan struct{}, maxAdmitted),
-		filterBytes:    budget.New("filter_bytes", cfg.MaxFilterBytes),
-		tokensLookups:  newQueryLimiter(all, "tokens_lookup", maxTokensLookups, maxQueriesWaiting),
-		blockLookups:   newQueryLimiter(all, "block_lookup", maxBlockLookups, maxQueriesWaiting),
-		workersQueries: newQueryLimiter(all, "workers", maxWorkersQueries, maxQueriesWaiting),
-		matches:        newQueryLimiter(all, "match", maxMatches, maxMatchesWaiting),
-		matchBytes:     budget.New("match_bytes", cfg.MaxMatchBytes),
-		matchStreams:   newQuota(all, "match_streams", maxMatchStreams, maxMatchStreamsPerAddress),
-		inspections:    newQueryLimiter(all, "inspection", maxInspections, maxQueriesWaiting),
-		sharingScans:   newQueryLimiter(all, "shared_prefixes", maxSharingScans, maxQueriesWaiting),
-		outcomes:       newOutcomes(x, &cfg),
 	}
 	s.standing = &standing{sources: cfg.Sources, cluster: cfg.Cluster, knowledge: cfg.Knowledge, overpredicted: s.outcomes.overpredicted}
 	s.gate = access.NewGate(access.Config{
 		List: cfg.Access, ClientCertificates: cfg.ClientCertificates, ForRouters: s.isForRouters, Bounds: j.Bounds, Logger: cfg.Logger,
 	})
-	s.connections = newConnections(newQuota(all, "connections", cfg.MaxConnections, cfg.MaxConnectionsPerAddress), s.connectionRefused)
+	s.connections = admission.NewConnections(admission.NewQuota(all, "connections", cfg.MaxConnections, cfg.MaxConnectionsPerAddress), s.connectionRefused)
 	s.metrics = s.newMetrics(all)
+	s.receiving = admission.NewReceiving(cfg.ReceiveTimeout, s.metrics.late, s.streams.draining)
 	calls := grpcprom.NewServerMetrics()
-	cfg.Registerer.MustRegister(calls, indexMetrics{x}, s.outcomes, budget.Collector{s.connections.quota.total, s.watches.total, s.reflections.total, s.filterBytes, s.matchStreams.total, s.matchBytes})
+	cfg.Registerer.MustRegister(calls, indexMetrics{x}, s.outcomes, budget.Collector(append(s.quotas.budgets(), s.connections.Total())))
 	s.grpc = grpc.NewServer(s.options(calls)...)
 	s.calls = s.newCalls()
 	kvcastv1.RegisterRouterEventServiceServer(s.grpc, routerEvents{Server: s})
@@ -156,6 +126,7 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 	if !cfg.NoReflection {
 		reflection.Register(s.grpc)
 	}
+	s.services = slices.Collect(maps.Keys(s.grpc.GetServiceInfo()))
 	s.setHealth(healthv1.HealthCheckResponse_NOT_SERVING)
 	return s
 }
@@ -169,8 +140,8 @@ type routerEvents struct {
 // options returns gRPC's options. Interceptors run in the order of their lists. Interceptors that refuse calls come
 // first, so that a refused call costs little.
 func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
-	stream := []grpc.StreamServerInterceptor{streamReceived, calls.StreamServerInterceptor(), s.limitPublicStreams}
-	unary := []grpc.UnaryServerInterceptor{unaryReceived, calls.UnaryServerInterceptor()}
+	stream := []grpc.StreamServerInterceptor{admission.StreamReceived, calls.StreamServerInterceptor(), s.limitPublicStreams}
+	unary := []grpc.UnaryServerInterceptor{admission.UnaryReceived, calls.UnaryServerInterceptor()}
 	logStream, logUnary := s.logInterceptors()
 	recovering := recovery.WithRecoveryHandlerContext(s.recovered)
 	s.unaryQueries = chainUnary(calls.UnaryServerInterceptor(), logUnary, recovery.UnaryServerInterceptor(recovering))
@@ -190,7 +161,7 @@ func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
 		grpc.StaticConnWindowSize(connWindow),
 		grpc.ReadBufferSize(readBuffer),
 		grpc.InTapHandle(s.admit),
-		grpc.StatsHandler(receiver{s}),
+		grpc.StatsHandler(s.receiving),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
 			MinTime: s.cfg.PingInterval * 9 / 10, PermitWithoutStream: true, // timers may fire early
 		}),
@@ -221,7 +192,7 @@ func (s *Server) connectionRefused(from net.Addr, err error) {
 		return
 	}
 	limit, setting := s.cfg.MaxConnections, "subscribers.max_connections"
-	if errors.Is(err, errAddressQuota) {
+	if errors.Is(err, budget.ErrShare) {
 		limit, setting = s.cfg.MaxConnectionsPerAddress, "subscribers.max_connections_per_address"
 	}
 	s.cfg.Logger.Warn("refused connection", "peer.address", from.String(), "limit", limit, "setting", setting, "suppressed", omitted)
@@ -234,6 +205,7 @@ func (s *Server) RegisterAdapter(d *grpc.ServiceDesc, service any) {
 	}
 	s.adapters[d.ServiceName] = true
 	s.grpc.RegisterService(d, service)
+	s.services = append(s.services, d.ServiceName)
 }
 
 // isForRouters reports whether access.RoleRouter permits the calls of a service: it only reads.
@@ -251,7 +223,7 @@ func (s *Server) AuthorizeHTTP(next http.Handler) http.Handler { return s.gate.A
 
 // Serve accepts connections until Shutdown, and then returns nil.
 func (s *Server) Serve(l net.Listener) error {
-	err := s.grpc.Serve(trackedListener{l, s.connections})
+	err := s.grpc.Serve(s.connections.Listener(l))
 	if err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("serve gRPC: %w", err)
 	}
@@ -264,16 +236,16 @@ func (s *Server) Serve(l net.Listener) error {
 // nothing was written: health watches and connections without calls do not end by themselves.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.StopServing()
-	s.drain()
-	s.waitForStreams(ctx)
+	s.streams.drain()
+	s.streams.wait(ctx)
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
 		s.grpc.GracefulStop()
 	}()
-	if !awaitStop(ctx, stopped, s.connections.writes.Load) {
+	if !awaitStop(ctx, stopped, s.connections.Writes) {
 		// GracefulStop and Stop both wait for connections in their handshake.
-		s.connections.close()
+		s.connections.Close()
 		s.grpc.Stop()
 		<-stopped
 	}
@@ -300,73 +272,12 @@ func awaitStop(ctx context.Context, stopped <-chan struct{}, writes func() uint6
 	}
 }
 
-// waitForStreams waits until no Subscribe, Snapshot or Replay stream is open.
-func (s *Server) waitForStreams(ctx context.Context) {
-	for s.openStreams.Load() > 0 {
-		select {
-		case <-s.noStreams:
-		case <-ctx.Done():
-			return
-		}
+// admit is gRPC's tap handle, see admission.Receiving.
+func (s *Server) admit(ctx context.Context, call *tap.Info) (context.Context, error) {
+	if access.IsPublic(call.FullMethodName) {
+		clear(call.Header) // the header is not used, and would stay in memory until the stream ends
 	}
-	s.signalNoStreams() // another Shutdown may wait too
-}
-
-func (s *Server) streamEnded() {
-	if s.openStreams.Add(-1) == 0 {
-		s.signalNoStreams()
-	}
-}
-
-func (s *Server) signalNoStreams() {
-	select {
-	case s.noStreams <- struct{}{}:
-	default:
-	}
-}
-
-// StartServing makes the server answer all calls and report SERVING to health checks. Before StartServing,
-// Subscribe, Replay, Snapshot and LookupBlocks end with STARTING. After StopServing, it does nothing.
-func (s *Server) StartServing() {
-	if !s.stopping.Load() {
-		s.started.Store(true)
-		s.refreshHealth() // ignored after a concurrent StopServing
-	}
-}
-
-// SetStalled notifies the server whether the journal acknowledges no appends. While it does not, the server reports
-// NOT_SERVING to health checks, since routers get no news. Calls are still answered, and streams stay open.
-func (s *Server) SetStalled(stalled bool) {
-	if s.stalled.Swap(stalled) != stalled {
-		s.refreshHealth()
-	}
-}
-
-// SetOutdated notifies the server whether other servers may have entries that it cannot read. While they may, it reports NOT_SERVING to
-// health checks, ends the Subscribe streams that have all entries, and accepts no others: their clients go to another server. It ends
-// the MatchPrefixes streams that are open; the answers of others say how old they are, as those of all calls.
-func (s *Server) SetOutdated(is bool) {
-	if s.outdated.set(is) {
-		s.refreshHealth()
-	}
-}
-
-// refreshHealth sets what health checks are answered, while the server serves.
-func (s *Server) refreshHealth() {
-	switch isOutdated, _ := s.outdated.get(); {
-	case !s.started.Load() || s.stopping.Load():
-	case s.stalled.Load() || isOutdated:
-		s.setHealth(healthv1.HealthCheckResponse_NOT_SERVING)
-	default:
-		s.setHealth(healthv1.HealthCheckResponse_SERVING)
-	}
-}
-
-// StopServing makes the server report NOT_SERVING to health checks, so that load balancers send new clients
-// elsewhere. Calls are still answered.
-func (s *Server) StopServing() {
-	s.stopping.Store(true)
-	s.health.Shutdown()
+	return s.receiving.Admit(ctx, call)
 }
 
 // checkServing returns an error for a call that needs the engines' state, if StartServing was not called.
@@ -380,15 +291,4 @@ func (s *Server) checkServing() error {
 		return callerror.Draining(s.journal.Bounds())
 	}
 	return callerror.New(callerror.Starting, s.journal.Bounds(), "the server is starting and does not know the engines' caches yet; try again")
-}
-
-func (s *Server) setHealth(to healthv1.HealthCheckResponse_ServingStatus) {
-	s.health.SetServingStatus("", to)
-	for name := range s.grpc.GetServiceInfo() {
-		if s.cfg.NoRouters && name == kvcastv1.RouterEventService_ServiceDesc.ServiceName {
-			s.health.SetServingStatus(name, healthv1.HealthCheckResponse_NOT_SERVING)
-			continue
-		}
-		s.health.SetServingStatus(name, to)
-	}
 }

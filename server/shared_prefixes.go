@@ -47,10 +47,10 @@ func (s inspection) ListSharedPrefixes(ctx context.Context, req *kvcastv1.ListSh
 	if sharing, began, ok := s.sharing.recent(req.GetModel()); ok {
 		return sharedPrefixesResponse(sharing, began, limit), nil
 	}
-	if err := s.sharingScans.acquire(ctx, b); err != nil {
+	if err := s.queries.sharingScans.Acquire(ctx, b); err != nil {
 		return nil, err
 	}
-	defer s.sharingScans.release()
+	defer s.queries.sharingScans.Release()
 	sharing, began, err := s.sharingOf(ctx, req.GetModel())
 	if err != nil {
 		return nil, status.FromContextError(err).Err()

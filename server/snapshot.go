@@ -32,15 +32,15 @@ func (s routerEvents) Snapshot(req *kvcastv1.SnapshotRequest, stream kvcastv1.Ro
 // that are silent for several intervals. again reports whether a part of a snapshot was sent before.
 func (c *cursor) awaitSweep(ctx context.Context, m *sweepStream, again bool) error {
 	s := c.server
-	s.snapshotsWaiting.Add(1)
-	defer s.snapshotsWaiting.Add(-1)
+	s.snapshots.waiting.Add(1)
+	defer s.snapshots.waiting.Add(-1)
 	heartbeat := time.NewTicker(c.progressDelay())
 	defer heartbeat.Stop()
 	for {
 		select {
 		case <-m.begun:
 			err := m.failure()
-			if why, ok := s.snapshots.refusal(err); ok {
+			if why, ok := s.snapshots.slots.Refusal(err); ok {
 				return callerror.New(callerror.TooManySnapshots, s.journal.Bounds(),
 					"%d snapshots are being sent, which is the limit, and %s; try again later, or resume after a position", s.cfg.MaxSnapshots, why)
 			}
@@ -53,7 +53,7 @@ func (c *cursor) awaitSweep(ctx context.Context, m *sweepStream, again bool) err
 			if err := send(); err != nil {
 				return err
 			}
-		case <-s.draining:
+		case <-s.streams.draining:
 			return callerror.Draining(s.journal.Bounds())
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -110,8 +110,8 @@ func (c *cursor) snapshot(ctx context.Context) error {
 
 // sendState sends a snapshot without its SnapshotEnd, and returns the seq at which the snapshot ends.
 func (c *cursor) sendState(ctx context.Context, m *sweepStream) (end uint64, err error) {
-	c.server.snapshotsSending.Add(1)
-	defer c.server.snapshotsSending.Add(-1)
+	c.server.snapshots.sending.Add(1)
+	defer c.server.snapshots.sending.Add(-1)
 	err = c.out.sendUnpositioned(&kvcastv1.SubscribeResponse{SnapshotBegin: &kvcastv1.SnapshotBegin{Epoch: c.out.epoch}})
 	if err != nil {
 		return 0, err

@@ -20,6 +20,7 @@ import (
 	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/history"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/internal/admission"
 	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
@@ -38,10 +39,10 @@ func fits(m proto.Message) bool { return proto.Size(m) <= callerror.MaxResponse 
 
 // GetStatus implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) GetStatus(ctx context.Context, _ *kvcastv1.GetStatusRequest) (*kvcastv1.GetStatusResponse, error) {
-	if err := s.workersQueries.acquire(ctx, s.journal.Bounds()); err != nil {
+	if err := s.queries.workers.Acquire(ctx, s.journal.Bounds()); err != nil {
 		return nil, err
 	}
-	defer s.workersQueries.release()
+	defer s.queries.workers.Release()
 	b := s.journal.Bounds()
 	workers, blocks := s.index.Len()
 	out := &kvcastv1.GetStatusResponse{
@@ -51,10 +52,10 @@ func (s routerEvents) GetStatus(ctx context.Context, _ *kvcastv1.GetStatusReques
 		JournalBytes: uint64(s.journal.Bytes()),
 		Workers:      uint64(workers),
 		Blocks:       blocks,
-		Subscribers:  uint64(s.subscribers.inUse()),
+		Subscribers:  uint64(s.subscribers.InUse()),
 		Version:      s.cfg.Version,
 
-		Snapshots: uint64(s.snapshotsSending.Load()), SnapshotsWaiting: uint64(s.snapshotsWaiting.Load()), Replays: uint64(s.replays.inUse()),
+		Snapshots: uint64(s.snapshots.sending.Load()), SnapshotsWaiting: uint64(s.snapshots.waiting.Load()), Replays: uint64(s.replays.InUse()),
 		JournalMaxBytes: uint64(s.cfg.Retention.MaxBytes), JournalMaxAgeNano: uint64(s.cfg.Retention.MaxAge),
 		JournalEvictedBytes: uint64(s.journal.EvictedBytes()), NewestIncidentId: s.cfg.Incidents.Newest(),
 	}
@@ -69,15 +70,15 @@ func (s routerEvents) GetStatus(ctx context.Context, _ *kvcastv1.GetStatusReques
 
 // ListWorkers implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) ListWorkers(ctx context.Context, req *kvcastv1.ListWorkersRequest) (*kvcastv1.ListWorkersResponse, error) {
-	filter, err := parseFilter(req.GetFilter(), s.journal.Bounds(), s.filterBytes)
+	filter, err := parseFilter(req.GetFilter(), s.journal.Bounds(), s.quotas.filterBytes)
 	if err != nil {
 		return nil, err
 	}
 	defer filter.release()
-	if err := s.workersQueries.acquire(ctx, s.journal.Bounds()); err != nil {
+	if err := s.queries.workers.Acquire(ctx, s.journal.Bounds()); err != nil {
 		return nil, err
 	}
-	defer s.workersQueries.release()
+	defer s.queries.workers.Release()
 	workers, _ := s.index.Workers(filter.worker)
 	out := &kvcastv1.ListWorkersResponse{}
 	for i := range workers {
@@ -198,19 +199,19 @@ func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBloc
 	case n > maxLookup:
 		return nil, callerror.InvalidField(b, "block_hashes", "%d hashes are too many: at most %d are allowed, with tokens_hashes", n, maxLookup)
 	}
-	filter, err := parseFilter(req.GetFilter(), b, s.filterBytes)
+	filter, err := parseFilter(req.GetFilter(), b, s.quotas.filterBytes)
 	if err != nil {
 		return nil, err
 	}
 	defer filter.release()
-	lookups := s.blockLookups
+	lookups := s.queries.blockLookups
 	if len(req.GetTokensHashes()) > 0 {
-		lookups = s.tokensLookups
+		lookups = s.queries.tokensLookups
 	}
-	if err := lookups.acquire(ctx, b); err != nil {
+	if err := lookups.Acquire(ctx, b); err != nil {
 		return nil, err
 	}
-	defer lookups.release()
+	defer lookups.Release()
 	holders, err := s.index.Holders(ctx, &index.Lookup{
 		BlockHashes:  req.GetBlockHashes(),
 		TokensHashes: req.GetTokensHashes(),
@@ -235,7 +236,7 @@ func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBloc
 // StreamState returns what the history remembers of the stream.
 func (s *Server) StreamState() history.Stream {
 	return history.Stream{
-		NewestSeq: s.journal.Bounds().Newest, Subscribers: uint64(s.subscribers.inUse()), SubscriberLag: s.subscribers.lag(s.journal),
+		NewestSeq: s.journal.Bounds().Newest, Subscribers: uint64(s.subscribers.InUse()), SubscriberLag: s.subscribers.lag(s.journal),
 	}
 }
 
@@ -254,7 +255,7 @@ func (s routerEvents) ListSubscribers(context.Context, *kvcastv1.ListSubscribers
 
 // subscribers limits and lists the open Subscribe streams.
 type subscribers struct {
-	*limiter
+	*admission.Limiter
 
 	mu   sync.Mutex // guards open
 	open map[*subscriber]struct{}
@@ -269,7 +270,7 @@ type subscriber struct {
 }
 
 func newSubscribers(capacity int) *subscribers {
-	return &subscribers{limiter: newLimiter(capacity, 0, 0), open: make(map[*subscriber]struct{})}
+	return &subscribers{Limiter: admission.NewLimiter(capacity, 0, 0), open: make(map[*subscriber]struct{})}
 }
 
 // add lists a stream that has acquired a slot and starts after a seq, or with a snapshot.

@@ -2,6 +2,8 @@ package server
 
 import (
 	"context"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvcast/kvcast/server/internal/callerror"
@@ -35,8 +37,8 @@ func (s *Server) runStream(out *responses, ends streamEnds, body func(context.Co
 	timeout := s.cfg.StallTimeout
 	check := time.NewTicker(min(timeout/4+1, evictedSendTimeout/2))
 	defer check.Stop()
-	s.openStreams.Add(1)
-	defer s.streamEnded()
+	s.streams.open.Add(1)
+	defer s.streams.ended()
 	ended := make(chan error, 1)
 	go func() { ended <- s.recoverPanic(ctx, body) }()
 	for {
@@ -77,4 +79,42 @@ func (s *Server) recoverPanic(ctx context.Context, body func(context.Context) er
 		}
 	}()
 	return body(ctx)
+}
+
+// openStreams counts the open Subscribe, Snapshot, Replay and MatchPrefixes streams, and ends them.
+type openStreams struct {
+	open     atomic.Int64
+	none     chan struct{} // has an element when open has become 0
+	draining chan struct{} // closed when nothing more will be appended
+	drain    func()        // closes draining, once
+}
+
+func newOpenStreams() *openStreams {
+	draining := make(chan struct{})
+	return &openStreams{none: make(chan struct{}, 1), draining: draining, drain: sync.OnceFunc(func() { close(draining) })}
+}
+
+// wait waits until no stream is open.
+func (s *openStreams) wait(ctx context.Context) {
+	for s.open.Load() > 0 {
+		select {
+		case <-s.none:
+		case <-ctx.Done():
+			return
+		}
+	}
+	s.signal() // another Shutdown may wait too
+}
+
+func (s *openStreams) ended() {
+	if s.open.Add(-1) == 0 {
+		s.signal()
+	}
+}
+
+func (s *openStreams) signal() {
+	select {
+	case s.none <- struct{}{}:
+	default:
+	}
 }

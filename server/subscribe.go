@@ -22,10 +22,10 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 	if is, _ := s.outdated.get(); is {
 		return outdatedError(s.journal.Bounds())
 	}
-	if !s.subscribers.tryAcquire() {
+	if !s.subscribers.TryAcquire() {
 		return callerror.New(callerror.TooManySubs, s.journal.Bounds(), "%d subscribers are connected, which is the limit; try again later", s.cfg.MaxSubscribers)
 	}
-	defer s.subscribers.release()
+	defer s.subscribers.Release()
 	if err := s.catchUp(stream.Context(), req.GetAfter()); err != nil {
 		return err
 	}
@@ -126,10 +126,10 @@ func (s routerEvents) Replay(req *kvcastv1.ReplayRequest, stream kvcastv1.Router
 	if err := s.checkServing(); err != nil {
 		return err
 	}
-	if !s.replays.tryAcquire() {
+	if !s.replays.TryAcquire() {
 		return callerror.New(callerror.TooManySubs, s.journal.Bounds(), "%d replays are being sent, which is the limit; try again later", s.cfg.MaxSubscribers)
 	}
-	defer s.replays.release()
+	defer s.replays.Release()
 	for _, p := range []*kvcastv1.Position{req.GetAfter(), req.GetUntil()} {
 		if err := s.catchUp(stream.Context(), p); err != nil {
 			return err
@@ -211,7 +211,7 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 		}
 		draining := false // if draining is true before a read that returns no entry, all entries are sent
 		select {
-		case <-s.draining:
+		case <-s.streams.draining:
 			draining = true
 		default:
 		}
@@ -254,7 +254,7 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 		}
 		select {
 		case <-changed:
-		case <-s.draining:
+		case <-s.streams.draining:
 		case <-outdated:
 		case <-aged:
 			return callerror.AgeReached(j.Bounds())

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/mem"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/core/index"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/internal/admission"
 )
 
 const (
@@ -73,6 +75,13 @@ type sweepStream struct {
 	slow bool // the sweep goes on without it
 }
 
+// snapshots are those of Snapshot and Subscribe streams.
+type snapshots struct {
+	slots            *admission.Limiter // of sweeps
+	sweeps           sweeps
+	waiting, sending atomic.Int64 // streams that wait for a sweep, and that send one
+}
+
 // sweeps are those that streams may join, by key.
 type sweeps struct {
 	mu  sync.Mutex
@@ -91,7 +100,7 @@ func sweepKey(f *kvcastv1.Filter) (key string, ok bool) {
 
 // joinSweep returns a stream of a new sweep, or of one that was begun for the same filter, if shared. The caller calls leave.
 func (s *Server) joinSweep(f *filter, key string, shared bool) *sweepStream {
-	x := &s.sweeps
+	x := &s.snapshots.sweeps
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if w := x.all[key]; shared && w != nil && w.retained() {
@@ -176,7 +185,7 @@ func (w *sweep) remove(m *sweepStream) {
 
 // close ends the time in which streams may join.
 func (w *sweep) close() {
-	x := &w.server.sweeps
+	x := &w.server.snapshots.sweeps
 	x.mu.Lock()
 	if x.all[w.key] == w {
 		delete(x.all, w.key)
@@ -251,13 +260,13 @@ func (m *sweepStream) next(ctx context.Context) (message mem.BufferSlice, err er
 
 // run waits for a slot, encodes the messages, and releases the slot when all streams have left.
 func (w *sweep) run(ctx context.Context) {
-	if err := w.server.snapshots.acquire(ctx); err != nil {
+	if err := w.server.snapshots.slots.Acquire(ctx); err != nil {
 		w.close()
 		w.end(err)
 		close(w.begun)
 		return
 	}
-	defer w.server.snapshots.release()
+	defer w.server.snapshots.slots.Release()
 	w.begin = w.server.journal.Bounds().Newest
 	close(w.begun)
 	if w.key == "" {

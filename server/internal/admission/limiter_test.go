@@ -1,22 +1,23 @@
-package server
+package admission
 
 import (
 	"context"
 	"errors"
-	"sync/atomic"
+	"net/netip"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/journal"
 )
 
-// wantLimiter checks the numbers of used slots and of waiting callers.
-func wantLimiter(t *testing.T, l *limiter, inUse, waiting int) {
+// wantLimiter checks the numbers of used slots and of Waiting callers.
+func wantLimiter(t *testing.T, l *Limiter, inUse, waiting int) {
 	t.Helper()
-	if gotInUse, gotWaiting := l.inUse(), l.waiting(); gotInUse != inUse || gotWaiting != waiting {
+	if gotInUse, gotWaiting := l.InUse(), l.Waiting(); gotInUse != inUse || gotWaiting != waiting {
 		t.Errorf("got %d slots in use and %d waiting, want %d and %d", gotInUse, gotWaiting, inUse, waiting)
 	}
 }
@@ -24,9 +25,9 @@ func wantLimiter(t *testing.T, l *limiter, inUse, waiting int) {
 // TestLimiterIsFIFO queues five callers for two slots. One of the callers is canceled.
 func TestLimiterIsFIFO(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLimiter(2, 5, time.Minute)
+		l := NewLimiter(2, 5, time.Minute)
 		for range 2 {
-			if err := l.acquire(t.Context()); err != nil {
+			if err := l.Acquire(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -39,7 +40,7 @@ func TestLimiterIsFIFO(t *testing.T) {
 				if n == 1 {
 					ctx = canceled
 				}
-				if err := l.acquire(ctx); err != nil {
+				if err := l.Acquire(ctx); err != nil {
 					failed <- err
 					return
 				}
@@ -48,7 +49,7 @@ func TestLimiterIsFIFO(t *testing.T) {
 			synctest.Wait()
 		}
 		wantLimiter(t, l, 2, 5)
-		if err := l.acquire(t.Context()); !errors.Is(err, errQueueFull) {
+		if err := l.Acquire(t.Context()); !errors.Is(err, errQueueFull) {
 			t.Errorf("with a full queue: got %v, want %v", err, errQueueFull)
 		}
 		cancel()
@@ -56,33 +57,33 @@ func TestLimiterIsFIFO(t *testing.T) {
 			t.Errorf("canceled: got %v", err)
 		}
 		for _, want := range []int{0, 2, 3, 4} {
-			l.release()
+			l.Release()
 			synctest.Wait()
 			if n := <-acquired; n != want {
 				t.Errorf("caller %d acquired a slot, want %d", n, want)
 			}
 		}
 		wantLimiter(t, l, 2, 0)
-		l.release()
-		l.release()
+		l.Release()
+		l.Release()
 		wantLimiter(t, l, 0, 0)
 	})
 }
 
 func TestLimiterWaitEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLimiter(1, 1, time.Minute)
-		if err := l.acquire(t.Context()); err != nil {
+		l := NewLimiter(1, 1, time.Minute)
+		if err := l.Acquire(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		start := time.Now()
-		if err := l.acquire(t.Context()); !errors.Is(err, errWaitTimeout) || time.Since(start) != time.Minute {
+		if err := l.Acquire(t.Context()); !errors.Is(err, errWaitTimeout) || time.Since(start) != time.Minute {
 			t.Errorf("after %v: got %v, want %v after a minute", time.Since(start), err, errWaitTimeout)
 		}
 		cause := errors.New("stopped")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(cause)
-		if err := l.acquire(ctx); !errors.Is(err, cause) {
+		if err := l.Acquire(ctx); !errors.Is(err, cause) {
 			t.Errorf("canceled: got %v, want %v", err, cause)
 		}
 		wantLimiter(t, l, 1, 0)
@@ -93,36 +94,36 @@ func TestLimiterWaitEnds(t *testing.T) {
 func TestLimiterGrantsFreeSlotAfterSuspension(t *testing.T) {
 	t.Parallel()
 	for range 20 {
-		q := newQueryLimiter(promauto.With(nil), "lookup", 1, maxQueriesWaiting)
+		q := NewQueries(promauto.With(nil), "lookup", 1, 64)
 		q.maxWait = 1
-		if err := q.acquire(t.Context(), journal.Bounds{}); err != nil {
+		if err := q.Acquire(t.Context(), journal.Bounds{}); err != nil {
 			t.Fatal(err)
 		}
-		if err := q.acquire(t.Context(), journal.Bounds{}); err == nil {
+		if err := q.Acquire(t.Context(), journal.Bounds{}); err == nil {
 			t.Fatal("two queries acquired the same slot")
 		}
-		q.release()
-		wantLimiter(t, q.limiter, 0, 0)
+		q.Release()
+		wantLimiter(t, q.Limiter, 0, 0)
 	}
 }
 
 func TestQuotaLimitsEachAddressAndTotal(t *testing.T) {
 	t.Parallel()
-	q := newQuota(promauto.With(nil), "things", 3, 2)
-	var a, b atomic.Int64
+	q := NewQuota(promauto.With(nil), "things", 3, 2)
+	a, b := netip.MustParsePrefix("192.0.2.1/32"), netip.MustParsePrefix("192.0.2.2/32")
 	for i, step := range []struct {
-		inUse *atomic.Int64
-		want  error
-	}{{&a, nil}, {&a, nil}, {&a, errAddressQuota}, {&b, nil}, {&b, errTotalQuota}} {
-		if err := q.acquire(step.inUse); !errors.Is(err, step.want) {
+		address netip.Prefix
+		want    error
+	}{{a, nil}, {a, nil}, {a, budget.ErrShare}, {b, nil}, {b, budget.ErrTotal}} {
+		if err := q.acquire(step.address); !errors.Is(err, step.want) {
 			t.Errorf("step %d: got %v, want %v", i, err, step.want)
 		}
 	}
-	q.release(&a)
-	if err := q.acquire(&b); err != nil {
+	q.release(a)
+	if err := q.acquire(b); err != nil {
 		t.Errorf("after a release: got %v", err)
 	}
-	if a.Load() != 1 || b.Load() != 2 || q.total.Used() != 3 {
-		t.Errorf("in use: %d and %d, %d in total, want 1, 2, 3", a.Load(), b.Load(), q.total.Used())
+	if q.Total().Used() != 3 {
+		t.Errorf("%d in total, want 3", q.Total().Used())
 	}
 }

@@ -1,25 +1,23 @@
-package server
+package admission
 
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
-// connections tracks the open connections of a server and bounds their number. It can close a connection
+// Connections tracks the open connections of a server and bounds their number. It can close a connection
 // during its handshake, while gRPC would wait for the handshake to end.
-type connections struct {
-	quota   *quota
+type Connections struct {
+	quota   *Quota
 	refused func(from net.Addr, err error) // called for each refused connection
 	writes  atomic.Uint64                  // to all connections
 
@@ -29,14 +27,27 @@ type connections struct {
 	closed bool
 }
 
-func newConnections(q *quota, refused func(net.Addr, error)) *connections {
-	return &connections{quota: q, refused: refused, open: make(map[*connection]struct{}), peers: make(map[netip.Prefix]*peerAddress)}
+// NewConnections returns the connections of a server. It calls refused for each connection that it refuses, with an error of package budget.
+func NewConnections(q *Quota, refused func(net.Addr, error)) *Connections {
+	return &Connections{quota: q, refused: refused, open: make(map[*connection]struct{}), peers: make(map[netip.Prefix]*peerAddress)}
 }
+
+// Total returns the budget of all open connections.
+func (c *Connections) Total() *budget.Budget { return c.quota.total }
+
+// Writes returns the number of writes to all connections so far.
+func (c *Connections) Writes() uint64 { return c.writes.Load() }
+
+// Listener returns a listener whose connections are tracked. A server must have no others.
+func (c *Connections) Listener(l net.Listener) net.Listener { return trackedListener{l, c} }
+
+// Opened returns when the connection of a call was accepted.
+func Opened(ctx context.Context) time.Time { return connectionOf(ctx).opened }
 
 // connection is an accepted connection. Close releases its quota.
 type connection struct {
 	net.Conn
-	owner     *connections
+	owner     *Connections
 	peer      *peerAddress
 	opened    time.Time
 	receiving chan struct{} // has one element per call whose request is being received, or is the next of those of its address
@@ -66,10 +77,10 @@ func (c *connection) Close() error {
 	return c.Conn.Close()
 }
 
-// trackedListener adds the connections that it accepts to connections.
+// trackedListener adds the connections that it accepts to Connections.
 type trackedListener struct {
 	net.Listener
-	connections *connections
+	connections *Connections
 }
 
 // Accept implements net.Listener. It closes a connection beyond the limit without an answer. After an HTTP/2
@@ -91,8 +102,8 @@ func (l trackedListener) Accept() (net.Conn, error) {
 	}
 }
 
-// add tracks a connection. The error is net.ErrClosed or an error of the quota.
-func (c *connections) add(conn net.Conn) (*connection, error) {
+// add tracks a connection. The error is net.ErrClosed or one of package budget.
+func (c *Connections) add(conn net.Conn) (*connection, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -103,9 +114,10 @@ func (c *connections) add(conn net.Conn) (*connection, error) {
 	if p == nil {
 		p = &peerAddress{prefix: prefix, receiving: make(chan struct{}, maxReceivingPerAddress), admitted: make(chan struct{}, maxAdmittedPerAddress)}
 	}
-	if err := c.quota.acquire(&p.connections); err != nil {
+	if err := c.quota.acquire(prefix); err != nil {
 		return nil, err
 	}
+	p.connections++
 	c.peers[prefix] = p
 	tracked := &connection{Conn: conn, owner: c, peer: p, opened: time.Now(), receiving: make(chan struct{}, maxReceivingPerConnection)}
 	c.open[tracked] = struct{}{}
@@ -113,21 +125,21 @@ func (c *connections) add(conn net.Conn) (*connection, error) {
 }
 
 // remove stops tracking a connection. Further calls do nothing.
-func (c *connections) remove(conn *connection) {
+func (c *Connections) remove(conn *connection) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, ok := c.open[conn]; !ok {
 		return
 	}
 	delete(c.open, conn)
-	c.quota.release(&conn.peer.connections)
-	if conn.peer.connections.Load() == 0 {
+	c.quota.release(conn.peer.prefix)
+	if conn.peer.connections--; conn.peer.connections == 0 {
 		delete(c.peers, conn.peer.prefix)
 	}
 }
 
-// close closes all open connections and refuses new ones.
-func (c *connections) close() {
+// Close closes all open connections and refuses new ones.
+func (c *Connections) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true
@@ -136,43 +148,10 @@ func (c *connections) close() {
 	}
 }
 
-// peerAddress is a client address, with the number of instances that its clients use of each limited resource.
+// peerAddress is a client address.
 type peerAddress struct {
-	prefix       netip.Prefix
-	connections  atomic.Int64
-	watches      atomic.Int64
-	reflections  atomic.Int64
-	matchStreams atomic.Int64
-	receiving    chan struct{} // has one element per call whose request is being received
-	admitted     chan struct{} // has one element per call whose request will be received
-}
-
-// Clients reconnect at MaxConnectionAge, so that a load balancer can move them to other servers. gRPC sends
-// GOAWAY at that age and closes the connection after a grace time, which calls see as a network failure. The
-// server ends Subscribe streams between the two, with a reason. Measured from the accept:
-//
-//	0.9 to 1.1 age                GOAWAY: new calls use another connection
-//	1.1 age + 0.25 to 1 grace     Subscribe streams end, at random times
-//	at least 1 grace later        gRPC closes the connection
-//
-// A stream must not end before the GOAWAY, or its client resumes over the same connection. gRPC measures the
-// age from the end of the handshake; a quarter of the grace time covers the difference.
-
-func (s *Server) keepaliveParams() keepalive.ServerParameters {
-	p := keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}
-	if age := s.cfg.MaxConnectionAge; age > 0 {
-		p.MaxConnectionAge = age
-		p.MaxConnectionAgeGrace = age/5 + 2*s.cfg.MaxConnectionAgeGrace // from the GOAWAY, which may be at 0.9 age
-	}
-	return p
-}
-
-// connectionAgeTimer returns a timer that fires when a Subscribe stream must end; nil: no limit.
-func (s *Server) connectionAgeTimer(ctx context.Context) *time.Timer {
-	age, grace := s.cfg.MaxConnectionAge, s.cfg.MaxConnectionAgeGrace
-	if age == 0 {
-		return nil
-	}
-	end := connectionOf(ctx).opened.Add(age + age/10 + grace/4 + rand.N(grace*3/4+1))
-	return time.NewTimer(time.Until(end))
+	prefix      netip.Prefix
+	connections int
+	receiving   chan struct{} // has one element per call whose request is being received
+	admitted    chan struct{} // has one element per call whose request will be received
 }
