@@ -45,6 +45,9 @@ type holed struct {
 // newHoled returns an engine with a few blocks, and starts an Ingest that reads it.
 func newHoled(t *testing.T, replays bool, c config.Config) *holed {
 	t.Helper()
+	if c.Grace == 0 {
+		c.Grace = time.Hour
+	}
 	h := &holed{t: t, cache: newCache(t, simulator.PublisherConfig{}), view: newView(), registry: prometheus.NewRegistry()}
 	h.pub = newProxy(t, h.Endpoint())
 	source := config.Source{Connect: h.pub.Endpoint()}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/transport"
 	"github.com/kvcast/kvcast/internal/transport/native"
+	"github.com/kvcast/kvcast/internal/zmtp"
 )
 
 // TestWakeMovesTheDeadline wakes receivers without messages again and again, each time in the middle
@@ -21,7 +22,8 @@ func TestWakeMovesTheDeadline(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = l.Close() })
 	bound, _ := bind(t, native.Config{})
-	connected := read(t)(native.New(native.Config{}).Subscribe("tcp://"+l.Addr().String(), "", nil))
+	// The peer answers no PING.
+	connected := read(t)(native.New(native.Config{Limits: zmtp.Limits{Heartbeat: -1}}).Subscribe("tcp://"+l.Addr().String(), "", nil))
 	peer, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)
