@@ -124,7 +124,7 @@ func TestProbesNeedNoToken(t *testing.T) {
 // UNAUTHENTICATED, not TOO_MANY_SUBSCRIBERS.
 func TestRefusedSubscriberUsesNoSlot(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{Access: access.List{Tokens: tokens(t)}, MaxSubscribers: 1}, journal.Config{})
+	h := overTCP(t, server.Config{Access: access.List{Tokens: tokens(t)}, Limits: server.Limits{MaxSubscribers: 1}}, journal.Config{})
 	stranger := h.client
 	h.client = kvcastv1.NewRouterEventServiceClient(h.as("Bearer " + routersToken))
 	if _, err := h.subscribe(checker.New(checker.Options{}), earliest()).next(); err != nil {

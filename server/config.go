@@ -48,9 +48,9 @@ const (
 	minPingInterval     = time.Second
 )
 
-// Config configures a server. A zero or negative value means the default. Other values outside the bounds are
-// replaced by the nearest bound.
-type Config struct {
+// Limits are those of a server. A zero or negative value means the default. Other values outside the bounds are replaced by the nearest
+// bound.
+type Limits struct {
 	// ProgressInterval is the maximum time between two messages to an idle subscriber; up to a fifth is subtracted
 	// at random. At least 1 ms; default 10 s.
 	ProgressInterval time.Duration
@@ -97,6 +97,11 @@ type Config struct {
 	// MaxConnectionAgeGrace is the time after the GOAWAY within which Subscribe streams end, and the minimum time
 	// after that until other calls are aborted; default 10 s.
 	MaxConnectionAgeGrace time.Duration
+}
+
+// Config configures a server.
+type Config struct {
+	Limits
 	// TLS secures connections; nil: plaintext.
 	TLS *tls.Config
 	// Access has the tokens and certificates that permit calls, which SetAccess can replace. Without tokens and
@@ -165,21 +170,7 @@ type Cluster interface {
 }
 
 func (c Config) withDefaults() Config {
-	c.ProgressInterval = max(positiveOr(c.ProgressInterval, DefaultProgressInterval), minProgressInterval)
-	c.MaxConnections = positiveOr(c.MaxConnections, DefaultMaxConnections)
-	c.MaxConnectionsPerAddress = positiveOr(c.MaxConnectionsPerAddress, DefaultMaxConnectionsPerAddress)
-	c.MaxSubscribers = positiveOr(c.MaxSubscribers, DefaultMaxSubscribers)
-	c.StallTimeout = max(positiveOr(c.StallTimeout, DefaultStallTimeout), minStallTimeout)
-	c.MaxSnapshots = positiveOr(c.MaxSnapshots, DefaultMaxSnapshots)
-	c.MaxSnapshotWait = max(positiveOr(c.MaxSnapshotWait, DefaultMaxSnapshotWait), minSnapshotWait)
-	c.MaxEvictedBytes = positiveOr(c.MaxEvictedBytes, DefaultMaxEvictedBytes)
-	c.MaxFilterBytes = max(positiveOr(c.MaxFilterBytes, DefaultMaxFilterBytes), MinFilterBytes)
-	c.MaxMatchBytes = positiveOr(c.MaxMatchBytes, DefaultMaxMatchBytes)
-	c.ResponseBytes = min(max(positiveOr(c.ResponseBytes, DefaultResponseBytes), MinResponseBytes), MaxResponseBytes)
-	c.ReceiveTimeout = positiveOr(c.ReceiveTimeout, DefaultReceiveTimeout)
-	c.PingInterval = max(positiveOr(c.PingInterval, DefaultPingInterval), minPingInterval)
-	c.MaxConnectionAge = max(c.MaxConnectionAge, 0)
-	c.MaxConnectionAgeGrace = positiveOr(c.MaxConnectionAgeGrace, DefaultMaxConnectionAgeGrace)
+	c.Limits = c.Limits.withDefaults()
 	if c.Incidents == nil {
 		c.Incidents = new(incident.Log)
 	}
@@ -190,6 +181,25 @@ func (c Config) withDefaults() Config {
 		c.Registerer = prometheus.NewRegistry()
 	}
 	return c
+}
+
+func (l Limits) withDefaults() Limits {
+	l.ProgressInterval = max(positiveOr(l.ProgressInterval, DefaultProgressInterval), minProgressInterval)
+	l.MaxConnections = positiveOr(l.MaxConnections, DefaultMaxConnections)
+	l.MaxConnectionsPerAddress = positiveOr(l.MaxConnectionsPerAddress, DefaultMaxConnectionsPerAddress)
+	l.MaxSubscribers = positiveOr(l.MaxSubscribers, DefaultMaxSubscribers)
+	l.StallTimeout = max(positiveOr(l.StallTimeout, DefaultStallTimeout), minStallTimeout)
+	l.MaxSnapshots = positiveOr(l.MaxSnapshots, DefaultMaxSnapshots)
+	l.MaxSnapshotWait = max(positiveOr(l.MaxSnapshotWait, DefaultMaxSnapshotWait), minSnapshotWait)
+	l.MaxEvictedBytes = positiveOr(l.MaxEvictedBytes, DefaultMaxEvictedBytes)
+	l.MaxFilterBytes = max(positiveOr(l.MaxFilterBytes, DefaultMaxFilterBytes), MinFilterBytes)
+	l.MaxMatchBytes = positiveOr(l.MaxMatchBytes, DefaultMaxMatchBytes)
+	l.ResponseBytes = min(max(positiveOr(l.ResponseBytes, DefaultResponseBytes), MinResponseBytes), MaxResponseBytes)
+	l.ReceiveTimeout = positiveOr(l.ReceiveTimeout, DefaultReceiveTimeout)
+	l.PingInterval = max(positiveOr(l.PingInterval, DefaultPingInterval), minPingInterval)
+	l.MaxConnectionAge = max(l.MaxConnectionAge, 0)
+	l.MaxConnectionAgeGrace = positiveOr(l.MaxConnectionAgeGrace, DefaultMaxConnectionAgeGrace)
+	return l
 }
 
 func positiveOr[T int | int64 | time.Duration](v, otherwise T) T {

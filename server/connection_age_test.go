@@ -45,7 +45,7 @@ func TestSubscribersResumeAfterConnectionAge(t *testing.T) {
 			h := overTCP(t, server.Config{
 				// On a slow machine, the timers of gRPC and of the stream may differ by up to a quarter of the
 				// grace time.
-				MaxConnectionAge: 100 * time.Millisecond, MaxConnectionAgeGrace: 4 * time.Second,
+				Limits: server.Limits{MaxConnectionAge: 100 * time.Millisecond, MaxConnectionAgeGrace: 4 * time.Second},
 			}, journal.Config{MaxBytes: 1 << 30})
 			h.addWorker()
 			stop, stopped := make(chan struct{}), make(chan struct{})
@@ -100,7 +100,7 @@ func TestSubscribersResumeAfterConnectionAge(t *testing.T) {
 // TestReplayContinuesDuringGrace reads a replay after the subscriber on the same connection has been ended.
 func TestReplayContinuesDuringGrace(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{MaxConnectionAge: 100 * time.Millisecond, MaxConnectionAgeGrace: 5 * time.Minute}, journal.Config{MaxBytes: 1 << 30})
+	h := overTCP(t, server.Config{Limits: server.Limits{MaxConnectionAge: 100 * time.Millisecond, MaxConnectionAgeGrace: 5 * time.Minute}}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	h.load(128) // 8 MiB
 	stream, err := h.client.Replay(t.Context(), &kvcastv1.ReplayRequest{})
@@ -142,7 +142,7 @@ func (c *watchedConn) Read(b []byte) (int, error) {
 // TestGraceEndsReplay does not read a replay until its connection is closed.
 func TestGraceEndsReplay(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{MaxConnectionAge: 2 * time.Second, MaxConnectionAgeGrace: 100 * time.Millisecond}, journal.Config{MaxBytes: 1 << 30})
+	h := overTCP(t, server.Config{Limits: server.Limits{MaxConnectionAge: 2 * time.Second, MaxConnectionAgeGrace: 100 * time.Millisecond}}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	h.load(512)
 	closed := make(chan struct{})

@@ -69,7 +69,7 @@ func TestConnectionsPerAddressAreLimited(t *testing.T) {
 	t.Parallel()
 	var log syncBuffer
 	reg := prometheus.NewRegistry()
-	h := overTCP(t, server.Config{MaxConnectionsPerAddress: 3, Registerer: reg, Logger: slog.New(slog.NewTextHandler(&log, nil))}, journal.Config{})
+	h := overTCP(t, server.Config{Limits: server.Limits{MaxConnectionsPerAddress: 3}, Registerer: reg, Logger: slog.New(slog.NewTextHandler(&log, nil))}, journal.Config{})
 	h.addWorker()
 	s := h.subscribe(checker.New(checker.Options{}), earliest())
 	s.until(t, 1)
@@ -106,7 +106,7 @@ func TestConnectionsPerAddressAreLimited(t *testing.T) {
 func TestConnectionsAreLimitedInTotal(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
-	h := overTCP(t, server.Config{MaxConnections: 2, Registerer: reg}, journal.Config{})
+	h := overTCP(t, server.Config{Limits: server.Limits{MaxConnections: 2}, Registerer: reg}, journal.Config{})
 	h.addWorker()
 	s := h.subscribe(checker.New(checker.Options{}), earliest())
 	s.until(t, 1)
@@ -129,7 +129,7 @@ func TestConnectionsAreLimitedInTotal(t *testing.T) {
 func TestSilentConnectionsAreClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := bufconn.Listen(1 << 20)
-		h := start(t, harness.InstanceConfig{Server: server.Config{MaxConnections: 3}, Listener: l})
+		h := start(t, harness.InstanceConfig{Server: server.Config{Limits: server.Limits{MaxConnections: 3}}, Listener: l})
 		h.addWorker()
 		for range 3 {
 			c, err := l.DialContext(t.Context())
@@ -160,7 +160,7 @@ func TestSilentConnectionsAreClosed(t *testing.T) {
 // TestConnectionsAnnounceTheirLimits reads the settings that clients receive.
 func TestConnectionsAnnounceTheirLimits(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{MaxSubscribers: 10, MaxConnections: 7}, journal.Config{})
+	h := overTCP(t, server.Config{Limits: server.Limits{MaxSubscribers: 10, MaxConnections: 7}}, journal.Config{})
 	_, got := h.connect("127.0.0.1")
 	const maxConcurrentStreams, maxHeaderListSize = 3, 6
 	if got[maxConcurrentStreams] != 155 || got[maxHeaderListSize] != 16<<10 {
@@ -222,7 +222,7 @@ func TestLargeHeadersAreRefused(t *testing.T) {
 func TestHealthWatchesAreLimited(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
-	h := overTCP(t, server.Config{MaxConnectionsPerAddress: 2, Registerer: reg, Access: access.List{Tokens: tokens(t)}}, journal.Config{})
+	h := overTCP(t, server.Config{Limits: server.Limits{MaxConnectionsPerAddress: 2}, Registerer: reg, Access: access.List{Tokens: tokens(t)}}, journal.Config{})
 	health := healthv1.NewHealthClient(h.conn)
 	watch := func(ctx context.Context) (healthv1.Health_WatchClient, error) {
 		stream, err := health.Watch(ctx, &healthv1.HealthCheckRequest{})

@@ -30,7 +30,7 @@ func digested(req *kvcastv1.SubscribeRequest) *kvcastv1.SubscribeRequest {
 // appended and while the engines are idle.
 func TestDigestsMatchTheView(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{ProgressInterval: time.Millisecond, MaxSnapshots: 8}, journal.Config{MaxBytes: 1 << 30})
+	h := overTCP(t, server.Config{Limits: server.Limits{ProgressInterval: time.Millisecond, MaxSnapshots: 8}}, journal.Config{MaxBytes: 1 << 30})
 	engines := make([]*busyEngine, 6)
 	add := func(n int) feed.Lane {
 		return h.Pipeline.AddWorker(feed.Worker{Name: fmt.Sprintf("w%d", n), Model: fmt.Sprintf("m%d", n%2), Ranks: []uint32{0, 1, 2}})

@@ -172,11 +172,11 @@ func TestErrorContract(t *testing.T) {
 		},
 		{
 			reason: "TOO_MANY_STREAMS", name: "Watch", code: codes.ResourceExhausted, says: "1 health watches are open from this address, which is the limit; try again later, or raise the limit",
-			call: tooManyWatches(server.Config{MaxConnectionsPerAddress: 1}),
+			call: tooManyWatches(server.Config{Limits: server.Limits{MaxConnectionsPerAddress: 1}}),
 		},
 		{
 			reason: "TOO_MANY_STREAMS", name: "Watch, limit of all addresses", code: codes.ResourceExhausted, says: "1 health watches are open, which is the limit; try again later, or raise the limit",
-			call: tooManyWatches(server.Config{MaxConnections: 1}),
+			call: tooManyWatches(server.Config{Limits: server.Limits{MaxConnections: 1}}),
 		},
 		{
 			reason: "FILTERS_TOO_LARGE", name: "ListWorkers while a subscriber has a large filter", code: codes.ResourceExhausted, says: "name fewer workers and models",
@@ -248,7 +248,7 @@ func TestErrorContract(t *testing.T) {
 		{
 			reason: "MAX_CONNECTION_AGE", name: "Subscribe", code: codes.Unavailable, says: "resume after the last position",
 			call: func(t *testing.T) (*fixture, error) {
-				h := overTCP(t, server.Config{MaxConnectionAge: 50 * time.Millisecond, MaxConnectionAgeGrace: time.Second}, journal.Config{})
+				h := overTCP(t, server.Config{Limits: server.Limits{MaxConnectionAge: 50 * time.Millisecond, MaxConnectionAgeGrace: time.Second}}, journal.Config{})
 				_, err := h.subscribe(checker.New(checker.Options{}), earliest()).messages(2)
 				return h, err
 			},
@@ -487,7 +487,7 @@ func compactedInMidStream(t *testing.T) (*fixture, error) {
 }
 
 func slowSubscriber(t *testing.T) (*fixture, error) {
-	h := overTCP(t, server.Config{StallTimeout: 100 * time.Millisecond}, journal.Config{MaxBytes: 1 << 30})
+	h := overTCP(t, server.Config{Limits: server.Limits{StallTimeout: 100 * time.Millisecond}}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	s := h.subscribe(checker.New(checker.Options{}), earliest())
 	s.until(t, 1)
@@ -499,7 +499,7 @@ func slowSubscriber(t *testing.T) (*fixture, error) {
 
 // tooManyReplays starts a replay that the client does not read, and a second replay.
 func tooManyReplays(t *testing.T) (*fixture, error) {
-	h := overTCP(t, server.Config{MaxSubscribers: 1}, journal.Config{MaxBytes: 128 << 20})
+	h := overTCP(t, server.Config{Limits: server.Limits{MaxSubscribers: 1}}, journal.Config{MaxBytes: 128 << 20})
 	h.addWorker()
 	h.flood()
 	first, err := h.client.Replay(t.Context(), &kvcastv1.ReplayRequest{})
@@ -514,7 +514,7 @@ func tooManyReplays(t *testing.T) (*fixture, error) {
 }
 
 func tooManySubscribers(t *testing.T) (*fixture, error) {
-	h := overTCP(t, server.Config{MaxSubscribers: 2}, journal.Config{})
+	h := overTCP(t, server.Config{Limits: server.Limits{MaxSubscribers: 2}}, journal.Config{})
 	for range 2 {
 		if _, err := h.subscribe(checker.New(checker.Options{}), earliest()).next(); err != nil {
 			t.Fatal(err)
@@ -527,7 +527,7 @@ func tooManySubscribers(t *testing.T) (*fixture, error) {
 // sendingASnapshot starts a server that sends its maximum of one snapshot.
 func sendingASnapshot(t *testing.T) *fixture {
 	t.Helper()
-	h := overTCP(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: 20 * time.Millisecond}, journal.Config{})
+	h := overTCP(t, server.Config{Limits: server.Limits{MaxSnapshots: 1, MaxSnapshotWait: 20 * time.Millisecond}}, journal.Config{})
 	h.addWorker()
 	h.storeLargeBlocks()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -601,7 +601,7 @@ func tooManyWatches(cfg server.Config) failing {
 }
 
 func filtersTooLarge(t *testing.T) (*fixture, error) {
-	h := overTCP(t, server.Config{MaxFilterBytes: server.MinFilterBytes}, journal.Config{})
+	h := overTCP(t, server.Config{Limits: server.Limits{MaxFilterBytes: server.MinFilterBytes}}, journal.Config{})
 	req := earliest()
 	req.Filter = wide()
 	if _, err := h.subscribe(checker.New(checker.Options{}), req).next(); err != nil {

@@ -19,7 +19,7 @@ import (
 // The other stream continues.
 func TestStreamThatReferencesEvictedEntriesIsEnded(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{StallTimeout: time.Hour, MaxEvictedBytes: 1 << 20}, journal.Config{MaxBytes: 4 << 20})
+	h := overTCP(t, server.Config{Limits: server.Limits{StallTimeout: time.Hour, MaxEvictedBytes: 1 << 20}}, journal.Config{MaxBytes: 4 << 20})
 	h.addWorker()
 	h.load(50) // more than the transport buffers
 	reads := h.subscribe(checker.New(checker.Options{}), earliest())

@@ -28,7 +28,7 @@ func wide() *kvcastv1.Filter {
 func TestFilterBytesAreLimited(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
-	h := overTCP(t, server.Config{MaxFilterBytes: server.MinFilterBytes, Registerer: reg}, journal.Config{})
+	h := overTCP(t, server.Config{Limits: server.Limits{MaxFilterBytes: server.MinFilterBytes}, Registerer: reg}, journal.Config{})
 	h.addWorker()
 	req := earliest()
 	req.Filter = wide()

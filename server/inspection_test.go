@@ -146,7 +146,7 @@ func (h *fixture) incidents(kind kvcastv1.IncidentKind) *kvcastv1.Incident {
 
 func TestEndsOfSubscriptionsAreRemembered(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{StallTimeout: 100 * time.Millisecond}, journal.Config{MaxBytes: 1 << 30})
+	h := overTCP(t, server.Config{Limits: server.Limits{StallTimeout: 100 * time.Millisecond}}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	leaves := h.subscribe(checker.New(checker.Options{}), earliest())
 	leaves.until(t, 1)

@@ -30,7 +30,7 @@ func TestPingIntervalIsEnforced(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := start(t, harness.InstanceConfig{
-					Server:  server.Config{PingInterval: tt.interval, ProgressInterval: time.Hour},
+					Server:  server.Config{Limits: server.Limits{PingInterval: tt.interval, ProgressInterval: time.Hour}},
 					Journal: journal.Config{MaxAge: 24 * time.Hour}, InMemory: true,
 				}, grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, PermitWithoutStream: true}))
 				s := h.subscribe(checker.New(checker.Options{}), latest())
@@ -63,7 +63,7 @@ func TestResponseBytesIsTheResponseSize(t *testing.T) {
 		"larger than allowed":  {1 << 30, server.MaxResponseBytes},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := overTCP(t, server.Config{ResponseBytes: tt.bytes}, journal.Config{})
+			h := overTCP(t, server.Config{Limits: server.Limits{ResponseBytes: tt.bytes}}, journal.Config{})
 			h.addWorker()
 			entries := tt.most / 30 // each entry has more than 40 bytes
 			h.fill(entries)

@@ -121,7 +121,7 @@ func matchFailures() []failure {
 		{
 			reason: "MAX_CONNECTION_AGE", name: "MatchPrefixes", code: codes.Unavailable, says: "send the unanswered requests over a new connection",
 			call: func(t *testing.T) (*fixture, error) {
-				h := overTCP(t, server.Config{MaxConnectionAge: 50 * time.Millisecond, MaxConnectionAgeGrace: time.Second}, journal.Config{})
+				h := overTCP(t, server.Config{Limits: server.Limits{MaxConnectionAge: 50 * time.Millisecond, MaxConnectionAgeGrace: time.Second}}, journal.Config{})
 				_, err := h.matchPrefixes().Recv()
 				return h, err
 			},
@@ -185,7 +185,7 @@ func matchesFail(req *kvcastv1.MatchPrefixRequest) failing {
 
 // tooManyMatches starts calls that wait for a position, until one is refused.
 func tooManyMatches(t *testing.T) (*fixture, error) {
-	h := overTCP(t, server.Config{MaxMatchBytes: 100_000}, journal.Config{})
+	h := overTCP(t, server.Config{Limits: server.Limits{MaxMatchBytes: 100_000}}, journal.Config{})
 	req := matchOf(make([]uint64, 5000)...) // some 56 KB in memory
 	req.After, req.MaxWaitNano = &kvcastv1.Position{Seq: 1}, uint64(10*time.Second)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -206,7 +206,7 @@ func tooManyMatches(t *testing.T) (*fixture, error) {
 // largeMatches returns a server and a request whose response would exceed 4 MiB.
 func largeMatches(t *testing.T) (*fixture, *kvcastv1.MatchPrefixRequest) {
 	t.Helper()
-	h := overTCP(t, server.Config{StallTimeout: 100 * time.Millisecond}, journal.Config{})
+	h := overTCP(t, server.Config{Limits: server.Limits{StallTimeout: 100 * time.Millisecond}}, journal.Config{})
 	lane := h.Pipeline.AddWorker(feed.Worker{Name: "w", Endpoint: strings.Repeat("e", 70_000)})
 	h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockHashes: []uint64{1}, TokensHashes: []uint64{1}, BlockSize: 16})
 	req := matchOf(1)
@@ -236,7 +236,7 @@ func slowMatcher(t *testing.T) (*fixture, error) {
 // TestMatchesOfAdaptersAreLimited acquires matches until memory or slots are used up, and again after their release.
 func TestMatchesOfAdaptersAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := inMemory(t, server.Config{MaxMatchBytes: 100}, journal.Config{}).Server
+		s := inMemory(t, server.Config{Limits: server.Limits{MaxMatchBytes: 100}}, journal.Config{}).Server
 		acquire := func(bytes int64, want codes.Code) (release func()) {
 			t.Helper()
 			release, err := s.AcquireMatch(t.Context(), bytes)

@@ -344,7 +344,7 @@ func TestMatchesAreCounted(t *testing.T) {
 // data than the connection's window. The headers of a call may precede the requests of all others.
 func TestManyCallsOverOneConnection(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{ReceiveTimeout: harness.Timeout}, journal.Config{})
+	h := overTCP(t, server.Config{Limits: server.Limits{ReceiveTimeout: harness.Timeout}}, journal.Config{})
 	req := &kvcastv1.MatchPrefixRequest{Prompts: []*kvcastv1.Prompt{{TokenIds: make([]uint32, 13_000)}}}
 	for i := range req.GetPrompts()[0].GetTokenIds() {
 		req.Prompts[0].TokenIds[i] = 1 << 20 // three bytes

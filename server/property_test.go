@@ -99,7 +99,7 @@ func runMachine(t *testing.T, all []step) error {
 
 // serve starts a server and adds all engines to it.
 func (m *machine) serve() {
-	m.h = inMemory(m.t, server.Config{MaxSnapshots: 1}, journal.Config{MaxBytes: 256 << 10})
+	m.h = inMemory(m.t, server.Config{Limits: server.Limits{MaxSnapshots: 1}}, journal.Config{MaxBytes: 256 << 10})
 	for _, e := range m.engines {
 		if e.lane != nil || len(e.blocks) == 0 {
 			m.arrive(e)

@@ -22,10 +22,12 @@ import (
 // plainAndTLS runs a test over plaintext and over TLS.
 func plainAndTLS(t *testing.T, test func(t *testing.T, h *fixture)) {
 	// With the default StallTimeout, a stalled subscriber might end before the shutdown.
-	t.Run("plain", func(t *testing.T) { test(t, overTCP(t, server.Config{StallTimeout: time.Hour}, journal.Config{})) })
+	t.Run("plain", func(t *testing.T) {
+		test(t, overTCP(t, server.Config{Limits: server.Limits{StallTimeout: time.Hour}}, journal.Config{}))
+	})
 	t.Run("TLS", func(t *testing.T) {
 		cert, client := secured(t)
-		h := overTCP(t, server.Config{TLS: cert, StallTimeout: time.Hour}, journal.Config{})
+		h := overTCP(t, server.Config{TLS: cert, Limits: server.Limits{StallTimeout: time.Hour}}, journal.Config{})
 		h.conn = h.Dial(t, grpc.WithTransportCredentials(credentials.NewTLS(client)))
 		h.client = kvcastv1.NewRouterEventServiceClient(h.conn)
 		test(t, h)

@@ -81,7 +81,7 @@ func (e *busyEngine) step() {
 // and removed.
 func TestSnapshotPlusEntriesIsTheState(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{MaxSnapshots: 8, StallTimeout: harness.Timeout}, journal.Config{MaxBytes: 1 << 30})
+	h := overTCP(t, server.Config{Limits: server.Limits{MaxSnapshots: 8, StallTimeout: harness.Timeout}}, journal.Config{MaxBytes: 1 << 30})
 	steps := testclass.Size(460, 1500)
 	var engines sync.WaitGroup
 	for n := range 3 {
@@ -411,7 +411,7 @@ func TestStatusCalls(t *testing.T) {
 // TestSnapshotEndsWithItsClient cancels snapshots in progress.
 func TestSnapshotEndsWithItsClient(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{MaxSnapshots: 1}, journal.Config{})
+	h := overTCP(t, server.Config{Limits: server.Limits{MaxSnapshots: 1}}, journal.Config{})
 	h.addWorker()
 	h.fill(testclass.Size(60_000, 200_000))
 	for range 3 {
@@ -456,7 +456,7 @@ func TestSnapshotOfIdleWorker(t *testing.T) {
 // TestFilteredSubscriberGetsProgress appends entries that the filter excludes.
 func TestFilteredSubscriberGetsProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := inMemory(t, server.Config{ProgressInterval: time.Second}, journal.Config{})
+		h := inMemory(t, server.Config{Limits: server.Limits{ProgressInterval: time.Second}}, journal.Config{})
 		h.addWorker()
 		ctx, cancel := context.WithCancel(t.Context())
 		var busy sync.WaitGroup
@@ -496,7 +496,7 @@ func TestFilteredSubscriberGetsProgress(t *testing.T) {
 // before its first position, one after entries.
 func TestWaitingSnapshotSendsHeartbeats(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: time.Hour, StallTimeout: time.Hour, ProgressInterval: 10 * time.Millisecond}, journal.Config{MaxBytes: 256 << 10})
+	h := overTCP(t, server.Config{Limits: server.Limits{MaxSnapshots: 1, MaxSnapshotWait: time.Hour, StallTimeout: time.Hour, ProgressInterval: 10 * time.Millisecond}}, journal.Config{MaxBytes: 256 << 10})
 	h.addWorker()
 	h.fill(30_000)
 	first, err := h.withSmallWindow().client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{}) // the snapshot has some 500 KB

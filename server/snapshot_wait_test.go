@@ -30,7 +30,7 @@ func (h *fixture) subscribeToSnapshotBegin(t *testing.T) *subscription {
 // all snapshots complete.
 func TestQueuedSnapshotsComplete(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{MaxSnapshots: 2, MaxSnapshotWait: 10 * time.Minute}, journal.Config{})
+	h := overTCP(t, server.Config{Limits: server.Limits{MaxSnapshots: 2, MaxSnapshotWait: 10 * time.Minute}}, journal.Config{})
 	h.addWorker()
 	h.storeLargeBlocks()
 	v := h.Pipeline.AddWorker(feed.Worker{Name: "v", Model: "m"})
@@ -74,7 +74,7 @@ func TestQueuedSnapshotsComplete(t *testing.T) {
 // waits.
 func TestSlowlyReadSnapshotIsEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := inMemory(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: 5 * time.Minute}, journal.Config{})
+		h := inMemory(t, server.Config{Limits: server.Limits{MaxSnapshots: 1, MaxSnapshotWait: 5 * time.Minute}}, journal.Config{})
 		h.addWorker()
 		h.storeLargeBlocks()
 		slow := h.subscribeToSnapshotBegin(t)
@@ -113,7 +113,7 @@ func TestSlowlyReadSnapshotIsEnded(t *testing.T) {
 // TestShutdownEndsQueuedSnapshot shuts down while a snapshot waits for a slot.
 func TestShutdownEndsQueuedSnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := inMemory(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: time.Hour}, journal.Config{})
+		h := inMemory(t, server.Config{Limits: server.Limits{MaxSnapshots: 1, MaxSnapshotWait: time.Hour}}, journal.Config{})
 		h.addWorker()
 		h.storeLargeBlocks()
 		first := h.subscribeToSnapshotBegin(t)

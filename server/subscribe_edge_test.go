@@ -78,7 +78,7 @@ func TestResumeAtBoundaryPositions(t *testing.T) {
 // Progress whose position is beyond the delivered entries.
 func TestProgressNeverOvertakesEntries(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{ProgressInterval: time.Millisecond}, journal.Config{})
+	h := overTCP(t, server.Config{Limits: server.Limits{ProgressInterval: time.Millisecond}}, journal.Config{})
 	h.addWorker()
 	var reading sync.WaitGroup
 	entries := testclass.Size(1500, 5000)

@@ -150,7 +150,7 @@ func TestResponsesAreBatchedOnlyWhenBehind(t *testing.T) {
 
 func TestIdleStreamGetsProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := inMemory(t, server.Config{ProgressInterval: 10 * time.Second}, journal.Config{})
+		h := inMemory(t, server.Config{Limits: server.Limits{ProgressInterval: 10 * time.Second}}, journal.Config{})
 		h.addWorker()
 		s := h.subscribe(checker.New(checker.Options{}), earliest())
 		s.until(t, 1)
@@ -186,7 +186,7 @@ func TestIdleStreamGetsProgress(t *testing.T) {
 func TestUnreadSubscriberIsEnded(t *testing.T) {
 	const last = 129 // 8 MiB, more than is buffered for a client that does not read
 	synctest.Test(t, func(t *testing.T) {
-		h := inMemory(t, server.Config{StallTimeout: 15 * time.Second}, journal.Config{MaxBytes: 1 << 30})
+		h := inMemory(t, server.Config{Limits: server.Limits{StallTimeout: 15 * time.Second}}, journal.Config{MaxBytes: 1 << 30})
 		h.addWorker()
 		reads := h.subscribe(checker.New(checker.Options{}), earliest())
 		stalls := h.subscribe(checker.New(checker.Options{}), earliest())
@@ -222,7 +222,7 @@ func TestUnreadSubscriberIsEnded(t *testing.T) {
 
 func TestSlotOfCanceledSubscriberIsReleased(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{MaxSubscribers: 2}, journal.Config{})
+	h := overTCP(t, server.Config{Limits: server.Limits{MaxSubscribers: 2}}, journal.Config{})
 	first := h.subscribe(checker.New(checker.Options{}), earliest())
 	second := h.subscribe(checker.New(checker.Options{}), earliest())
 	for _, s := range []*subscription{first, second} {

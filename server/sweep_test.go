@@ -17,7 +17,7 @@ import (
 // those that do not share a sweep would be refused.
 func TestHerdSharesASweep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := inMemory(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: time.Millisecond}, journal.Config{})
+		h := inMemory(t, server.Config{Limits: server.Limits{MaxSnapshots: 1, MaxSnapshotWait: time.Millisecond}}, journal.Config{})
 		h.addWorker()
 		for hash := range uint64(1000) {
 			h.append(hash)
@@ -43,7 +43,7 @@ func TestHerdSharesASweep(t *testing.T) {
 // snapshot.
 func TestSlowStreamDoesNotHoldUpItsSweep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := inMemory(t, server.Config{MaxSnapshots: 1}, journal.Config{})
+		h := inMemory(t, server.Config{Limits: server.Limits{MaxSnapshots: 1}}, journal.Config{})
 		h.addWorker()
 		h.storeLargeBlocks() // more than a sweep keeps
 		// A snapshot that is not read has the only slot until both streams wait for it.
@@ -90,7 +90,7 @@ func TestFiltersDoNotShareASweep(t *testing.T) {
 // the queue has room for as many as there may be subscribers.
 func TestAbandonedSweepGivesUpItsPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := inMemory(t, server.Config{MaxSnapshots: 1, MaxSubscribers: 3, MaxSnapshotWait: time.Hour}, journal.Config{})
+		h := inMemory(t, server.Config{Limits: server.Limits{MaxSnapshots: 1, MaxSubscribers: 3, MaxSnapshotWait: time.Hour}}, journal.Config{})
 		h.addWorker()
 		h.storeLargeBlocks()
 		first := h.withSmallWindow().subscribeToSnapshotBegin(t)

@@ -18,7 +18,9 @@ import (
 )
 
 // frequentProgress returns a config with a short progress interval.
-func frequentProgress() server.Config { return server.Config{ProgressInterval: 20 * time.Millisecond} }
+func frequentProgress() server.Config {
+	return server.Config{Limits: server.Limits{ProgressInterval: 20 * time.Millisecond}}
+}
 
 func TestCutStreamsAreResumed(t *testing.T) {
 	t.Parallel()

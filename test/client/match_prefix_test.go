@@ -171,7 +171,7 @@ func TestMatcherAnswersConcurrentRequests(t *testing.T) {
 func TestMatcherOpensAnotherStream(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
-	h := start(t, server.Config{Registerer: reg, MaxConnectionAge: 50 * time.Millisecond, MaxConnectionAgeGrace: time.Second}, journal.Config{})
+	h := start(t, server.Config{Registerer: reg, Limits: server.Limits{MaxConnectionAge: 50 * time.Millisecond, MaxConnectionAgeGrace: time.Second}}, journal.Config{})
 	matcher := client.FromConn(h.Dial(t)).NewMatcher()
 	defer matcher.Close()
 	for harness.Gather(t, reg).Sum("grpc_server_started_total", "grpc_method", "MatchPrefixes") < 3 {
