@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -101,17 +102,21 @@ func TestServerIsObservableWhileItsJournalHangs(t *testing.T) {
 		return err != nil && strings.Contains(err.Error(), "503")
 	})
 	look("while the journal stalls")
-	harness.WaitFor(t, func() bool {
+	var workers []*kvcastv1.WorkerStatus
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the last workers: %v", workers)
+		}
+	})
+	harness.WaitFor(t, func() bool { // a connection that is not read for long is replaced: its worker is disconnected then
 		list, err := client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, w := range list.GetWorkers() {
-			if w.GetState() != kvcastv1.WorkerState_WORKER_STATE_DEGRADED || !isStale(w.GetRanks()[0]) {
-				return false
-			}
-		}
-		return len(list.GetWorkers()) == 4
+		workers = list.GetWorkers()
+		return len(workers) == 4 && !slices.ContainsFunc(workers, func(w *kvcastv1.WorkerStatus) bool {
+			return w.GetState() == kvcastv1.WorkerState_WORKER_STATE_LIVE || !isStale(w.GetRanks()[0])
+		})
 	})
 	began := time.Now()
 	if err := s.Process.Signal(syscall.SIGTERM); err != nil {
