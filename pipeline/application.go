@@ -14,6 +14,7 @@ import (
 	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/pipeline/internal/consolidate"
 	"github.com/kvcast/kvcast/pipeline/internal/copies"
+	"github.com/kvcast/kvcast/pipeline/internal/groups"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -53,11 +54,11 @@ func (a *application) applyChange(c *statev1.Change) error {
 		}
 		remove := l.newTable(l.rank(s.GetDpRank()), tier).remove
 		if s.GetGroup() != 0 {
-			group, err := storedGroup(s.GetGroup())
+			key, err := groups.KeyOf(s.GetGroup(), tier)
 			if err != nil {
 				return fmt.Errorf("suppressed removes: %w", err)
 			}
-			remove = l.rank(s.GetDpRank()).groupBlocks(groupKey{group, tier}).remove
+			remove = l.rank(s.GetDpRank()).otherGroups.Blocks(key).Remove
 		}
 		for _, hash := range s.GetBlockHashes() {
 			remove(hash, op)

@@ -22,7 +22,7 @@ type runKey struct {
 	// hashed reports whether the tokens hashes are known, tokens whether tokens are emitted.
 	hashed bool
 	tokens bool
-	// group is not 0 for blocks that are not in runs: see groupKey.
+	// group is not 0 for blocks that are not in runs: see groups.Key.
 	group uint8
 }
 

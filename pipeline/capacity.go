@@ -152,7 +152,7 @@ func (r *rankState) blocks() (n int) {
 			n += t.blocks.len()
 		}
 	}
-	return n + r.numGroupBlocks()
+	return n + r.otherGroups.Len()
 }
 
 // stale returns the number of stale blocks of the rank.
@@ -174,9 +174,7 @@ func (r *rankState) gap() bool {
 			ok = false
 		}
 	}
-	for _, g := range r.groupTables {
-		g.gap()
-	}
+	r.otherGroups.Gap()
 	return ok
 }
 

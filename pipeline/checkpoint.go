@@ -295,9 +295,10 @@ func (l *Lane) checkpoint(ingest []byte) []byte {
 				b = t.appendState(b, r.DpRank, kvblock.Tier(tier))
 			}
 		}
-		for _, key := range l.ranks[r.DpRank].sortedGroups() {
-			if g := l.ranks[r.DpRank].groupTables[key]; g.table.Len() > 0 {
-				b = appendMessage(b, statev1.CheckpointTablesField, g.state(r.DpRank, key))
+		others := &l.ranks[r.DpRank].otherGroups
+		for _, key := range others.Keys() {
+			if g := others.Find(key); g.Len() > 0 {
+				b = appendMessage(b, statev1.CheckpointTablesField, g.State(r.DpRank, key))
 			}
 		}
 	}

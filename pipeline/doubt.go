@@ -180,7 +180,7 @@ func (l *Lane) clearEvent(b *feed.Batch, e *wire.Event) {
 	r := l.rank(b.Rank)
 	others := r.used &^ (1 << e.Tier)
 	for tier := range r.tables {
-		if t := r.tables[tier]; (t == nil || t.blocks.len() == 0) && r.reported[tier] == 0 && !r.hasGroupBlocks(kvblock.Tier(tier)) {
+		if t := r.tables[tier]; (t == nil || t.blocks.len() == 0) && r.reported[tier] == 0 && !r.otherGroups.HasTier(kvblock.Tier(tier)) {
 			others &^= 1 << tier
 		}
 	}

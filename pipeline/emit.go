@@ -162,7 +162,8 @@ func (r *rankState) cleared(c *kvcastv1.Cleared) {
 	}
 	r.reported, r.used = [kvblock.TierEnd]gapReasons{}, 0
 	if c.GetReason() == kvcastv1.Cleared_REASON_ENGINE_RESTARTED {
-		r.groupsOmitted, r.groups, r.sparse = false, nil, 0
+		r.groupsOmitted, r.groups = false, nil
+		r.otherGroups.Restarted()
 	}
 }
 
@@ -264,7 +265,7 @@ func (l *Lane) dropTable(r *rankState, tier kvblock.Tier) {
 		t.attrs.Reset()
 		r.tables[tier] = nil
 	}
-	l.dropGroups(r, tier)
+	l.tableBlocks.Release(int64(r.otherGroups.Drop(tier)))
 }
 
 // drop drops the blocks of a rank and the state of its sources.

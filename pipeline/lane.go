@@ -13,6 +13,7 @@ import (
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/pipeline/internal/copies"
+	"github.com/kvcast/kvcast/pipeline/internal/groups"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -70,7 +71,7 @@ type Lane struct {
 	engineBlocks  engineBlocks
 	groupHashes   []uint64 // reused
 	eventIndex    int      // of the current event in its batch
-	rootStore     rootStore
+	root          groups.Root
 }
 
 // rankState is the state of one dp rank: an engine with its own cache.
@@ -84,12 +85,8 @@ type rankState struct {
 	groupsOmitted bool
 	// groups are those of the last Groups that was emitted and still holds; nil: none. Only emit sets them.
 	groups *kvcastv1.Groups
-	// groupTables are the blocks of attention groups other than the main group; nil: there are none.
-	groupTables map[groupKey]*groupBlocks
-	// sparse are the groups that have left out blocks of a store: bit n is group n. suspects are blocks that groups may not hold. They
-	// are lost in a recovery: more stores are unsure then.
-	sparse   uint64
-	suspects []suspectBlock
+	// otherGroups has the blocks of attention groups other than the main group.
+	otherGroups groups.Rank
 	// sources is nil for a worker with one source.
 	sources *rankSources
 }
@@ -118,7 +115,7 @@ func (l *Lane) Batch(b *feed.Batch) {
 	l.entry.begin(b.EngineTime, b.IngestTime)
 	l.log.progress(&b.Progress)
 	l.announcements.BeginBatch()
-	l.rootStore = rootStore{}
+	l.root = groups.Root{}
 	l.prefetch(b)
 	if b.GroupsOmitted || b.Groups != nil {
 		l.omitGroups(b.Rank)
@@ -435,7 +432,7 @@ func (l *Lane) storeOp(b *feed.Batch, e *wire.Event, rooted bool) copies.Op {
 	if op == copies.AddUnsure && b.Groups != nil {
 		op = l.judgeRoot(b, e)
 	}
-	if len(l.rank(b.Rank).suspects) > 0 && l.announcements.Announces(b.Rank, b.Source) {
+	if l.rank(b.Rank).otherGroups.HasSuspects() && l.announcements.Announces(b.Rank, b.Source) {
 		l.takeBack(b.Rank)
 	}
 	return op

@@ -76,12 +76,8 @@ func StateOfLocked(lane feed.Lane) LaneState {
 		if r.groups != nil {
 			rank.Groups = string(appendState(nil, r.groups))
 		}
-		for _, key := range r.sortedGroups() {
-			g, blocks := r.groupTables[key], make(map[uint64]copies.Count)
-			for b := range g.table.All() {
-				blocks[b.Key()] = g.count(b.Value)
-			}
-			if len(blocks) > 0 {
+		for _, key := range r.otherGroups.Keys() {
+			if blocks := maps.Collect(r.otherGroups.Find(key).All()); len(blocks) > 0 {
 				rank.GroupBlocks += fmt.Sprint(key, blocks)
 			}
 		}

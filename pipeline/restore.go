@@ -11,6 +11,7 @@ import (
 	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/pipeline/internal/consolidate"
 	"github.com/kvcast/kvcast/pipeline/internal/copies"
+	"github.com/kvcast/kvcast/pipeline/internal/groups"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -87,15 +88,11 @@ func restoreLane(cfg *Config, state *statev1.Checkpoint) (w *recoveredWorker, er
 
 // restoreGroup restores the blocks of an attention group other than the main group.
 func (l *Lane) restoreGroup(r *rankState, table *statev1.Table, tier kvblock.Tier) error {
-	group, err := storedGroup(table.GetGroup())
+	key, err := groups.KeyOf(table.GetGroup(), tier)
 	if err != nil {
 		return err
 	}
-	key := groupKey{group, tier}
-	if r.groupTables[key] != nil {
-		return fmt.Errorf("attention group %d is there twice", group-1)
-	}
-	return r.groupBlocks(key).restore(table)
+	return r.otherGroups.Restore(key, table)
 }
 
 // restoreTracker restores the tracker of a rank, if it has one.
