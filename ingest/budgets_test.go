@@ -55,7 +55,7 @@ func TestSourcesOfAddedWorkersAreBounded(t *testing.T) {
 func TestBytesOfAddedWorkersAreBounded(t *testing.T) {
 	t.Parallel()
 	registry := prometheus.NewRegistry()
-	in, _ := start(t, config.Config{Metrics: registry, WorkerBytes: 64 << 10}, views{"w-0": newView()})
+	in, _ := start(t, config.Config{Metrics: registry, Memory: config.Memory{WorkerBytes: 64 << 10}}, views{"w-0": newView()})
 	labels := make(map[string]string)
 	for i := range 30 {
 		labels[fmt.Sprint(i)] = strings.Repeat("x", 1000)

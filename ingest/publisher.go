@@ -41,21 +41,8 @@ type publisher struct {
 	// before are the seqs that were published before first contact.
 	before struct{ first, last uint64 }
 
-	// cursor is the machine's after the last action. encoded is the cursor of the last complete call of the lane;
-	// empty before the first. described reports whether the stored state says where the publisher comes from. They
-	// are used if the journal is durable.
-	cursor    sequence.Cursor
-	encoded   []byte
-	described bool
-
-	// address is where the first batch came from, and topic its topic, if the engine connects to a listener.
-	address netip.Addr
-	topic   string
-	// namesPod reports whether a topic had llm-d's form.
-	namesPod bool
-	// replayOf returns the replay endpoint of a listener's peer; empty if it has none. It is nil
-	// unless the engine connects to a listener.
-	replayOf func(*peer) string
+	storedState
+	peerOrigin
 	// reconnect closes the connection and opens another, or opens a replacement first. It is nil
 	// if the engine opens the connections.
 	reconnect func(replacement bool)
@@ -65,10 +52,7 @@ type publisher struct {
 	// cancelReplay ends the replay request in progress; nil if there is none.
 	cancelReplay context.CancelFunc
 
-	// replayErr is the error of the last request; nil if it succeeded. repairEnded, if not nil, is
-	// called when a repair ends: with nil after success, and with replayErr otherwise.
-	replayErr   error
-	repairEnded func(error)
+	replayOutcome
 	// tooLong is the transport.ErrTooLong since the last loss was reported or a repair brought everything; nil if there was none.
 	tooLong error
 
@@ -77,6 +61,41 @@ type publisher struct {
 	timer   *time.Timer
 	timerAt time.Time
 
+	shown
+}
+
+// storedState is what the journal has of a publisher.
+type storedState struct {
+	// cursor is the machine's after the last action. encoded is the cursor of the last complete call of the lane;
+	// empty before the first. described reports whether the stored state says where the publisher comes from. They
+	// are used if the journal is durable.
+	cursor    sequence.Cursor
+	encoded   []byte
+	described bool
+}
+
+// peerOrigin is where the batches of an engine come from that connects to a listener.
+type peerOrigin struct {
+	// address is where the first batch came from, and topic its topic, if the engine connects to a listener.
+	address netip.Addr
+	topic   string
+	// namesPod reports whether a topic had llm-d's form.
+	namesPod bool
+	// replayOf returns the replay endpoint of a listener's peer; empty if it has none. It is nil
+	// unless the engine connects to a listener.
+	replayOf func(*peer) string
+}
+
+// replayOutcome is how the last request to the replay socket ended.
+type replayOutcome struct {
+	// replayErr is the error of the last request; nil if it succeeded. repairEnded, if not nil, is
+	// called when a repair ends: with nil after success, and with replayErr otherwise.
+	replayErr   error
+	repairEnded func(error)
+}
+
+// shown is what SourceStatus has.
+type shown struct {
 	state          SourceState
 	replayEndpoint string      // in status
 	replayState    ReplayState // in status
@@ -94,7 +113,7 @@ func newPublisher(w *worker, source int, status SourceStatus, reconnect func(rep
 		worker:    w,
 		source:    source,
 		rank:      status.Rank,
-		status:    w.shared.sources.add(source, status),
+		shown:     shown{status: w.shared.sources.add(source, status)},
 		rules:     w.rulesOf(source),
 		reconnect: reconnect,
 		machine: sequence.New(sequence.Config{

@@ -96,7 +96,7 @@ func (p *Pipeline) CheckpointDue() (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(lanes)) {
 		l := lanes[name]
 		l.mu.Lock()
-		if l.log != nil && l.failed == nil &&
+		if l.log != nil && l.end.failed == nil &&
 			(l.log.position.due(p.cfg.CheckpointBytes) || len(l.log.changes) >= checkpointWaiting || l.log.position.isOlder(oldest)) {
 			names = append(names, name)
 		}
@@ -130,7 +130,7 @@ func (p *Pipeline) Checkpoint(worker string, ingest []byte) (_ Checkpoint, ok bo
 	}
 	l.mu.Lock()
 	defer l.unlock()
-	if l.log == nil || l.failed != nil || l.behind || l.left {
+	if l.log == nil || l.end.failed != nil || l.end.behind || l.end.left {
 		return Checkpoint{}, false
 	}
 	at := &l.log.position
@@ -171,7 +171,7 @@ func (p *Pipeline) CheckpointStored(c Checkpoint) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.left {
+	if l.end.left {
 		return
 	}
 	at := &l.log.position

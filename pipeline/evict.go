@@ -188,7 +188,7 @@ func (l *Lane) evictHolders(units int, s *storing) (evicted, owed int) {
 
 // evictForOther evicts up to n blocks, as an entry, for another lane, which has locked this one.
 func (l *Lane) evictForOther(n int) (evicted int) {
-	if l.closed {
+	if l.end.closed {
 		return 0
 	}
 	l.entry.begin(0, 0)

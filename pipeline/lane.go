@@ -29,49 +29,70 @@ type Lane struct {
 	// the blocks of tables too.
 	tableBlocks *budget.Budget
 	attributes  *budget.Budget // of the tables' attributes
-	// holders has the lane after it had blocks in lower tiers. lower is their number; it changes under the lock.
-	holders  *holders
-	lower    atomic.Int64
-	failures chan<- error // see Pipeline.Failed
+	failures    chan<- error   // see Pipeline.Failed
 	// cancelAppends ends an append that blocks, and makes later ones fail.
 	cancelAppends context.CancelCauseFunc
-	// desc is the worker as it was added. unclaimed reports whether it was recovered and not added since. Both are
-	// guarded by the pipeline's lock and change only before the lane is used.
-	desc      feed.Worker
-	unclaimed bool
-	// earlier is the removed worker of the same name; nil if it is not known.
-	earlier *removedWorker
+	// holders has the lane after it had blocks in lower tiers. lower is their number; it changes under the lock.
+	holders *holders
+	lower   atomic.Int64
+	membership
 
 	// turn is held during a call of the lane. An append of the call may wait for as long as the journal does not answer, so
 	// only what may wait as long locks turn: lock does. It is locked before the pipeline's lock.
 	turn sync.Mutex
 	// mu guards the fields below. It is not held while an append waits: whoever locks mu alone reads the state after an event
 	// of a call, and must not change what calls use. Nobody locks the mu of two lanes.
-	mu          sync.Mutex
-	closed      bool  // no further events are emitted
-	behind      bool  // a call was ignored, since the lane was closed
-	failed      error // of a failed append, after which the state is discarded
-	fenced      bool  // it failed, which Config.Fenced reports
-	left        bool  // the worker was removed or dropped
+	mu         sync.Mutex
+	end        laneEnd
+	ranks      map[uint32]*rankState
+	lastRawIDs []uint64 // by source index
+	pending    run
+	prefetched bool        // prefetch loaded the blocks of the current batch
+	timer      *time.Timer // flushes the pending run after Config.Timeout; nil if there is none
+	laneOutput
+	judge
+	isHolder    bool     // holders has the lane
+	groupHashes []uint64 // reused
+}
+
+// membership is a lane's worker as the pipeline has it.
+type membership struct {
+	// desc is the worker as it was added. unclaimed reports whether it was recovered and not added since. Both are
+	// guarded by the pipeline's lock and change only before the lane is used.
+	desc      feed.Worker
+	unclaimed bool
+	// earlier is the removed worker of the same name; nil if it is not known.
+	earlier *removedWorker
+}
+
+// laneEnd is why a lane takes no calls any more.
+type laneEnd struct {
+	closed bool  // no further events are emitted
+	behind bool  // a call was ignored, since the lane was closed
+	failed error // of a failed append, after which the state is discarded
+	fenced bool  // it failed, which Config.Fenced reports
+	left   bool  // the worker was removed or dropped
+}
+
+// laneOutput is what a lane emits, logs and counts.
+type laneOutput struct {
 	lastEventID uint64
-	ranks       map[uint32]*rankState
-	lastRawIDs  []uint64 // by source index
-	pending     run
-	prefetched  bool        // prefetch loaded the blocks of the current batch
-	timer       *time.Timer // flushes the pending run after Config.Timeout; nil if there is none
 	entry       entry
 	log         *stateLog // nil if the journal is not durable
-	isHolder    bool      // holders has the lane
 	limitLog    limitLog
 	doubtLog    doubtLog
 	counts      laneCounts
 	// event is reused by emitChanges.
-	event         wire.Event
+	event wire.Event
+}
+
+// judge has what the effects of stores and removes on the copies of blocks follow from.
+type judge struct {
 	announcements copies.Detector
 	engineBlocks  engineBlocks
-	groupHashes   []uint64 // reused
-	eventIndex    int      // of the current event in its batch
-	root          groups.Root
+	// eventIndex is that of the current event in its batch, and root the last store of the main group without a parent before it.
+	eventIndex int
+	root       groups.Root
 }
 
 // rankState is the state of one dp rank: an engine with its own cache.
@@ -108,8 +129,8 @@ func (l *Lane) unlock() {
 func (l *Lane) Batch(b *feed.Batch) {
 	l.lock()
 	defer l.unlock()
-	if l.closed {
-		l.behind = true
+	if l.end.closed {
+		l.end.behind = true
 		return
 	}
 	l.entry.begin(b.EngineTime, b.IngestTime)
@@ -214,8 +235,8 @@ func (l *Lane) prefetch(b *feed.Batch) {
 func (l *Lane) Gap(g feed.Gap) {
 	l.lock()
 	defer l.unlock()
-	if l.flushAlone(flushUnmergeable); l.closed {
-		l.behind = true
+	if l.flushAlone(flushUnmergeable); l.end.closed {
+		l.end.behind = true
 		return
 	}
 	l.entry.begin(0, g.At)
@@ -245,8 +266,8 @@ func (l *Lane) Gap(g feed.Gap) {
 func (l *Lane) Restarted(r feed.Restart) {
 	l.lock()
 	defer l.unlock()
-	if l.flushAlone(flushUnmergeable); l.closed {
-		l.behind = true
+	if l.flushAlone(flushUnmergeable); l.end.closed {
+		l.end.behind = true
 		return
 	}
 	l.entry.begin(0, r.At)

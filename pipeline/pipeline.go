@@ -88,7 +88,7 @@ func (p *Pipeline) AddWorker(w feed.Worker) feed.Lane {
 	l := newLane(&p.cfg, w)
 	p.attach(l)
 	if p.closed {
-		l.closed = true
+		l.end.closed = true
 		p.mu.Unlock()
 		return l
 	}
@@ -122,7 +122,7 @@ func (p *Pipeline) rejoin(w feed.Worker) *Lane {
 	}
 	unclaimed, continues := l.unclaimed, w.Continues(&l.desc)
 	l.mu.Lock()
-	fenced := l.fenced
+	fenced := l.end.fenced
 	resumes := unclaimed && continues && !fenced
 	if resumes {
 		l.desc, l.unclaimed = w, false
@@ -156,7 +156,7 @@ func validWorker(w feed.Worker) feed.Worker {
 // newLane returns an empty lane, whose tables reserve in no budget yet, and count among no other lanes' blocks.
 func newLane(cfg *Config, w feed.Worker) *Lane {
 	return &Lane{
-		worker: w.Name, desc: w, cfg: *cfg, limits: cfg.limits(),
+		worker: w.Name, membership: membership{desc: w}, cfg: *cfg, limits: cfg.limits(),
 		consolidation: consolidationOf(w),
 		sourceNames:   sourceNames(w),
 		ranks:         make(map[uint32]*rankState),
@@ -248,18 +248,18 @@ func (l *Lane) emitEntry(e *kvcastv1.RouterEvent) {
 func (l *Lane) leaveStream(e *kvcastv1.RouterEvent) (removed removedWorker, ok bool) {
 	l.lock()
 	defer l.unlock()
-	if l.closed && l.failed == nil {
+	if l.end.closed && l.end.failed == nil {
 		return removedWorker{}, false
 	}
 	l.flushAlone(flushShutdown)
-	if l.fenced {
+	if l.end.fenced {
 		return removedWorker{}, false
 	}
-	l.closed = true
+	l.end.closed = true
 	for _, r := range l.ranks {
 		l.drop(r)
 	}
-	if l.failed == nil {
+	if l.end.failed == nil {
 		l.emitEntry(e)
 	}
 	l.leave()
@@ -268,7 +268,7 @@ func (l *Lane) leaveStream(e *kvcastv1.RouterEvent) (removed removedWorker, ok b
 
 // leave makes the lane not count any more, since the pipeline has the worker no longer.
 func (l *Lane) leave() {
-	l.left = true
+	l.end.left = true
 	l.holders.remove(l)
 	l.cancelAppends(nil)
 	if l.log != nil {
@@ -283,8 +283,8 @@ func (l *Lane) close() error {
 	l.lock()
 	defer l.unlock()
 	l.flushAlone(flushShutdown)
-	l.closed = true
-	return l.failed
+	l.end.closed = true
+	return l.end.failed
 }
 
 // commit appends the current entry. The lane fails if the append does.
@@ -302,11 +302,11 @@ func (l *Lane) commit() {
 // fail closes the lane after a failed append, and discards its state: the tables have changes that
 // no router will see. It reports the failure to Config.Fenced or Pipeline.Failed, unless the worker was dropped.
 func (l *Lane) fail(err error) {
-	if l.failed != nil {
+	if l.end.failed != nil {
 		return
 	}
-	l.failed = fmt.Errorf("append an entry of worker %q: %w", l.worker, err)
-	l.closed = true
+	l.end.failed = fmt.Errorf("append an entry of worker %q: %w", l.worker, err)
+	l.end.closed = true
 	l.pending.reset()
 	if l.timer != nil {
 		l.timer.Stop()
@@ -319,11 +319,11 @@ func (l *Lane) fail(err error) {
 	switch {
 	case errors.Is(context.Cause(l.entry.ctx), errDropped):
 	case l.cfg.Fenced != nil && errors.Is(err, journal.ErrFenced):
-		l.fenced = true
+		l.end.fenced = true
 		go l.cfg.Fenced(l.worker)
 	default:
 		select {
-		case l.failures <- l.failed:
+		case l.failures <- l.end.failed:
 		default: // Failed reports the first failure only
 		}
 	}
@@ -332,7 +332,7 @@ func (l *Lane) fail(err error) {
 // awaitAcknowledged waits until all entries so far are acknowledged.
 func (l *Lane) awaitAcknowledged(ctx context.Context) error {
 	l.mu.Lock()
-	pending, err := l.entry.appended, l.failed
+	pending, err := l.entry.appended, l.end.failed
 	l.mu.Unlock()
 	if err != nil {
 		return err

@@ -56,6 +56,28 @@ const (
 	MaxSockets = 65_000
 )
 
+// Memory has limits in bytes.
+type Memory struct {
+	// WorkerBytes limits the memory for the names, endpoints and labels of the workers of AddWorker
+	// together.
+	WorkerBytes int64
+	// SaltBytes limits the memory for cache salts, blocks with a salt, and attention groups, of all
+	// sources together. Blocks of a salt that does not fit have no tokens hashes.
+	SaltBytes int64
+	// ReceiveBufferBytes limits the received messages that are not processed yet.
+	//
+	// ZMQLib: of all sources and listeners together, beside 2 MiB for each of their sockets. A
+	// message that does not fit is dropped, which is repaired like any other gap.
+	//
+	// ZMQNative: of all sources together, and of each listener, at most 16 MiB each, and 24 MiB
+	// for all messages of more than 32 KiB. While the memory is in use, nothing more is read, and
+	// TCP stops the engines.
+	ReceiveBufferBytes int64
+	// ReorderBufferBytes limits the reorder buffers of all sources together. A batch that does not
+	// fit is requested when the replay in progress is done.
+	ReorderBufferBytes int64
+}
+
 // Config configures an Ingest. The zero Config reads nothing. The zero value of a field means its
 // default.
 type Config struct {
@@ -87,24 +109,7 @@ type Config struct {
 	// MaxRanks is the maximum number of dp ranks of all workers together that are known only from
 	// batches.
 	MaxRanks int
-	// WorkerBytes limits the memory for the names, endpoints and labels of the workers of AddWorker
-	// together.
-	WorkerBytes int64
-	// SaltBytes limits the memory for cache salts, blocks with a salt, and attention groups, of all
-	// sources together. Blocks of a salt that does not fit have no tokens hashes.
-	SaltBytes int64
-	// ReceiveBufferBytes limits the received messages that are not processed yet.
-	//
-	// ZMQLib: of all sources and listeners together, beside 2 MiB for each of their sockets. A
-	// message that does not fit is dropped, which is repaired like any other gap.
-	//
-	// ZMQNative: of all sources together, and of each listener, at most 16 MiB each, and 24 MiB
-	// for all messages of more than 32 KiB. While the memory is in use, nothing more is read, and
-	// TCP stops the engines.
-	ReceiveBufferBytes int64
-	// ReorderBufferBytes limits the reorder buffers of all sources together. A batch that does not
-	// fit is requested when the replay in progress is done.
-	ReorderBufferBytes int64
+	Memory
 	// ReplayTimeout is the maximum time until a reply of a replay socket arrives: 10 ms to 1 h. The first reply of a socket
 	// that did not answer the last request is waited for 1 s at first. Both are extended on a busy machine.
 	ReplayTimeout time.Duration

@@ -103,27 +103,11 @@ type Machine struct {
 	// former is the incarnation before the current one, or the seqs before a gap.
 	former former
 
-	// current is the connection on which batches arrive. other is an earlier connection that is
-	// still open, if any. connections numbers the times with one current connection, and the times
-	// without any. The number before a time without any is of the batches that arrive in it.
-	current, other Connection
-	connections    uint32
-	heardAt        time.Time // of the last message or connection
-	absentUntil    time.Time // end of the grace time; zero while it does not run
-	lastAttempt    bool      // the grace time has ended, and the attempt of AttemptConnection has not
-
-	replayEndpoint   string
-	snapshotEndpoint string
-	snapshotsBegin   bool // see Connection
-	replayHealth     ReplayHealth
-	// gaveUp reports whether a replay socket that has never answered was waited for in vain.
-	gaveUp    bool
-	restUntil time.Time // no request because of a gap is sent to the replay socket before
-	// snapshotRestUntil is the time before which no snapshot is requested.
-	snapshotRestUntil time.Time
-	repair            *repair // nil if none is in progress
-	requestID         uint64  // of the last request
-	buffer            reorderBuffer
+	presence
+	sockets
+	repair    *repair // nil if none is in progress
+	requestID uint64  // of the last request
+	buffer    reorderBuffer
 	// unbuffered is the highest seq that arrived and is neither read nor buffered.
 	unbuffered    uint64
 	hasUnbuffered bool
@@ -137,22 +121,57 @@ type Machine struct {
 	// snapshotSeq is the last seq that the snapshot includes with which the incarnation began, if hasSnapshot.
 	snapshotSeq uint64
 	hasSnapshot bool
-	// resumedRestore reports whether a part of a snapshot was delivered before Resume, until the next input.
-	resumedRestore bool
-	// resumedConflict reports whether there was a conflict before Resume, until the next connection.
-	resumedConflict bool
-	// overrunPending reports whether messages were dropped since the last batch that was read.
-	// At overrunUntil a gap is reported, unless a batch shows before which seqs were dropped.
-	overrunPending bool
-	overrunUntil   time.Time
-	// resumeUntil is when the last batch read, with which the connection begins, is no longer waited for;
-	// zero if it is not. A possible restart is then reported.
-	resumeUntil time.Time
+	resumed
+	overrun
 	// possibleRestartReported reports whether a possible restart was reported since the last
 	// batch that was read.
 	possibleRestartReported bool
 
 	actions []Action
+}
+
+// presence is whether there is a connection, and when something was heard.
+type presence struct {
+	// current is the connection on which batches arrive. other is an earlier connection that is
+	// still open, if any. connections numbers the times with one current connection, and the times
+	// without any. The number before a time without any is of the batches that arrive in it.
+	current, other Connection
+	connections    uint32
+	heardAt        time.Time // of the last message or connection
+	absentUntil    time.Time // end of the grace time; zero while it does not run
+	lastAttempt    bool      // the grace time has ended, and the attempt of AttemptConnection has not
+}
+
+// sockets are those that replay batches and that send snapshots.
+type sockets struct {
+	replayEndpoint   string
+	snapshotEndpoint string
+	snapshotsBegin   bool // see Connection
+	replayHealth     ReplayHealth
+	// gaveUp reports whether a replay socket that has never answered was waited for in vain.
+	gaveUp    bool
+	restUntil time.Time // no request because of a gap is sent to the replay socket before
+	// snapshotRestUntil is the time before which no snapshot is requested.
+	snapshotRestUntil time.Time
+}
+
+// overrun is a loss of messages between the connection and the machine.
+type overrun struct {
+	// overrunPending reports whether messages were dropped since the last batch that was read.
+	// At overrunUntil a gap is reported, unless a batch shows before which seqs were dropped.
+	overrunPending bool
+	overrunUntil   time.Time
+}
+
+// resumed is what happened before Resume, or before the connection that resumes.
+type resumed struct {
+	// resumedRestore reports whether a part of a snapshot was delivered before Resume, until the next input.
+	resumedRestore bool
+	// resumedConflict reports whether there was a conflict before Resume, until the next connection.
+	resumedConflict bool
+	// resumeUntil is when the last batch read, with which the connection begins, is no longer waited for;
+	// zero if it is not. A possible restart is then reported.
+	resumeUntil time.Time
 }
 
 // New returns a Machine in state Starting.

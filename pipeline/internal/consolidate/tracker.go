@@ -71,12 +71,22 @@ type Tracker struct {
 	removed                   []uint64 // router hashes of the blocks removed in changes
 	scratch                   []uint32 // reused by clearBlock
 	counts                    *Counts
+	allowance
+	recording
+}
+
+// allowance is what a tracker has of the budget of the process.
+type allowance struct {
 	// budget bounds the blocks of the process: a block uses unitsPerBlock, a name one unit.
 	// reserved units are not used yet.
 	budget   *budget.Budget
 	reserved int64
 	// evict reserves units that the budget does not have; nil if nothing can.
 	evict func(units int64) bool
+}
+
+// recording records the calls of a tracker.
+type recording struct {
 	// recorder records calls as those of a dp rank; nil if they are not recorded.
 	recorder *Recorder
 	rank     uint32
@@ -130,7 +140,7 @@ func New(sources, maxBlocks int, blocks, attributeBytes *budget.Budget, counts *
 	return &Tracker{
 		sources:     sources,
 		maxBlocks:   maxBlocks,
-		budget:      blocks,
+		allowance:   allowance{budget: blocks},
 		scopes:      attribute.NewInterner(attributeBytes),
 		counts:      counts,
 		byContent:   hashtable.NewIndex(),
