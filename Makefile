@@ -27,7 +27,7 @@ PACKAGES ?= work
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster fuzz mutate run build build-static dist release-check bench bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
+.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster fuzz mutate run build build-static man dist release-check bench bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / && !seen[$$1]++ { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -131,6 +131,9 @@ run: build ## Serve engines that connect to port 5557.
 build: ## Build bin/kvcast, with libzmq if there is cgo.
 	$(go) build -o bin/kvcast ./cmd/kvcast
 
+# What releases are linked with.
+ldflags = -s -w -X github.com/kvcast/kvcast/cmd/kvcast/internal/cli.version=$(VERSION)
+
 # The platforms of build-static.
 PLATFORMS := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
 
@@ -139,13 +142,17 @@ build-static: ## Build bin/kvcast-OS-ARCH without cgo for each platform: static,
 		os=$${platform%/*} arch=$${platform#*/}; \
 		echo "bin/kvcast-$$os-$$arch"; \
 		CGO_ENABLED=0 GOOS=$$os GOARCH=$$arch $(GO) build -trimpath \
-			-ldflags '-s -w -X github.com/kvcast/kvcast/cmd/kvcast/internal/cli.version=$(VERSION)' -o bin/kvcast-$$os-$$arch ./cmd/kvcast || exit 1; \
+			-ldflags '$(ldflags)' -o bin/kvcast-$$os-$$arch ./cmd/kvcast || exit 1; \
 	done
+
+man: ## Write the man page of VERSION to bin/kvcast.1.
+	@mkdir -p bin
+	CGO_ENABLED=0 $(GO) run -trimpath -ldflags '$(ldflags)' ./cmd/kvcast man >bin/kvcast.1
 
 release-check: dist lint ## Check that the commit can be released as VERSION, such as v1.2.3, without releasing anything.
 	tools/scripts/release-check.sh $(VERSION)
 
-dist: build-static $(TOOLS)/cyclonedx-gomod ## Write archives of VERSION for each platform, their lists of modules and checksums to bin/dist.
+dist: build-static man $(TOOLS)/cyclonedx-gomod ## Write archives of VERSION for each platform, their lists of modules and checksums to bin/dist.
 	tools/scripts/dist.sh $(VERSION) $(PLATFORMS)
 
 bench: ## Run the benchmarks that match BENCH (.), COUNT (1) times, and with all of them, compare the index with its goals.

@@ -91,7 +91,7 @@ func TestAddressInUse(t *testing.T) {
 func TestHelpNamesEveryCommand(t *testing.T) {
 	for _, args := range [][]string{nil, {"--help"}} {
 		got := kvcast(t, nil, args...)
-		for _, command := range []string{"serve", "subscribe", "replay", "snapshot", "match", "workers", "status", "top", "simulate", "decode", "demo", "version", "completion"} {
+		for _, command := range []string{"serve", "subscribe", "replay", "snapshot", "match", "workers", "status", "top", "simulate", "decode", "demo", "version", "completion", "man"} {
 			if !strings.Contains(got.out, "  "+command+" ") {
 				t.Errorf("kvcast %v: no %s in:\n%s", args, command, got.out)
 			}

@@ -42,6 +42,7 @@ type commands struct {
 	Demo       demo.Command     `cmd:"" help:"Run engines, a server, and a router that is disconnected and resumes, on this machine."`
 	Version    versionCmd       `cmd:"" help:"Print the version."`
 	Completion completionCmd    `cmd:"" help:"Print a shell's completion script."`
+	Man        manCmd           `cmd:"" help:"Print the man page."`
 
 	// EndWithStdin ends a command at the end of its standard input, so that it ends with a parent process that is killed.
 	EndWithStdin bool `hidden:""`

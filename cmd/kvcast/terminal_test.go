@@ -120,7 +120,7 @@ func TestCompletionInBash(t *testing.T) {
 }
 
 func TestHelpHasExamples(t *testing.T) {
-	for _, command := range []string{"serve", "subscribe", "replay", "snapshot", "workers", "status", "top", "simulate", "decode", "demo", "version", "completion"} {
+	for _, command := range []string{"serve", "subscribe", "replay", "snapshot", "workers", "status", "top", "simulate", "decode", "demo", "version", "completion", "man"} {
 		t.Run(command, func(t *testing.T) {
 			t.Parallel()
 			got := kvcast(t, nil, command, "--help")

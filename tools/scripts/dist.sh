@@ -1,6 +1,6 @@
 #!/bin/sh
-# dist.sh VERSION PLATFORM... writes to bin/dist, for each platform, an archive with the binary that make build-static has built and the licences of what is in it,
-# and a list of the Go modules in it with their licences (CycloneDX), and then the checksums of all files. Archives of one commit are equal; the lists have the time.
+# dist.sh VERSION PLATFORM... writes to bin/dist, for each platform, an archive with the binary that make build-static has built, the man page that make man
+# has written and the licences of what is in it, and a list of the Go modules in it with their licences (CycloneDX), and then the checksums of all files. Archives of one commit are equal; the lists have the time.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -15,7 +15,7 @@ for platform; do
 	binary=bin/kvcast-$(echo "$platform" | tr / -)
 	mkdir "$into/$name"
 	cp "$binary" "$into/$name/kvcast"
-	cp LICENSE README.md CHANGELOG.md "$into/$name"
+	cp LICENSE README.md CHANGELOG.md bin/kvcast.1 "$into/$name"
 	tools/scripts/licenses.sh "$binary" >"$into/$name/THIRD_PARTY_LICENSES"
 	case $platform in
 	linux/*) cp deploy/systemd/kvcast.service "$into/$name" ;;

@@ -29,7 +29,7 @@ if [ -f "$archive" ]; then
 	into=$(mktemp -d)
 	trap 'rm -rf "$into"' EXIT
 	tar -xzf "$archive" -C "$into" --strip-components 1
-	for file in LICENSE THIRD_PARTY_LICENSES README.md CHANGELOG.md kvcast; do
+	for file in LICENSE THIRD_PARTY_LICENSES README.md CHANGELOG.md kvcast.1 kvcast; do
 		[ -s "$into/$file" ] || bad "$archive has no $file"
 	done
 	"$into/kvcast" version | grep -q "$version" || bad "the binary says $("$into/kvcast" version | head -1), not $version"
