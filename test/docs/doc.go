@@ -1,0 +1,2 @@
+// Package docs has tests of the documentation.
+package docs
