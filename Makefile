@@ -27,7 +27,7 @@ PACKAGES ?= work
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster fuzz mutate run build build-static man dist release-check bench bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
+.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster fuzz mutate run build build-static man docs dist release-check bench bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / && !seen[$$1]++ { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,7 +54,7 @@ demo-llmd: ## Run simulated engines, a server and pools of llm-d that read it, w
 test: ## Run the tests of class quick, with the race detector if there is cgo: a few minutes. CLASSES (quick) and PACKAGES (work) select others, RACE=0 is without it.
 	$(suite) -class $(CLASSES) $(if $(RACE),-race=$(RACE)) $(PACKAGES)
 
-test-all: libzmq prepare kube-apiserver $(TOOLS)/helm $(TOOLS)/kubeconform ## Run each test there is at full size, and check that none was left out; needs root and etcd, and takes hours.
+test-all: libzmq prepare docs kube-apiserver $(TOOLS)/helm $(TOOLS)/kubeconform ## Run each test there is at full size, and check that none was left out; needs root and etcd, and takes hours.
 	$(suite) -forget
 	$(suite) -class all -timeout 3h
 	$(suite) -check -class all
@@ -149,6 +149,9 @@ man: ## Write the man page of VERSION to bin/kvcast.1.
 	@mkdir -p bin
 	CGO_ENABLED=0 $(GO) run -trimpath -ldflags '$(ldflags)' ./cmd/kvcast man >bin/kvcast.1
 
+docs: man $(TOOLS)/buf $(TOOLS)/protoc-gen-reference ## Build the docs site in bin/docs, with a reference of the contract and the man page; needs python3 and npm.
+	tools/scripts/docs.sh $(VERSION)
+
 release-check: dist lint ## Check that the commit can be released as VERSION, such as v1.2.3, without releasing anything.
 	tools/scripts/release-check.sh $(VERSION)
 
@@ -237,3 +240,6 @@ $(TOOLS)/protoc-gen-go-grpc: tools/go.mod
 
 $(TOOLS)/protoc-gen-go-fields: tools/protoc-gen-go-fields/main.go tools/go.mod
 	$(tool) ./protoc-gen-go-fields
+
+$(TOOLS)/protoc-gen-reference: tools/protoc-gen-reference/main.go tools/go.mod
+	$(tool) ./protoc-gen-reference
