@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 )
 
 // Append starts to append an entry. It blocks while Config.InFlight appends are not acknowledged, until ctx ends or the
@@ -138,7 +139,7 @@ func (j *Journal) publish() bool {
 			m.Header[headerBatchCommit] = []string{"1"}
 			m.Reply = j.replySubject(attempt, first, uint64(len(unsent)))
 		}
-		if err := j.conn.PublishMsg(&m); err != nil {
+		if err := j.client.Conn.PublishMsg(&m); err != nil {
 			j.log.Debug("Publishing failed; it is repeated when the connection is back.", "error", err)
 			return false
 		}
@@ -168,8 +169,8 @@ func (j *Journal) parseReplySubject(subject string) (attempt, first, count uint6
 type reply struct {
 	Seq   uint64 `json:"seq"`
 	Error *struct {
-		Code        int    `json:"err_code"`
-		Description string `json:"description"`
+		Code        jetstream.ErrorCode `json:"err_code"`
+		Description string              `json:"description"`
 	} `json:"error"`
 }
 
@@ -196,7 +197,7 @@ func (j *Journal) onReply(m *nats.Msg) {
 		return
 	}
 	if want := first + count - 1; r.Seq != want {
-		j.fail(fmt.Errorf("%w: %s has stored entry %d as %d", ErrUnreadable, j.place(), want, r.Seq))
+		j.fail(fmt.Errorf("%w: %s has stored entry %d as %d", ErrUnreadable, j.client.Place(), want, r.Seq))
 		return
 	}
 	j.mu.Lock()
@@ -221,72 +222,29 @@ func acknowledgedSeq(data []byte) (uint64, bool) {
 	return seq, err == nil
 }
 
-// Error codes of JetStream, from nats-server's errors.json.
-const (
-	codeAccountResources  = 10002
-	codeNoPeers           = 10005
-	codeUnavailable       = 10008
-	codeInsufficient      = 10023
-	codeStorageResources  = 10047
-	codeMessageTooLarge   = 10054
-	codeWrongLastSeq      = 10071
-	codeNoReplicas        = 10074
-	codeWrongLastSeqConst = 10164
-	codeStoreFailed       = 10077
-	codeTooManyRequests   = 10167
-	codeIncompleteBatch   = 10176
-	codeTooManyBatches    = 10210
-)
-
 // refused handles an error answer to a published message.
-func (j *Journal) refused(seq uint64, code int, description string) {
+func (j *Journal) refused(seq uint64, code jetstream.ErrorCode, description string) {
 	switch code {
-	case codeWrongLastSeq, codeWrongLastSeqConst, codeTooManyRequests:
+	case client.CodeWrongLastSeq, client.CodeWrongLastSeqConst, client.CodeTooManyRequests:
 		// An earlier message was lost or refused, or another process has appended.
 		signal(j.suspect)
-	case codeIncompleteBatch, codeTooManyBatches:
+	case client.CodeIncompleteBatch, client.CodeTooManyBatches:
 		// nats-server has dropped the batch, and does not say why. A message of its own is refused with the cause.
 		j.mu.Lock()
 		j.w.singly = seq + maxBatch
 		j.mu.Unlock()
 		signal(j.suspect)
 	default:
-		err := fmt.Errorf("JetStream error %d: %s", code, description)
-		if isNoSpace(code) {
-			err = j.noSpace(j.cfg.Stream, description)
-		}
-		j.fail(fmt.Errorf("append entry %d: %w", seq, err))
+		j.fail(fmt.Errorf("append entry %d: %w", seq, j.refusedFor(code, description)))
 	}
 }
 
-func isNoSpace(code int) bool {
-	switch code {
-	case codeAccountResources, codeInsufficient, codeStorageResources, codeStoreFailed, codeMessageTooLarge:
-		return true
+// refusedFor returns the error of an entry that the stream has refused.
+func (j *Journal) refusedFor(code jetstream.ErrorCode, description string) error {
+	if client.IsNoSpace(code) {
+		return j.client.NoSpace(j.ctx, j.cfg.Stream, description)
 	}
-	return false
-}
-
-// noSpace returns an ErrNoSpace for a stream that has refused a message.
-func (j *Journal) noSpace(stream, description string) error {
-	limits := "limits unknown"
-	ctx, cancel := context.WithTimeout(j.ctx, requestTimeout)
-	defer cancel()
-	if s, err := j.js.Stream(ctx, stream); err == nil {
-		c := s.CachedInfo().Config
-		limits = fmt.Sprintf("max_bytes %d, max_msgs %d, max_msg_size %d; -1 is none", c.MaxBytes, c.MaxMsgs, c.MaxMsgSize)
-	}
-	return fmt.Errorf("%w: stream %q of %s: %s (%s)", journal.ErrNoSpace, stream, j.where(), description, limits)
-}
-
-// place names the stream and where it is.
-func (j *Journal) place() string { return fmt.Sprintf("stream %q of %s", j.cfg.Stream, j.where()) }
-
-func (j *Journal) where() string {
-	if j.server != nil {
-		return j.cfg.Dir
-	}
-	return strings.Join(j.cfg.Servers, ",")
+	return fmt.Errorf("JetStream error %d: %s", code, description)
 }
 
 // acknowledge makes the acknowledged appends visible, in order, and resolves them.

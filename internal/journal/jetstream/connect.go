@@ -8,14 +8,15 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvcast/kvcast/internal/journal/jetstream/embedded"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/checkpoints"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/kv"
 )
 
 // openEmbedded starts a nats-server in Config.Dir and connects to it.
 func (j *Journal) openEmbedded(ctx context.Context) error {
-	entries, checkpoints, registrations := j.cfg.Stream, bucketStream(j.cfg.Stream), workersStream(j.cfg.Stream)
+	entries, checkpoints, registrations := j.cfg.Stream, checkpoints.Stream(j.cfg.Stream), kv.WorkersStream(j.cfg.Stream)
 	var err error
 	j.server, err = embedded.Start(embedded.Config{
 		Dir: j.cfg.Dir, SyncAlways: j.cfg.SyncAlways, SyncInterval: j.cfg.SyncInterval, Log: j.log,
@@ -35,7 +36,7 @@ func (j *Journal) openEmbedded(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return j.dial(nats.InProcessServer(j.server.NATS()), j.options())
+	return j.client.Connect(nats.InProcessServer(j.server.NATS()), j.options()...)
 }
 
 // connect connects to Config.Servers. It reconnects without a limit of attempts.
@@ -50,20 +51,10 @@ func (j *Journal) connect() error {
 	if j.cfg.TLSCert != "" {
 		opts = append(opts, nats.ClientCert(j.cfg.TLSCert, j.cfg.TLSKey))
 	}
-	return j.dial(func(o *nats.Options) error {
+	return j.client.Connect(func(o *nats.Options) error {
 		o.Servers = j.cfg.Servers
 		return nil
-	}, opts)
-}
-
-func (j *Journal) dial(to nats.Option, opts []nats.Option) error {
-	conn, err := nats.Connect("", append(opts, to)...)
-	if err != nil {
-		return err
-	}
-	j.conn = conn
-	j.js, err = jetstream.New(conn)
-	return err
+	}, opts...)
 }
 
 // options returns the options of every connection.
@@ -101,7 +92,7 @@ func (j *Journal) options() []nats.Option {
 			if !errors.Is(err, nats.ErrPermissionViolation) {
 				return
 			}
-			j.denied.Store(&err)
+			j.client.Deny(err)
 			if strings.Contains(err.Error(), `Publish to "`+j.subjects) { // an entry, which is never answered
 				j.fail(fmt.Errorf("append an entry: %w; permit the NATS user to publish to %q", err, j.subjects+">"))
 			}

@@ -1,18 +1,23 @@
 package jetstream
 
-import "time"
+import (
+	"time"
+
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/checkpoints"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
+)
 
 // IsShared reports whether other processes may append to the stream.
 func (j *Journal) IsShared() bool { return j.shared != nil }
 
-// IsUnanswered is isUnanswered.
-var IsUnanswered = isUnanswered
+// IsUnanswered is client.IsUnanswered.
+var IsUnanswered = client.IsUnanswered
 
 // SetCheckpointTimeout changes the time that a write of a checkpoint may take, and returns a function that changes it back.
 func SetCheckpointTimeout(d time.Duration) (restore func()) {
-	before := checkpointTimeout
-	checkpointTimeout = d
-	return func() { checkpointTimeout = before }
+	before := checkpoints.Timeout
+	checkpoints.Timeout = d
+	return func() { checkpoints.Timeout = before }
 }
 
 // StuckAfter returns the error of a journal that is opened and not loaded, after some ticks at which its embedded server has

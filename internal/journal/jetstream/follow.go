@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 )
 
 // ErrPurged is an error of Load with Config.Servers: entries were removed since Open or Mark. The caller calls Mark, reads
@@ -32,9 +33,9 @@ const (
 // Mark remembers the oldest entry of the stream, for a Load with Config.Servers. Checkpoints that are read between Mark
 // and a Load without error are complete together with the entries of Load.
 func (j *Journal) Mark(ctx context.Context) error {
-	_, info, err := j.streamInfo(ctx)
+	_, info, err := j.client.StreamInfo(ctx)
 	if err != nil {
-		return fmt.Errorf("read the state of %s: %w", j.place(), err)
+		return fmt.Errorf("read the state of %s: %w", j.client.Place(), err)
 	}
 	j.first = firstSeq(info)
 	return nil
@@ -43,43 +44,21 @@ func (j *Journal) Mark(ctx context.Context) error {
 // Newest returns the newest seq of the stream, which a journal in Servers may not have read yet. It is an error if the NATS
 // server that answers may no longer be the stream's leader, since another may have accepted later entries.
 func (j *Journal) Newest(ctx context.Context) (uint64, error) {
-	_, info, err := j.streamInfo(ctx)
+	_, info, err := j.client.StreamInfo(ctx)
 	if err == nil {
-		err = hearsMajority(info.Cluster)
+		err = client.HearsMajority(info.Cluster)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("read the state of %s: %w", j.place(), err)
+		return 0, fmt.Errorf("read the state of %s: %w", j.client.Place(), err)
 	}
 	return info.State.LastSeq, nil
 }
 
-// peerSilence is the time after which a leader may have been replaced that has not heard a replica: replicas elect another after 4 s
-// without it at the earliest, and it hears them every second (minElectionTimeout and hbInterval of nats-server's raft.go).
-const peerSilence = 3 * time.Second
-
-// hearsMajority returns an error unless the leader of a stream, which has told cluster, has lately heard so many replicas that there is no
-// other. cluster is nil if the stream has one replica.
-func hearsMajority(cluster *jetstream.ClusterInfo) error {
-	if cluster == nil || len(cluster.Replicas) == 0 {
-		return nil
-	}
-	heard, all := 1, 1+len(cluster.Replicas)
-	for _, peer := range cluster.Replicas {
-		if !peer.Offline && peer.Active <= peerSilence {
-			heard++
-		}
-	}
-	if 2*heard <= all {
-		return fmt.Errorf("the leader %s has heard %d of %d replicas in %v, itself included", cluster.Leader, heard, all, peerSilence)
-	}
-	return nil
-}
-
 // First returns the seq of the oldest entry of the stream, or of the next one if it has none.
 func (j *Journal) First(ctx context.Context) (uint64, error) {
-	_, info, err := j.streamInfo(ctx)
+	_, info, err := j.client.StreamInfo(ctx)
 	if err != nil {
-		return 0, fmt.Errorf("read the state of %s: %w", j.place(), err)
+		return 0, fmt.Errorf("read the state of %s: %w", j.client.Place(), err)
 	}
 	return firstSeq(info), nil
 }
@@ -140,9 +119,9 @@ func (j *Journal) follow(sources map[journal.Source]*journal.Source) error {
 // check returns an error if the stream does not answer, and an ErrUnreadable or ErrFenced if it is not the one whose
 // entries were read any more.
 func (j *Journal) check() (jetstream.Stream, error) {
-	s, info, err := j.streamInfo(j.ctx)
+	s, info, err := j.client.StreamInfo(j.ctx)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil, fmt.Errorf("%w: %s is gone", ErrUnreadable, j.place())
+		return nil, fmt.Errorf("%w: %s is gone", ErrUnreadable, j.client.Place())
 	}
 	j.setAnswering(err == nil)
 	if err != nil {
@@ -155,15 +134,15 @@ func (j *Journal) check() (jetstream.Stream, error) {
 	ended := uint64(0) // the newest entry that is lost, if the stream ends before it
 	switch epoch := info.Config.Metadata[metadataEpoch]; {
 	case epoch != b.Epoch:
-		return nil, fmt.Errorf("%w: %s has the new epoch %q", journal.ErrFenced, j.place(), epoch)
+		return nil, fmt.Errorf("%w: %s has the new epoch %q", journal.ErrFenced, j.client.Place(), epoch)
 	case last < b.Newest:
 		ended = b.Newest
-		lost = fmt.Errorf("%w: %s has lost the entries %d to %d", ErrUnreadable, j.place(), last+1, b.Newest)
+		lost = fmt.Errorf("%w: %s has lost the entries %d to %d", ErrUnreadable, j.client.Place(), last+1, b.Newest)
 	case first > b.Newest+1:
-		return nil, fmt.Errorf("%w: the entries %d to %d of %s were removed before they were read", ErrOutdated, b.Newest+1, first-1, j.place())
+		return nil, fmt.Errorf("%w: the entries %d to %d of %s were removed before they were read", ErrOutdated, b.Newest+1, first-1, j.client.Place())
 	case seen.last <= b.Newest && seen.first > j.shared.firstRecord(seen.first), info.State.Msgs < last+1-first:
 		// No instance removes the last record of a worker that has an owner, or an entry after one that it keeps.
-		lost = fmt.Errorf("%w: entries of %s were removed that kvcast needs: somebody has purged it", ErrUnreadable, j.place())
+		lost = fmt.Errorf("%w: entries of %s were removed that kvcast needs: somebody has purged it", ErrUnreadable, j.client.Place())
 	default:
 		if lost, err = j.verify(s, b.Newest); err != nil {
 			return nil, err
@@ -196,7 +175,7 @@ func (j *Journal) verify(s jetstream.Stream, newest uint64) (lost, err error) {
 	if j.verified || newest == 0 || j.read.seq != newest {
 		return nil, nil
 	}
-	ctx, cancel := context.WithTimeout(j.ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(j.ctx, client.RequestTimeout)
 	defer cancel()
 	m, err := s.GetMsg(ctx, newest)
 	switch {
@@ -205,7 +184,7 @@ func (j *Journal) verify(s jetstream.Stream, newest uint64) (lost, err error) {
 		return nil, err
 	case !m.Time.Equal(j.read.at):
 		return fmt.Errorf("%w: entry %d of %s is another one than was read: the stream has lost entries, and others were appended since",
-			ErrUnreadable, newest, j.place()), nil
+			ErrUnreadable, newest, j.client.Place()), nil
 	}
 	j.verified = true
 	return nil, nil

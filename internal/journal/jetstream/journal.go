@@ -39,6 +39,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,6 +49,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/embedded"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 )
 
 // ErrUnreadable means that the stream has lost entries or that one of them cannot be decoded. The error's text names
@@ -63,8 +65,7 @@ type Journal struct {
 	replies  string // the prefix of the acknowledgements' subjects, including the last dot
 
 	server        *embedded.Server // nil with Config.Servers
-	conn          *nats.Conn
-	js            jetstream.JetStream
+	client        *client.Client
 	checkpoints   *Checkpoints
 	registrations *Registrations
 	shared        *shared                        // nil with Config.Dir
@@ -81,7 +82,6 @@ type Journal struct {
 	loops  sync.WaitGroup
 	start  sync.Once // starts the loops; Load or the first Append does
 	closed sync.Once
-	denied atomic.Pointer[error] // the last permission that a server has denied
 
 	acking sync.Mutex // held while entries are acknowledged; taken before mu
 
@@ -132,8 +132,11 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 		closing:  make(chan struct{}),
 		canceled: make(map[*journal.Source]error),
 	}
+	j.client = &client.Client{Stream: cfg.Stream, Replicas: cfg.Replicas, Where: cfg.Dir, IsTransient: func(error) bool { return false }, Log: j.log}
 	if cfg.Dir == "" {
 		j.shared = newShared(j)
+		j.client.Where = strings.Join(cfg.Servers, ",")
+		j.client.IsTransient = func(err error) bool { return client.IsUnanswered(err) || errors.Is(err, context.DeadlineExceeded) }
 	}
 	j.ctx, j.stop = context.WithCancel(context.Background())
 	defer func() {
@@ -147,12 +150,12 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 		}
 	} else if err := j.connect(); err != nil {
 		return nil, fmt.Errorf("connect to %v: %w", cfg.Servers, err)
-	} else if v := j.conn.ConnectedServerVersion(); !syncsCompaction(v) {
+	} else if v := j.client.Conn.ConnectedServerVersion(); !syncsCompaction(v) {
 		j.log.Warn("the NATS server may lose acknowledged entries if its machine crashes, also with sync_interval: always: it does not sync what compaction rewrites; "+
 			"want nats-server 2.14.6 or later", "version", v)
 	}
 	var st streamState
-	err = j.untilPermitted(ctx, func() error {
+	err = j.client.UntilPermitted(ctx, func() error {
 		st, err = j.openStream(ctx)
 		return err
 	})
@@ -161,11 +164,11 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	}
 	j.first = st.first
 	j.reset(st.epoch, st.last)
-	if err := j.untilPermitted(ctx, func() error { return j.openCheckpoints(ctx) }); err != nil {
+	if err := j.client.UntilPermitted(ctx, func() error { return j.openCheckpoints(ctx) }); err != nil {
 		return nil, err
 	}
 	if !cfg.Follow { // the processes that append have the workers
-		if err := j.untilPermitted(ctx, func() error { return j.openRegistrations(ctx) }); err != nil {
+		if err := j.client.UntilPermitted(ctx, func() error { return j.openRegistrations(ctx) }); err != nil {
 			return nil, err
 		}
 	}
@@ -173,39 +176,11 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	if j.shared != nil {
 		onReply = j.shared.onReply
 	}
-	acks, err := j.conn.Subscribe(j.replies+">", onReply)
+	acks, err := j.client.Conn.Subscribe(j.replies+">", onReply)
 	if err != nil {
 		return nil, err
 	}
 	return j, acks.SetPendingLimits(-1, -1)
-}
-
-// untilPermitted is untilAnswered for Open. It does not ask again once the servers have denied something, which they do not answer.
-func (j *Journal) untilPermitted(ctx context.Context, ask func() error) error {
-	return j.untilAnswered(ctx, func() error {
-		err := ask()
-		if denied := j.denied.Load(); err != nil && denied != nil {
-			return *denied
-		}
-		return err
-	})
-}
-
-// untilAnswered calls a function until Servers answer it, or ctx ends: they may be electing a leader, or be creating the stream
-// for another process.
-func (j *Journal) untilAnswered(ctx context.Context, ask func() error) error {
-	for {
-		err := ask()
-		if j.server != nil || !isUnanswered(err) && !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
-			return err
-		}
-		j.log.Debug("The servers do not answer.", "error", err)
-		select {
-		case <-time.After(retryInterval):
-		case <-ctx.Done():
-			return err
-		}
-	}
 }
 
 // reset makes the journal continue an epoch after a seq, with an empty mirror.
@@ -278,7 +253,7 @@ func (j *Journal) InFlight() int { return len(j.slots) }
 
 // Connection reports whether there is a connection to a server, and how often one was restored.
 func (j *Journal) Connection() (connected bool, reconnects uint64) {
-	return j.conn.IsConnected(), j.conn.Stats().Reconnects
+	return j.client.Conn.IsConnected(), j.client.Conn.Stats().Reconnects
 }
 
 // Failed returns a channel that is closed when the journal has failed; see Err.
@@ -328,8 +303,8 @@ func (j *Journal) release() error {
 		_ = m.Close(j.ctx)
 	}
 	j.loops.Wait()
-	if j.conn != nil {
-		j.conn.Close()
+	if j.client.Conn != nil {
+		j.client.Conn.Close()
 	}
 	if j.server == nil {
 		return nil
@@ -413,11 +388,11 @@ func (j *Journal) purge(ctx context.Context) error {
 
 // purgeStream removes the entries up to a seq.
 func (j *Journal) purgeStream(ctx context.Context, until uint64) error {
-	s, _, err := j.streamInfo(ctx)
+	s, _, err := j.client.StreamInfo(ctx)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
 	defer cancel()
 	return s.Purge(ctx, jetstream.WithPurgeSequence(until+1))
 }

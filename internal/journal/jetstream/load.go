@@ -13,6 +13,8 @@ import (
 
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/kv"
 )
 
 // Entry is an entry as Load reads it.
@@ -32,26 +34,26 @@ type Entry struct {
 // expire Retention.MaxAge after Load, however old they are. With Servers, the journal then follows the stream: it reads the
 // entries that any process appends.
 func (j *Journal) Load(ctx context.Context, needed uint64, f func(Entry) error) error {
-	s, info, err := j.streamInfo(ctx)
+	s, info, err := j.client.StreamInfo(ctx)
 	if err != nil {
-		return fmt.Errorf("load %s: %w", j.place(), err)
+		return fmt.Errorf("load %s: %w", j.client.Place(), err)
 	}
 	first, last := firstSeq(info), info.State.LastSeq
 	if j.server == nil {
 		if first != j.first {
-			return fmt.Errorf("load %s: %w", j.place(), ErrPurged)
+			return fmt.Errorf("load %s: %w", j.client.Place(), ErrPurged)
 		}
 	} else if err := j.server.Position.Check(first, last); err != nil {
-		return fmt.Errorf("load %s: %w: %w", j.place(), ErrUnreadable, err)
+		return fmt.Errorf("load %s: %w: %w", j.client.Place(), ErrUnreadable, err)
 	}
 	if last < needed {
-		return fmt.Errorf("load %s: %w: a checkpoint has seen entry %d, and the newest is %d", j.place(), ErrUnreadable, needed, last)
+		return fmt.Errorf("load %s: %w: a checkpoint has seen entry %d, and the newest is %d", j.client.Place(), ErrUnreadable, needed, last)
 	}
 	j.reset(j.mirror.Load().Bounds().Epoch, first-1)
 	j.purged = first - 1
 	if first <= last {
 		if err := j.load(ctx, s, first, last, f); err != nil {
-			return fmt.Errorf("load %s: %w", j.place(), err)
+			return fmt.Errorf("load %s: %w", j.client.Place(), err)
 		}
 	}
 	j.w.acked = last
@@ -67,19 +69,19 @@ func (j *Journal) Load(ctx context.Context, needed uint64, f func(Entry) error) 
 // LoadWorker reads the entries of a worker after a seq and up to another one, which must be one of them, in order, and calls
 // f for each. It does not change the journal.
 func (j *Journal) LoadWorker(ctx context.Context, worker string, after, until uint64, f func(Entry) error) error {
-	s, _, err := j.streamInfo(ctx)
+	s, _, err := j.client.StreamInfo(ctx)
 	if err == nil {
 		err = j.loadWorker(ctx, s, worker, after, until, f)
 	}
 	if err != nil {
-		return fmt.Errorf("load worker %q of %s: %w", worker, j.place(), err)
+		return fmt.Errorf("load worker %q of %s: %w", worker, j.client.Place(), err)
 	}
 	return nil
 }
 
 func (j *Journal) loadWorker(ctx context.Context, s jetstream.Stream, worker string, after, until uint64, f func(Entry) error) error {
 	var delivered uint64
-	return j.consume(ctx, s, after+1, j.subjects+escape(worker), func(sub *nats.Subscription) error {
+	return j.consume(ctx, s, after+1, j.subjects+client.Escape(worker), func(sub *nats.Subscription) error {
 		for last := after; last < until; {
 			m, err := nextMsg(ctx, sub)
 			if err != nil {
@@ -132,7 +134,7 @@ func nextMsg(ctx context.Context, sub *nats.Subscription) (*nats.Msg, error) {
 func (j *Journal) answerStatus(m *nats.Msg, status string) error {
 	switch {
 	case m.Reply != "":
-		return j.conn.Publish(m.Reply, nil)
+		return j.client.Conn.Publish(m.Reply, nil)
 	case status != "100":
 		return fmt.Errorf("status %s %s", status, m.Header.Get("Description"))
 	}
@@ -163,7 +165,7 @@ func (j *Journal) load(ctx context.Context, s jetstream.Stream, first, last uint
 // A push consumer takes a third of the time of direct gets in batches.
 func (j *Journal) consume(ctx context.Context, s jetstream.Stream, first uint64, subject string, read func(*nats.Subscription) error) error {
 	inbox := nats.NewInbox()
-	sub, err := j.conn.SubscribeSync(inbox)
+	sub, err := j.client.Conn.SubscribeSync(inbox)
 	if err != nil {
 		return err
 	}
@@ -172,7 +174,7 @@ func (j *Journal) consume(ctx context.Context, s jetstream.Stream, first uint64,
 	if err := sub.SetPendingLimits(-1, -1); err != nil {
 		return err
 	}
-	creating, cancel := context.WithTimeout(ctx, requestTimeout)
+	creating, cancel := context.WithTimeout(ctx, client.RequestTimeout)
 	defer cancel()
 	consumer, err := s.CreatePushConsumer(creating, jetstream.ConsumerConfig{
 		DeliverSubject:    inbox,
@@ -190,7 +192,7 @@ func (j *Journal) consume(ctx context.Context, s jetstream.Stream, first uint64,
 		return err
 	}
 	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), client.RequestTimeout)
 		defer cancel()
 		_ = s.DeleteConsumer(ctx, consumer.CachedInfo().Name)
 	}()
@@ -263,7 +265,7 @@ func (l *loader) isRemoved(ctx context.Context) (bool, error) {
 	if l.j.server != nil {
 		return false, nil
 	}
-	_, info, err := l.j.streamInfo(ctx)
+	_, info, err := l.j.client.StreamInfo(ctx)
 	return err == nil && info.State.FirstSeq > l.next, err
 }
 
@@ -276,10 +278,10 @@ func (l *loader) handleStatus(ctx context.Context, m *nats.Msg, status string) e
 	if m.Reply != "" || l.f == nil { // nothing may be left
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
 	defer cancel()
 	_, err := l.stream.GetMsg(ctx, l.next)
-	if isUnanswered(err) {
+	if client.IsUnanswered(err) {
 		return nil
 	}
 	if removed, infoErr := l.isRemoved(ctx); err != nil && (removed || infoErr != nil) {
@@ -295,9 +297,9 @@ func (l *loader) handleStatus(ctx context.Context, m *nats.Msg, status string) e
 // concurrently with other methods, nor after the first Append.
 func (j *Journal) Discard(ctx context.Context) error {
 	if err := j.discard(ctx); err != nil {
-		return fmt.Errorf("discard %s: %w", j.place(), err)
+		return fmt.Errorf("discard %s: %w", j.client.Place(), err)
 	}
-	j.log.Warn("The journal is discarded. It continues in a new epoch, without entries.", "place", j.place(), "epoch", j.Bounds().Epoch)
+	j.log.Warn("The journal is discarded. It continues in a new epoch, without entries.", "place", j.client.Place(), "epoch", j.Bounds().Epoch)
 	return nil
 }
 
@@ -325,8 +327,8 @@ func (j *Journal) emptyStream(ctx context.Context, lost uint64) (epoch string, l
 	// Servers may be electing leaders. Each step may be taken again, also if the answer was lost.
 	step := func(do func(context.Context) error) {
 		if err == nil {
-			err = j.untilAnswered(ctx, func() error {
-				ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+			err = j.client.UntilAnswered(ctx, func() error {
+				ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
 				defer cancel()
 				return do(ctx)
 			})
@@ -335,10 +337,16 @@ func (j *Journal) emptyStream(ctx context.Context, lost uint64) (epoch string, l
 	current := j.mirror.Load().Bounds().Epoch
 	var config jetstream.StreamConfig
 	if j.server == nil {
-		step(func(ctx context.Context) error { return j.endEpoch(ctx, current) })
+		step(func(ctx context.Context) error {
+			instances, err := kv.OpenInstances(ctx, j.client)
+			if err != nil {
+				return err
+			}
+			return instances.EndEpoch(ctx, current, j.replies) // a random subject of this process
+		})
 	}
 	step(func(ctx context.Context) error {
-		_, info, err := j.streamInfo(ctx)
+		_, info, err := j.client.StreamInfo(ctx)
 		switch {
 		case err != nil:
 			return err
@@ -360,14 +368,14 @@ func (j *Journal) emptyStream(ctx context.Context, lost uint64) (epoch string, l
 			return j.updateStream(ctx, config)
 		})
 	}
-	step(j.checkpoints.discard)
+	step(j.checkpoints.Discard)
 	epoch = journal.NewEpoch()
 	step(func(ctx context.Context) error { return j.deleteStream(ctx, current) })
 	step(func(ctx context.Context) error {
 		c := config
 		c.FirstSeq, c.Metadata = last+1, maps.Clone(config.Metadata)
 		c.Metadata[metadataEpoch] = epoch
-		_, err := j.js.CreateStream(ctx, c)
+		_, err := j.client.JS.CreateStream(ctx, c)
 		return err
 	})
 	return epoch, last, err
@@ -375,7 +383,7 @@ func (j *Journal) emptyStream(ctx context.Context, lost uint64) (epoch string, l
 
 // deleteStream deletes the stream of an epoch, unless it is gone.
 func (j *Journal) deleteStream(ctx context.Context, epoch string) error {
-	_, info, err := j.streamInfo(ctx)
+	_, info, err := j.client.StreamInfo(ctx)
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		return nil
@@ -384,7 +392,7 @@ func (j *Journal) deleteStream(ctx context.Context, epoch string) error {
 	case info.Config.Metadata[metadataEpoch] != epoch:
 		return fmt.Errorf("%w: another instance has begun the new epoch %q", journal.ErrFenced, info.Config.Metadata[metadataEpoch])
 	}
-	return j.js.DeleteStream(ctx, j.cfg.Stream)
+	return j.client.JS.DeleteStream(ctx, j.cfg.Stream)
 }
 
 // emptyTimeout bounds emptyStream. It is less than InstanceTTL, after which another instance may begin to empty the stream.

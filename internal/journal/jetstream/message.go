@@ -2,7 +2,6 @@ package jetstream
 
 import (
 	"fmt"
-	"net/url"
 	"strconv"
 	"strings"
 
@@ -11,6 +10,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -23,44 +23,19 @@ const header = "Kvcast"
 // maxToken bounds the length of an escaped worker's name. Any name of at most 341 bytes fits.
 const maxToken = 1024
 
-// escape encodes any string, injectively, as letters, digits, hyphens, underscores and %XX: one token of a subject, and
-// a header's value. The empty string becomes a lone %.
-func escape(s string) string {
-	if s == "" {
-		return "%"
-	}
-	var b strings.Builder
-	for i := range len(s) {
-		switch c := s[i]; {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_':
-			b.WriteByte(c)
-		default:
-			fmt.Fprintf(&b, "%%%02X", c)
-		}
-	}
-	return b.String()
-}
-
-func unescape(s string) (string, error) {
-	if s == "%" {
-		return "", nil
-	}
-	return url.PathUnescape(s)
-}
-
 // encode returns the message of a record.
 func (j *Journal) encode(r journal.Record) (*nats.Msg, error) {
-	token := escape(r.Source.Worker)
+	token := client.Escape(r.Source.Worker)
 	if len(token) > maxToken {
 		return nil, fmt.Errorf("name of worker %q is too long: %d bytes when escaped; want at most %d", r.Source.Worker, len(token), maxToken)
 	}
-	value := fmt.Sprintf("%d %d %s", r.Tiers, len(r.State), escape(r.Source.Model))
+	value := fmt.Sprintf("%d %d %s", r.Tiers, len(r.State), client.Escape(r.Source.Model))
 	m := &nats.Msg{
 		Subject: j.subjects + token,
 		Header:  nats.Header{header: {value}},
 		Data:    append(append(make([]byte, 0, len(r.Body)+len(r.State)), r.Body...), r.State...),
 	}
-	if limit, n := j.conn.MaxPayload(), int64(m.Size()); limit > 0 && n > limit {
+	if limit, n := j.client.Conn.MaxPayload(), int64(m.Size()); limit > 0 && n > limit {
 		return nil, fmt.Errorf("entry of worker %q has %d bytes; nats-server allows %d (max_payload)", r.Source.Worker, n, limit)
 	}
 	return m, nil
@@ -76,7 +51,7 @@ func entryHead(source journal.Source) []byte {
 
 // MaxRecordBytes returns the size of the largest message that the servers take (max_payload): a record's body and state, the
 // escaped names of worker and model, and some 50 bytes.
-func (j *Journal) MaxRecordBytes() int { return int(j.conn.MaxPayload()) }
+func (j *Journal) MaxRecordBytes() int { return int(j.client.Conn.MaxPayload()) }
 
 // decode decodes a message and also returns the model.
 func (j *Journal) decode(m *nats.Msg) (e Entry, model string, err error) {
@@ -84,7 +59,7 @@ func (j *Journal) decode(m *nats.Msg) (e Entry, model string, err error) {
 	if !ok {
 		return e, "", fmt.Errorf("subject %q: want the prefix %q", m.Subject, j.subjects)
 	}
-	if e.Worker, err = unescape(token); err != nil {
+	if e.Worker, err = client.Unescape(token); err != nil {
 		return e, "", fmt.Errorf("subject %q: %w", m.Subject, err)
 	}
 	values := strings.Split(m.Header.Get(header), " ")
@@ -99,7 +74,7 @@ func (j *Journal) decode(m *nats.Msg) (e Entry, model string, err error) {
 	if err != nil || state < 0 || state > len(m.Data) {
 		return e, "", fmt.Errorf("state of %q bytes in a message of %d", values[1], len(m.Data))
 	}
-	if model, err = unescape(values[2]); err != nil {
+	if model, err = client.Unescape(values[2]); err != nil {
 		return e, "", fmt.Errorf("model: %w", err)
 	}
 	e.Tiers = kvblock.Tiers(tiers)

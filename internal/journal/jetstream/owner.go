@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 )
 
 // Owner is who owns a worker: the instance that appends the worker's entries.
@@ -55,9 +56,9 @@ func (s *shared) claim(ctx context.Context, source journal.Source, seen Owner) (
 		if seq != 0 {
 			return seq, nil
 		}
-		if isUnanswered(err) || errors.Is(err, context.DeadlineExceeded) { // it may be stored: the next attempt finds out
+		if client.IsUnanswered(err) || errors.Is(err, context.DeadlineExceeded) { // it may be stored: the next attempt finds out
 			select {
-			case <-time.After(retryInterval):
+			case <-time.After(client.RetryInterval):
 				err = nil
 			case <-ctx.Done():
 				err = ctx.Err()
@@ -73,7 +74,7 @@ func (s *shared) claim(ctx context.Context, source journal.Source, seen Owner) (
 func (s *shared) tryClaim(ctx context.Context, worker string, m *nats.Msg, seen Owner) (uint64, error) {
 	asking, cancel := context.WithTimeout(ctx, claimTimeout)
 	defer cancel()
-	stream, err := s.j.js.Stream(asking, s.j.cfg.Stream)
+	stream, err := s.j.client.JS.Stream(asking, s.j.cfg.Stream)
 	if err != nil {
 		return 0, err
 	}
@@ -99,15 +100,14 @@ func (s *shared) tryClaim(ctx context.Context, worker string, m *nats.Msg, seen 
 	case owner != seen:
 		return 0, s.fencedBy(owner)
 	}
-	ack, err := s.j.js.PublishMsg(asking, m, jetstream.WithExpectLastSequencePerSubject(last))
-	var apiErr *jetstream.APIError
-	switch {
+	ack, err := s.j.client.JS.PublishMsg(asking, m, jetstream.WithExpectLastSequencePerSubject(last))
+	switch description, full := client.RefusedForSpace(err); {
 	case err == nil:
 		return 0, s.j.awaitDelivery(ctx, ack.Sequence) // the next attempt finds the chain, unless it was fenced
-	case isWrongLastSeq(err):
+	case client.IsWrongLastSeq(err):
 		return 0, nil
-	case errors.As(err, &apiErr) && isNoSpace(int(apiErr.ErrorCode)):
-		s.refused(int(apiErr.ErrorCode), apiErr.Description)
+	case full:
+		s.j.fail(fmt.Errorf("append an entry: %w", s.j.client.NoSpace(s.j.ctx, s.j.cfg.Stream, description)))
 	}
 	return 0, err
 }

@@ -10,14 +10,13 @@ import (
 
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/embedded"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/checkpoints"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/kv"
 )
 
-const (
-	// requestTimeout bounds one request to JetStream.
-	requestTimeout = 5 * time.Second
-	// ackTimeout is how long acknowledgements may stay away before the journal looks what the stream has.
-	ackTimeout = 5 * time.Second
-)
+// ackTimeout is how long acknowledgements may stay away before the journal looks what the stream has.
+const ackTimeout = 5 * time.Second
 
 // publishLoop publishes appends. When the fate of messages is unknown, it finds out, and publishes again what the
 // stream does not have.
@@ -102,9 +101,9 @@ func (j *Journal) failStuck(what string, d time.Duration) {
 // checkServer fails the journal if the embedded nats-server cannot write to one of the streams. It does not answer then,
 // and does not write to the stream any more before it is started again.
 func (j *Journal) checkServer() {
-	for _, stream := range []string{j.cfg.Stream, bucketStream(j.cfg.Stream), workersStream(j.cfg.Stream)} {
+	for _, stream := range []string{j.cfg.Stream, checkpoints.Stream(j.cfg.Stream), kv.WorkersStream(j.cfg.Stream)} {
 		if err := j.server.Health(stream); err != nil && !errors.Is(err, embedded.ErrNoHealth) {
-			j.fail(fmt.Errorf("write to stream %q of %s: %w", stream, j.where(), err))
+			j.fail(fmt.Errorf("write to stream %q of %s: %w", stream, j.client.Where, err))
 		}
 	}
 }
@@ -115,10 +114,10 @@ func (j *Journal) resync() bool {
 	j.mu.Lock()
 	acked, sent := j.w.acked, j.w.everSent
 	j.mu.Unlock()
-	s, info, err := j.streamInfo(j.ctx)
+	s, info, err := j.client.StreamInfo(j.ctx)
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
-		j.fail(fmt.Errorf("%w: %s is gone", ErrUnreadable, j.place()))
+		j.fail(fmt.Errorf("%w: %s is gone", ErrUnreadable, j.client.Place()))
 		return true
 	case err != nil:
 		j.log.Debug("The stream does not answer.", "error", err)
@@ -127,10 +126,10 @@ func (j *Journal) resync() bool {
 	last := info.State.LastSeq
 	switch {
 	case last < acked:
-		j.fail(fmt.Errorf("%w: %s has lost the acknowledged entries %d to %d", ErrUnreadable, j.place(), last+1, acked))
+		j.fail(fmt.Errorf("%w: %s has lost the acknowledged entries %d to %d", ErrUnreadable, j.client.Place(), last+1, acked))
 		return true
 	case last > acked+uint64(sent):
-		j.fail(fmt.Errorf("%w: %s has entry %d, which this process did not append", journal.ErrFenced, j.place(), last))
+		j.fail(fmt.Errorf("%w: %s has entry %d, which this process did not append", journal.ErrFenced, j.client.Place(), last))
 		return true
 	}
 	for seq := acked + 1; seq <= last; seq++ {
@@ -140,7 +139,7 @@ func (j *Journal) resync() bool {
 			j.log.Debug("A message of the stream cannot be read.", "seq", seq, "error", err)
 			return false
 		case !mine:
-			j.fail(fmt.Errorf("%w: entry %d of %s was appended by another process", journal.ErrFenced, seq, j.place()))
+			j.fail(fmt.Errorf("%w: entry %d of %s was appended by another process", journal.ErrFenced, seq, j.client.Place()))
 			return true
 		}
 	}
@@ -158,7 +157,7 @@ func (j *Journal) resync() bool {
 
 // isMine reports whether the message of a seq is the one in flight. An append that was acknowledged meanwhile is.
 func (j *Journal) isMine(s jetstream.Stream, seq uint64) (bool, error) {
-	ctx, cancel := context.WithTimeout(j.ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(j.ctx, client.RequestTimeout)
 	defer cancel()
 	m, err := s.GetMsg(ctx, seq)
 	if err != nil {

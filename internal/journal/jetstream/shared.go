@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 )
 
 // shared is the part of a journal in Servers, whose stream several processes append to: each for the workers that it
@@ -185,7 +186,7 @@ func (s *shared) publishUnit(unit []*nats.Msg, number, last uint64) {
 			}
 			m.Reply = s.j.replies + strconv.FormatUint(number, 10)
 		}
-		if err := s.j.conn.PublishMsg(&m); err != nil {
+		if err := s.j.client.Conn.PublishMsg(&m); err != nil {
 			s.j.log.Debug("Publishing failed; it is repeated when the connection is back.", "error", err)
 			return
 		}
@@ -203,10 +204,10 @@ func (s *shared) onReply(m *nats.Msg) {
 		return // no server has the stream now: check repeats it
 	}
 	switch r.Error.Code {
-	case codeWrongLastSeq, codeWrongLastSeqConst:
+	case client.CodeWrongLastSeq, client.CodeWrongLastSeqConst:
 		signal(s.j.suspect) // it was stored before, or another instance has written a record, or a server has lost entries
-	case codeTooManyRequests:
-	case codeIncompleteBatch, codeTooManyBatches:
+	case client.CodeTooManyRequests:
+	case client.CodeIncompleteBatch, client.CodeTooManyBatches:
 		// nats-server has dropped the batch, and does not say why. A message of its own is refused with the cause.
 		s.repeat(number)
 	default:
@@ -215,12 +216,8 @@ func (s *shared) onReply(m *nats.Msg) {
 }
 
 // refused fails the journal, since the stream has refused an entry.
-func (s *shared) refused(code int, description string) {
-	err := fmt.Errorf("JetStream error %d: %s", code, description)
-	if isNoSpace(code) {
-		err = s.j.noSpace(s.j.cfg.Stream, description)
-	}
-	s.j.fail(fmt.Errorf("append an entry: %w", err))
+func (s *shared) refused(code jetstream.ErrorCode, description string) {
+	s.j.fail(fmt.Errorf("append an entry: %w", s.j.refusedFor(code, description)))
 }
 
 // repeat publishes a unit that is not stored again.
@@ -251,9 +248,9 @@ func (s *shared) check(age time.Duration) {
 	if len(units) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(s.j.ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(s.j.ctx, client.RequestTimeout)
 	defer cancel()
-	stream, err := s.j.js.Stream(ctx, s.j.cfg.Stream)
+	stream, err := s.j.client.JS.Stream(ctx, s.j.cfg.Stream)
 	for _, u := range units {
 		if err != nil {
 			s.j.log.Debug("The stream does not answer.", "error", err)
@@ -302,7 +299,7 @@ func (s *shared) match(source journal.Source, e *Entry) (a *inFlight, fenced *ch
 		}
 		if c == nil && owner.Instance == s.j.cfg.Instance && owner.Writer == s.j.cfg.Instance {
 			s.chains[worker] = &chain{
-				worker: worker, model: source.Model, subject: s.j.subjects + escape(worker), claim: seq, last: seq,
+				worker: worker, model: source.Model, subject: s.j.subjects + client.Escape(worker), claim: seq, last: seq,
 			}
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/embedded"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 )
 
 // Metadata of the stream.
@@ -46,17 +47,6 @@ type streamState struct {
 	first, last uint64
 }
 
-// streamInfo returns the state of the stream now.
-func (j *Journal) streamInfo(ctx context.Context) (jetstream.Stream, *jetstream.StreamInfo, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	s, err := j.js.Stream(ctx, j.cfg.Stream)
-	if err != nil {
-		return nil, nil, err
-	}
-	return s, s.CachedInfo(), nil
-}
-
 // firstSeq returns the seq of a stream's oldest entry, or of the next one if it has none.
 func firstSeq(info *jetstream.StreamInfo) uint64 {
 	if info.State.Msgs == 0 {
@@ -71,18 +61,18 @@ func (j *Journal) openStream(ctx context.Context) (streamState, error) {
 	if j.server != nil {
 		boot = embedded.BootID()
 	}
-	_, info, err := j.streamInfo(ctx)
+	_, info, err := j.client.StreamInfo(ctx)
 	if errors.Is(err, jetstream.ErrStreamNotFound) && j.cfg.Follow {
-		return streamState{}, fmt.Errorf("open %s: the stream does not exist; start an instance that reads engines first", j.place())
+		return streamState{}, fmt.Errorf("open %s: the stream does not exist; start an instance that reads engines first", j.client.Place())
 	}
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return j.createStream(ctx, boot)
 	}
 	if err != nil {
-		return streamState{}, fmt.Errorf("open %s: %w", j.place(), err)
+		return streamState{}, fmt.Errorf("open %s: %w", j.client.Place(), err)
 	}
 	if err := j.checkStream(info.Config); err != nil {
-		return streamState{}, fmt.Errorf("open %s: %w", j.place(), err)
+		return streamState{}, fmt.Errorf("open %s: %w", j.client.Place(), err)
 	}
 	config := info.Config
 	if j.cfg.Follow {
@@ -125,9 +115,9 @@ func (j *Journal) openStream(ctx context.Context) (streamState, error) {
 
 func (j *Journal) createStream(ctx context.Context, boot string) (streamState, error) {
 	epoch := journal.NewEpoch()
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
 	defer cancel()
-	_, err := j.js.CreateStream(ctx, jetstream.StreamConfig{
+	_, err := j.client.JS.CreateStream(ctx, jetstream.StreamConfig{
 		Name:               j.cfg.Stream,
 		Description:        "Entries of kvcast.",
 		Subjects:           []string{j.subjects + "*"},
@@ -148,9 +138,9 @@ func (j *Journal) createStream(ctx context.Context, boot string) (streamState, e
 		return j.openStream(ctx) // another process has created it meanwhile
 	}
 	if err != nil {
-		return streamState{}, fmt.Errorf("create %s: %w", j.place(), j.withReplicas(err))
+		return streamState{}, fmt.Errorf("create %s: %w", j.client.Place(), j.withReplicas(err))
 	}
-	j.log.Info("A new journal begins.", "place", j.place(), "epoch", epoch)
+	j.log.Info("A new journal begins.", "place", j.client.Place(), "epoch", epoch)
 	if j.server != nil {
 		j.server.Position.Forget()
 	}
@@ -158,10 +148,10 @@ func (j *Journal) createStream(ctx context.Context, boot string) (streamState, e
 }
 
 func (j *Journal) updateStream(ctx context.Context, config jetstream.StreamConfig) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
 	defer cancel()
-	if _, err := j.js.UpdateStream(ctx, config); err != nil {
-		return fmt.Errorf("update %s: %w", j.place(), j.withReplicas(err))
+	if _, err := j.client.JS.UpdateStream(ctx, config); err != nil {
+		return fmt.Errorf("update %s: %w", j.client.Place(), j.withReplicas(err))
 	}
 	return j.syncMetadata()
 }
@@ -169,7 +159,7 @@ func (j *Journal) updateStream(ctx context.Context, config jetstream.StreamConfi
 // withReplicas adds to an error the number of replicas, if the servers cannot store so many.
 func (j *Journal) withReplicas(err error) error {
 	var apiErr *jetstream.APIError
-	if !errors.As(err, &apiErr) || apiErr.ErrorCode != codeNoPeers && apiErr.ErrorCode != codeNoReplicas {
+	if !errors.As(err, &apiErr) || apiErr.ErrorCode != client.CodeNoPeers && apiErr.ErrorCode != client.CodeNoReplicas {
 		return err
 	}
 	return fmt.Errorf("%w: replicas are %d, which needs a cluster of as many NATS servers; want 1 for a single server", err, max(j.cfg.Replicas, 1))

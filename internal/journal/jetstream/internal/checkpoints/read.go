@@ -1,4 +1,4 @@
-package jetstream
+package checkpoints
 
 import (
 	"bytes"
@@ -13,16 +13,18 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 )
 
 // All returns all checkpoints, in no particular order. If one cannot be read, or its checksum differs, All yields its name
 // and an error, and continues with the next. If the checkpoints cannot be listed, All yields an error without a name, and
 // ends.
-func (c *Checkpoints) All(ctx context.Context) iter.Seq2[Object, error] {
-	return func(yield func(Object, error) bool) {
+func (c *Checkpoints) All(ctx context.Context) iter.Seq2[client.Object, error] {
+	return func(yield func(client.Object, error) bool) {
 		subjects, err := c.subjects(ctx, "M.")
 		if err != nil {
-			yield(Object{}, fmt.Errorf("list checkpoints: %w", err))
+			yield(client.Object{}, fmt.Errorf("list checkpoints: %w", err))
 			return
 		}
 		for _, subject := range subjects {
@@ -30,7 +32,7 @@ func (c *Checkpoints) All(ctx context.Context) iter.Seq2[Object, error] {
 			if err != nil {
 				err = fmt.Errorf("read checkpoint %q: %w", name, err)
 			}
-			if !yield(Object{name, data}, err) {
+			if !yield(client.Object{Name: name, Data: data}, err) {
 				return
 			}
 		}
@@ -40,7 +42,7 @@ func (c *Checkpoints) All(ctx context.Context) iter.Seq2[Object, error] {
 // Get returns the data of a name; nil if there is none. It tries again for a minute while the servers do not answer: the
 // error is an ErrUnanswered then. Any other error means that the data cannot be read.
 func (c *Checkpoints) Get(ctx context.Context, name string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, checkpointTimeout)
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	subject := c.metaSubject(name)
 	for {
@@ -55,17 +57,17 @@ func (c *Checkpoints) Get(ctx context.Context, name string) ([]byte, error) {
 		if err == nil {
 			return data, nil
 		}
-		if !isUnanswered(err) && ctx.Err() == nil {
+		if !client.IsUnanswered(err) && ctx.Err() == nil {
 			if _, newest, again := c.info(ctx, subject); again == nil && newest != seq {
 				continue // another process has replaced it, and removed the chunks, meanwhile
 			}
 			return nil, fmt.Errorf("read checkpoint %q: %w", name, err)
 		}
-		c.j.log.Debug("A checkpoint cannot be read now.", "name", name, "error", err)
+		c.client.Log.Debug("A checkpoint cannot be read now.", "name", name, "error", err)
 		select {
-		case <-time.After(retryInterval):
+		case <-time.After(client.RetryInterval):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("read checkpoint %q: %w: %w", name, ErrUnanswered, err)
+			return nil, fmt.Errorf("read checkpoint %q: %w: %w", name, client.ErrUnanswered, err)
 		}
 	}
 }
@@ -107,13 +109,13 @@ func (c *Checkpoints) info(ctx context.Context, subject string) (*jetstream.Obje
 
 // read returns the name and the data of an object, given its description's subject.
 func (c *Checkpoints) read(ctx context.Context, subject string) (string, []byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, checkpointTimeout)
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	encoded, err := base64.URLEncoding.DecodeString(subject[strings.LastIndexByte(subject, '.')+1:])
 	if err != nil {
 		return subject, nil, err
 	}
-	name, err := unescape(string(encoded))
+	name, err := client.Unescape(string(encoded))
 	if err != nil {
 		return subject, nil, err
 	}
@@ -147,8 +149,8 @@ func (c *Checkpoints) chunks(ctx context.Context, info *jetstream.ObjectInfo) ([
 	return data.Bytes(), nil
 }
 
-// newest returns the largest number that checkpoints have in a field of their metadata.
-func (c *Checkpoints) newest(ctx context.Context, field string) (uint64, error) {
+// NewestRegistration returns the newest revision of the registrations that any checkpoint has seen.
+func (c *Checkpoints) NewestRegistration(ctx context.Context) (uint64, error) {
 	subjects, err := c.subjects(ctx, "M.")
 	if err != nil {
 		return 0, err
@@ -156,7 +158,7 @@ func (c *Checkpoints) newest(ctx context.Context, field string) (uint64, error) 
 	newest := uint64(0)
 	for _, subject := range subjects {
 		if info, _, err := c.info(ctx, subject); err == nil {
-			n, _ := strconv.ParseUint(info.Metadata[field], 10, 64)
+			n, _ := strconv.ParseUint(info.Metadata[metadataRevision], 10, 64)
 			newest = max(newest, n)
 		}
 	}

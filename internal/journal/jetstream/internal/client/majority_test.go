@@ -1,4 +1,4 @@
-package jetstream
+package client
 
 import (
 	"testing"
@@ -27,7 +27,7 @@ func TestLeadersWithoutAMajorityAreNotBelieved(t *testing.T) {
 		"two of four":              {&jetstream.ClusterInfo{Replicas: []*jetstream.PeerInfo{lately, lately, long, long}}, true},
 		"one of four":              {&jetstream.ClusterInfo{Replicas: []*jetstream.PeerInfo{lately, long, long, long}}, false},
 	} {
-		if err := hearsMajority(c.cluster); (err == nil) != c.want {
+		if err := HearsMajority(c.cluster); (err == nil) != c.want {
 			t.Errorf("%s: got %v, want it to be believed: %t", name, err, c.want)
 		}
 	}

@@ -1,4 +1,8 @@
-package jetstream
+// Package checkpoints keeps named data of any length beside the entries of a journal.
+//
+// Data flows in under a name, and out again after a restart. Guarantee: after a crash at any point, a name has its old data or
+// the new; and no data is later than the entries that it rests on, which are synced before.
+package checkpoints
 
 import (
 	"context"
@@ -10,7 +14,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -18,13 +21,14 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 )
 
 // chunkBytes is the size of a checkpoint's messages. nats-server allows 1 MiB by default.
 const chunkBytes = 256 << 10
 
-// checkpointTimeout bounds the write or the read of one checkpoint.
-var checkpointTimeout = time.Minute
+// Timeout bounds the write or the read of one checkpoint. Only tests change it.
+var Timeout = time.Minute
 
 // Metadata of an object.
 const (
@@ -32,68 +36,90 @@ const (
 	metadataRevision = "kvcast.revision" // the newest revision of the registrations when the checkpoint was written
 )
 
+// Journal is the journal that the data rests on.
+type Journal interface {
+	// Failed is closed when the journal has failed, and Err then returns why.
+	Failed() <-chan struct{}
+	Err() error
+	// SyncEntries makes the acknowledged entries survive a crash of the machine, if the servers leave that to this process.
+	SyncEntries() error
+	// NewestRegistration returns the newest revision that the registrations must have.
+	NewestRegistration() uint64
+	// CheckpointsStuck is called when maxTimeouts writes in a row took the time d altogether.
+	CheckpointsStuck(d time.Duration)
+}
+
 // Checkpoints stores named data of any length beside the journal, in the JetStream object store <stream>-checkpoints
 // (tools for object stores can read it). A name is any string. Put replaces data atomically: after a crash at any point,
 // the name has the old data or the new. Methods are safe for concurrent use.
 type Checkpoints struct {
-	j        *Journal
+	client   *client.Client
+	journal  Journal
 	stream   jetstream.Stream
 	prefix   string       // of the subjects
-	timeouts atomic.Int64 // writes in a row that took checkpointTimeout
+	timeouts atomic.Int64 // writes in a row that took Timeout
 }
-
-// Object is stored data.
-type Object struct {
-	Name string
-	Data []byte
-}
-
-// Checkpoints returns the journal's checkpoints.
-func (j *Journal) Checkpoints() *Checkpoints { return j.checkpoints }
 
 // bucket names the object store, which the stream OBJ_<bucket> keeps.
 func bucket(stream string) string { return stream + "-checkpoints" }
 
-func bucketStream(stream string) string { return "OBJ_" + bucket(stream) }
+// Stream names the stream of the checkpoints of a journal.
+func Stream(stream string) string { return "OBJ_" + bucket(stream) }
 
-// openCheckpoints creates the object store unless it exists, and removes what interrupted Puts left.
-func (j *Journal) openCheckpoints(opening context.Context) error {
-	ctx, cancel := context.WithTimeout(opening, requestTimeout)
+func newCheckpoints(c *client.Client, j Journal) *Checkpoints {
+	return &Checkpoints{client: c, journal: j, prefix: "$O." + bucket(c.Stream) + "."}
+}
+
+func (c *Checkpoints) openError(err error) error {
+	return fmt.Errorf("open object store %q: %w", bucket(c.client.Stream), err)
+}
+
+// Follow opens the object store, which must exist, to read it.
+func Follow(ctx context.Context, to *client.Client, j Journal) (*Checkpoints, error) {
+	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
 	defer cancel()
-	name := bucket(j.cfg.Stream)
-	c := &Checkpoints{j: j, prefix: "$O." + name + "."}
-	j.checkpoints = c
-	s, err := j.js.Stream(ctx, bucketStream(j.cfg.Stream))
-	if errors.Is(err, jetstream.ErrStreamNotFound) && !j.cfg.Follow {
-		config := jetstream.ObjectStoreConfig{Bucket: name, Description: "Checkpoints of kvcast.", Replicas: max(j.cfg.Replicas, 1)}
+	c := newCheckpoints(to, j)
+	var err error
+	if c.stream, err = c.client.JS.Stream(ctx, Stream(c.client.Stream)); err != nil {
+		return nil, c.openError(err)
+	}
+	return c, nil
+}
+
+// Open creates the object store unless it exists, and removes what interrupted Puts left. Data without a description that another
+// process may be writing is as old as grace at least before it is removed; 0: there is no other process.
+func Open(opening context.Context, to *client.Client, j Journal, grace time.Duration) (*Checkpoints, error) {
+	ctx, cancel := context.WithTimeout(opening, client.RequestTimeout)
+	defer cancel()
+	c := newCheckpoints(to, j)
+	js, name := c.client.JS, Stream(c.client.Stream)
+	s, err := js.Stream(ctx, name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		config := jetstream.ObjectStoreConfig{Bucket: bucket(c.client.Stream), Description: "Checkpoints of kvcast.", Replicas: max(c.client.Replicas, 1)}
 		// Another process may have created and configured it meanwhile.
-		if _, err = j.js.CreateObjectStore(ctx, config); err == nil || errors.Is(err, jetstream.ErrBucketExists) {
-			if s, err = j.js.Stream(ctx, bucketStream(j.cfg.Stream)); errors.Is(err, jetstream.ErrStreamNotFound) {
-				err = fmt.Errorf("%w: %w", errNoAnswer, err) // from a server that has not heard of it yet
+		if _, err = js.CreateObjectStore(ctx, config); err == nil || errors.Is(err, jetstream.ErrBucketExists) {
+			if s, err = js.Stream(ctx, name); errors.Is(err, jetstream.ErrStreamNotFound) {
+				err = fmt.Errorf("%w: %w", client.ErrNoAnswer, err) // from a server that has not heard of it yet
 			}
 		}
-	}
-	if err == nil && j.cfg.Follow {
-		c.stream = s
-		return nil
 	}
 	if err == nil {
 		c.stream, err = c.configure(ctx, s)
 	}
 	if err != nil {
-		return fmt.Errorf("open object store %q: %w", name, err)
+		return nil, c.openError(err)
 	}
-	if err := c.removeOrphans(opening); err != nil {
-		j.log.Warn("Parts of interrupted checkpoints cannot be removed.", "error", err)
+	if err := c.removeOrphans(opening, grace); err != nil {
+		c.client.Log.Warn("Parts of interrupted checkpoints cannot be removed.", "error", err)
 	}
-	return nil
+	return c, nil
 }
 
 // configure makes all reads go to the stream's leader, since a replica may not have the newest messages yet, and sets the
 // number of replicas.
 func (c *Checkpoints) configure(ctx context.Context, s jetstream.Stream) (jetstream.Stream, error) {
 	config := s.CachedInfo().Config
-	replicas := c.j.cfg.Replicas
+	replicas := c.client.Replicas
 	if replicas == 0 {
 		replicas = config.Replicas
 	}
@@ -101,11 +127,11 @@ func (c *Checkpoints) configure(ctx context.Context, s jetstream.Stream) (jetstr
 		return s, nil
 	}
 	config.AllowDirect, config.Replicas = false, replicas
-	return c.j.js.UpdateStream(ctx, config)
+	return c.client.JS.UpdateStream(ctx, config)
 }
 
 func (c *Checkpoints) metaSubject(name string) string {
-	return c.prefix + "M." + base64.URLEncoding.EncodeToString([]byte(escape(name)))
+	return c.prefix + "M." + base64.URLEncoding.EncodeToString([]byte(client.Escape(name)))
 }
 
 func (c *Checkpoints) chunkSubject(id string) string { return c.prefix + "C." + id }
@@ -118,11 +144,11 @@ func (c *Checkpoints) Put(ctx context.Context, name string, data []byte) error {
 // PutClaimed is Put for data of a worker that this instance has claimed with a seq. The error is a journal.ErrFenced if the
 // data that is stored has a later claim: another instance owns the worker now.
 func (c *Checkpoints) PutClaimed(parent context.Context, name string, data []byte, claim uint64) error {
-	ctx, cancel := context.WithTimeout(parent, checkpointTimeout)
+	ctx, cancel := context.WithTimeout(parent, Timeout)
 	defer cancel()
 	go func() {
 		select {
-		case <-c.j.failed:
+		case <-c.journal.Failed():
 			cancel()
 		case <-ctx.Done():
 		}
@@ -133,53 +159,28 @@ func (c *Checkpoints) PutClaimed(parent context.Context, name string, data []byt
 			c.timeouts.Store(0)
 			return nil
 		}
-		if isUnanswered(err) || isWrongLastSeq(err) { // another process may have stored data meanwhile
+		if client.IsUnanswered(err) || client.IsWrongLastSeq(err) { // another process may have stored data meanwhile
 			select {
-			case <-time.After(retryInterval):
+			case <-time.After(client.RetryInterval):
 				continue
 			case <-ctx.Done():
 			}
 		}
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) && parent.Err() == nil {
-			c.timedOut()
+			if c.timeouts.Add(1) == maxTimeouts {
+				c.journal.CheckpointsStuck(maxTimeouts * Timeout)
+			}
 		}
-		if failure := c.j.Err(); failure != nil {
+		if failure := c.journal.Err(); failure != nil {
 			err = failure
 		}
 		return fmt.Errorf("write checkpoint %q: %w", name, err)
 	}
 }
 
-// maxTimeouts is the number of consecutive writes that exceed checkpointTimeout after which the embedded server counts as stuck.
+// maxTimeouts is the number of consecutive writes that exceed Timeout after which an embedded server counts as stuck.
 // A single one can be that of a process that was paused.
 const maxTimeouts = 2
-
-// timedOut fails the journal if the embedded server is stuck.
-func (c *Checkpoints) timedOut() {
-	if c.j.server != nil && c.timeouts.Add(1) == maxTimeouts {
-		c.j.failStuck("stored no checkpoint", maxTimeouts*checkpointTimeout)
-	}
-}
-
-// ErrUnanswered means that the servers do not answer, so that it is not known what they have.
-var ErrUnanswered = errors.New("the servers do not answer")
-
-// isUnanswered reports whether an error means that no server has answered, or one has that has no leader to ask or that cannot reach the
-// others, as while they start.
-func isUnanswered(err error) bool {
-	var apiErr *jetstream.APIError
-	if errors.As(err, &apiErr) && (apiErr.ErrorCode == codeUnavailable || apiErr.ErrorCode == codeNoPeers && strings.Contains(apiErr.Description, "peer offline")) {
-		return true
-	}
-	return errors.Is(err, errNoAnswer) || errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, nats.ErrNoResponders) ||
-		errors.Is(err, nats.ErrReconnectBufExceeded) || errors.Is(err, nats.ErrConnectionReconnecting)
-}
-
-// errNoAnswer means that no server has answered within requestTimeout.
-var errNoAnswer = errors.New("no answer")
-
-// retryInterval is the time between two attempts to store a checkpoint.
-const retryInterval = 500 * time.Millisecond
 
 // put is one attempt of Put.
 func (c *Checkpoints) put(ctx context.Context, name string, data []byte, claim uint64) (err error) {
@@ -194,14 +195,14 @@ func (c *Checkpoints) put(ctx context.Context, name string, data []byte, claim u
 	}
 	info := jetstream.ObjectInfo{
 		ObjectMeta: jetstream.ObjectMeta{
-			Name: escape(name),
+			Name: client.Escape(name),
 			Metadata: map[string]string{
 				metadataClaim:    strconv.FormatUint(claim, 10),
-				metadataRevision: strconv.FormatUint(c.j.registrations.newest(), 10),
+				metadataRevision: strconv.FormatUint(c.journal.NewestRegistration(), 10),
 			},
 			Opts: &jetstream.ObjectMetaOptions{ChunkSize: chunkBytes},
 		},
-		Bucket: bucket(c.j.cfg.Stream),
+		Bucket: bucket(c.client.Stream),
 		NUID:   rand.Text(),
 		Size:   uint64(len(data)),
 		Digest: digest(data),
@@ -224,11 +225,9 @@ func (c *Checkpoints) put(ctx context.Context, name string, data []byte, claim u
 		return err
 	}
 	m := &nats.Msg{Subject: c.metaSubject(name), Data: description, Header: nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}}}
-	if c.j.server != nil && !c.j.cfg.SyncAlways {
-		// A crash of the machine must not leave a checkpoint that is newer than the entries.
-		if err := c.j.server.SyncMessages(c.j.cfg.Stream); err != nil {
-			return err
-		}
+	// A crash of the machine must not leave a checkpoint that is newer than the entries.
+	if err := c.journal.SyncEntries(); err != nil {
+		return err
 	}
 	described = true // also if the answer does not come; the next Open removes the chunks if it is not
 	if err := c.publish(ctx, m, jetstream.WithExpectLastSequencePerSubject(replaced)); err != nil {
@@ -243,38 +242,38 @@ func (c *Checkpoints) put(ctx context.Context, name string, data []byte, claim u
 // publish stores a message.
 func (c *Checkpoints) publish(ctx context.Context, m *nats.Msg, opts ...jetstream.PublishOpt) error {
 	err := c.ask(ctx, func(ctx context.Context) error {
-		_, err := c.j.js.PublishMsg(ctx, m, opts...)
+		_, err := c.client.JS.PublishMsg(ctx, m, opts...)
 		return err
 	})
-	if apiErr := (*jetstream.APIError)(nil); errors.As(err, &apiErr) && isNoSpace(int(apiErr.ErrorCode)) {
-		return c.j.noSpace(bucketStream(c.j.cfg.Stream), apiErr.Description)
+	if description, ok := client.RefusedForSpace(err); ok {
+		return c.client.NoSpace(context.WithoutCancel(ctx), Stream(c.client.Stream), description)
 	}
 	return err
 }
 
-// ask makes a request, which may take requestTimeout.
+// ask makes a request, which may take client.RequestTimeout.
 func (c *Checkpoints) ask(ctx context.Context, request func(context.Context) error) error {
-	asking, cancel := context.WithTimeout(ctx, requestTimeout)
+	asking, cancel := context.WithTimeout(ctx, client.RequestTimeout)
 	defer cancel()
 	err := request(asking)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return fmt.Errorf("%w from stream %q of %s within %v", errNoAnswer, bucketStream(c.j.cfg.Stream), c.j.where(), requestTimeout)
+		return fmt.Errorf("%w from stream %q of %s within %v", client.ErrNoAnswer, Stream(c.client.Stream), c.client.Where, client.RequestTimeout)
 	}
 	return err
 }
 
 // purge removes chunks that nothing references. What it leaves, the next Open removes.
 func (c *Checkpoints) purge(ctx context.Context, subject string) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
 	defer cancel()
 	if err := c.stream.Purge(ctx, jetstream.WithPurgeSubject(subject)); err != nil {
-		c.j.log.Debug("Chunks of a checkpoint cannot be removed now.", "subject", subject, "error", err)
+		c.client.Log.Debug("Chunks of a checkpoint cannot be removed now.", "subject", subject, "error", err)
 	}
 }
 
 // Delete removes the data of a name, if there is any.
 func (c *Checkpoints) Delete(ctx context.Context, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, checkpointTimeout)
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	subject := c.metaSubject(name)
 	m, err := c.stream.GetLastMsgForSubject(ctx, subject)
@@ -295,7 +294,7 @@ func (c *Checkpoints) Delete(ctx context.Context, name string) error {
 }
 
 // removeOrphans removes chunks that no description references.
-func (c *Checkpoints) removeOrphans(ctx context.Context) error {
+func (c *Checkpoints) removeOrphans(ctx context.Context, grace time.Duration) error {
 	chunks, err := c.subjects(ctx, "C.")
 	if err != nil || len(chunks) == 0 {
 		return err
@@ -316,9 +315,9 @@ func (c *Checkpoints) removeOrphans(ctx context.Context) error {
 		if referenced[subject] {
 			continue
 		}
-		if c.j.server == nil { // another process may be writing it
+		if grace > 0 { // another process may be writing it
 			m, err := c.stream.GetLastMsgForSubject(ctx, subject)
-			if err != nil || time.Since(m.Time) < 2*checkpointTimeout {
+			if err != nil || time.Since(m.Time) < grace {
 				continue
 			}
 		}
@@ -327,13 +326,8 @@ func (c *Checkpoints) removeOrphans(ctx context.Context) error {
 	return nil
 }
 
-func isWrongLastSeq(err error) bool {
-	var apiErr *jetstream.APIError
-	return errors.As(err, &apiErr) && (apiErr.ErrorCode == codeWrongLastSeq || apiErr.ErrorCode == codeWrongLastSeqConst)
-}
-
-// discard removes all checkpoints.
-func (c *Checkpoints) discard(ctx context.Context) error {
+// Discard removes all checkpoints.
+func (c *Checkpoints) Discard(ctx context.Context) error {
 	err := c.stream.Purge(ctx, jetstream.WithPurgeSubject(c.prefix+"M.>"))
 	if err == nil {
 		err = c.stream.Purge(ctx, jetstream.WithPurgeSubject(c.prefix+"C.>"))

@@ -1,4 +1,4 @@
-package jetstream
+package kv
 
 import (
 	"bytes"
@@ -6,38 +6,51 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"maps"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
-)
 
-// keysName is a file in Config.Dir that has the keys of the registrations, a line each.
-const keysName = "kvcast.registered"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
+)
 
 // Registrations stores the workers that were registered, by name, in the NATS KV bucket <stream>-workers. The key is the
 // worker's name, with each byte that is no letter, digit, hyphen or underscore as =XX; a lone = is the empty name. Every
 // process that uses the stream may write to it, and watch it. Discard keeps it. Methods are safe for concurrent use.
 type Registrations struct {
-	j      *Journal
+	client *client.Client
 	kv     jetstream.KeyValue
 	stream jetstream.Stream
 	prefix string // of the subjects
+	keys   keys
 
 	mu sync.Mutex // guards all below
 	// revisions are those of the keys that this process has read or written.
 	revisions map[string]uint64
 	// last is the newest revision that the bucket must have.
 	last uint64
-	// keys are those that must be there, since nats-server does not report that damaged files have lost some. They are in
-	// the file keysName in Config.Dir; nil without it.
-	keys map[string]bool
 }
+
+// keys are those that must be in the bucket of a directory, since nats-server does not report that damaged files have lost some.
+type keys interface {
+	// stored makes a key that was written survive a crash of the machine, and requires it.
+	stored(key string) error
+	// removing is called before a key is removed, which is not required from then on.
+	removing(key string) error
+	// required reports whether a key must be there.
+	required(key string) bool
+	// missing returns the keys that must be there, and are not among the subjects with a prefix.
+	missing(prefix string, subjects map[string]uint64) []string
+}
+
+// serverKeys are the keys in servers, which keep what they have acknowledged: none is required.
+type serverKeys struct{}
+
+func (serverKeys) stored(string) error                        { return nil }
+func (serverKeys) removing(string) error                      { return nil }
+func (serverKeys) required(string) bool                       { return false }
+func (serverKeys) missing(string, map[string]uint64) []string { return nil }
 
 // errKey means that a key is not one of kvcast.
 var errKey = errors.New("the key is not the encoded name of a worker")
@@ -51,71 +64,89 @@ var errLost = errors.New("it is lost, because files are damaged")
 // deletedTTL is how long the bucket keeps the record of a deletion, for those that watch it.
 const deletedTTL = time.Hour
 
-// Registrations returns the journal's registrations; nil with Config.Follow.
-func (j *Journal) Registrations() *Registrations { return j.registrations }
-
 func workersBucket(stream string) string { return stream + "-workers" }
 
-func workersStream(stream string) string { return "KV_" + workersBucket(stream) }
+// WorkersStream names the stream of the registrations of a journal.
+func WorkersStream(stream string) string { return "KV_" + workersBucket(stream) }
 
-// openRegistrations creates the bucket unless it exists.
-func (j *Journal) openRegistrations(opening context.Context) error {
-	ctx, cancel := context.WithTimeout(opening, requestTimeout)
+// OpenInServers opens the registrations of a journal in servers, and creates the bucket unless it exists. It logs an error if the
+// bucket has lost its newest revisions, as far as seen has the newest.
+func OpenInServers(ctx context.Context, c *client.Client, seen func(context.Context) (uint64, error)) (*Registrations, error) {
+	r, err := open(ctx, c, serverKeys{})
+	if err != nil {
+		return nil, err
+	}
+	newest, err := seen(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if newest > r.last {
+		c.Log.Error("The NATS servers have lost the newest changes of registrations: register workers that are missing again.",
+			"bucket", workersBucket(c.Stream), "first", r.last+1, "last", newest)
+	}
+	return r, nil
+}
+
+// OpenInDirectory opens the registrations of a journal in a directory, and creates the bucket unless it exists, or if it is damaged. sync
+// makes the messages of a stream survive a crash of the machine.
+func OpenInDirectory(ctx context.Context, c *client.Client, dir string, sync func(stream string) error) (*Registrations, error) {
+	keys, err := readKeys(dir, func() error { return sync(WorkersStream(c.Stream)) })
+	if err != nil {
+		return nil, err
+	}
+	r, err := open(ctx, c, keys)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
 	defer cancel()
-	name, prefix := workersBucket(j.cfg.Stream), "$KV."+workersBucket(j.cfg.Stream)+"."
-	s, err := j.js.Stream(ctx, workersStream(j.cfg.Stream))
+	return r, r.repair(ctx)
+}
+
+// open opens the bucket, and creates it unless it exists.
+func open(ctx context.Context, c *client.Client, k keys) (*Registrations, error) {
+	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
+	defer cancel()
+	name, prefix := workersBucket(c.Stream), "$KV."+workersBucket(c.Stream)+"."
+	s, err := c.JS.Stream(ctx, WorkersStream(c.Stream))
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		// As the KV store of nats.go creates it, but all reads go to the leader, which has the newest value.
-		s, err = j.js.CreateStream(ctx, jetstream.StreamConfig{
-			Name:              workersStream(j.cfg.Stream),
+		s, err = c.JS.CreateStream(ctx, jetstream.StreamConfig{
+			Name:              WorkersStream(c.Stream),
 			Description:       "Workers registered with kvcast.",
 			Subjects:          []string{prefix + ">"},
 			Storage:           jetstream.FileStorage,
 			Discard:           jetstream.DiscardNew,
 			MaxMsgsPerSubject: 1,
-			Replicas:          max(j.cfg.Replicas, 1),
+			Replicas:          max(c.Replicas, 1),
 			AllowRollup:       true,
 			DenyDelete:        true,
 			AllowMsgTTL:       true,
 		})
-	} else if err == nil && j.cfg.Replicas != 0 && s.CachedInfo().Config.Replicas != j.cfg.Replicas {
+	} else if err == nil && c.Replicas != 0 && s.CachedInfo().Config.Replicas != c.Replicas {
 		config := s.CachedInfo().Config
-		config.Replicas = j.cfg.Replicas
-		s, err = j.js.UpdateStream(ctx, config)
+		config.Replicas = c.Replicas
+		s, err = c.JS.UpdateStream(ctx, config)
 	}
-	r := &Registrations{j: j, stream: s, prefix: prefix, revisions: make(map[string]uint64)}
+	r := &Registrations{client: c, stream: s, prefix: prefix, keys: k, revisions: make(map[string]uint64)}
 	if err == nil {
-		r.kv, err = j.createdBucket(ctx, name)
+		r.kv, err = c.CreatedBucket(ctx, name)
 	}
 	if err != nil {
-		return fmt.Errorf("open KV bucket %q: %w", name, err)
+		return nil, fmt.Errorf("open KV bucket %q: %w", name, err)
 	}
-	j.registrations = r
 	r.last = s.CachedInfo().State.LastSeq
-	if j.server == nil {
-		return r.checkNewest(opening)
-	}
-	if err := r.readKeys(); err != nil {
-		return err
-	}
-	return r.repair(ctx)
+	return r, nil
 }
 
-// checkNewest logs an error if the bucket has lost its newest revisions, as far as checkpoints have seen them.
-func (r *Registrations) checkNewest(ctx context.Context) error {
-	seen, err := r.j.checkpoints.newest(ctx, metadataRevision)
-	if err == nil && seen > r.last {
-		r.j.log.Error("The NATS servers have lost the newest changes of registrations: register workers that are missing again.",
-			"bucket", workersBucket(r.j.cfg.Stream), "first", r.last+1, "last", seen)
-	}
-	return err
-}
+// KV returns the bucket of the registrations, whose keys are encoded names; see RegistrationName.
+func (r *Registrations) KV() *Bucket { return &Bucket{r.client, workersBucket(r.client.Stream), r.kv} }
 
 // repair replaces the bucket if it is damaged, since nats-server may not write to it any more. What is lost is still
 // reported by All.
 func (r *Registrations) repair(ctx context.Context) error {
 	damaged := false
-	var left []Object
+	var left []client.Object
 	for object, err := range r.All(ctx) {
 		if err == nil {
 			left = append(left, object)
@@ -126,11 +157,11 @@ func (r *Registrations) repair(ctx context.Context) error {
 		return nil
 	}
 	config := r.stream.CachedInfo().Config
-	if err := r.j.js.DeleteStream(ctx, config.Name); err != nil {
+	if err := r.client.JS.DeleteStream(ctx, config.Name); err != nil {
 		return err
 	}
 	var err error
-	if r.stream, err = r.j.js.CreateStream(ctx, config); err != nil {
+	if r.stream, err = r.client.JS.CreateStream(ctx, config); err != nil {
 		return err
 	}
 	clear(r.revisions)
@@ -145,12 +176,12 @@ func (r *Registrations) repair(ctx context.Context) error {
 // Put stores data under a worker's name, and replaces what this process has read or written there. The error is an
 // ErrChanged if there is something else.
 func (r *Registrations) Put(ctx context.Context, name string, data []byte) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
 	defer cancel()
 	key := registrationKey(name)
 	err := r.put(ctx, key, data)
-	if err == nil && r.j.server != nil {
-		err = errors.Join(r.j.server.SyncMessages(workersStream(r.j.cfg.Stream)), r.setKey(key, true))
+	if err == nil {
+		err = r.keys.stored(key)
 	}
 	if err != nil {
 		return fmt.Errorf("write registration %q: %w", name, r.cause(err))
@@ -168,7 +199,7 @@ func (r *Registrations) put(ctx context.Context, key string, data []byte) error 
 	} else {
 		revision, err = r.kv.Update(ctx, key, data, revision)
 	}
-	if errors.Is(err, jetstream.ErrKeyExists) || isWrongLastSeq(err) {
+	if errors.Is(err, jetstream.ErrKeyExists) || client.IsWrongLastSeq(err) {
 		e, getErr := r.kv.Get(ctx, key)
 		switch apiErr := (*jetstream.APIError)(nil); {
 		case errors.Is(getErr, jetstream.ErrKeyNotFound) && revision != 0: // another process has deleted it
@@ -195,8 +226,8 @@ func (r *Registrations) see(key string, revision uint64) {
 	r.last = max(r.last, revision)
 }
 
-// newest returns the newest revision that the bucket must have.
-func (r *Registrations) newest() uint64 {
+// Newest returns the newest revision that the bucket must have.
+func (r *Registrations) Newest() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.last
@@ -204,13 +235,10 @@ func (r *Registrations) newest() uint64 {
 
 // Delete removes the data of a worker, if there is any.
 func (r *Registrations) Delete(ctx context.Context, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
 	defer cancel()
 	key := registrationKey(name)
-	var err error
-	if r.j.server != nil {
-		err = r.setKey(key, false)
-	}
+	err := r.keys.removing(key)
 	if err == nil {
 		_, err = r.kv.Get(ctx, key)
 	}
@@ -226,82 +254,27 @@ func (r *Registrations) Delete(ctx context.Context, name string) error {
 
 // cause returns an error that names the bucket if it is full.
 func (r *Registrations) cause(err error) error {
-	if apiErr := (*jetstream.APIError)(nil); errors.As(err, &apiErr) && isNoSpace(int(apiErr.ErrorCode)) {
-		return r.j.noSpace(workersStream(r.j.cfg.Stream), apiErr.Description)
+	if description, ok := client.RefusedForSpace(err); ok {
+		return r.client.NoSpace(context.Background(), WorkersStream(r.client.Stream), description)
 	}
 	return err
 }
 
-func (r *Registrations) keysFile() string { return filepath.Join(r.j.cfg.Dir, keysName) }
-
-// readKeys reads the keys that must be there.
-func (r *Registrations) readKeys() error {
-	text, err := os.ReadFile(r.keysFile())
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	r.keys = make(map[string]bool)
-	for key := range strings.FieldsSeq(string(text)) {
-		r.keys[key] = true
-	}
-	return nil
-}
-
-// setKey records whether a key must be there.
-func (r *Registrations) setKey(key string, there bool) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.keys[key] == there {
-		return nil
-	}
-	keys := maps.Clone(r.keys)
-	if keys[key] = true; !there {
-		delete(keys, key)
-	}
-	f, err := os.CreateTemp(r.j.cfg.Dir, keysName)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(strings.Join(slices.Sorted(maps.Keys(keys)), "\n") + "\n")
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), r.keysFile())
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	r.keys = keys
-	return nil
-}
-
-// missing returns the keys that must be there, but are not.
-func (r *Registrations) missing(subjects map[string]uint64) []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var keys []string
-	for key := range r.keys {
-		if _, ok := subjects[r.prefix+key]; !ok {
-			keys = append(keys, key)
-		}
-	}
-	return keys
-}
-
 // All returns all registrations, in no particular order. If one cannot be read or is lost, All yields its name and an error,
 // and continues with the next. If they cannot be listed, All yields an error without a name, and ends.
-func (r *Registrations) All(ctx context.Context) iter.Seq2[Object, error] {
-	return func(yield func(Object, error) bool) {
+func (r *Registrations) All(ctx context.Context) iter.Seq2[client.Object, error] {
+	return func(yield func(client.Object, error) bool) {
 		info, err := r.stream.Info(ctx, jetstream.WithSubjectFilter(r.prefix+">"))
 		if err != nil {
-			yield(Object{}, fmt.Errorf("list registrations: %w", err))
+			yield(client.Object{}, fmt.Errorf("list registrations: %w", err))
 			return
 		}
-		keys := r.missing(info.State.Subjects)
+		keys := r.keys.missing(r.prefix, info.State.Subjects)
 		for subject := range info.State.Subjects {
 			keys = append(keys, strings.TrimPrefix(subject, r.prefix))
 		}
 		for _, key := range keys {
-			name, err := registrationName(key)
+			name, err := RegistrationName(key)
 			var data []byte
 			if err == nil {
 				data, err = r.read(ctx, key)
@@ -310,9 +283,9 @@ func (r *Registrations) All(ctx context.Context) iter.Seq2[Object, error] {
 				continue // it was deleted
 			}
 			if err != nil {
-				err = fmt.Errorf("read key %q of KV bucket %q: %w", key, workersBucket(r.j.cfg.Stream), err)
+				err = fmt.Errorf("read key %q of KV bucket %q: %w", key, workersBucket(r.client.Stream), err)
 			}
-			if !yield(Object{name, data}, err) {
+			if !yield(client.Object{Name: name, Data: data}, err) {
 				return
 			}
 		}
@@ -321,16 +294,15 @@ func (r *Registrations) All(ctx context.Context) iter.Seq2[Object, error] {
 
 // read returns the data of a key; nil if it was deleted.
 func (r *Registrations) read(ctx context.Context, key string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
 	defer cancel()
 	e, err := r.kv.Get(ctx, key)
-	switch r.mu.Lock(); {
-	case errors.Is(err, jetstream.ErrKeyNotFound) && r.keys[key]:
+	switch {
+	case errors.Is(err, jetstream.ErrKeyNotFound) && r.keys.required(key):
 		err = errLost
 	case errors.Is(err, jetstream.ErrKeyNotFound):
 		err = nil
 	}
-	r.mu.Unlock()
 	if err != nil || e == nil {
 		return nil, err
 	}
@@ -339,11 +311,11 @@ func (r *Registrations) read(ctx context.Context, key string) ([]byte, error) {
 }
 
 // registrationKey encodes any name, injectively, as a key of NATS KV, in which % is not allowed.
-func registrationKey(name string) string { return strings.ReplaceAll(escape(name), "%", "=") }
+func registrationKey(name string) string { return strings.ReplaceAll(client.Escape(name), "%", "=") }
 
-// registrationName decodes a key. What is no key of a registration is its own name, with an error.
-func registrationName(key string) (string, error) {
-	name, err := unescape(strings.ReplaceAll(key, "=", "%"))
+// RegistrationName decodes a key. What is no key of a registration is its own name, with an error.
+func RegistrationName(key string) (string, error) {
+	name, err := client.Unescape(strings.ReplaceAll(key, "=", "%"))
 	if err != nil || registrationKey(name) != key {
 		return key, errKey
 	}
