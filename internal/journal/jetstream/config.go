@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"regexp"
-	"slices"
 	"time"
 
 	"github.com/kvcast/kvcast/internal/journal"
@@ -64,8 +63,8 @@ type Config struct {
 	// Instance names this process among those that use the stream of Servers: 1 to 64 letters, digits, hyphens and
 	// underscores. No two processes may have the same name, nor one after the other; default: random.
 	Instance string
-	// Owned, if not nil, is called with each record of an owner in a stream of Servers, in order, before the entry is
-	// visible, which waits for it. It must not call the journal's methods that wait.
+	// Owned is called with each record of an owner in a stream of Servers, in order, before the entry is
+	// visible, which waits for it. It must not call the journal's methods that wait. Default: nothing.
 	Owned func(journal.Source, Owner)
 	// Replicas is the number of Servers that store the stream: 1, 3 or 5; 0 means 1 for a new stream, and no change of
 	// an existing one.
@@ -135,18 +134,11 @@ func (c Config) withDefaults() Config {
 	if c.SyncInterval == 0 {
 		c.SyncInterval = DefaultSyncInterval
 	}
+	if c.Owned == nil {
+		c.Owned = func(journal.Source, Owner) {}
+	}
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
 	return c
-}
-
-// syncsCompaction reports whether nats-server of a version syncs the files that compaction rewrites, if it is to sync
-// always: 2.14.6 and later do. It returns true for a version that it cannot parse.
-func syncsCompaction(version string) bool {
-	var v [3]int
-	if n, _ := fmt.Sscanf(version, "%d.%d.%d", &v[0], &v[1], &v[2]); n < len(v) {
-		return true
-	}
-	return slices.Compare(v[:], []int{2, 14, 6}) >= 0
 }

@@ -8,7 +8,10 @@ import (
 )
 
 // IsShared reports whether other processes may append to the stream.
-func (j *Journal) IsShared() bool { return j.shared != nil }
+func (j *Journal) IsShared() bool {
+	_, ok := j.mode.(*directory)
+	return !ok
+}
 
 // IsUnanswered is client.IsUnanswered.
 var IsUnanswered = client.IsUnanswered
@@ -23,9 +26,10 @@ func SetCheckpointTimeout(d time.Duration) (restore func()) {
 // StuckAfter returns the error of a journal that is opened and not loaded, after some ticks at which its embedded server has
 // acknowledged nothing since a time.
 func (j *Journal) StuckAfter(ticks int, since time.Time) error {
-	j.since, j.w.sent = since, 1
+	d := j.mode.(*directory)
+	j.stall.since, d.w.sent = since, 1
 	for range ticks {
-		j.overdue()
+		d.checkProgress()
 	}
 	return j.Err()
 }

@@ -39,7 +39,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,7 +47,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvcast/kvcast/internal/journal"
-	"github.com/kvcast/kvcast/internal/journal/jetstream/embedded"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 )
 
@@ -64,49 +62,20 @@ type Journal struct {
 	subjects string // the prefix of the entries' subjects, including the last dot
 	replies  string // the prefix of the acknowledgements' subjects, including the last dot
 
-	server        *embedded.Server // nil with Config.Servers
 	client        *client.Client
+	mode          mode
 	checkpoints   *Checkpoints
-	registrations *Registrations
-	shared        *shared                        // nil with Config.Dir
+	registrations *Registrations                 // nil with Config.Follow
 	mirror        atomic.Pointer[journal.Memory] // the acknowledged entries; replaced by Load and Discard
-	slots         chan struct{}                  // has one element per append in flight
-	wake          chan struct{}                  // there is a message to publish
-	stuck         stuckDetector                  // of publishLoop
-	suspect       chan struct{}                  // the fate of messages in flight is unknown
-	failed        chan struct{}                  // closed when err is set
-	closing       chan struct{}                  // closed by Close
+	retention     *retention
+	stall         stall
+	*admission
 
 	ctx    context.Context // ends when the journal has stopped
 	stop   context.CancelFunc
 	loops  sync.WaitGroup
 	start  sync.Once // starts the loops; Load or the first Append does
 	closed sync.Once
-
-	acking sync.Mutex // held while entries are acknowledged; taken before mu
-
-	mu       sync.Mutex // guards all below
-	w        window
-	err      error // the first failure
-	refusing bool  // Close was called
-	canceled map[*journal.Source]error
-	since    time.Time // of the last progress while appends are in flight or the connection is lost
-
-	retain    atomic.Uint64                     // entries after it stay in the stream
-	retained  chan struct{}                     // retain was set
-	first     uint64                            // oldest seq of the stream when it was opened, or by Mark; with Config.Servers alone
-	following atomic.Pointer[nats.Subscription] // of the consumer that is followed
-	lacking   int                               // consecutive answers that the stream lacks entries that it must have; used by the loop that follows it alone
-	seen      struct{ first, last uint64 }      // seqs of the stream when that loop last looked
-	read      lastRead                          // the newest entry that was read; used by that loop, and by Load before it
-	verified  bool                              // read was found in the stream since that loop has a consumer
-	purged    uint64                            // last seq that was removed from the stream; used by the retention loop alone
-}
-
-// lastRead is an entry as the stream has it: the time at which it was stored tells it from any other that has its seq later.
-type lastRead struct {
-	seq uint64
-	at  time.Time
 }
 
 var _ journal.Journal = (*Journal)(nil)
@@ -120,39 +89,23 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	}
 	cfg = cfg.withDefaults()
 	j := &Journal{
-		cfg:      cfg,
-		log:      cfg.Log.With("stream", cfg.Stream),
-		subjects: "kvcast." + cfg.Stream + ".",
-		replies:  nats.NewInbox() + ".",
-		slots:    make(chan struct{}, cfg.InFlight),
-		wake:     make(chan struct{}, 1),
-		suspect:  make(chan struct{}, 1),
-		retained: make(chan struct{}, 1),
-		failed:   make(chan struct{}),
-		closing:  make(chan struct{}),
-		canceled: make(map[*journal.Source]error),
+		cfg:       cfg,
+		log:       cfg.Log.With("stream", cfg.Stream),
+		subjects:  "kvcast." + cfg.Stream + ".",
+		replies:   nats.NewInbox() + ".",
+		admission: newAdmission(cfg.InFlight),
 	}
-	j.client = &client.Client{Stream: cfg.Stream, Replicas: cfg.Replicas, Where: cfg.Dir, IsTransient: func(error) bool { return false }, Log: j.log}
-	if cfg.Dir == "" {
-		j.shared = newShared(j)
-		j.client.Where = strings.Join(cfg.Servers, ",")
-		j.client.IsTransient = func(err error) bool { return client.IsUnanswered(err) || errors.Is(err, context.DeadlineExceeded) }
-	}
+	j.client = &client.Client{Stream: cfg.Stream, Replicas: cfg.Replicas, Log: j.log}
+	j.retention = &retention{j: j, changed: make(chan struct{}, 1)}
+	j.mode = newMode(j)
 	j.ctx, j.stop = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, j.release())
 		}
 	}()
-	if cfg.Dir != "" {
-		if err := j.openEmbedded(ctx); err != nil {
-			return nil, err
-		}
-	} else if err := j.connect(); err != nil {
-		return nil, fmt.Errorf("connect to %v: %w", cfg.Servers, err)
-	} else if v := j.client.Conn.ConnectedServerVersion(); !syncsCompaction(v) {
-		j.log.Warn("the NATS server may lose acknowledged entries if its machine crashes, also with sync_interval: always: it does not sync what compaction rewrites; "+
-			"want nats-server 2.14.6 or later", "version", v)
+	if err := j.mode.connect(ctx); err != nil {
+		return nil, err
 	}
 	var st streamState
 	err = j.client.UntilPermitted(ctx, func() error {
@@ -162,21 +115,12 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	if err != nil {
 		return nil, err
 	}
-	j.first = st.first
+	j.mode.mark(st.first)
 	j.reset(st.epoch, st.last)
-	if err := j.client.UntilPermitted(ctx, func() error { return j.openCheckpoints(ctx) }); err != nil {
+	if err := j.mode.openStores(ctx); err != nil {
 		return nil, err
 	}
-	if !cfg.Follow { // the processes that append have the workers
-		if err := j.client.UntilPermitted(ctx, func() error { return j.openRegistrations(ctx) }); err != nil {
-			return nil, err
-		}
-	}
-	onReply := j.onReply
-	if j.shared != nil {
-		onReply = j.shared.onReply
-	}
-	acks, err := j.client.Conn.Subscribe(j.replies+">", onReply)
+	acks, err := j.client.Conn.Subscribe(j.replies+">", j.mode.onReply)
 	if err != nil {
 		return nil, err
 	}
@@ -188,28 +132,54 @@ func (j *Journal) reset(epoch string, last uint64) {
 	retention := j.cfg.Retention
 	retention.Epoch, retention.After = epoch, last
 	j.mirror.Store(journal.NewMemory(retention))
-	j.w = window{acked: last}
-	if j.shared != nil {
-		j.shared.forgetOwners()
-	}
+	j.mode.reset(last)
 }
 
 // startLoops starts the loops, once.
-func (j *Journal) startLoops() {
-	j.start.Do(func() {
-		if j.shared == nil {
-			j.loops.Go(j.publishLoop)
-		} else {
-			j.loops.Go(j.followLoop)
-		}
-		if j.cfg.Follow {
-			return
-		}
-		if j.shared != nil {
-			j.loops.Go(j.shared.loop)
-		}
-		j.loops.Go(j.retentionLoop)
-	})
+func (j *Journal) startLoops() { j.start.Do(j.mode.start) }
+
+// Append starts to append an entry. It blocks while Config.InFlight appends are not acknowledged, until ctx ends or the
+// journal fails.
+func (j *Journal) Append(ctx context.Context, r journal.Record) (journal.Pending, error) {
+	if err := j.mode.mayAppend(); err != nil {
+		return journal.Pending{}, err
+	}
+	m, err := j.encode(r)
+	if err == nil {
+		err = j.acquire(ctx)
+	}
+	if err != nil { // no later entry of the source may be visible without this one
+		j.mode.cancel(r.Source, err)
+		return journal.Pending{}, err
+	}
+	return j.mode.push(r, m)
+}
+
+// fail fails the journal: the appends in flight and all later ones. Only the first error counts.
+func (j *Journal) fail(err error) {
+	if !j.admission.fail(err) {
+		return
+	}
+	if !errors.Is(err, context.Canceled) {
+		j.log.Error("The journal has failed: it accepts no entries until it is opened again.", "error", err)
+	}
+	j.mode.fail(err)
+}
+
+// refusedFor returns the error of an entry that the stream has refused.
+func (j *Journal) refusedFor(code jetstream.ErrorCode, description string) error {
+	if client.IsNoSpace(code) {
+		return j.client.NoSpace(j.ctx, j.cfg.Stream, description)
+	}
+	return fmt.Errorf("JetStream error %d: %s", code, description)
+}
+
+// signal makes a loop that waits for c run once.
+func signal(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }
 
 // Read returns entries from the mirror; see journal.Journal.
@@ -236,34 +206,16 @@ func (j *Journal) EvictedBytes() int { return j.mirror.Load().EvictedBytes() }
 // Stalled returns since when no append in flight was acknowledged, or since when the connection to the servers is lost:
 // a moment ago while the journal makes progress, and the zero time while it has nothing to do. It never blocks.
 func (j *Journal) Stalled() time.Time {
-	since := time.Time{}
-	if j.shared != nil {
-		since = j.shared.oldest()
-	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if since.IsZero() || !j.since.IsZero() && j.since.Before(since) {
-		since = j.since
+	since := j.mode.oldest()
+	if began := j.stall.began(); since.IsZero() || !began.IsZero() && began.Before(since) {
+		since = began
 	}
 	return since
 }
 
-// InFlight returns the number of appends that are not acknowledged yet.
-func (j *Journal) InFlight() int { return len(j.slots) }
-
 // Connection reports whether there is a connection to a server, and how often one was restored.
 func (j *Journal) Connection() (connected bool, reconnects uint64) {
 	return j.client.Conn.IsConnected(), j.client.Conn.Stats().Reconnects
-}
-
-// Failed returns a channel that is closed when the journal has failed; see Err.
-func (j *Journal) Failed() <-chan struct{} { return j.failed }
-
-// Err returns the error that has failed the journal, or nil.
-func (j *Journal) Err() error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.err
 }
 
 // Close waits until every append is acknowledged or has failed, or until ctx ends, which is an error if there are appends in
@@ -271,10 +223,7 @@ func (j *Journal) Err() error {
 func (j *Journal) Close(ctx context.Context) error {
 	var err error
 	j.closed.Do(func() {
-		j.mu.Lock()
-		j.refusing = true
-		j.mu.Unlock()
-		close(j.closing)
+		j.admission.close()
 		for range cap(j.slots) {
 			select {
 			case j.slots <- struct{}{}:
@@ -306,93 +255,5 @@ func (j *Journal) release() error {
 	if j.client.Conn != nil {
 		j.client.Conn.Close()
 	}
-	if j.server == nil {
-		return nil
-	}
-	// A callback of the connection may still acknowledge; it finds nothing in flight after this.
-	j.acking.Lock()
-	defer j.acking.Unlock()
-	return j.server.Close()
-}
-
-// Retain makes the stream keep all entries after a seq until the next call. It removes earlier ones when the mirror
-// has evicted them. Until the first call, the stream keeps all entries.
-func (j *Journal) Retain(seq uint64) {
-	j.retain.Store(seq)
-	signal(j.retained)
-}
-
-const (
-	// retentionInterval is the time between two looks at what can be removed from the stream.
-	retentionInterval = time.Second
-	// renewInterval is the least time between two renewals of the position in a directory; see embedded.Position.
-	renewInterval = time.Minute
-)
-
-// retentionLoop removes entries from the stream, and renews the position in a directory.
-func (j *Journal) retentionLoop() {
-	renewed := time.Now()
-	ticker := time.NewTicker(retentionInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ticker.C:
-		case <-j.retained:
-		case <-j.failed:
-			return
-		case <-j.ctx.Done():
-			return
-		}
-		if j.server != nil {
-			if err := j.server.CheckDir(j.cfg.Stream); err != nil {
-				j.fail(err)
-				return
-			}
-		}
-		if err := j.purge(j.ctx); err != nil && j.ctx.Err() == nil {
-			j.log.Warn("The stream keeps more entries than it should: they cannot be purged.", "error", err)
-		}
-		if j.server == nil || time.Since(renewed) < renewInterval {
-			continue
-		}
-		renewed = time.Now()
-		if err := j.server.Position.Renew(); err != nil {
-			j.log.Warn("The position cannot be renewed. An older copy of it is not noticed if it is written over the file in place.",
-				"dir", j.cfg.Dir, "error", err)
-		}
-	}
-}
-
-// purge removes the entries that the mirror has evicted and that recovery does not need.
-func (j *Journal) purge(ctx context.Context) error {
-	evicted := j.mirror.Load().Bounds().Oldest - 1
-	until := min(evicted, j.retain.Load())
-	if j.shared != nil {
-		j.shared.renew(evicted + 1)
-		until = min(until, j.shared.firstRecord(until+1)-1)
-	}
-	if until <= j.purged {
-		return nil
-	}
-	if j.server != nil {
-		if err := j.server.Position.SetPurged(until); err != nil {
-			return err
-		}
-	}
-	if err := j.purgeStream(ctx, until); err != nil {
-		return err
-	}
-	j.purged = until
-	return nil
-}
-
-// purgeStream removes the entries up to a seq.
-func (j *Journal) purgeStream(ctx context.Context, until uint64) error {
-	s, _, err := j.client.StreamInfo(ctx)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
-	defer cancel()
-	return s.Purge(ctx, jetstream.WithPurgeSequence(until+1))
+	return j.mode.close()
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
-	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/kv"
 )
 
 // Entry is an entry as Load reads it.
@@ -39,28 +38,21 @@ func (j *Journal) Load(ctx context.Context, needed uint64, f func(Entry) error) 
 		return fmt.Errorf("load %s: %w", j.client.Place(), err)
 	}
 	first, last := firstSeq(info), info.State.LastSeq
-	if j.server == nil {
-		if first != j.first {
-			return fmt.Errorf("load %s: %w", j.client.Place(), ErrPurged)
-		}
-	} else if err := j.server.Position.Check(first, last); err != nil {
-		return fmt.Errorf("load %s: %w: %w", j.client.Place(), ErrUnreadable, err)
+	if err := j.mode.checkRange(first, last); err != nil {
+		return fmt.Errorf("load %s: %w", j.client.Place(), err)
 	}
 	if last < needed {
 		return fmt.Errorf("load %s: %w: a checkpoint has seen entry %d, and the newest is %d", j.client.Place(), ErrUnreadable, needed, last)
 	}
 	j.reset(j.mirror.Load().Bounds().Epoch, first-1)
-	j.purged = first - 1
+	j.retention.purged = first - 1
 	if first <= last {
 		if err := j.load(ctx, s, first, last, f); err != nil {
 			return fmt.Errorf("load %s: %w", j.client.Place(), err)
 		}
 	}
-	j.w.acked = last
-	if j.server != nil {
-		if err := j.server.Position.Set(j.Bounds().Epoch, last, first-1); err != nil {
-			return err
-		}
+	if err := j.mode.continueAfter(j.Bounds().Epoch, last, first-1); err != nil {
+		return err
 	}
 	j.startLoops()
 	return nil
@@ -225,7 +217,7 @@ func (l *loader) handle(ctx context.Context, m *nats.Msg) error {
 	case seq < l.next: // from a consumer that was created while servers started
 		return fmt.Errorf("interrupted at entry %d: the consumer begins with entry %d", l.next, seq)
 	case seq != l.next:
-		if removed, err := l.isRemoved(ctx); removed || err != nil {
+		if removed, err := l.j.mode.isPurged(ctx, l.next); removed || err != nil {
 			return errors.Join(fmt.Errorf("entry %d is missing: another process has removed it: %w", l.next, ErrPurged), err)
 		}
 		return fmt.Errorf("%w: entry %d is missing, and %d follows", ErrUnreadable, l.next, seq)
@@ -243,30 +235,14 @@ func (l *loader) handle(ctx context.Context, m *nats.Msg) error {
 		_, err := l.j.mirror.Load().Append(ctx, journal.Record{Source: l.sources[source], Tiers: e.Tiers, Body: e.Body})
 		return err
 	}
-	if l.j.shared != nil {
-		err = l.j.shared.delivered(source, &e, show)
-	} else {
-		err = show()
-	}
-	if err != nil {
+	if err := l.j.mode.delivered(source, &e, meta.Timestamp, show); err != nil {
 		return err
 	}
-	l.j.read = lastRead{l.next, meta.Timestamp}
 	l.next++
 	if l.f == nil {
 		return nil
 	}
 	return l.f(e)
-}
-
-// isRemoved reports whether another process has purged the next entry, which a former owner may do. In a directory, there
-// is none.
-func (l *loader) isRemoved(ctx context.Context) (bool, error) {
-	if l.j.server != nil {
-		return false, nil
-	}
-	_, info, err := l.j.client.StreamInfo(ctx)
-	return err == nil && info.State.FirstSeq > l.next, err
 }
 
 // handleStatus answers flow control. When the server says that it delivers nothing, though the stream has more entries,
@@ -284,7 +260,7 @@ func (l *loader) handleStatus(ctx context.Context, m *nats.Msg, status string) e
 	if client.IsUnanswered(err) {
 		return nil
 	}
-	if removed, infoErr := l.isRemoved(ctx); err != nil && (removed || infoErr != nil) {
+	if removed, infoErr := l.j.mode.isPurged(ctx, l.next); err != nil && (removed || infoErr != nil) {
 		return errors.Join(fmt.Errorf("%w: entry %d", ErrPurged, l.next), infoErr)
 	}
 	if apiErr := (*jetstream.APIError)(nil); errors.As(err, &apiErr) || errors.Is(err, jetstream.ErrMsgNotFound) {
@@ -309,11 +285,8 @@ func (j *Journal) discard(ctx context.Context) error {
 		return err
 	}
 	j.reset(epoch, last)
-	j.purged = last
-	if j.server == nil {
-		return nil
-	}
-	return errors.Join(j.syncMetadata(), j.server.Position.Set(epoch, last, last))
+	j.retention.purged = last
+	return errors.Join(j.mode.syncMetadata(), j.mode.continueAfter(epoch, last, last))
 }
 
 // emptyStream replaces the stream by one without entries and with a new epoch, since nats-server may append to a purged
@@ -336,21 +309,13 @@ func (j *Journal) emptyStream(ctx context.Context, lost uint64) (epoch string, l
 	}
 	current := j.mirror.Load().Bounds().Epoch
 	var config jetstream.StreamConfig
-	if j.server == nil {
-		step(func(ctx context.Context) error {
-			instances, err := kv.OpenInstances(ctx, j.client)
-			if err != nil {
-				return err
-			}
-			return instances.EndEpoch(ctx, current, j.replies) // a random subject of this process
-		})
-	}
+	step(func(ctx context.Context) error { return j.mode.endEpoch(ctx, current) })
 	step(func(ctx context.Context) error {
 		_, info, err := j.client.StreamInfo(ctx)
 		switch {
 		case err != nil:
 			return err
-		case j.server == nil && info.Config.Metadata[metadataEpoch] != current:
+		case info.Config.Metadata[metadataEpoch] != current:
 			return fmt.Errorf("%w: another instance has begun the new epoch %q", journal.ErrFenced, info.Config.Metadata[metadataEpoch])
 		case lost > 0 && info.State.LastSeq >= lost:
 			return fmt.Errorf("the stream has entry %d", lost)
@@ -359,15 +324,9 @@ func (j *Journal) emptyStream(ctx context.Context, lost uint64) (epoch string, l
 		config.Metadata = maps.Clone(config.Metadata)
 		return nil
 	})
-	if j.server != nil {
-		last = max(last, j.server.Position.Newest())
-	} else {
-		current = journal.NewEpoch()
-		step(func(ctx context.Context) error {
-			config.Metadata[metadataEpoch] = current
-			return j.updateStream(ctx, config)
-		})
-	}
+	last = max(last, j.mode.newest())
+	step(func(ctx context.Context) error { return j.mode.renameEpoch(ctx, &config) })
+	current = config.Metadata[metadataEpoch]
 	step(j.checkpoints.Discard)
 	epoch = journal.NewEpoch()
 	step(func(ctx context.Context) error { return j.deleteStream(ctx, current) })

@@ -20,55 +20,47 @@ const ackTimeout = 5 * time.Second
 
 // publishLoop publishes appends. When the fate of messages is unknown, it finds out, and publishes again what the
 // stream does not have.
-func (j *Journal) publishLoop() {
+func (d *directory) publishLoop() {
 	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
 	suspect := false
 	for {
-		var faults <-chan struct{}
-		if j.server != nil {
-			faults = j.server.Faults()
-		}
 		select {
-		case <-j.wake:
-		case <-j.suspect:
+		case <-d.wake:
+		case <-d.suspect:
 			suspect = true
-		case <-faults:
-			j.checkServer()
+		case <-d.server.Faults():
+			d.checkServer()
 		case <-ticker.C:
-			suspect = suspect || j.overdue()
-		case <-j.failed:
+			d.checkProgress()
+		case <-d.j.failed:
 			return
-		case <-j.ctx.Done():
+		case <-d.j.ctx.Done():
 			return
 		}
 		if suspect {
-			suspect = !j.resync()
+			suspect = !d.resync()
 		}
 		if !suspect {
-			suspect = !j.publish()
+			suspect = !d.publish()
 		}
 	}
 }
 
-// overdue reports whether appends wait for an acknowledgement for too long.
-func (j *Journal) overdue() bool {
+// checkProgress fails the journal if the server acknowledges nothing any more. No message to the embedded server is lost in transit, so
+// nothing has to be published again: the server is slow or stuck.
+func (d *directory) checkProgress() {
 	silent := time.Duration(0)
-	j.mu.Lock()
-	if j.w.sent > 0 {
-		silent = time.Since(j.since)
+	d.mu.Lock()
+	if d.w.sent > 0 {
+		silent = time.Since(d.j.stall.began())
 	}
-	j.mu.Unlock()
-	if j.server == nil {
-		return silent > ackTimeout
-	}
-	// No message to the embedded server is lost in transit, so nothing has to be published again: the server is slow or stuck.
-	if j.stuck.tick(silent) {
-		j.failStuck("acknowledged nothing", stuckTime)
+	d.mu.Unlock()
+	if d.stuck.tick(silent) {
+		d.failStuck("acknowledged nothing", stuckTime)
 	} else if silent > ackTimeout {
-		j.checkServer()
+		d.checkServer()
 	}
-	return false
 }
 
 const (
@@ -94,79 +86,79 @@ func (d *stuckDetector) tick(silent time.Duration) bool {
 
 // failStuck fails the journal because the embedded server is stuck: it can deadlock after an error of its files. Only a restart
 // of the process ends a deadlock.
-func (j *Journal) failStuck(what string, d time.Duration) {
-	j.fail(fmt.Errorf("the NATS server in %s has %s for %v, which can follow an error of its files: start kvcast again", j.cfg.Dir, what, d))
+func (d *directory) failStuck(what string, after time.Duration) {
+	d.j.fail(fmt.Errorf("the NATS server in %s has %s for %v, which can follow an error of its files: start kvcast again", d.j.cfg.Dir, what, after))
 }
 
 // checkServer fails the journal if the embedded nats-server cannot write to one of the streams. It does not answer then,
 // and does not write to the stream any more before it is started again.
-func (j *Journal) checkServer() {
-	for _, stream := range []string{j.cfg.Stream, checkpoints.Stream(j.cfg.Stream), kv.WorkersStream(j.cfg.Stream)} {
-		if err := j.server.Health(stream); err != nil && !errors.Is(err, embedded.ErrNoHealth) {
-			j.fail(fmt.Errorf("write to stream %q of %s: %w", stream, j.client.Where, err))
+func (d *directory) checkServer() {
+	for _, stream := range []string{d.j.cfg.Stream, checkpoints.Stream(d.j.cfg.Stream), kv.WorkersStream(d.j.cfg.Stream)} {
+		if err := d.server.Health(stream); err != nil && !errors.Is(err, embedded.ErrNoHealth) {
+			d.j.fail(fmt.Errorf("write to stream %q of %s: %w", stream, d.j.client.Where, err))
 		}
 	}
 }
 
 // resync reads which appends in flight the stream has, acknowledges them, and makes the rest be published again. It
 // returns false if the stream cannot be read now.
-func (j *Journal) resync() bool {
-	j.mu.Lock()
-	acked, sent := j.w.acked, j.w.everSent
-	j.mu.Unlock()
-	s, info, err := j.client.StreamInfo(j.ctx)
+func (d *directory) resync() bool {
+	d.mu.Lock()
+	acked, sent := d.w.acked, d.w.everSent
+	d.mu.Unlock()
+	s, info, err := d.j.client.StreamInfo(d.j.ctx)
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
-		j.fail(fmt.Errorf("%w: %s is gone", ErrUnreadable, j.client.Place()))
+		d.j.fail(fmt.Errorf("%w: %s is gone", ErrUnreadable, d.j.client.Place()))
 		return true
 	case err != nil:
-		j.log.Debug("The stream does not answer.", "error", err)
+		d.j.log.Debug("The stream does not answer.", "error", err)
 		return false
 	}
 	last := info.State.LastSeq
 	switch {
 	case last < acked:
-		j.fail(fmt.Errorf("%w: %s has lost the acknowledged entries %d to %d", ErrUnreadable, j.client.Place(), last+1, acked))
+		d.j.fail(fmt.Errorf("%w: %s has lost the acknowledged entries %d to %d", ErrUnreadable, d.j.client.Place(), last+1, acked))
 		return true
 	case last > acked+uint64(sent):
-		j.fail(fmt.Errorf("%w: %s has entry %d, which this process did not append", journal.ErrFenced, j.client.Place(), last))
+		d.j.fail(fmt.Errorf("%w: %s has entry %d, which this process did not append", journal.ErrFenced, d.j.client.Place(), last))
 		return true
 	}
 	for seq := acked + 1; seq <= last; seq++ {
-		mine, err := j.isMine(s, seq)
+		mine, err := d.isMine(s, seq)
 		switch {
 		case err != nil:
-			j.log.Debug("A message of the stream cannot be read.", "seq", seq, "error", err)
+			d.j.log.Debug("A message of the stream cannot be read.", "seq", seq, "error", err)
 			return false
 		case !mine:
-			j.fail(fmt.Errorf("%w: entry %d of %s was appended by another process", journal.ErrFenced, seq, j.client.Place()))
+			d.j.fail(fmt.Errorf("%w: entry %d of %s was appended by another process", journal.ErrFenced, seq, d.j.client.Place()))
 			return true
 		}
 	}
-	j.mu.Lock()
+	d.mu.Lock()
 	for seq := acked + 1; seq <= last; seq++ {
-		j.w.receive(seq)
+		d.w.receive(seq)
 	}
-	j.mu.Unlock()
-	j.acknowledge()
-	j.mu.Lock()
-	j.w.retry()
-	j.mu.Unlock()
+	d.mu.Unlock()
+	d.acknowledge()
+	d.mu.Lock()
+	d.w.retry()
+	d.mu.Unlock()
 	return true
 }
 
 // isMine reports whether the message of a seq is the one in flight. An append that was acknowledged meanwhile is.
-func (j *Journal) isMine(s jetstream.Stream, seq uint64) (bool, error) {
-	ctx, cancel := context.WithTimeout(j.ctx, client.RequestTimeout)
+func (d *directory) isMine(s jetstream.Stream, seq uint64) (bool, error) {
+	ctx, cancel := context.WithTimeout(d.j.ctx, client.RequestTimeout)
 	defer cancel()
 	m, err := s.GetMsg(ctx, seq)
 	if err != nil {
 		return false, err
 	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if seq <= j.w.acked || j.err != nil {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if seq <= d.w.acked || d.j.Err() != nil {
 		return true, nil
 	}
-	return j.w.appends[seq-j.w.acked-1].equal(m.Subject, m.Header, m.Data), nil
+	return d.w.appends[seq-d.w.acked-1].equal(m.Subject, m.Header, m.Data), nil
 }

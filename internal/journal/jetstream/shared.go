@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,9 +21,12 @@ import (
 // owns. Who owns a worker stands in the stream, as ownership records among the worker's entries. One is an entry without
 // events; its header headerOwner has the owner and the writer. Below, a record without another word is an ownership record.
 type shared struct {
-	j *Journal
+	j       *Journal
+	tail    *tail
+	wake    chan struct{} // there is a message to publish
+	suspect chan struct{} // the fate of messages in flight is unknown
 
-	mu      sync.Mutex // guards all below; taken before the journal's mu
+	mu      sync.Mutex // guards all below; taken before those of Journal.admission and Journal.stall
 	chains  map[string]*chain
 	ready   []*chain          // those with something to publish, in the order in which they became so
 	units   map[uint64]*chain // chains with a unit, by its number
@@ -46,11 +50,26 @@ const (
 )
 
 func newShared(j *Journal) *shared {
-	return &shared{j: j, chains: make(map[string]*chain), units: make(map[uint64]*chain), owners: make(map[string]Owner)}
+	j.client.Where = strings.Join(j.cfg.Servers, ",")
+	j.client.IsTransient = isTransient
+	s := &shared{
+		j: j, wake: make(chan struct{}, 1), suspect: make(chan struct{}, 1),
+		chains: make(map[string]*chain), units: make(map[uint64]*chain), owners: make(map[string]Owner),
+	}
+	s.tail = &tail{j: j, suspect: s.suspect, firstRecord: s.firstRecord}
+	s.tail.lost = s.tail.beginEpoch
+	return s
 }
 
-// append appends an entry that has a slot.
-func (s *shared) append(r journal.Record, m *nats.Msg) (journal.Pending, error) {
+func (s *shared) start() {
+	s.j.loops.Go(s.tail.loop)
+	s.j.loops.Go(s.loop)
+	s.j.loops.Go(s.j.retention.loop)
+}
+
+func (s *shared) mayAppend() error { return nil }
+
+func (s *shared) push(r journal.Record, m *nats.Msg) (journal.Pending, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	err := s.j.refusal()
@@ -66,14 +85,12 @@ func (s *shared) append(r journal.Record, m *nats.Msg) (journal.Pending, error) 
 		<-s.j.slots
 		return journal.Pending{}, err
 	}
-	c.source = r.Source                         // another one than before if the caller has removed the worker and added it again
-	r.Body, r.State = m.Data[:len(r.Body)], nil // the caller may reuse its memory
-	a := &inFlight{record: r, message: m, ack: journal.NewAck()}
-	s.push(c, a)
+	c.source = r.Source // another one than before if the caller has removed the worker and added it again
+	a := newInFlight(r, m)
+	s.enqueue(c, a)
 	return a.ack.Pending(), nil
 }
 
-// cancel makes the later appends of a worker fail, since one before them was not started.
 func (s *shared) cancel(source *journal.Source, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,18 +99,18 @@ func (s *shared) cancel(source *journal.Source, err error) {
 	}
 }
 
-func (s *shared) push(c *chain, a *inFlight) {
+func (s *shared) enqueue(c *chain, a *inFlight) {
 	c.appends = append(c.appends, a)
 	if c.unit == 0 && len(c.appends) == 1 {
 		s.ready = append(s.ready, c)
-		signal(s.j.wake)
+		signal(s.wake)
 	}
 }
 
-// pushOwnership is push for an ownership record.
+// pushOwnership is enqueue for an ownership record.
 func (s *shared) pushOwnership(c *chain, source journal.Source, m *nats.Msg) journal.Pending {
 	a := &inFlight{record: journal.Record{Source: &source, Body: m.Data}, message: m, ack: journal.NewAck(), isOwnership: true}
-	s.push(c, a)
+	s.enqueue(c, a)
 	return a.ack.Pending()
 }
 
@@ -106,7 +123,7 @@ func (s *shared) endUnit(c *chain) {
 	}
 	if c.isReady() && s.chains[c.worker] == c {
 		s.ready = append(s.ready, c)
-		signal(s.j.wake)
+		signal(s.wake)
 	}
 }
 
@@ -116,9 +133,9 @@ func (s *shared) loop() {
 	defer ticker.Stop()
 	for {
 		select {
-		case <-s.j.wake:
+		case <-s.wake:
 			s.publish()
-		case <-s.j.suspect:
+		case <-s.suspect:
 			s.check(0)
 		case <-ticker.C:
 			s.check(unitTimeout)
@@ -205,7 +222,7 @@ func (s *shared) onReply(m *nats.Msg) {
 	}
 	switch r.Error.Code {
 	case client.CodeWrongLastSeq, client.CodeWrongLastSeqConst:
-		signal(s.j.suspect) // it was stored before, or another instance has written a record, or a server has lost entries
+		signal(s.suspect) // it was stored before, or another instance has written a record, or a server has lost entries
 	case client.CodeTooManyRequests:
 	case client.CodeIncompleteBatch, client.CodeTooManyBatches:
 		// nats-server has dropped the batch, and does not say why. A message of its own is refused with the cause.
@@ -265,11 +282,11 @@ func (s *shared) check(age time.Duration) {
 	s.publish()
 }
 
-// delivered handles the next entry of the stream, and makes it visible by show. It acknowledges an entry of this instance. A
-// record of another one ends this instance's appends of the worker.
-func (s *shared) delivered(source journal.Source, e *Entry, show func() error) error {
+// delivered handles the next entry of the stream. It acknowledges an entry of this instance. A record of another one ends this
+// instance's appends of the worker.
+func (s *shared) delivered(source journal.Source, e *Entry, at time.Time, show func() error) error {
 	a, fenced, err := s.match(source, e)
-	if err == nil && e.Owner != nil && s.j.cfg.Owned != nil {
+	if err == nil && e.Owner != nil {
 		s.j.cfg.Owned(source, *e.Owner)
 	}
 	if err == nil {
@@ -281,6 +298,9 @@ func (s *shared) delivered(source journal.Source, e *Entry, show func() error) e
 	}
 	if fenced != nil {
 		s.fence(fenced, s.fencedBy(*e.Owner))
+	}
+	if err == nil {
+		s.tail.read = lastRead{e.Seq, at}
 	}
 	return err
 }
@@ -337,7 +357,6 @@ func (s *shared) fence(c *chain, err error) {
 	}
 }
 
-// fail ends all appends.
 func (s *shared) fail(err error) {
 	s.mu.Lock()
 	chains := make([]*chain, 0, len(s.chains))
@@ -348,6 +367,15 @@ func (s *shared) fail(err error) {
 	for _, c := range chains {
 		s.fence(c, err)
 	}
+	s.j.stall.end()
+}
+
+func (s *shared) reconnected() {
+	s.j.stall.end()
+	if sub := s.tail.following.Load(); sub != nil { // it may have missed deliveries
+		_ = sub.Unsubscribe()
+	}
+	signal(s.suspect)
 }
 
 // oldest returns since when the unit that waits the longest is not delivered; the zero time if there is none.

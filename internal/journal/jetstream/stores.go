@@ -53,55 +53,26 @@ func (j *Journal) Registrations() *Registrations { return j.registrations }
 // removed a minute after it was written. With Config.Follow, the bucket must exist. Instances tries again while the servers do
 // not answer, until ctx ends.
 func (j *Journal) Instances(ctx context.Context) (bucket *KV, err error) {
-	open := kv.OpenInstances
-	if j.cfg.Follow {
-		open = kv.FollowInstances
-	}
 	err = j.client.UntilAnswered(ctx, func() error {
-		bucket, err = open(ctx, j.client)
+		bucket, err = j.mode.openInstances(ctx)
 		return err
 	})
 	return bucket, err
 }
 
-// host is the journal of its checkpoints.
-type host struct{ *Journal }
-
-// SyncEntries implements checkpoints.Journal.
-func (h host) SyncEntries() error {
-	if h.server == nil || h.cfg.SyncAlways {
-		return nil
-	}
-	return h.server.SyncMessages(h.cfg.Stream)
+// durability is what the checkpoints need of a mode; see checkpoints.Journal.
+type durability interface {
+	SyncEntries() error
+	CheckpointsStuck(after time.Duration)
 }
+
+// host is the journal of its checkpoints.
+type host struct {
+	*Journal
+	durability
+}
+
+func (j *Journal) host(d durability) host { return host{j, d} }
 
 // NewestRegistration implements checkpoints.Journal.
 func (h host) NewestRegistration() uint64 { return h.registrations.Newest() }
-
-// CheckpointsStuck implements checkpoints.Journal.
-func (h host) CheckpointsStuck(d time.Duration) {
-	if h.server != nil {
-		h.failStuck("stored no checkpoint", d)
-	}
-}
-
-func (j *Journal) openCheckpoints(ctx context.Context) (err error) {
-	switch {
-	case j.cfg.Follow:
-		j.checkpoints, err = checkpoints.Follow(ctx, j.client, host{j})
-	case j.server == nil:
-		j.checkpoints, err = checkpoints.Open(ctx, j.client, host{j}, 2*checkpoints.Timeout)
-	default:
-		j.checkpoints, err = checkpoints.Open(ctx, j.client, host{j}, 0)
-	}
-	return err
-}
-
-func (j *Journal) openRegistrations(ctx context.Context) (err error) {
-	if j.server == nil {
-		j.registrations, err = kv.OpenInServers(ctx, j.client, j.checkpoints.NewestRegistration)
-	} else {
-		j.registrations, err = kv.OpenInDirectory(ctx, j.client, j.cfg.Dir, j.server.SyncMessages)
-	}
-	return err
-}

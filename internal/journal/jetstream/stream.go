@@ -13,7 +13,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvcast/kvcast/internal/journal"
-	"github.com/kvcast/kvcast/internal/journal/jetstream/embedded"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 )
 
@@ -33,14 +32,6 @@ const (
 	formatWithoutOwners = 2
 )
 
-// format returns the version that the journal writes.
-func (j *Journal) format() string {
-	if j.shared == nil {
-		return strconv.Itoa(formatWithoutOwners)
-	}
-	return strconv.Itoa(format)
-}
-
 // streamState is what Open needs to know of a stream.
 type streamState struct {
 	epoch       string
@@ -57,83 +48,42 @@ func firstSeq(info *jetstream.StreamInfo) uint64 {
 
 // openStream creates the stream, or checks it and decides whether its epoch continues.
 func (j *Journal) openStream(ctx context.Context) (streamState, error) {
-	boot := ""
-	if j.server != nil {
-		boot = embedded.BootID()
-	}
 	_, info, err := j.client.StreamInfo(ctx)
-	if errors.Is(err, jetstream.ErrStreamNotFound) && j.cfg.Follow {
-		return streamState{}, fmt.Errorf("open %s: the stream does not exist; start an instance that reads engines first", j.client.Place())
-	}
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return j.createStream(ctx, boot)
+		return j.mode.createStream(ctx)
+	}
+	if err == nil {
+		err = j.checkStream(info.Config)
 	}
 	if err != nil {
 		return streamState{}, fmt.Errorf("open %s: %w", j.client.Place(), err)
 	}
-	if err := j.checkStream(info.Config); err != nil {
-		return streamState{}, fmt.Errorf("open %s: %w", j.client.Place(), err)
-	}
-	config := info.Config
-	if j.cfg.Follow {
-		return streamState{config.Metadata[metadataEpoch], firstSeq(info), info.State.LastSeq}, nil
-	}
-	config.Metadata = maps.Clone(config.Metadata)
-	rebooted := j.server != nil && (boot == "" || boot != config.Metadata[metadataBoot])
-	synced := config.Metadata[metadataSynced] == "true"
-	var doubt error
-	if j.server != nil {
-		doubt = j.server.Position.Doubt(config.Metadata[metadataEpoch])
-	}
-	beginEpoch := func(why string, args ...any) {
-		j.server.Position.Forget()
-		config.Metadata[metadataEpoch] = journal.NewEpoch()
-		j.log.Warn(why+" The journal continues in a new epoch.", append(args, "dir", j.cfg.Dir, "entries", info.State.Msgs,
-			"last", info.State.LastSeq, "epoch", config.Metadata[metadataEpoch])...)
-	}
-	switch {
-	case rebooted && !synced:
-		beginEpoch("The machine has booted since the journal was written without sync always: entries may be lost.")
-	case doubt != nil:
-		beginEpoch("It is not known whether entries are lost, or the directory is an older copy.", "reason", doubt)
-	}
-	config.Metadata[metadataFormat] = j.format()
-	config.Metadata[metadataBoot] = boot
-	config.Metadata[metadataSynced] = strconv.FormatBool(j.cfg.SyncAlways && (synced || rebooted))
-	config.AllowAtomicPublish = config.AllowAtomicPublish || j.cfg.SyncAlways || j.shared != nil
-	if j.cfg.Replicas != 0 {
-		config.Replicas = j.cfg.Replicas
-	}
-	if !maps.Equal(config.Metadata, info.Config.Metadata) || config.Replicas != info.Config.Replicas ||
-		config.AllowAtomicPublish != info.Config.AllowAtomicPublish {
-		if err := j.updateStream(ctx, config); err != nil {
-			return streamState{}, err
-		}
-	}
-	return streamState{config.Metadata[metadataEpoch], firstSeq(info), info.State.LastSeq}, nil
+	return j.mode.adoptStream(ctx, info)
 }
 
-func (j *Journal) createStream(ctx context.Context, boot string) (streamState, error) {
+// stateOf returns the state of a stream.
+func stateOf(info *jetstream.StreamInfo) streamState {
+	return streamState{info.Config.Metadata[metadataEpoch], firstSeq(info), info.State.LastSeq}
+}
+
+// createStream creates the stream with a new epoch, and with what label sets.
+func (j *Journal) createStream(ctx context.Context, label func(*jetstream.StreamConfig)) (streamState, error) {
 	epoch := journal.NewEpoch()
-	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
+	creating, cancel := context.WithTimeout(ctx, client.RequestTimeout)
 	defer cancel()
-	_, err := j.client.JS.CreateStream(ctx, jetstream.StreamConfig{
-		Name:               j.cfg.Stream,
-		Description:        "Entries of kvcast.",
-		Subjects:           []string{j.subjects + "*"},
-		Storage:            jetstream.FileStorage,
-		Discard:            jetstream.DiscardNew,
-		Replicas:           max(j.cfg.Replicas, 1),
-		DenyDelete:         true,
-		AllowAtomicPublish: j.cfg.SyncAlways || j.shared != nil,
-		Duplicates:         100 * time.Millisecond, // the shortest: message ids are not used, and Open reads what is in the window
-		Metadata: map[string]string{
-			metadataEpoch:  epoch,
-			metadataBoot:   boot,
-			metadataSynced: strconv.FormatBool(j.cfg.SyncAlways),
-			metadataFormat: j.format(),
-		},
-	})
+	config := jetstream.StreamConfig{
+		Name:        j.cfg.Stream,
+		Description: "Entries of kvcast.",
+		Subjects:    []string{j.subjects + "*"},
+		Storage:     jetstream.FileStorage,
+		Discard:     jetstream.DiscardNew,
+		Replicas:    max(j.cfg.Replicas, 1),
+		DenyDelete:  true,
+		Duplicates:  100 * time.Millisecond, // the shortest: message ids are not used, and Open reads what is in the window
+		Metadata:    map[string]string{metadataEpoch: epoch},
+	}
+	label(&config)
+	_, err := j.client.JS.CreateStream(creating, config)
 	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 		return j.openStream(ctx) // another process has created it meanwhile
 	}
@@ -141,10 +91,31 @@ func (j *Journal) createStream(ctx context.Context, boot string) (streamState, e
 		return streamState{}, fmt.Errorf("create %s: %w", j.client.Place(), j.withReplicas(err))
 	}
 	j.log.Info("A new journal begins.", "place", j.client.Place(), "epoch", epoch)
-	if j.server != nil {
-		j.server.Position.Forget()
+	return streamState{epoch: epoch, first: 1}, nil
+}
+
+// adoptStream changes the configuration of a stream as change does, if that changes anything.
+func (j *Journal) adoptStream(ctx context.Context, info *jetstream.StreamInfo, change func(*jetstream.StreamConfig)) (streamState, error) {
+	before := info.Config
+	info.Config.Metadata = maps.Clone(before.Metadata)
+	change(&info.Config)
+	if j.cfg.Replicas != 0 {
+		info.Config.Replicas = j.cfg.Replicas
 	}
-	return streamState{epoch: epoch, first: 1}, j.syncMetadata()
+	if !maps.Equal(info.Config.Metadata, before.Metadata) || info.Config.Replicas != before.Replicas ||
+		info.Config.AllowAtomicPublish != before.AllowAtomicPublish {
+		if err := j.updateStream(ctx, info.Config); err != nil {
+			return streamState{}, err
+		}
+	}
+	return stateOf(info), nil
+}
+
+// label sets what a stream says of its mode. boot and synced are empty and false in Servers.
+func label(c *jetstream.StreamConfig, format int, boot string, synced bool) {
+	c.Metadata[metadataFormat] = strconv.Itoa(format)
+	c.Metadata[metadataBoot] = boot
+	c.Metadata[metadataSynced] = strconv.FormatBool(synced)
 }
 
 func (j *Journal) updateStream(ctx context.Context, config jetstream.StreamConfig) error {
@@ -153,7 +124,7 @@ func (j *Journal) updateStream(ctx context.Context, config jetstream.StreamConfi
 	if _, err := j.client.JS.UpdateStream(ctx, config); err != nil {
 		return fmt.Errorf("update %s: %w", j.client.Place(), j.withReplicas(err))
 	}
-	return j.syncMetadata()
+	return j.mode.syncMetadata()
 }
 
 // withReplicas adds to an error the number of replicas, if the servers cannot store so many.
@@ -163,14 +134,6 @@ func (j *Journal) withReplicas(err error) error {
 		return err
 	}
 	return fmt.Errorf("%w: replicas are %d, which needs a cluster of as many NATS servers; want 1 for a single server", err, max(j.cfg.Replicas, 1))
-}
-
-// syncMetadata syncs the stream's metadata to the disk, which the embedded nats-server does only with SyncAlways.
-func (j *Journal) syncMetadata() error {
-	if j.server == nil {
-		return nil
-	}
-	return j.server.SyncMetadata(j.cfg.Stream)
 }
 
 // checkStream checks that an existing stream is a journal of a version that this one reads, and that it removes no

@@ -28,6 +28,12 @@ type inFlight struct {
 	isOwnership bool // it is no entry of the caller, but an ownership record
 }
 
+// newInFlight returns the append of a record as a message, so that the caller may reuse the memory of the record.
+func newInFlight(r journal.Record, m *nats.Msg) *inFlight {
+	r.Body, r.State = m.Data[:len(r.Body)], nil
+	return &inFlight{record: r, message: m, ack: journal.NewAck()}
+}
+
 // push adds an append.
 func (w *window) push(a *inFlight) { w.appends = append(w.appends, a) }
 

@@ -1,0 +1,209 @@
+package jetstream
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvcast/kvcast/internal/journal"
+)
+
+// mode is what this process may do with the streams: all, if they are in a directory (directory); append the entries of the workers
+// that it owns, if they are in Servers (shared); or read them (follower). Open decides it once.
+type mode interface {
+	streams
+	writer
+	ownership
+}
+
+// newMode returns the mode of a journal that is configured.
+func newMode(j *Journal) mode {
+	switch {
+	case j.cfg.Dir != "":
+		return newDirectory(j)
+	case j.cfg.Follow:
+		return newFollower(j)
+	default:
+		return newShared(j)
+	}
+}
+
+// streams opens the streams, and knows which entries the stream must have.
+type streams interface {
+	// connect starts the embedded nats-server and connects to it, or connects to Servers.
+	connect(ctx context.Context) error
+	// createStream creates the stream of the entries, which does not exist.
+	createStream(ctx context.Context) (streamState, error)
+	// adoptStream configures an existing stream, and decides whether its epoch continues.
+	adoptStream(ctx context.Context, info *jetstream.StreamInfo) (streamState, error)
+	// openStores sets the checkpoints and the registrations of the journal.
+	openStores(ctx context.Context) error
+	openInstances(ctx context.Context) (*KV, error)
+
+	// mark remembers the oldest entry of the stream, and checkRange returns an error if the entries that the stream has now are not
+	// those that it must have.
+	mark(first uint64)
+	checkRange(first, last uint64) error
+	// continueAfter is called when the mirror has the last entry of the stream, which was purged up to another one.
+	continueAfter(epoch string, last, purged uint64) error
+	// isPurged reports whether another process has removed an entry.
+	isPurged(ctx context.Context, seq uint64) (bool, error)
+
+	// endEpoch makes this process the only one that empties the stream of an epoch. renameEpoch then makes the others see that it
+	// does so, and newest returns the newest entry that the stream must have had.
+	endEpoch(ctx context.Context, epoch string) error
+	renameEpoch(ctx context.Context, config *jetstream.StreamConfig) error
+	newest() uint64
+
+	// maintain is called once a second. An error fails the journal.
+	maintain() error
+	// purgeable returns the last entry that may be removed, given the last that the mirror has evicted and the last that the caller
+	// permits. purging is called before entries are removed.
+	purgeable(evicted, until uint64) uint64
+	purging(until uint64) error
+	// syncMetadata makes the configuration of the stream survive a crash of the machine.
+	syncMetadata() error
+	close() error
+}
+
+// writer appends entries, and ends what is in flight.
+type writer interface {
+	// start starts the loops of the journal.
+	start()
+	// mayAppend returns an error if this process must not append entries.
+	mayAppend() error
+	// push starts an append that has a slot. cancel makes the later ones of a source fail, since one before them was not started.
+	push(r journal.Record, m *nats.Msg) (journal.Pending, error)
+	cancel(source *journal.Source, err error)
+	// onReply handles the answer to what was published.
+	onReply(m *nats.Msg)
+	// delivered handles an entry that was read from the stream, which was stored at a time, and makes it visible by show.
+	delivered(source journal.Source, e *Entry, at time.Time, show func() error) error
+	// reset forgets what the stream had, which now ends with an entry.
+	reset(last uint64)
+	// reconnected finds out what has become of the messages in flight after a loss of the connection.
+	reconnected()
+	// oldest returns since when an append waits; the zero time if that is not known beside Journal.stall.
+	oldest() time.Time
+	// fail ends all appends.
+	fail(err error)
+}
+
+// ownership says who owns a worker; see the methods of Journal.
+type ownership interface {
+	owner(worker string) Owner
+	claim(ctx context.Context, source journal.Source, seen Owner) (uint64, error)
+	release(ctx context.Context, worker, next string) (uint64, error)
+	forget(worker string)
+}
+
+// admission decides which appends are taken: as many as there are slots, until Close or a failure.
+type admission struct {
+	slots   chan struct{} // has one element per append in flight
+	closing chan struct{} // closed by Close
+	failed  chan struct{} // closed when err is set
+
+	mu       sync.Mutex // guards all below
+	err      error      // the first failure
+	refusing bool       // Close was called
+}
+
+func newAdmission(inFlight int) *admission {
+	return &admission{slots: make(chan struct{}, inFlight), closing: make(chan struct{}), failed: make(chan struct{})}
+}
+
+// acquire waits for a slot. The error says why there is none.
+func (a *admission) acquire(ctx context.Context) error {
+	select {
+	case a.slots <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-a.closing:
+		return journal.ErrClosed
+	case <-a.failed:
+		return a.Err()
+	}
+}
+
+// refusal returns why no append is taken any more; nil if appends are.
+func (a *admission) refusal() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.refusing {
+		return journal.ErrClosed
+	}
+	return a.err
+}
+
+// close makes later appends fail.
+func (a *admission) close() {
+	a.mu.Lock()
+	a.refusing = true
+	a.mu.Unlock()
+	close(a.closing)
+}
+
+// fail records the first failure. It reports whether this is the first.
+func (a *admission) fail(err error) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.err != nil {
+		return false
+	}
+	a.err = err
+	close(a.failed)
+	return true
+}
+
+// Err returns the error that has failed the journal, or nil.
+func (a *admission) Err() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.err
+}
+
+// Failed returns a channel that is closed when the journal has failed; see Err.
+func (a *admission) Failed() <-chan struct{} { return a.failed }
+
+// InFlight returns the number of appends that are not acknowledged yet.
+func (a *admission) InFlight() int { return len(a.slots) }
+
+// stall is since when appends are in flight or the connection is lost, and nothing is acknowledged.
+type stall struct {
+	mu    sync.Mutex
+	since time.Time // guarded by mu; zero: there is progress, or nothing to do
+}
+
+// begin records that progress is missing from now on, unless it is already.
+func (s *stall) begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.since.IsZero() {
+		s.since = time.Now()
+	}
+}
+
+// restart records progress while there is more to do.
+func (s *stall) restart() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.since = time.Now()
+}
+
+// end records that there is nothing to do.
+func (s *stall) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.since = time.Time{}
+}
+
+// began returns since when there is no progress.
+func (s *stall) began() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.since
+}
