@@ -1,4 +1,5 @@
-package serve
+// Package process bounds what the process uses: the memory of the Go runtime, and the time until it ends.
+package process
 
 import (
 	"context"
@@ -12,17 +13,17 @@ import (
 // exitTimeout bounds the time from the signal to the exit, whatever hangs. It is documented.
 const exitTimeout = 10 * time.Second
 
-// ending is how the process ends: after exitTimeout at the latest, and at once at a second interrupt.
-type ending struct {
+// Ending is how the process ends: after exitTimeout at the latest, and at once at a second interrupt.
+type Ending struct {
 	waits atomic.Pointer[string] // what the process waits for
 }
 
-// waitsFor records what the process waits for from now on.
-func (e *ending) waitsFor(what string) { e.waits.Store(&what) }
+// WaitsFor records what the process waits for from now on.
+func (e *Ending) WaitsFor(what string) { e.waits.Store(&what) }
 
-// bound ends the process when ctx has been done for exitTimeout, or at an interrupt after that. The process has then stored no less than
+// Bound ends the process when ctx has been done for exitTimeout, or at an interrupt after that. The process has then stored no less than
 // one that is killed.
-func (e *ending) bound(ctx context.Context, log *slog.Logger) {
+func (e *Ending) Bound(ctx context.Context, log *slog.Logger) {
 	<-ctx.Done()
 	again := make(chan os.Signal, 1)
 	signal.Notify(again, os.Interrupt)

@@ -1,4 +1,4 @@
-package serve
+package process
 
 import (
 	"errors"
@@ -14,10 +14,10 @@ import (
 // count: the program itself, libzmq, and the kernel's buffers.
 const memoryRatio = 0.9
 
-// limitMemory sets the soft memory limit of the Go runtime from the memory limit of the cgroup, so that garbage is
+// LimitMemory sets the soft memory limit of the Go runtime from the memory limit of the cgroup, so that garbage is
 // collected more often near the limit, rather than the process killed. A limit in the variable GOMEMLIMIT stays.
 // GOMAXPROCS follows the cgroup's CPU limit by default.
-func limitMemory(log *slog.Logger) {
+func LimitMemory(log *slog.Logger) {
 	_, err := memlimit.Set(memlimit.WithRatio(memoryRatio))
 	if err != nil && !errors.Is(err, memlimit.ErrNoCgroup) && !errors.Is(err, memlimit.ErrCgroupsNotSupported) {
 		log.Warn("memory is not limited by the cgroup: its limit cannot be read; set GOMEMLIMIT", "error", err)

@@ -27,7 +27,7 @@ func (s *Service) runReplica(ctx context.Context, grpcDone, portsDone <-chan err
 	case failure = <-watchDone:
 	}
 	s.server.StopServing() // first, so that clients go elsewhere
-	s.ending.waitsFor("the journal, to stop reading it")
+	s.ending.WaitsFor("the journal, to stop reading it")
 	stopStarting()
 	errs := []error{failure, <-startDone, <-watchDone, <-observeDone}
 	s.log.Info("shutting down")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/process"
 )
 
 // Command is kvcast serve.
@@ -72,9 +73,9 @@ func (c *Command) Run(ctx context.Context, line *kong.Context, p cli.Process) er
 		log.Warn("no workers, listeners or discovery configured: listening for engines at the default port",
 			"bind", config.DefaultBind, "configure", "--worker, --bind, ZMQ_PORT, or a file with --config")
 	}
-	e := new(ending)
-	e.waitsFor("the journal, to open it")
-	go e.bound(ctx, log) // until the process ends
+	e := new(process.Ending)
+	e.WaitsFor("the journal, to open it")
+	go e.Bound(ctx, log) // until the process ends
 	s, err := Open(ctx, cfg, log)
 	if err != nil {
 		return err

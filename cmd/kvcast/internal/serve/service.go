@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/process"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/tracing"
 	"github.com/kvcast/kvcast/ingest"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
@@ -76,7 +77,7 @@ type Service struct {
 	pipeline  *pipeline.Pipeline
 	// registered is closed when the workers that were registered in an earlier run are registered again.
 	registered chan struct{}
-	ending     *ending
+	ending     *process.Ending
 }
 
 // Open creates the parts and opens their ports. On an error, no port stays open. Open sets the loggers, metrics and
@@ -86,12 +87,12 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	if err != nil {
 		return nil, cli.UsageError{Err: err}
 	}
-	limitMemory(log)
+	process.LimitMemory(log)
 	warnIfOpen(c, log)
 	s := &Service{
 		credentials: loaded,
 		cfg:         c, log: log, registry: prometheus.NewRegistry(), serving: make(chan struct{}), assembled: make(chan struct{}),
-		registered: make(chan struct{}), ending: new(ending),
+		registered: make(chan struct{}), ending: new(process.Ending),
 	}
 	c.Server.Incidents = new(incident.Log)
 	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
@@ -239,7 +240,7 @@ func (s *Service) Run(ctx context.Context) error {
 	defer stopReloading()
 	reloadDone := background(func() error { s.credentials.run(reloading, s.server); return nil })
 	s.log.Info("starting", "grpc", s.Addr(), "version", cli.Version())
-	s.ending.waitsFor("the journal, to recover the state")
+	s.ending.WaitsFor("the journal, to recover the state")
 	registered, err := s.recover(ctx)
 	switch {
 	case err == nil && s.cfg.IngestsEngines:
@@ -251,13 +252,13 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 	serving, cancel := context.WithTimeout(beyond, subscriberStopTimeout)
 	defer cancel()
-	s.ending.waitsFor("subscribers, to read their last entries")
+	s.ending.WaitsFor("subscribers, to read their last entries")
 	s.stopSMG()
 	s.server.Shutdown(serving)
 	stopSampling()
 	s.closePorts()
 	errs := []error{err, <-sampleDone}
-	s.ending.waitsFor("the journal, to close it")
+	s.ending.WaitsFor("the journal, to close it")
 	closing, cancel := context.WithTimeout(beyond, journalStopTimeout) // of its own: slow subscribers may have used up theirs
 	defer cancel()
 	errs = append(errs, s.journal.Close(closing), <-grpcDone)
@@ -267,7 +268,7 @@ func (s *Service) Run(ctx context.Context) error {
 	if s.console != nil {
 		s.console.Close() // its requests have ended with the port
 	}
-	s.ending.waitsFor("files of tokens and certificates, and the collector of traces")
+	s.ending.WaitsFor("files of tokens and certificates, and the collector of traces")
 	stopReloading()
 	errs = append(errs, within(discoveryStopTimeout, reloadDone, errors.New("stop reading tokens and certificates: a file takes too long")))
 	s.stopTracing(beyond)
@@ -315,29 +316,29 @@ func (s *Service) run(ctx context.Context, registered []ingestconfig.Worker, grp
 	}
 	s.server.StopServing() // first, so that clients go elsewhere
 	stopStarting()
-	s.ending.waitsFor("the engines, to start")
+	s.ending.WaitsFor("the engines, to start")
 	errs := []error{failure, <-startDone}
 	if durableDone != nil {
-		s.ending.waitsFor("the journal, to hand over or store what it has")
+		s.ending.WaitsFor("the journal, to hand over or store what it has")
 		if err := <-durableDone; failure == nil { // otherwise it may be the same error
 			errs = append(errs, err)
 		}
 	}
 	s.log.Info("shutting down")
 	stopDiscovery()
-	s.ending.waitsFor("discovery")
+	s.ending.WaitsFor("discovery")
 	errs = append(errs, within(discoveryStopTimeout, discoveryDone, errors.New("stop discovery: reading a file of workers or resolving a name takes too long")))
 	stopIngest()
-	s.ending.waitsFor("ingest")
+	s.ending.WaitsFor("ingest")
 	errs = append(errs, within(ingestStopTimeout, ingestDone, s.ingestLate()))
-	s.ending.waitsFor("the journal, to append the last entries")
+	s.ending.WaitsFor("the journal, to append the last entries")
 	deadline, cancel := context.WithTimeout(beyond, pipelineStopTimeout)
 	defer cancel()
 	if err := s.pipeline.Close(deadline); failure == nil { // otherwise Close may return the same error
 		errs = append(errs, err)
 	}
 	stopFollowing()
-	s.ending.waitsFor("the index")
+	s.ending.WaitsFor("the index")
 	errs = append(errs, <-followDone)
 	return errors.Join(errs...)
 }
