@@ -40,7 +40,9 @@ func startNATS(t *testing.T, o *server.Options) string {
 func wantOpened(t *testing.T, j config.Journal, want ...string) {
 	t.Helper()
 	j.Stream = "kvcast"
-	d, err := openDurable(t.Context(), &config.Config{Journal: j, IngestsEngines: true}, slog.New(slog.NewTextHandler(io.Discard, nil)), prometheus.NewRegistry())
+	d, err := openMode(t.Context(), &Service{
+		cfg: &config.Config{Journal: j, IngestsEngines: true}, log: slog.New(slog.NewTextHandler(io.Discard, nil)), registry: prometheus.NewRegistry(),
+	})
 	if err == nil {
 		if err := d.Close(t.Context()); err != nil {
 			t.Error(err)

@@ -11,13 +11,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
-	"github.com/kvcast/kvcast/cmd/kvcast/internal/member"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/recovery"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/discovery"
 	"github.com/kvcast/kvcast/internal/journal/jetstream"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
 )
 
 const (
@@ -35,43 +35,33 @@ const (
 // durable is a durable journal, and what is stored beside it.
 type durable struct {
 	*jetstream.Journal
-	member     *member.Member // nil unless other instances may use the journal too
-	log        *slog.Logger
+	s          *Service
 	progress   recovery.Progress
 	recovering atomic.Bool
+	// isolatedSince returns since when the servers have accepted no heartbeats; zero: they do, or there are none. An instance that owns
+	// no workers has no appends that would show it.
+	isolatedSince func() time.Time
 
 	checkpointTime     prometheus.Histogram
 	checkpointBytes    prometheus.Counter
 	checkpointFailures prometheus.Counter
 }
 
-func openDurable(ctx context.Context, c *config.Config, log *slog.Logger, registry *prometheus.Registry) (*durable, error) {
+// openDurable opens a journal, with the settings of its mode.
+func openDurable(ctx context.Context, s *Service, cfg jetstream.Config, isolatedSince func() time.Time) (*durable, error) {
 	opening, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
-	j := &c.Journal
-	cfg := jetstream.Config{
-		Dir: j.Dir(), Servers: j.Servers(), Stream: j.Stream, Retention: j.Retention,
-		Credentials: j.Credentials, TLSCA: j.CA, TLSCert: j.Cert, TLSKey: j.Key, Log: log,
-	}
-	if cfg.Dir != "" {
-		cfg.SyncInterval, cfg.SyncAlways = j.Sync, j.Sync == 0
-	} else if cfg.Follow = !c.IngestsEngines; !cfg.Follow {
-		cfg.Replicas = j.Replicas
-	}
-	var m *member.Member
-	if len(cfg.Servers) > 0 {
-		m = newMember(c, log, registry)
-		cfg.Instance, cfg.Owned = m.ID(), m.Owned
-	}
+	j, log, registry := &s.cfg.Journal, s.log, s.registry
+	cfg.Stream, cfg.Retention, cfg.Log = j.Stream, j.Retention, log
 	stop := logOpening(log, j.Store)
 	entries, err := jetstream.Open(opening, cfg)
 	stop()
 	if err != nil {
 		return nil, fmt.Errorf("open the journal in %s: %w; %s", j.Store, err, journalAdvice(err))
 	}
-	c.Pipeline.MaxRecordBytes = entries.MaxRecordBytes()
+	s.cfg.Pipeline.MaxRecordBytes = entries.MaxRecordBytes()
 	d := &durable{
-		Journal: entries, member: m, log: log,
+		Journal: entries, s: s, isolatedSince: isolatedSince,
 		checkpointTime: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "kvcast_checkpoint_seconds", Help: "Time to write a checkpoint of a worker.",
 			Buckets: prometheus.ExponentialBuckets(1e-3, 2, 14),
@@ -104,20 +94,6 @@ func openDurable(ctx context.Context, c *config.Config, log *slog.Logger, regist
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kvcast_journal_appends_in_flight",
 			Help: "Appends that the journal has not acknowledged yet. At 512, ingest waits."},
 			func() float64 { return float64(d.InFlight()) }))
-	if len(cfg.Servers) > 0 {
-		registry.MustRegister(
-			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kvcast_journal_connected",
-				Help: "1 while there is a connection to one of the NATS servers, and 0 otherwise."},
-				func() float64 {
-					if connected, _ := d.Connection(); connected {
-						return 1
-					}
-					return 0
-				}),
-			prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "kvcast_journal_reconnects_total",
-				Help: "Connections to NATS servers that were established again after one was lost."},
-				func() float64 { _, reconnects := d.Connection(); return float64(reconnects) }))
-	}
 	return d, nil
 }
 
@@ -145,7 +121,7 @@ func logOpening(log *slog.Logger, store string) (stop func()) {
 
 // status returns the progress of the recovery; nil if none is in progress.
 func (d *durable) status() *kvcastv1.Recovery {
-	if d == nil || !d.recovering.Load() {
+	if !d.recovering.Load() {
 		return nil
 	}
 	return &kvcastv1.Recovery{
@@ -153,7 +129,9 @@ func (d *durable) status() *kvcastv1.Recovery {
 	}
 }
 
-func (d *durable) registrations() recovery.Registrations {
+func (d *durable) registrations() registrations { return d.stored() }
+
+func (d *durable) stored() recovery.Registrations {
 	return recovery.Registrations{Store: d.Registrations()}
 }
 
@@ -166,36 +144,25 @@ func (d *durable) isStalled(now time.Time) bool {
 	return false
 }
 
-// isolatedSince returns since when the servers have accepted no heartbeats. An instance that owns no workers has no appends that
-// would show it.
-func (d *durable) isolatedSince() time.Time {
-	if d.member == nil {
-		return time.Time{}
-	}
-	return d.member.IsolatedSince()
+// opened leaves it to recover to create what reads engines.
+func (*durable) opened() error { return nil }
+
+// alone is the mode of a journal in a directory, which no other server uses.
+type alone struct{ *durable }
+
+func openAlone(ctx context.Context, s *Service) (mode, error) {
+	j := &s.cfg.Journal
+	d, err := openDurable(ctx, s, jetstream.Config{Dir: j.Dir(), SyncInterval: j.Sync, SyncAlways: j.Sync == 0}, func() time.Time { return time.Time{} })
+	return alone{d}, err
 }
 
-// recover recovers the state from a durable journal, and creates what reads the engines. It returns the
-// workers to register again.
-func (s *Service) recover(ctx context.Context) ([]ingestconfig.Worker, error) {
-	d := s.durable
-	switch {
-	case d == nil:
-		return nil, nil
-	case !s.cfg.IngestsEngines:
-		if err := recovery.Replicate(ctx, d, d.Checkpoints(), s.log, &d.progress, s.follower.Index()); err != nil {
-			return nil, err
-		}
-		d.Pin(s.follower.Index().Seq())
-		d.member.Attach(member.Parts{Journal: d.Journal, Follower: s.follower, Overpredicted: s.server.Overpredicted, Address: s.Addr()})
-		d.recovering.Store(false)
-		return nil, nil
-	case d.member != nil:
-		return nil, s.join(ctx)
-	}
+func (a alone) configure(c *server.Config) { c.Workers, c.Recovery = workers{a.s}, a.status }
+
+func (a alone) recover(ctx context.Context) ([]ingestconfig.Worker, error) {
+	s := a.s
 	var recovered *pipeline.Recovery
 	s.cfg.Pipeline.Durable = true
-	registered, err := recovery.Recover(ctx, d, d.Checkpoints(), d.registrations(), s.log, &d.progress, s.follower.Index(), func() recovery.Pipeline {
+	registered, err := recovery.Recover(ctx, a, a.Checkpoints(), a.stored(), s.log, &a.progress, s.follower.Index(), func() recovery.Pipeline {
 		recovered = pipeline.Recover(s.cfg.Pipeline)
 		return recovered
 	})
@@ -206,28 +173,39 @@ func (s *Service) recover(ctx context.Context) ([]ingestconfig.Worker, error) {
 		s.log.Warn("the state of a worker is lost: routers drop its blocks, and its engine is read again", "worker", worker, "error", cause)
 	}
 	s.cfg.Ingest.Durable, s.cfg.Ingest.Recovered = true, recovered.Workers()
-	p, err := recovered.Pipeline(d)
+	p, err := recovered.Pipeline(a)
 	if err != nil {
 		return nil, err
 	}
 	if err := s.assemble(p); err != nil {
 		return nil, err
 	}
-	d.recovering.Store(false)
+	a.recovering.Store(false)
 	return registered, nil
 }
 
-// run registers the workers that were registered before, writes checkpoints, and notifies the server whether the journal
-// stalls, until ctx ends or the journal fails.
-func (d *durable) run(ctx context.Context, s *Service, registered []ingestconfig.Worker, discovered <-chan struct{}) error {
-	if d.member != nil {
-		return d.runMember(ctx, s)
+func (a alone) run(ctx context.Context, registered []ingestconfig.Worker, grpcDone, portsDone <-chan error) error {
+	return a.s.readEngines(ctx, registered, grpcDone, portsDone)
+}
+
+func (a alone) discoverer() discovery.Workers { return a.s.ingest }
+
+func (alone) settle(context.Context, time.Duration) error { return nil }
+
+func (a alone) knowledge(behind []server.RankSince, now time.Time) server.Knowledge {
+	confirmed := a.Stalled()
+	if confirmed.IsZero() {
+		confirmed = now
 	}
-	d.register(ctx, s, registered)
-	checkpointer := recovery.Checkpointer{
-		Store: d.Checkpoints(), Log: s.log, Pipeline: s.pipeline, State: s.ingest.Checkpoint, Follower: s.follower, Retain: d.Retain,
-		Written: d.checkpointWritten, Failed: d.checkpointFailures.Inc,
-	}
+	return a.s.ownKnowledge(behind, confirmed, now)
+}
+
+// beside registers the workers that were registered before, writes checkpoints, and notifies the server whether the journal
+// stalls.
+func (a alone) beside(ctx context.Context, registered []ingestconfig.Worker, discovered <-chan struct{}) error {
+	s := a.s
+	a.register(ctx, registered)
+	checkpointer := a.checkpointer(a.Checkpoints(), a.Retain)
 	working, stop := context.WithCancel(ctx)
 	var group sync.WaitGroup
 	defer group.Wait()
@@ -242,7 +220,15 @@ func (d *durable) run(ctx context.Context, s *Service, registered []ingestconfig
 		case <-working.Done():
 		}
 	})
-	return d.watch(ctx, s)
+	return a.watch(ctx, func(time.Time) {})
+}
+
+// checkpointer returns what writes checkpoints to a store.
+func (d *durable) checkpointer(store recovery.Store, retain func(uint64)) *recovery.Checkpointer {
+	return &recovery.Checkpointer{
+		Store: store, Log: d.s.log, Pipeline: d.s.pipeline, State: d.s.ingest.Checkpoint, Follower: d.s.follower, Retain: retain,
+		Written: d.checkpointWritten, Failed: d.checkpointFailures.Inc,
+	}
 }
 
 func (d *durable) checkpointWritten(bytes int, took time.Duration) {
@@ -251,7 +237,8 @@ func (d *durable) checkpointWritten(bytes int, took time.Duration) {
 }
 
 // register registers the workers that were registered before, unless ctx ends.
-func (d *durable) register(ctx context.Context, s *Service, workers []ingestconfig.Worker) {
+func (a alone) register(ctx context.Context, workers []ingestconfig.Worker) {
+	s := a.s
 	for _, w := range workers {
 		err := s.ingest.AddWorker(ctx, w)
 		switch {
@@ -264,31 +251,23 @@ func (d *durable) register(ctx context.Context, s *Service, workers []ingestconf
 		if !errors.Is(err, ingestconfig.ErrWorkerExists) {
 			continue // it may fit after the next start
 		}
-		if err := d.registrations().Remove(ctx, w.Name); err != nil {
+		if err := a.registrations().Remove(ctx, w.Name); err != nil {
 			s.log.Warn("registration is kept", "worker", w.Name, "error", err)
 		}
 	}
 	close(s.registered)
 }
 
-// watch notifies the server whether the journal stalls, and refuses engines that connect while the NATS servers do not answer,
-// until ctx ends. It returns an error if the journal fails.
-func (d *durable) watch(ctx context.Context, s *Service) error {
+// watch notifies the server whether the journal stalls, and calls look as often as it looks, until ctx ends. It returns an error if the
+// journal fails.
+func (d *durable) watch(ctx context.Context, look func(now time.Time)) error {
 	ticker := time.NewTicker(stallPoll)
 	defer ticker.Stop()
-	engines := listening{listeners: s.ingest, log: s.log}
 	for {
 		select {
 		case now := <-ticker.C:
-			s.server.SetStalled(d.isStalled(now))
-			if d.member == nil {
-				continue
-			}
-			confirmed := d.member.StreamConfirmed()
-			s.server.SetOutdated(now.Sub(confirmed) > s.cfg.ClusterTTL)
-			if s.cfg.IngestsEngines {
-				engines.look(isUnanswered(now, confirmed, d.isolatedSince(), s.cfg.ClusterTTL), d.member.OthersIngest())
-			}
+			d.s.server.SetStalled(d.isStalled(now))
+			look(now)
 		case <-d.Failed(): // an idle pipeline would not notice
 			if err := d.Err(); errors.Is(err, jetstream.ErrOutdated) {
 				return fmt.Errorf("%w, because the process stood still or was cut off for too long; kvcast exits: restart it, and it reads the present state", err)

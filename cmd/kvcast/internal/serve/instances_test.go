@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/member"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/test/harness"
@@ -46,6 +47,14 @@ func runWith(t *testing.T, flags map[string]string) (s *Service, stop func()) {
 	return s, stop
 }
 
+// memberOf returns what makes a service one of the instances that share a stream.
+func memberOf(s *Service) *member.Member {
+	if r, ok := s.mode.(replica); ok {
+		return r.member
+	}
+	return s.mode.(shared).member
+}
+
 func await(t *testing.T, what string, met func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(harness.Timeout); !met(); <-time.After(20 * time.Millisecond) {
@@ -62,14 +71,14 @@ func TestEachServerShowsTheInstances(t *testing.T) {
 	ingesting, stopIngesting := runWith(t, map[string]string{"journal": url, "cluster-ttl": "10s"})
 	await(t, "serving", func() bool { return isClosed(ingesting.Serving()) })
 	serving, _ := runWith(t, map[string]string{"journal": url, "cluster-ttl": "10s", "cluster-ingest": "false"})
-	id, other := ingesting.durable.member.ID(), serving.durable.member.ID()
+	id, other := memberOf(ingesting).ID(), memberOf(serving).ID()
 	for _, s := range []*Service{ingesting, serving} {
 		await(t, "two instances and an owner", func() bool {
-			all := s.durable.member.Instances()
+			all := memberOf(s).Instances()
 			return len(all) == 2 && all[0].GetNewestSeq() > 0 && all[1].GetNewestSeq() > 0 && all[0].GetBehind() == 0 && all[1].GetBehind() == 0 &&
-				s.durable.member.Owners()["w"].GetInstanceId() == id
+				memberOf(s).Owners()["w"].GetInstanceId() == id
 		})
-		for _, i := range s.durable.member.Instances() {
+		for _, i := range memberOf(s).Instances() {
 			ingests, workers := i.GetId() == id, uint64(0)
 			if ingests {
 				workers = 1
@@ -81,7 +90,7 @@ func TestEachServerShowsTheInstances(t *testing.T) {
 		}
 	}
 	await(t, "the heartbeat has the worker", func() bool {
-		for _, i := range serving.durable.member.Instances() {
+		for _, i := range memberOf(serving).Instances() {
 			if i.GetId() == id {
 				return i.GetWorkers() == 1
 			}
@@ -94,7 +103,7 @@ func TestEachServerShowsTheInstances(t *testing.T) {
 	})
 	stopIngesting()
 	await(t, "the instance has left", func() bool {
-		all := serving.durable.member.Instances()
+		all := memberOf(serving).Instances()
 		return len(all) == 1 && all[0].GetId() == other
 	})
 }
@@ -111,7 +120,7 @@ func TestWorkerIsReadAnewWhenItsConfigurationChanges(t *testing.T) {
 	}
 	await(t, "serving", func() bool { return isClosed(s.Serving()) })
 	await(t, "the worker is read", reads("tcp://127.0.0.1:1"))
-	m := s.durable.member
+	m := memberOf(s)
 	changed := ingestconfig.Worker{Name: "w", Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://127.0.0.1:2", DPSize: 1}}}
 	if err := errors.Join(m.RemoveWorker(t.Context(), "w", feed.RemovedDiscovery), m.AddWorker(t.Context(), changed)); err != nil {
 		t.Fatal(err)
@@ -138,17 +147,17 @@ func TestServersWithTheDocumentedPermissions(t *testing.T) {
 	})
 	await(t, "serving", func() bool { return isClosed(serving.Serving()) })
 	await(t, "the instance that ingests is known", func() bool {
-		for _, i := range serving.durable.member.Instances() {
-			if i.GetId() == ingesting.durable.member.ID() {
+		for _, i := range memberOf(serving).Instances() {
+			if i.GetId() == memberOf(ingesting).ID() {
 				return i.GetLive()
 			}
 		}
 		return false
 	})
 	await(t, "the owner of w is known", func() bool {
-		return serving.durable.member.Owners()["w"].GetInstanceId() == ingesting.durable.member.ID()
+		return memberOf(serving).Owners()["w"].GetInstanceId() == memberOf(ingesting).ID()
 	})
-	if all := ingesting.durable.member.Instances(); len(all) != 1 {
+	if all := memberOf(ingesting).Instances(); len(all) != 1 {
 		t.Errorf("got the instances %v, want that which ingests alone", all)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"log/slog"
 	"os"
 	"sync"
 	"time"
@@ -12,10 +11,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
-	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/member"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/recovery"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/discovery"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream"
@@ -30,8 +29,39 @@ const (
 	changeTimeout = 10 * time.Second
 )
 
+// clustered is a journal in NATS servers, and what makes this server one of the instances that use it.
+type clustered struct {
+	*durable
+	member *member.Member
+}
+
+// openClustered opens the journal in NATS servers, with the settings of its mode.
+func openClustered(ctx context.Context, s *Service, cfg jetstream.Config) (clustered, error) {
+	j, m := &s.cfg.Journal, s.newMember()
+	cfg.Servers, cfg.Instance, cfg.Owned = j.Servers(), m.ID(), m.Owned
+	cfg.Credentials, cfg.TLSCA, cfg.TLSCert, cfg.TLSKey = j.Credentials, j.CA, j.Cert, j.Key
+	d, err := openDurable(ctx, s, cfg, m.IsolatedSince)
+	if err != nil {
+		return clustered{}, err
+	}
+	s.registry.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kvcast_journal_connected",
+			Help: "1 while there is a connection to one of the NATS servers, and 0 otherwise."},
+			func() float64 {
+				if connected, _ := d.Connection(); connected {
+					return 1
+				}
+				return 0
+			}),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "kvcast_journal_reconnects_total",
+			Help: "Connections to NATS servers that were established again after one was lost."},
+			func() float64 { _, reconnects := d.Connection(); return float64(reconnects) }))
+	return clustered{d, m}, nil
+}
+
 // newMember returns what makes this process one of the instances that share a stream.
-func newMember(c *config.Config, log *slog.Logger, registry *prometheus.Registry) *member.Member {
+func (s *Service) newMember() *member.Member {
+	c := s.cfg
 	host := c.ClusterName
 	if host == "" {
 		var err error
@@ -40,54 +70,94 @@ func newMember(c *config.Config, log *slog.Logger, registry *prometheus.Registry
 		}
 	}
 	return member.New(member.Config{
-		ID: rand.Text(), TTL: c.ClusterTTL, Grace: max(c.Ingest.Grace, 0), Log: log,
+		ID: rand.Text(), TTL: c.ClusterTTL, Grace: max(c.Ingest.Grace, 0), Log: s.log,
 		About:   member.About{Host: host, PID: os.Getpid(), Version: cli.Version(), Started: time.Now().UTC(), Ingest: c.IngestsEngines},
-		Metrics: registry, Incidents: c.Server.Incidents,
+		Metrics: s.registry, Incidents: c.Server.Incidents,
 	})
 }
 
-// join reads what the instances have appended so far, and creates what reads engines.
-func (s *Service) join(ctx context.Context) error {
-	d := s.durable
-	instances, err := d.Instances(ctx)
-	if err != nil {
-		return err
+func (c clustered) configure(to *server.Config) {
+	to.Workers, to.Cluster, to.Recovery, to.Newest = sharedWorkers{c.s, c}, c.member, c.status, c.Newest
+}
+
+func (c clustered) discoverer() discovery.Workers { return c.member }
+
+func (c clustered) settle(ctx context.Context, atMost time.Duration) error {
+	wait := time.NewTimer(atMost)
+	defer wait.Stop()
+	select {
+	case <-c.member.Settled():
+	case <-wait.C:
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	if err := recovery.Join(ctx, d, d.Checkpoints(), member.Heartbeats{KV: instances}, s.cfg.ClusterTTL/3, s.log, &d.progress, s.follower.Index()); err != nil {
-		return err
-	}
-	d.Pin(s.follower.Index().Seq())
-	s.cfg.Pipeline.Durable, s.cfg.Pipeline.Shared, s.cfg.Pipeline.Fenced = true, true, d.member.Fenced
-	s.cfg.Pipeline.Oldest = func() uint64 { return d.Bounds().Oldest }
-	p, err := pipeline.New(s.cfg.Pipeline, d)
-	if err != nil {
-		return cli.UsageError{Err: err}
-	}
-	for _, w := range s.cfg.Ingest.Workers {
-		if err := d.member.AddWorker(ctx, w); err != nil {
-			return err
-		}
-	}
-	s.cfg.Ingest.Workers, s.cfg.Ingest.Durable, s.cfg.Ingest.Claim = nil, true, d.member.Claim
-	s.cfg.Ingest.PeerTTL = s.cfg.ClusterTTL // so that they go to another server
-	if err := s.assemble(p); err != nil {
-		return err
-	}
-	d.member.Attach(member.Parts{
-		Journal: d.Journal, Follower: s.follower, Ingest: s.ingest, Pipeline: p, PipelineConfig: s.cfg.Pipeline,
-		States: workerStates, Overpredicted: s.server.Overpredicted, Address: s.Addr(),
-	})
-	close(s.registered)
-	d.recovering.Store(false)
 	return nil
 }
 
-// runMember takes part in the cluster, until ctx ends or the journal fails, and then hands over the workers.
-func (d *durable) runMember(ctx context.Context, s *Service) error {
-	checkpointer := recovery.Checkpointer{
-		Store: claimedStore{d.Checkpoints(), d.member}, Log: s.log, Pipeline: s.pipeline, State: s.ingest.Checkpoint, Follower: s.follower,
-		Retain: d.member.Retain, Written: d.checkpointWritten, Failed: d.checkpointFailures.Inc,
+func (c clustered) knowledge(behind []server.RankSince, _ time.Time) server.Knowledge {
+	k := c.member.Knowledge()
+	k.Behind = append(k.Behind, behind...)
+	return k
+}
+
+// lookAtStream notifies the server whether others may have entries that this one lacks. It returns when it had all of them.
+func (c clustered) lookAtStream(now time.Time) (confirmed time.Time) {
+	confirmed = c.member.StreamConfirmed()
+	c.s.server.SetOutdated(now.Sub(confirmed) > c.s.cfg.ClusterTTL)
+	return confirmed
+}
+
+// shared is the mode of a server that reads engines and shares them with others.
+type shared struct{ clustered }
+
+func openShared(ctx context.Context, s *Service) (mode, error) {
+	c, err := openClustered(ctx, s, jetstream.Config{Replicas: s.cfg.Journal.Replicas})
+	return shared{c}, err
+}
+
+// recover reads what the instances have appended so far, and creates what reads engines.
+func (c shared) recover(ctx context.Context) ([]ingestconfig.Worker, error) {
+	s := c.s
+	instances, err := c.Instances(ctx)
+	if err != nil {
+		return nil, err
 	}
+	if err := recovery.Join(ctx, c, c.Checkpoints(), member.Heartbeats{KV: instances}, s.cfg.ClusterTTL/3, s.log, &c.progress, s.follower.Index()); err != nil {
+		return nil, err
+	}
+	c.Pin(s.follower.Index().Seq())
+	s.cfg.Pipeline.Durable, s.cfg.Pipeline.Shared, s.cfg.Pipeline.Fenced = true, true, c.member.Fenced
+	s.cfg.Pipeline.Oldest = func() uint64 { return c.Bounds().Oldest }
+	p, err := pipeline.New(s.cfg.Pipeline, c)
+	if err != nil {
+		return nil, cli.UsageError{Err: err}
+	}
+	for _, w := range s.cfg.Ingest.Workers {
+		if err := c.member.AddWorker(ctx, w); err != nil {
+			return nil, err
+		}
+	}
+	s.cfg.Ingest.Workers, s.cfg.Ingest.Durable, s.cfg.Ingest.Claim = nil, true, c.member.Claim
+	s.cfg.Ingest.PeerTTL = s.cfg.ClusterTTL // so that they go to another server
+	if err := s.assemble(p); err != nil {
+		return nil, err
+	}
+	c.member.Attach(member.Parts{
+		Journal: c.Journal, Follower: s.follower, Ingest: s.ingest, Pipeline: p, PipelineConfig: s.cfg.Pipeline,
+		States: workerStates, Overpredicted: s.server.Overpredicted, Address: s.Addr(),
+	})
+	close(s.registered)
+	c.recovering.Store(false)
+	return nil, nil
+}
+
+func (c shared) run(ctx context.Context, registered []ingestconfig.Worker, grpcDone, portsDone <-chan error) error {
+	return c.s.readEngines(ctx, registered, grpcDone, portsDone)
+}
+
+// beside takes part in the cluster, and then hands over the workers.
+func (c shared) beside(ctx context.Context, _ []ingestconfig.Worker, _ <-chan struct{}) error {
+	checkpointer := c.checkpointer(claimedStore{c.Checkpoints(), c.member}, c.member.Retain)
 	beyond := context.WithoutCancel(ctx)
 	working, stop := context.WithCancel(ctx)
 	handOver, stopHandOver := context.WithCancel(beyond)
@@ -97,8 +167,14 @@ func (d *durable) runMember(ctx context.Context, s *Service) error {
 	defer stop()
 	group.Go(func() { checkpointer.Run(working) })
 	failed := make(chan error, 1)
-	group.Go(func() { failed <- d.member.Run(working, handOver) })
-	watched := background(func() error { return d.watch(working, s) })
+	group.Go(func() { failed <- c.member.Run(working, handOver) })
+	engines := listening{listeners: c.s.ingest, log: c.s.log}
+	watched := background(func() error {
+		return c.watch(working, func(now time.Time) {
+			confirmed := c.lookAtStream(now)
+			engines.look(isUnanswered(now, confirmed, c.isolatedSince(), c.s.cfg.ClusterTTL), c.member.OthersIngest())
+		})
+	})
 	var err error
 	select {
 	case err = <-failed:
@@ -145,7 +221,10 @@ func (c claimedStore) Delete(ctx context.Context, name string) error {
 
 // sharedWorkers registers workers for all instances. Its methods return when the index has applied the change, or after
 // changeTimeout.
-type sharedWorkers struct{ *Service }
+type sharedWorkers struct {
+	*Service
+	cluster clustered
+}
 
 // AddWorker implements server.Workers.
 func (w sharedWorkers) AddWorker(ctx context.Context, worker ingestconfig.Worker) error {
@@ -155,13 +234,13 @@ func (w sharedWorkers) AddWorker(ctx context.Context, worker ingestconfig.Worker
 	if err := w.awaitRegistered(ctx); err != nil {
 		return err
 	}
-	if _, wanted := w.durable.member.IsWanted(worker.Name); wanted {
+	if _, wanted := w.cluster.member.IsWanted(worker.Name); wanted {
 		return ingestconfig.ErrWorkerExists
 	}
-	if err := w.durable.member.CheckSockets(worker); err != nil {
+	if err := w.cluster.member.CheckSockets(worker); err != nil {
 		return err
 	}
-	switch err := w.durable.registrations().Add(ctx, worker); {
+	switch err := w.cluster.registrations().Add(ctx, worker); {
 	case errors.Is(err, jetstream.ErrChanged): // another instance has registered it meanwhile
 		return ingestconfig.ErrWorkerExists
 	case err != nil:
@@ -175,10 +254,10 @@ func (w sharedWorkers) RemoveWorker(ctx context.Context, name string, _ feed.Rem
 	if err := w.awaitRegistered(ctx); err != nil {
 		return err
 	}
-	if registered, _ := w.durable.member.IsWanted(name); !registered {
+	if registered, _ := w.cluster.member.IsWanted(name); !registered {
 		return ingestconfig.ErrNoWorker
 	}
-	if err := w.durable.registrations().Remove(ctx, name); err != nil {
+	if err := w.cluster.registrations().Remove(ctx, name); err != nil {
 		return notStored(err)
 	}
 	return w.await(ctx, name, false)

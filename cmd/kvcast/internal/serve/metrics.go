@@ -29,7 +29,7 @@ func newIndexMetrics(registry *prometheus.Registry, s *Service) follow.Delays {
 				return 0
 			}
 			applied := s.follower.Bounds().Newest
-			return float64(s.journal.Bounds().Newest - applied)
+			return float64(s.mode.Bounds().Newest - applied)
 		})
 	create.NewGaugeFunc(
 		prometheus.GaugeOpts{Name: "kvcast_index_token_id_bytes", Help: "Memory of token ids that the index keeps."},

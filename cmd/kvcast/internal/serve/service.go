@@ -55,8 +55,7 @@ type Service struct {
 	registry *prometheus.Registry
 	serving  chan struct{} // closed when the server starts to serve routers
 	watches  []discovery.Watch
-	journal  entries
-	durable  *durable // nil for a journal in memory
+	mode     mode
 	follower *follow.Follower
 	server   *server.Server
 	history  *history.History
@@ -70,8 +69,7 @@ type Service struct {
 	adminPort net.Listener // nil: none
 	egress    egress
 
-	// assembled is closed when ingest and pipeline are set: at once for a journal in memory, and otherwise after the
-	// recovery.
+	// assembled is closed when ingest and pipeline are set; see mode.
 	assembled chan struct{}
 	ingest    *ingest.Ingest
 	pipeline  *pipeline.Pipeline
@@ -96,27 +94,24 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	}
 	c.Server.Incidents = new(incident.Log)
 	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
+	if s.watches, err = watches(c, log, s.registry); err != nil {
+		return nil, cli.UsageError{Err: err}
+	}
+	opened, err := openMode(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	s.mode = opened
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.closeParts(ctx))
 		}
 	}()
-	if s.watches, err = watches(c, log, s.registry); err != nil {
-		return nil, cli.UsageError{Err: err}
-	}
-	if c.Journal.Durable() {
-		if s.durable, err = openDurable(ctx, c, log, s.registry); err != nil {
-			return nil, err
-		}
-		s.journal = s.durable.Journal
-	} else {
-		s.journal = journal.NewMemory(c.Journal.Retention)
-	}
 	state := index.New()
 	if c.RetainTokenIDs {
 		state.RetainTokenIDs(c.TokenIDBytes)
 	}
-	s.follower = follow.New(s.journal, state, newIndexMetrics(s.registry, s))
+	s.follower = follow.New(s.mode, state, newIndexMetrics(s.registry, s))
 	s.follower.Observe(c.Server.Incidents.AddEvent)
 	s.history = history.New(s.follower.Index(), func() history.Stream { return s.server.StreamState() })
 
@@ -129,16 +124,10 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	}
 	c.Server.MaxEvictedBytes = c.Journal.Retention.MaxBytes
 	c.Server.Version, c.Server.Logger, c.Server.Registerer = cli.Version(), log, s.registry
-	c.Server.Sources, c.Server.Knowledge, c.Server.Workers = s.sourceStatus, s.knowledge, workers{s}
-	if s.durable != nil && s.durable.member != nil {
-		c.Server.Workers, c.Server.Cluster = sharedWorkers{s}, s.durable.member
-	}
-	c.Server.NoRouters = !c.ServesRouters
-	c.Server.Aliases, c.Server.Recovery = s.aliases, s.durable.status
+	c.Server.Sources, c.Server.Knowledge = s.sourceStatus, s.knowledge
+	c.Server.NoRouters, c.Server.Aliases = !c.ServesRouters, s.aliases
 	c.Server.History, c.Server.Retention = s.history, c.Journal.Retention
-	if len(c.Journal.Servers()) > 0 {
-		c.Server.Newest = s.durable.Newest
-	}
+	s.mode.configure(&c.Server)
 	s.server = server.New(c.Server, s.follower, s.follower.Index())
 
 	if s.grpcPort, err = listen(ctx, "--listen", c.Listen); err != nil {
@@ -159,15 +148,7 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	if err := c.Pipeline.Validate(); err != nil {
 		return nil, cli.UsageError{Err: err}
 	}
-	if s.durable != nil {
-		return s, nil
-	}
-	p, err := pipeline.New(c.Pipeline, s.journal)
-	if err != nil {
-		return nil, cli.UsageError{Err: err}
-	}
-	close(s.registered)
-	return s, s.assemble(p)
+	return s, s.mode.opened()
 }
 
 // assemble creates what reads the engines.
@@ -199,12 +180,9 @@ func (s *Service) aliases(worker string, rank uint32, hashes []uint64) map[uint6
 	return s.pipeline.Aliases(worker, rank, hashes)
 }
 
-// closeParts closes the ports and a durable journal.
+// closeParts closes the ports and the journal.
 func (s *Service) closeParts(ctx context.Context) error {
-	errs := []error{closePort(s.grpcPort), closePort(s.adminPort), s.closeEgress()}
-	if s.durable != nil {
-		errs = append(errs, s.durable.Close(ctx))
-	}
+	errs := []error{closePort(s.grpcPort), closePort(s.adminPort), s.closeEgress(), s.mode.Close(ctx)}
 	s.stopTracing(ctx)
 	return errors.Join(errs...)
 }
@@ -241,12 +219,10 @@ func (s *Service) Run(ctx context.Context) error {
 	reloadDone := background(func() error { s.credentials.run(reloading, s.server); return nil })
 	s.log.Info("starting", "grpc", s.Addr(), "version", cli.Version())
 	s.ending.WaitsFor("the journal, to recover the state")
-	registered, err := s.recover(ctx)
+	registered, err := s.mode.recover(ctx)
 	switch {
-	case err == nil && s.cfg.IngestsEngines:
-		err = s.run(ctx, registered, grpcDone, portsDone)
 	case err == nil:
-		err = s.runReplica(ctx, grpcDone, portsDone)
+		err = s.mode.run(ctx, registered, grpcDone, portsDone)
 	case ctx.Err() != nil:
 		err = nil
 	}
@@ -261,7 +237,7 @@ func (s *Service) Run(ctx context.Context) error {
 	s.ending.WaitsFor("the journal, to close it")
 	closing, cancel := context.WithTimeout(beyond, journalStopTimeout) // of its own: slow subscribers may have used up theirs
 	defer cancel()
-	errs = append(errs, s.journal.Close(closing), <-grpcDone)
+	errs = append(errs, s.mode.Close(closing), <-grpcDone)
 	if portsDone != nil {
 		errs = append(errs, <-portsDone)
 	}
@@ -276,8 +252,8 @@ func (s *Service) Run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// run reads engines and serves routers until ctx is done or a part fails. It then stops reading engines.
-func (s *Service) run(ctx context.Context, registered []ingestconfig.Worker, grpcDone, portsDone <-chan error) error {
+// readEngines reads engines and serves routers until ctx is done or a part fails. It then stops reading engines.
+func (s *Service) readEngines(ctx context.Context, registered []ingestconfig.Worker, grpcDone, portsDone <-chan error) error {
 	beyond := context.WithoutCancel(ctx)
 	starting, stopStarting := context.WithCancel(ctx)
 	defer stopStarting()
@@ -291,16 +267,9 @@ func (s *Service) run(ctx context.Context, registered []ingestconfig.Worker, grp
 	discovered := make(chan struct{})
 	followDone := background(func() error { return s.follower.Run(following) })
 	ingestDone := background(func() error { return s.ingest.Run(ingesting) })
-	var discoverer discovery.Workers = s.ingest
-	if s.durable != nil && s.durable.member != nil {
-		discoverer = s.durable.member
-	}
-	discoveryDone := background(func() error { return discover(discovering, s.watches, discoverer, discovered) })
+	discoveryDone := background(func() error { return discover(discovering, s.watches, s.mode.discoverer(), discovered) })
 	startDone := background(func() error { s.start(starting, discovered); return nil })
-	var durableDone <-chan error // nil with a journal in memory
-	if s.durable != nil {
-		durableDone = background(func() error { return s.durable.run(starting, s, registered, discovered) })
-	}
+	besideDone := background(func() error { return s.mode.beside(starting, registered, discovered) })
 
 	var failure error
 	select {
@@ -308,7 +277,7 @@ func (s *Service) run(ctx context.Context, registered []ingestconfig.Worker, grp
 	case failure = <-ingestDone:
 	case failure = <-grpcDone:
 	case failure = <-portsDone:
-	case failure = <-durableDone:
+	case failure = <-besideDone:
 	case failure = <-followDone:
 		failure = fmt.Errorf("follow the journal: %w; kvcast exits, because snapshots and matches would be outdated: restart kvcast", failure)
 	case failure = <-s.pipeline.Failed():
@@ -318,11 +287,9 @@ func (s *Service) run(ctx context.Context, registered []ingestconfig.Worker, grp
 	stopStarting()
 	s.ending.WaitsFor("the engines, to start")
 	errs := []error{failure, <-startDone}
-	if durableDone != nil {
-		s.ending.WaitsFor("the journal, to hand over or store what it has")
-		if err := <-durableDone; failure == nil { // otherwise it may be the same error
-			errs = append(errs, err)
-		}
+	s.ending.WaitsFor("the journal, to hand over or store what it has")
+	if err := <-besideDone; failure == nil { // otherwise it may be the same error
+		errs = append(errs, err)
 	}
 	s.log.Info("shutting down")
 	stopDiscovery()
@@ -345,7 +312,7 @@ func (s *Service) run(ctx context.Context, registered []ingestconfig.Worker, grp
 
 // ingestLate returns why ingest may not have stopped in time.
 func (s *Service) ingestLate() error {
-	if s.durable != nil && s.durable.isStalled(time.Now()) {
+	if s.mode.isStalled(time.Now()) {
 		return errors.New("stop ingest: the journal does not acknowledge what ingest appends")
 	}
 	return errors.New("stop ingest: resolving an engine's name takes too long, or ZeroMQ hangs")
@@ -353,15 +320,8 @@ func (s *Service) ingestLate() error {
 
 // start starts serving routers once the engines have been read, unless ctx is done first.
 func (s *Service) start(ctx context.Context, discovered <-chan struct{}) {
-	if s.durable != nil && s.durable.member != nil && s.cfg.StartWait > 0 {
-		wait := time.NewTimer(s.cfg.StartWait)
-		defer wait.Stop()
-		select {
-		case <-s.durable.member.Settled():
-		case <-wait.C:
-		case <-ctx.Done():
-			return
-		}
+	if s.cfg.StartWait > 0 && s.mode.settle(ctx, s.cfg.StartWait) != nil {
+		return
 	}
 	missing, ok := startup{sources: s.ingest.Sources, discovered: discovered, wait: s.cfg.StartWait}.run(ctx)
 	if !ok {
@@ -375,7 +335,7 @@ func (s *Service) start(ctx context.Context, discovered <-chan struct{}) {
 
 // serveFrom starts serving routers once the index has the entries that the journal has now, unless ctx is done first.
 func (s *Service) serveFrom(ctx context.Context) {
-	if s.follower.Wait(ctx, s.journal.Bounds().Newest) != nil {
+	if s.follower.Wait(ctx, s.mode.Bounds().Newest) != nil {
 		return
 	}
 	s.server.StartServing()

@@ -44,7 +44,7 @@ func TestRunEndsWhenAnAppendFails(t *testing.T) {
 	s := open(t)
 	done := make(chan error, 1)
 	go func() { done <- s.Run(t.Context()) }()
-	if err := s.journal.Close(t.Context()); err != nil {
+	if err := s.mode.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.pipeline.AddWorker(feed.Worker{Name: "w"})

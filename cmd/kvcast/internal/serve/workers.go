@@ -100,32 +100,16 @@ func workerStates(sources []ingest.SourceStatus) map[string]kvcastv1.WorkerState
 
 // knowledge returns until when the index is known to have what the engines have cached.
 func (s *Service) knowledge() server.Knowledge {
-	var k server.Knowledge
+	var behind []server.RankSince
 	now := time.Now()
 	if s.isAssembled() {
 		for _, src := range s.ingest.Sources() {
 			if !src.BehindSince.IsZero() {
-				k.Behind = append(k.Behind, server.RankSince{Worker: src.Worker, Rank: src.Rank, For: max(now.Sub(src.BehindSince), 1)})
+				behind = append(behind, server.RankSince{Worker: src.Worker, Rank: src.Rank, For: max(now.Sub(src.BehindSince), 1)})
 			}
 		}
 	}
-	switch {
-	case s.durable != nil && s.durable.member != nil:
-		behind := k.Behind
-		k = s.durable.member.Knowledge()
-		k.Behind = append(k.Behind, behind...)
-	default:
-		k.Others = now
-		if s.durable != nil {
-			if since := s.durable.Stalled(); !since.IsZero() {
-				k.Others = since
-			}
-		}
-		if len(k.Behind) > 0 || k.Others.Before(now) {
-			k.Limit = s.cfg.ClusterTTL
-		}
-	}
-	return k
+	return s.mode.knowledge(behind, now)
 }
 
 // workers gives the server access to ingest, which is created after the server. Its methods return when the index has
@@ -140,17 +124,15 @@ func (w workers) AddWorker(ctx context.Context, worker ingestconfig.Worker) erro
 	if err := w.ingest.AddWorker(ctx, worker); err != nil {
 		return err
 	}
-	if w.durable != nil {
-		if err := w.durable.registrations().Add(ctx, worker); err != nil {
-			failed := notStored(err)
-			if errors.Is(err, jetstream.ErrChanged) { // another server has it
-				failed = ingestconfig.ErrWorkerExists
-			}
-			beyond := context.WithoutCancel(ctx) // so that a client that tries again is not refused
-			return errors.Join(failed, w.ingest.RemoveWorker(beyond, worker.Name, feed.RemovedDeregistered))
+	if err := w.mode.registrations().Add(ctx, worker); err != nil {
+		failed := notStored(err)
+		if errors.Is(err, jetstream.ErrChanged) { // another server has it
+			failed = ingestconfig.ErrWorkerExists
 		}
+		beyond := context.WithoutCancel(ctx) // so that a client that tries again is not refused
+		return errors.Join(failed, w.ingest.RemoveWorker(beyond, worker.Name, feed.RemovedDeregistered))
 	}
-	return w.follower.Wait(ctx, w.journal.Bounds().Newest)
+	return w.follower.Wait(ctx, w.mode.Bounds().Newest)
 }
 
 // RemoveWorker implements server.Workers.
@@ -158,15 +140,14 @@ func (w workers) RemoveWorker(ctx context.Context, name string, why feed.RemoveR
 	if err := w.awaitRegistered(ctx); err != nil {
 		return err
 	}
-	if w.durable != nil { // first, so that the worker does not come back if the server ends now
-		if err := w.durable.registrations().Remove(ctx, name); err != nil {
-			return notStored(err)
-		}
+	// First, so that the worker does not come back if the server ends now.
+	if err := w.mode.registrations().Remove(ctx, name); err != nil {
+		return notStored(err)
 	}
 	if err := w.ingest.RemoveWorker(ctx, name, why); err != nil {
 		return err
 	}
-	return w.follower.Wait(ctx, w.journal.Bounds().Newest)
+	return w.follower.Wait(ctx, w.mode.Bounds().Newest)
 }
 
 // awaitRegistered waits until the state is recovered and the workers of an earlier run are registered again, so that a
