@@ -23,26 +23,26 @@ func (m *Member) execute(ctx context.Context, a cluster.Action) {
 		seq, err := m.claim(ctx, a)
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		m.claiming--
+		m.claims.inProgress--
 		if err != nil {
 			if ctx.Err() == nil && !errors.Is(err, journal.ErrFenced) {
-				if suppressed, ok := m.notTaken.Allow(time.Now()); ok {
+				if suppressed, ok := m.claims.failed.Allow(time.Now()); ok {
 					log.Warn("a worker is not taken: it is tried again", "error", err, "suppressed", suppressed)
 				}
 			}
-			delete(m.recovered, a.Worker)
+			delete(m.claims.recovered, a.Worker)
 			m.machine.Claimed(a.Worker, false, time.Now())
 			break
 		}
 		log.Info("worker taken", "seq", seq, "took", time.Since(began).Round(time.Millisecond))
 		m.remember(kvcastv1.IncidentKind_INCIDENT_KIND_TAKEOVER, a, seq, began)
-		m.claims[a.Worker] = seq
+		m.claims.seqs[a.Worker] = seq
 		m.metrics.takeovers.WithLabelValues(a.Reason.String()).Inc()
 		m.metrics.takeoverTime.Observe(time.Since(began).Seconds())
 		m.machine.Claimed(a.Worker, true, time.Now())
-		if waiting := m.waiting[a.Worker]; waiting != nil {
-			delete(m.waiting, a.Worker)
-			waiting <- m.takeRecovered(a.Worker)
+		if waiting := m.listened.waiting[a.Worker]; waiting != nil {
+			delete(m.listened.waiting, a.Worker)
+			waiting <- m.claims.takeRecovered(a.Worker)
 		}
 	case cluster.Release, cluster.Remove:
 		seq, err := m.release(ctx, a)
@@ -55,8 +55,7 @@ func (m *Member) execute(ctx context.Context, a cluster.Action) {
 		}
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		delete(m.claims, a.Worker)
-		delete(m.recovered, a.Worker)
+		m.claims.forget(a.Worker)
 		m.machine.Released(a.Worker, seq, time.Now())
 	case cluster.Drop:
 		m.drop(ctx, a.Worker)
@@ -65,11 +64,8 @@ func (m *Member) execute(ctx context.Context, a cluster.Action) {
 		if owner := m.owners[a.Worker].Instance; owner != m.cfg.ID {
 			log.Warn("worker dropped: another instance has it now", "owner", owner)
 		}
-		if m.bound[a.Worker] {
-			m.lost[a.Worker] = time.Now()
-		}
-		delete(m.claims, a.Worker)
-		delete(m.recovered, a.Worker)
+		m.listened.lose(a.Worker)
+		m.claims.forget(a.Worker)
 		m.machine.Dropped(a.Worker, time.Now())
 	}
 	m.signal()
@@ -83,7 +79,7 @@ func (m *Member) remember(kind kvcastv1.IncidentKind, a cluster.Action, seq uint
 }
 
 // claim claims a worker, recovers it, and lets ingest read it. For a worker that is not wanted, the state of ingest waits in
-// m.recovered: its engine connects to a listener, or it will be removed.
+// m.claims.recovered: its engine connects to a listener, or it will be removed.
 func (m *Member) claim(ctx context.Context, a cluster.Action) (seq uint64, err error) {
 	seen := m.parts.Journal.Owner(a.Worker)
 	if seen.Seq > a.Seq {
@@ -113,7 +109,7 @@ func (m *Member) claim(ctx context.Context, a cluster.Action) (seq uint64, err e
 	}
 	if !wanted {
 		m.mu.Lock()
-		m.recovered[a.Worker] = recovered
+		m.claims.recovered[a.Worker] = recovered
 		m.mu.Unlock()
 		return seq, nil
 	}
@@ -124,16 +120,9 @@ func (m *Member) claim(ctx context.Context, a cluster.Action) (seq uint64, err e
 		return 0, err
 	}
 	m.mu.Lock()
-	m.reading[a.Worker] = w
+	m.claims.reading[a.Worker] = w
 	m.mu.Unlock()
 	return seq, nil
-}
-
-// takeRecovered returns the state of ingest of a worker that is not wanted; nil if there is none. It has not been used.
-func (m *Member) takeRecovered(worker string) *feed.Recovered {
-	r := m.recovered[worker]
-	delete(m.recovered, worker)
-	return r
 }
 
 // recover adds the state of a worker at its claim to the pipeline.
@@ -162,7 +151,7 @@ func (m *Member) recover(ctx context.Context, worker string, claim uint64) (*fee
 // it from the stream before.
 func (m *Member) release(ctx context.Context, a cluster.Action) (seq uint64, err error) {
 	m.mu.Lock()
-	delete(m.reading, a.Worker)
+	delete(m.claims.reading, a.Worker)
 	m.mu.Unlock()
 	if err := m.stopReading(ctx, a.Worker); err != nil {
 		return 0, err
@@ -214,7 +203,7 @@ func (m *Member) whyRemoved(worker string) feed.RemoveReason {
 // drop forgets a worker without a record.
 func (m *Member) drop(ctx context.Context, worker string) {
 	m.mu.Lock()
-	delete(m.reading, worker)
+	delete(m.claims.reading, worker)
 	m.mu.Unlock()
 	m.parts.Journal.Forget(worker)
 	m.parts.Pipeline.Drop(worker)
@@ -231,70 +220,4 @@ func (m *Member) stopReading(ctx context.Context, worker string) error {
 		return nil
 	}
 	return err
-}
-
-// Retain is recovery.Checkpointer's Retain: it notes the seq after which this instance's workers need the entries, and lets
-// the journal remove what no instance needs, if this instance is the first of those that ingest.
-func (m *Member) Retain(after uint64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	// Workers that were claimed since the last call, or are being claimed, or will be, may need earlier entries.
-	if m.claiming == 0 && m.generation == m.retain.generation && m.ingestsAllOwned() {
-		m.retain.after, m.retain.at = after, m.parts.Follower.Bounds().Newest
-	}
-	m.retain.generation = m.generation
-	m.parts.Journal.Retain(m.retainAll())
-}
-
-// ingestsAllOwned reports whether the pipeline has all workers of which this instance is the owner.
-func (m *Member) ingestsAllOwned() bool {
-	for name, o := range m.owners {
-		if o.Instance == m.cfg.ID && m.claims[name] == 0 {
-			return false
-		}
-	}
-	return true
-}
-
-// retainAll returns the seq after which some instance needs the entries; 0 if that is not known, or if it is for another
-// instance to remove entries.
-func (m *Member) retainAll() uint64 {
-	if !m.isLoaded {
-		return 0
-	}
-	for name := range m.inStream {
-		if m.owners[name].Instance == "" { // its next owner needs them
-			return 0
-		}
-	}
-	after := m.retain.after
-	live := make(map[string]*instance)
-	for _, s := range m.machine.Instances() {
-		if !s.Live || !s.Ingest || s.ID == m.cfg.ID {
-			continue
-		}
-		i := m.instances[s.ID]
-		if s.ID < m.cfg.ID || i == nil || i.RetainAt > m.parts.Journal.Bounds().Newest { // it may have claimed workers since
-			return 0
-		}
-		live[s.ID] = i
-		after = min(after, i.RetainAfter)
-	}
-	for _, o := range m.owners {
-		at := m.retain.at
-		if o.Instance != m.cfg.ID {
-			i := live[o.Instance]
-			switch {
-			case o.Instance == "":
-				continue
-			case i == nil:
-				return 0
-			}
-			at = i.RetainAt
-		}
-		if o.Seq > at {
-			return 0
-		}
-	}
-	return after
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -153,18 +152,6 @@ func (b Heartbeats) Revisions(ctx context.Context) (map[string]uint64, error) {
 
 func workersKey(id string) string { return id + ".workers" }
 
-// workers returns a copy of the workers that this instance announces. ok is false if they have not changed since the last
-// call, unless again is set.
-func (m *Member) workers(again bool) (_ map[string]ingestconfig.Worker, ok bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !m.changed && !again {
-		return nil, false
-	}
-	m.changed = false
-	return maps.Clone(m.local), true
-}
-
 // beat writes heartbeats, and announces workers, until ctx ends.
 func (m *Member) beat(ctx context.Context) {
 	const announceEvery = 20 * time.Second // the bucket keeps what is announced for a minute
@@ -174,7 +161,7 @@ func (m *Member) beat(ctx context.Context) {
 	var failed loglimit.Limit
 	for {
 		m.putHeartbeat(ctx)
-		if workers, ok := m.workers(time.Since(announced) > announceEvery); ok && !m.left() {
+		if workers, ok := m.catalog.toAnnounce(time.Since(announced) > announceEvery); ok && !m.hasLeft() {
 			if err := m.announce(ctx, workers); err != nil {
 				if suppressed, ok := failed.Allow(time.Now()); ok {
 					m.cfg.Log.Warn("other instances do not get to know the workers that this one has found", "error", err, "suppressed", suppressed)
@@ -192,10 +179,10 @@ func (m *Member) beat(ctx context.Context) {
 	}
 }
 
-func (m *Member) left() bool {
+func (m *Member) hasLeft() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.hasLeft
+	return m.ending == left
 }
 
 func (m *Member) announce(ctx context.Context, workers map[string]ingestconfig.Worker) error {
@@ -232,7 +219,7 @@ func (m *Member) tryHeartbeat(ctx context.Context) error {
 		states = m.parts.States(sources)
 	}
 	m.mu.Lock()
-	h, hasLeft, owned := m.heartbeat(), m.hasLeft, m.owned()
+	h, hasLeft, owned := m.heartbeat(), m.ending == left, m.owned()
 	m.mu.Unlock()
 	h.Down, h.Behind, h.Stalled = down, behind, stalled
 	if m.parts.Overpredicted != nil {
@@ -256,8 +243,8 @@ func (m *Member) tryHeartbeat(ctx context.Context) error {
 
 func (m *Member) heartbeat() heartbeat {
 	return heartbeat{
-		About: m.cfg.About, Draining: m.draining, Engines: engines(m.engines), Seq: m.parts.Follower.Bounds().Newest,
-		RetainAfter: m.retain.after, RetainAt: m.retain.at,
+		About: m.cfg.About, Draining: m.ending != staying, Engines: engines(m.engines), Seq: m.parts.Follower.Bounds().Newest,
+		RetainAfter: m.claims.retain.after, RetainAt: m.claims.retain.at,
 	}
 }
 
@@ -308,19 +295,17 @@ func (m *Member) instanceChanged(v jetstream.Value) {
 	defer m.mu.Unlock()
 	defer m.signal()
 	if id, ok := strings.CutSuffix(v.Key, ".workers"); ok {
-		workers := make(map[string]ingestconfig.Worker)
+		var workers map[string]ingestconfig.Worker
 		if err := json.Unmarshal(v.Data, &workers); v.Data != nil && err != nil {
 			m.cfg.Log.Warn("the workers of another instance cannot be read", "instance", id, "error", err)
 			return
 		}
-		if m.announced[id] = workers; v.Data == nil {
-			delete(m.announced, id)
-		}
+		m.catalog.announce(id, workers)
 		return
 	}
 	if v.Data == nil {
 		delete(m.instances, v.Key)
-		delete(m.announced, v.Key)
+		m.catalog.announce(v.Key, nil)
 		m.machine.InstanceGone(v.Key)
 		return
 	}

@@ -3,6 +3,7 @@ package member
 import (
 	"context"
 	"errors"
+	"maps"
 	"time"
 
 	"github.com/kvcast/kvcast/internal/feed"
@@ -23,27 +24,46 @@ const claimWait = 2
 // themselves.
 var errWanted = errors.New("a worker of this name is configured, found or registered; give the engine another name")
 
+// listened are the workers whose engines connect to listeners of this instance. Member.mu guards them.
+type listened struct {
+	waiting   map[string]chan *feed.Recovered // those that wait for a claim
+	connected map[string]bool                 // whether they are connected, as the machine knows it
+	lost      map[string]time.Time            // when they were dropped
+}
+
+// lose notes that a worker is dropped, if it is one of a listener.
+func (l *listened) lose(worker string) {
+	if l.connected[worker] {
+		l.lost[worker] = time.Now()
+	}
+}
+
+// forgetLost forgets the workers that were dropped long ago.
+func (l *listened) forgetLost(ttl time.Duration) {
+	maps.DeleteFunc(l.lost, func(_ string, at time.Time) bool { return time.Since(at) >= lostWait*ttl })
+}
+
 // Claim is ingest's config.Config.Claim.
 func (m *Member) Claim(ctx context.Context, worker string) (*feed.Recovered, error) {
 	m.mu.Lock()
 	if m.machine.Owners()[worker].Ingested { // the grace time has removed it from the stream, or it was to be removed
 		defer m.mu.Unlock()
-		m.bound[worker] = true
+		m.listened.connected[worker] = true
 		m.machine.Connected(worker)
-		return m.takeRecovered(worker), nil
+		return m.claims.takeRecovered(worker), nil
 	}
 	if m.wanted[worker] { // the instance to which it is assigned connects to its engine
 		defer m.mu.Unlock()
 		return nil, errWanted
 	}
-	if at, ok := m.lost[worker]; ok && time.Since(at) < lostWait*m.cfg.TTL {
+	if at, ok := m.listened.lost[worker]; ok && time.Since(at) < lostWait*m.cfg.TTL {
 		defer m.mu.Unlock()
 		return nil, errLost
 	}
-	delete(m.lost, worker)
+	delete(m.listened.lost, worker)
 	claimed := make(chan *feed.Recovered, 1)
-	m.waiting[worker] = claimed
-	m.bound[worker] = true
+	m.listened.waiting[worker] = claimed
+	m.listened.connected[worker] = true
 	m.machine.Connected(worker)
 	m.signal()
 	m.mu.Unlock()
@@ -55,10 +75,10 @@ func (m *Member) Claim(ctx context.Context, worker string) (*feed.Recovered, err
 	case <-ctx.Done():
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if m.waiting[worker] == claimed {
-			delete(m.waiting, worker)
+		if m.listened.waiting[worker] == claimed {
+			delete(m.listened.waiting, worker)
 			m.machine.Disconnected(worker)
-			m.bound[worker] = false
+			m.listened.connected[worker] = false
 		}
 		return nil, ctx.Err()
 	}

@@ -22,7 +22,6 @@ import (
 	"github.com/kvcast/kvcast/ingest"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/cluster"
-	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/follow"
 	"github.com/kvcast/kvcast/internal/incident"
@@ -60,68 +59,63 @@ type Member struct {
 	actions sync.WaitGroup
 	beating sync.Mutex // held while a heartbeat is written
 
-	mu         sync.Mutex // guards all below
-	machine    *cluster.Machine
-	owners     map[string]owner
-	recency    recency
-	claims     map[string]uint64 // seqs of the claims of the workers that are ingested here
-	claiming   int               // claims in progress
-	notTaken   loglimit.Limit    // lines about claims that failed
-	local      map[string]ingestconfig.Worker
-	changed    bool // local has changed since it was announced
-	announced  map[string]map[string]ingestconfig.Worker
-	registered map[string]ingestconfig.Worker
-	// localSockets and registeredSockets are the sockets that the workers of local and of registered read.
-	localSockets, registeredSockets ingestconfig.SocketSet
-	wanted                          map[string]bool // as the machine knows it
-	instances                       map[string]*instance
-	waiting                         map[string]chan *feed.Recovered // workers of listeners that wait for a claim
-	recovered                       map[string]*feed.Recovered      // of workers that are claimed and not wanted: the state that ingest continues with
-	reading                         map[string]ingestconfig.Worker  // those that ingest was last asked to connect to
+	catalog *catalog
+	settled chan struct{} // closed when every wanted worker had a live owner once that had confirmed it
+
+	mu        sync.Mutex // guards all below
+	machine   *cluster.Machine
+	owners    map[string]owner
+	recency   recency
+	claims    claims
+	listened  listened
+	wanted    map[string]bool // as the machine knows it
+	inStream  map[string]bool // as the machine knows it
+	instances map[string]*instance
 	// deregistered are the workers whose registration was removed, until they are removed from the stream.
 	deregistered map[string]bool
-	lost         map[string]time.Time // when workers of listeners were dropped
-	bound        map[string]bool      // workers of listeners: whether they are connected, as the machine knows it
-	inStream     map[string]bool      // as the machine knows it
 	// bucket is that of the instances: when it was created, how often it was created again, and what makes its watch begin anew.
 	bucket struct {
 		created time.Time
 		number  uint64
 		rewatch func()
 	}
-	// retain is what the last call of Retain has found: the seq after which this instance needs the entries, the newest one
-	// that it had applied then, and the generation.
-	retain struct {
-		after, at  uint64
-		generation int
-	}
-	isolated   time.Time // since when the machine is; zero: it is not
-	draining   bool
-	engines    cluster.Reach // as the machine knows it
-	settled    chan struct{} // closed when every wanted worker had a live owner once that had confirmed it
-	isSettled  bool
-	isLoaded   bool // the machine is
-	hasLeft    bool // no heartbeat is written any more
-	generation int  // of claims: each that begins counts
-	attached   bool // the parts are set
+	isolated time.Time     // since when the machine is; zero: it is not
+	engines  cluster.Reach // as the machine knows it
+	start    startPhase
+	ending   endPhase
 }
+
+// startPhase is how far the start is.
+type startPhase int
+
+const (
+	created  startPhase = iota
+	attached            // the parts are set
+	loaded              // the machine has the instances and the registrations
+	settled             // Member.settled is closed
+)
+
+// endPhase is how far the end is.
+type endPhase int
+
+const (
+	staying  endPhase = iota
+	draining          // workers are handed over
+	left              // no heartbeat is written any more
+)
 
 // New returns a Member, which must be attached and run.
 func New(c Config) *Member {
 	m := &Member{
-		cfg: c, wake: make(chan struct{}, 1), settled: make(chan struct{}),
-		machine:    cluster.New(cluster.Config{ID: c.ID, Ingest: c.About.Ingest, TTL: c.TTL, Grace: c.Grace}),
-		owners:     make(map[string]owner),
-		claims:     make(map[string]uint64),
-		local:      make(map[string]ingestconfig.Worker),
-		announced:  make(map[string]map[string]ingestconfig.Worker),
-		registered: make(map[string]ingestconfig.Worker),
-		wanted:     make(map[string]bool),
-		instances:  make(map[string]*instance),
-		waiting:    make(map[string]chan *feed.Recovered),
-		bound:      make(map[string]bool),
-		recovered:  make(map[string]*feed.Recovered), deregistered: make(map[string]bool), lost: make(map[string]time.Time),
-		inStream: make(map[string]bool), reading: make(map[string]ingestconfig.Worker),
+		cfg: c, wake: make(chan struct{}, 1), catalog: newCatalog(), settled: make(chan struct{}),
+		machine:      cluster.New(cluster.Config{ID: c.ID, Ingest: c.About.Ingest, TTL: c.TTL, Grace: c.Grace}),
+		claims:       claims{seqs: make(map[string]uint64), recovered: make(map[string]*feed.Recovered), reading: make(map[string]ingestconfig.Worker)},
+		listened:     listened{waiting: make(map[string]chan *feed.Recovered), connected: make(map[string]bool), lost: make(map[string]time.Time)},
+		owners:       make(map[string]owner),
+		wanted:       make(map[string]bool),
+		inStream:     make(map[string]bool),
+		instances:    make(map[string]*instance),
+		deregistered: make(map[string]bool),
 	}
 	m.metrics = newMetrics(m, c.Metrics)
 	return m
@@ -147,7 +141,7 @@ type Parts struct {
 func (m *Member) Attach(p Parts) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.parts, m.cfg.About.Address, m.attached = p, p.Address, true
+	m.parts, m.cfg.About.Address, m.start = p, p.Address, attached
 }
 
 // signal makes Run decide again.
@@ -194,7 +188,7 @@ func (m *Member) Settled() <-chan struct{} { return m.settled }
 func (m *Member) Claimed(worker string) uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.claims[worker]
+	return m.claims.seqs[worker]
 }
 
 // IsolatedSince returns since when this instance cannot read back its heartbeats; the zero time if it can.
@@ -245,7 +239,7 @@ func (m *Member) Run(ctx, handOver context.Context) error {
 		m.look() // before workers can be removed
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		m.isLoaded = true
+		m.start = loaded
 		m.machine.Loaded(time.Now())
 		m.signal()
 	})
@@ -294,8 +288,7 @@ func (m *Member) turn(acting context.Context) time.Time {
 	}
 	for _, a := range actions {
 		if a.Kind == cluster.Claim {
-			m.claiming++
-			m.generation++
+			m.claims.begin()
 		}
 	}
 	m.settle()
@@ -308,7 +301,7 @@ func (m *Member) turn(acting context.Context) time.Time {
 
 // settle closes settled when every wanted worker has a live owner that has confirmed it.
 func (m *Member) settle() {
-	if m.isSettled || !m.isLoaded {
+	if m.start != loaded {
 		return
 	}
 	live := make(map[string]bool)
@@ -323,10 +316,10 @@ func (m *Member) settle() {
 			return
 		}
 	}
-	if m.machine.Isolated() || m.claiming > 0 {
+	if m.machine.Isolated() || m.claims.inProgress > 0 {
 		return
 	}
-	m.isSettled = true
+	m.start = settled
 	close(m.settled)
 }
 
@@ -335,30 +328,30 @@ func (m *Member) look() {
 	all, _ := m.parts.Follower.Index().Workers(nil)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for name, was := range m.bound {
+	for name, was := range m.listened.connected {
 		switch is := m.parts.Ingest.Connected(name); {
 		case is && !was:
 			m.machine.Connected(name)
-			m.bound[name] = true
-		case !is && was && m.waiting[name] == nil:
+			m.listened.connected[name] = true
+		case !is && was && m.listened.waiting[name] == nil:
 			m.machine.Disconnected(name)
-			m.bound[name] = false
-		case !is && !was && m.claims[name] == 0:
-			delete(m.bound, name)
+			m.listened.connected[name] = false
+		case !is && !was && m.claims.seqs[name] == 0:
+			delete(m.listened.connected, name)
 		}
 	}
-	maps.DeleteFunc(m.lost, func(_ string, at time.Time) bool { return time.Since(at) >= lostWait*m.cfg.TTL })
-	for name, used := range m.reading {
+	m.listened.forgetLost(m.cfg.TTL)
+	for name, used := range m.claims.reading {
 		if w, ok := m.worker(name); ok && !reflect.DeepEqual(w, used) {
 			m.cfg.Log.Info("the configuration of a worker has changed: it is read anew", "worker", name)
 			m.machine.Lost(name)
-			delete(m.reading, name)
+			delete(m.claims.reading, name)
 		}
 	}
 	for id, i := range m.instances {
 		if time.Since(i.seen) > jetstream.InstanceTTL { // the bucket does not say that it has removed a key
 			delete(m.instances, id)
-			delete(m.announced, id)
+			m.catalog.announce(id, nil)
 			m.machine.InstanceGone(id)
 		}
 	}
@@ -374,7 +367,7 @@ func (m *Member) look() {
 // drain hands over all workers, until ctx ends.
 func (m *Member) drain(ctx, acting context.Context) {
 	m.mu.Lock()
-	m.draining = true
+	m.ending = draining
 	m.machine.Drain()
 	m.mu.Unlock()
 	m.putHeartbeat(acting)
@@ -402,7 +395,7 @@ func (m *Member) drain(ctx, acting context.Context) {
 		break
 	}
 	m.mu.Lock()
-	m.hasLeft = true
+	m.ending = left
 	m.mu.Unlock()
 	leaving, cancel := context.WithTimeout(acting, leaveTimeout)
 	defer cancel()

@@ -29,7 +29,7 @@ func newMetrics(m *Member, r prometheus.Registerer) *metrics {
 	}, func() float64 {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		return float64(len(m.claims))
+		return float64(len(m.claims.seqs))
 	})
 	indicator := func(name, help string, is func() bool) {
 		create.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {

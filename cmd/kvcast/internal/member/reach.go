@@ -77,7 +77,7 @@ func (r *reach) look(ctx context.Context, before cluster.Reach) cluster.Reach {
 	now := time.Now()
 	sources := r.member.parts.Ingest.Sources()
 	r.member.mu.Lock()
-	heard := r.heard(sources, r.member.reading)
+	heard := r.heard(sources, r.member.claims.reading)
 	wanted := r.wantedEndpoints()
 	r.member.mu.Unlock()
 	if heard {

@@ -60,7 +60,7 @@ func (m *Member) confirmed(name string, o owner, stalled time.Time) time.Time {
 	case o.Instance == "" || o.IsReleased():
 	case o.Instance == m.cfg.ID:
 		switch {
-		case m.claims[name] == 0: // it is not ingested yet
+		case m.claims.seqs[name] == 0: // it is not ingested yet
 		case stalled.IsZero():
 			return m.recency.stream
 		default:
@@ -77,9 +77,9 @@ func (m *Member) confirmed(name string, o owner, stalled time.Time) time.Time {
 // Knowledge returns how recent the knowledge of the workers is, but for the sources that this instance reads.
 func (m *Member) Knowledge() server.Knowledge {
 	m.mu.Lock()
-	attached := m.attached
+	start := m.start
 	m.mu.Unlock()
-	if !attached {
+	if start < attached {
 		return server.Knowledge{Limit: m.cfg.TTL}
 	}
 	stalled := m.parts.Journal.Stalled() // without the lock, which the journal's callbacks take

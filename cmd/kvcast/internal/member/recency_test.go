@@ -51,7 +51,7 @@ func TestKnowledgeOfOwners(t *testing.T) {
 	before, stream := now.Add(-time.Minute), now.Add(-time.Second)
 	m.recency = recency{stream: stream, asked: now, told: now}
 	m.instances["other"] = &instance{heartbeat: heartbeat{Seq: 9, OthersLive: true}, stored: now.Add(-2 * time.Second)}
-	m.claims["read"] = 3
+	m.claims.seqs["read"] = 3
 	for name, tt := range map[string]struct {
 		owner   jetstream.Owner
 		stalled time.Time

@@ -17,7 +17,7 @@ func (m *Member) ID() string { return m.cfg.ID }
 func (m *Member) Instances() []*kvcastv1.InstanceStatus {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.attached {
+	if m.start < attached {
 		return nil
 	}
 	owned := make(map[string]uint64)
