@@ -33,20 +33,10 @@ type Config struct {
 	LogLevel slog.Level
 	// LogFormat is the form of log lines.
 	LogFormat LogFormat
-	// TracingEndpoint is the URL of an OpenTelemetry collector; empty: no tracing. TracingRatio is the part of the calls that
-	// are traced, from 0 to 1.
-	TracingEndpoint string
-	TracingRatio    float64
+	Tracing   Tracing
 
 	Journal Journal
-	// IngestsEngines reports whether the server reads engines. If not, another server writes the journal.
-	IngestsEngines bool
-	// ServesRouters reports whether the server serves routers. If not, others with the same journal do.
-	ServesRouters bool
-	// ClusterName names the server in the status of all servers; empty: the host's name.
-	ClusterName string
-	// ClusterTTL is how long an instance without a heartbeat is held for live.
-	ClusterTTL time.Duration
+	Cluster Cluster
 
 	Pipeline  pipeline.Config
 	Ingest    ingestconfig.Config
@@ -68,8 +58,21 @@ type Config struct {
 	Reflection bool
 	// RegisterHosts is Server.RegisterHosts as text.
 	RegisterHosts string
-	// The files below are read by LoadCredentials; empty: none.
-	TokensFile, CertificatesFile, CertFile, KeyFile, ClientCAFile string
+	CredentialFiles
+}
+
+// Tracing is where spans of calls are sent.
+type Tracing struct {
+	Endpoint    string  // URL of an OpenTelemetry collector; empty: no tracing
+	SampleRatio float64 // the part of the calls that are traced, from 0 to 1
+}
+
+// Cluster is what the server does among those with the same journal.
+type Cluster struct {
+	Ingest bool          // whether it reads engines; if not, another server writes the journal
+	Serve  bool          // whether it serves routers; if not, others do
+	Name   string        // of the server in the status of all servers; empty: the host's name
+	TTL    time.Duration // how long an instance without a heartbeat is held for live
 }
 
 // LogFormat is the form of log lines.
@@ -115,8 +118,13 @@ func (c *Config) ReadsNothing() bool {
 	return len(c.Ingest.Workers)+len(c.Ingest.Listeners)+len(c.Discovery) == 0
 }
 
-// CredentialFiles returns the names of the files that LoadCredentials reads.
-func (c *Config) CredentialFiles() []string {
+// CredentialFiles are the files of tokens, client certificates and TLS; empty: none.
+type CredentialFiles struct {
+	TokensFile, CertificatesFile, CertFile, KeyFile, ClientCAFile string
+}
+
+// Names returns the names of the files that LoadCredentials reads.
+func (c *CredentialFiles) Names() []string {
 	all := []string{c.TokensFile, c.CertificatesFile, c.CertFile, c.KeyFile, c.ClientCAFile}
 	return slices.DeleteFunc(all, func(name string) bool { return name == "" })
 }
@@ -128,7 +136,7 @@ type Credentials struct {
 }
 
 // LoadCredentials reads the files of tokens, client certificates and TLS.
-func (c *Config) LoadCredentials() (Credentials, error) {
+func (c *CredentialFiles) LoadCredentials() (Credentials, error) {
 	var loaded Credentials
 	if c.TokensFile != "" {
 		text, err := os.ReadFile(c.TokensFile)

@@ -226,7 +226,7 @@ func workerID(to *uint64) *value {
 
 // validateEgress requires what egress needs, names in lists, and that none is given twice.
 func (r *reader) validateEgress() {
-	if c := r.config; c.RetainTokenIDs && !c.Pipeline.EmitTokenIDs && c.IngestsEngines && !r.isWrong("emit_token_ids") {
+	if c := r.config; c.RetainTokenIDs && !c.Pipeline.EmitTokenIDs && c.Cluster.Ingest && !r.isWrong("emit_token_ids") {
 		r.wrongGiven("retain_token_ids", notAllowed("true", "emit_token_ids: true as well, since the index keeps the token ids that entries have"))
 	}
 	r.validateZMQ()

@@ -119,13 +119,13 @@ func newReplicas(to *int) *value {
 // validateJournal requires that settings for NATS servers or for files are given with such a store.
 func (r *reader) validateJournal() {
 	j := &r.config.Journal
-	if !r.config.IngestsEngines && len(j.Servers()) == 0 && !r.isWrong("journal.store") {
+	if !r.config.Cluster.Ingest && len(j.Servers()) == 0 && !r.isWrong("journal.store") {
 		r.wrongGiven("cluster.ingest", fmt.Sprintf("\"false\" is not allowed with the journal in %s: want a journal in NATS servers, set with --journal", j.Store))
 	}
-	if !r.config.ServesRouters && len(j.Servers()) == 0 && !r.isWrong("journal.store") {
+	if !r.config.Cluster.Serve && len(j.Servers()) == 0 && !r.isWrong("journal.store") {
 		r.wrongGiven("cluster.serve", fmt.Sprintf("\"false\" is not allowed with the journal in %s: want a journal in NATS servers, set with --journal", j.Store))
 	}
-	if !r.config.ServesRouters && !r.config.IngestsEngines {
+	if !r.config.Cluster.Serve && !r.config.Cluster.Ingest {
 		r.wrongGiven("cluster.serve", notAllowed("false", "true where cluster.ingest is false"))
 	}
 	for _, f := range r.config.journalFields() {

@@ -41,7 +41,7 @@ func Read(from Sources) (*Config, Origins, error) {
 	}
 	r.variables(from.Environ)
 	r.flags(from)
-	if from.File == "" && r.config.ReadsNothing() && r.config.IngestsEngines {
+	if from.File == "" && r.config.ReadsNothing() && r.config.Cluster.Ingest {
 		r.addListener(byDefault, DefaultBind)
 	}
 	return r.finish()

@@ -41,7 +41,7 @@ func wantOpened(t *testing.T, j config.Journal, want ...string) {
 	t.Helper()
 	j.Stream = "kvcast"
 	d, err := openMode(t.Context(), &Service{
-		cfg: &config.Config{Journal: j, IngestsEngines: true}, log: slog.New(slog.NewTextHandler(io.Discard, nil)), registry: prometheus.NewRegistry(),
+		cfg: &config.Config{Journal: j, Cluster: config.Cluster{Ingest: true}}, log: slog.New(slog.NewTextHandler(io.Discard, nil)), registry: prometheus.NewRegistry(),
 	})
 	if err == nil {
 		if err := d.Close(t.Context()); err != nil {

@@ -62,7 +62,7 @@ func openClustered(ctx context.Context, s *Service, cfg jetstream.Config) (clust
 // newMember returns what makes this process one of the instances that share a stream.
 func (s *Service) newMember() *member.Member {
 	c := s.cfg
-	host := c.ClusterName
+	host := c.Cluster.Name
 	if host == "" {
 		var err error
 		if host, err = os.Hostname(); err != nil {
@@ -70,8 +70,8 @@ func (s *Service) newMember() *member.Member {
 		}
 	}
 	return member.New(member.Config{
-		ID: rand.Text(), TTL: c.ClusterTTL, Grace: max(c.Ingest.Grace, 0), Log: s.log,
-		About:   member.About{Host: host, PID: os.Getpid(), Version: cli.Version(), Started: time.Now().UTC(), Ingest: c.IngestsEngines},
+		ID: rand.Text(), TTL: c.Cluster.TTL, Grace: max(c.Ingest.Grace, 0), Log: s.log,
+		About:   member.About{Host: host, PID: os.Getpid(), Version: cli.Version(), Started: time.Now().UTC(), Ingest: c.Cluster.Ingest},
 		Metrics: s.registry, Incidents: c.Server.Incidents,
 	})
 }
@@ -103,7 +103,7 @@ func (c clustered) knowledge(behind []server.RankSince, _ time.Time) server.Know
 // lookAtStream notifies the server whether others may have entries that this one lacks. It returns when it had all of them.
 func (c clustered) lookAtStream(now time.Time) (confirmed time.Time) {
 	confirmed = c.member.StreamConfirmed()
-	c.s.server.SetOutdated(now.Sub(confirmed) > c.s.cfg.ClusterTTL)
+	c.s.server.SetOutdated(now.Sub(confirmed) > c.s.cfg.Cluster.TTL)
 	return confirmed
 }
 
@@ -122,7 +122,7 @@ func (c shared) recover(ctx context.Context) ([]ingestconfig.Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := recovery.Join(ctx, c, c.Checkpoints(), member.Heartbeats{KV: instances}, s.cfg.ClusterTTL/3, s.log, &c.progress, s.follower.Index()); err != nil {
+	if err := recovery.Join(ctx, c, c.Checkpoints(), member.Heartbeats{KV: instances}, s.cfg.Cluster.TTL/3, s.log, &c.progress, s.follower.Index()); err != nil {
 		return nil, err
 	}
 	c.Pin(s.follower.Index().Seq())
@@ -138,7 +138,7 @@ func (c shared) recover(ctx context.Context) ([]ingestconfig.Worker, error) {
 		}
 	}
 	s.cfg.Ingest.Workers, s.cfg.Ingest.Durable, s.cfg.Ingest.Claim = nil, true, c.member.Claim
-	s.cfg.Ingest.PeerTTL = s.cfg.ClusterTTL // so that they go to another server
+	s.cfg.Ingest.PeerTTL = s.cfg.Cluster.TTL // so that they go to another server
 	if err := s.assemble(p); err != nil {
 		return nil, err
 	}
@@ -172,7 +172,7 @@ func (c shared) beside(ctx context.Context, _ []ingestconfig.Worker, _ <-chan st
 	watched := background(func() error {
 		return c.watch(working, func(now time.Time) {
 			confirmed := c.lookAtStream(now)
-			engines.look(isUnanswered(now, confirmed, c.isolatedSince(), c.s.cfg.ClusterTTL), c.member.OthersIngest())
+			engines.look(isUnanswered(now, confirmed, c.isolatedSince(), c.s.cfg.Cluster.TTL), c.member.OthersIngest())
 		})
 	})
 	var err error

@@ -25,7 +25,7 @@ func newIndexMetrics(registry *prometheus.Registry, s *Service) follow.Delays {
 	create.NewGaugeFunc(
 		prometheus.GaugeOpts{Name: "kvcast_index_behind_entries", Help: "Entries of the journal that are not applied to the index yet."},
 		func() float64 {
-			if s.cfg.IngestsEngines && !s.isAssembled() { // the index is behind by what is not recovered yet
+			if s.cfg.Cluster.Ingest && !s.isAssembled() { // the index is behind by what is not recovered yet
 				return 0
 			}
 			applied := s.follower.Bounds().Newest

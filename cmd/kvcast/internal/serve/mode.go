@@ -51,7 +51,7 @@ func openMode(ctx context.Context, s *Service) (mode, error) {
 		return memory{journal.NewMemory(s.cfg.Journal.Retention), s}, nil
 	case len(s.cfg.Journal.Servers()) == 0:
 		return openAlone(ctx, s)
-	case s.cfg.IngestsEngines:
+	case s.cfg.Cluster.Ingest:
 		return openShared(ctx, s)
 	default:
 		return openReplica(ctx, s)
@@ -108,7 +108,7 @@ func (noRegistrations) Remove(context.Context, string) error           { return 
 func (s *Service) ownKnowledge(behind []server.RankSince, confirmed, now time.Time) server.Knowledge {
 	k := server.Knowledge{Behind: behind, Others: confirmed}
 	if len(behind) > 0 || confirmed.Before(now) {
-		k.Limit = s.cfg.ClusterTTL
+		k.Limit = s.cfg.Cluster.TTL
 	}
 	return k
 }

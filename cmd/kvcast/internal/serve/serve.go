@@ -65,7 +65,7 @@ func (c *Command) Run(ctx context.Context, line *kong.Context, p cli.Process) er
 	}
 	log := newLogger(p.Err, cfg)
 	switch {
-	case !cfg.IngestsEngines:
+	case !cfg.Cluster.Ingest:
 		log.Info("serving what another server writes to the journal: no engines are read", "journal", cfg.Journal.Store, "stream", cfg.Journal.Stream)
 	case cfg.ReadsNothing():
 		log.Warn("no workers, listeners or discovery configured: waiting for RegisterWorker", "config", file)

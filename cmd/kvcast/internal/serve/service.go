@@ -115,8 +115,8 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	s.follower.Observe(c.Server.Incidents.AddEvent)
 	s.history = history.New(s.follower.Index(), func() history.Stream { return s.server.StreamState() })
 
-	if c.TracingEndpoint != "" {
-		s.tracing, err = tracing.Start(ctx, tracing.Config{Endpoint: c.TracingEndpoint, SampleRatio: c.TracingRatio, Version: cli.Version(), Log: log})
+	if c.Tracing.Endpoint != "" {
+		s.tracing, err = tracing.Start(ctx, tracing.Config{Endpoint: c.Tracing.Endpoint, SampleRatio: c.Tracing.SampleRatio, Version: cli.Version(), Log: log})
 		if err != nil {
 			return nil, err
 		}
@@ -125,7 +125,7 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	c.Server.MaxEvictedBytes = c.Journal.Retention.MaxBytes
 	c.Server.Version, c.Server.Logger, c.Server.Registerer = cli.Version(), log, s.registry
 	c.Server.Sources, c.Server.Knowledge = s.sourceStatus, s.knowledge
-	c.Server.NoRouters, c.Server.Aliases = !c.ServesRouters, s.aliases
+	c.Server.NoRouters, c.Server.Aliases = !c.Cluster.Serve, s.aliases
 	c.Server.History, c.Server.Retention = s.history, c.Journal.Retention
 	s.mode.configure(&c.Server)
 	s.server = server.New(c.Server, s.follower, s.follower.Index())

@@ -18,7 +18,7 @@ import (
 
 // watches returns a watch for each DNS name, namespace and file of the configuration.
 func watches(c *config.Config, log *slog.Logger, registry prometheus.Registerer) (all []discovery.Watch, err error) {
-	if !c.IngestsEngines {
+	if !c.Cluster.Ingest {
 		return nil, nil
 	}
 	for i, d := range c.Discovery {

@@ -153,7 +153,7 @@ func (w workers) RemoveWorker(ctx context.Context, name string, why feed.RemoveR
 // awaitRegistered waits until the state is recovered and the workers of an earlier run are registered again, so that a
 // change is not undone by that. It returns an error if the server reads no engines.
 func (s *Service) awaitRegistered(ctx context.Context) error {
-	if !s.cfg.IngestsEngines {
+	if !s.cfg.Cluster.Ingest {
 		return server.ErrNotIngesting
 	}
 	select {
