@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/entry"
 )
 
 // mayAppend starts the loops with the first append, if Load has not.
@@ -81,7 +82,7 @@ func (d *directory) publish() bool {
 	for i, a := range unsent {
 		seq := first + uint64(i)
 		m := *a.message
-		m.Header = nats.Header{header: m.Header[header]}
+		m.Header = nats.Header{entry.Header: m.Header[entry.Header]}
 		if i == 0 || !batch {
 			m.Header[jetstream.ExpectedLastSeqHeader] = []string{strconv.FormatUint(seq-1, 10)}
 		}

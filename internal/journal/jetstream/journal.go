@@ -39,6 +39,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,6 +49,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/entry"
 )
 
 // ErrUnreadable means that the stream has lost entries or that one of them cannot be decoded. The error's text names
@@ -57,10 +59,10 @@ var ErrUnreadable = errors.New("journal is unreadable")
 // Journal is a journal.Journal whose entries survive the process. Call Load once before any other method except
 // Checkpoints, Registrations, Discard and Bounds.
 type Journal struct {
-	cfg      Config
-	log      *slog.Logger
-	subjects string // the prefix of the entries' subjects, including the last dot
-	replies  string // the prefix of the acknowledgements' subjects, including the last dot
+	cfg     Config
+	log     *slog.Logger
+	codec   entry.Codec // its prefix is that of the entries' subjects
+	replies string      // the prefix of the acknowledgements' subjects, including the last dot
 
 	client        *client.Client
 	mode          mode
@@ -91,11 +93,12 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	j := &Journal{
 		cfg:       cfg,
 		log:       cfg.Log.With("stream", cfg.Stream),
-		subjects:  "kvcast." + cfg.Stream + ".",
+		codec:     entry.Codec{Prefix: "kvcast." + cfg.Stream + ".", Instance: cfg.Instance},
 		replies:   nats.NewInbox() + ".",
 		admission: newAdmission(cfg.InFlight),
 	}
 	j.client = &client.Client{Stream: cfg.Stream, Replicas: cfg.Replicas, Log: j.log}
+	j.codec.MaxPayload = func() int64 { return j.client.Conn.MaxPayload() }
 	j.retention = &retention{j: j, changed: make(chan struct{}, 1)}
 	j.mode = newMode(j)
 	j.ctx, j.stop = context.WithCancel(context.Background())
@@ -127,6 +130,39 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	return j, acks.SetPendingLimits(-1, -1)
 }
 
+// options returns the options of every connection.
+func (j *Journal) options() []nats.Option {
+	return []nats.Option{
+		nats.Name("kvcast"),
+		nats.MaxReconnects(-1),
+		nats.ReconnectBufSize(-1), // what is in flight is published again by resync
+		nats.ReconnectWait(500 * time.Millisecond),
+		nats.PingInterval(2 * time.Second), // a connection that has ended unnoticed is replaced after two that are not answered
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if j.Err() == nil {
+				j.stall.begin()
+			}
+			if j.ctx.Err() == nil {
+				j.log.Warn("The connection to the journal's servers is lost; entries wait for it.", "error", err)
+			}
+		}),
+		nats.ReconnectHandler(func(*nats.Conn) {
+			j.log.Info("The connection to the journal's servers is back.")
+			j.mode.reconnected()
+		}),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			j.log.Warn("NATS reports an error.", "error", err)
+			if !errors.Is(err, nats.ErrPermissionViolation) {
+				return
+			}
+			j.client.Deny(err)
+			if strings.Contains(err.Error(), `Publish to "`+j.codec.Prefix) { // an entry, which is never answered
+				j.fail(fmt.Errorf("append an entry: %w; permit the NATS user to publish to %q", err, j.codec.Prefix+">"))
+			}
+		}),
+	}
+}
+
 // reset makes the journal continue an epoch after a seq, with an empty mirror.
 func (j *Journal) reset(epoch string, last uint64) {
 	retention := j.cfg.Retention
@@ -144,7 +180,7 @@ func (j *Journal) Append(ctx context.Context, r journal.Record) (journal.Pending
 	if err := j.mode.mayAppend(); err != nil {
 		return journal.Pending{}, err
 	}
-	m, err := j.encode(r)
+	m, err := j.codec.Encode(r)
 	if err == nil {
 		err = j.acquire(ctx)
 	}
@@ -256,4 +292,71 @@ func (j *Journal) release() error {
 		j.client.Conn.Close()
 	}
 	return j.mode.close()
+}
+
+// MaxRecordBytes returns the size of the largest message that the servers take (max_payload): a record's body and state, the
+// escaped names of worker and model, and some 50 bytes.
+func (j *Journal) MaxRecordBytes() int { return int(j.codec.MaxPayload()) }
+
+// retentionInterval is the time between two looks at what can be removed from the stream.
+const retentionInterval = time.Second
+
+// retention removes the entries from the stream that the mirror has evicted and that recovery does not need.
+type retention struct {
+	j       *Journal
+	after   atomic.Uint64 // entries after it stay in the stream
+	changed chan struct{} // after was set
+	purged  uint64        // last seq that was removed from the stream; used by the loop, and by Load before it
+}
+
+// Retain makes the stream keep all entries after a seq until the next call. It removes earlier ones when the mirror
+// has evicted them. Until the first call, the stream keeps all entries.
+func (j *Journal) Retain(seq uint64) {
+	j.retention.after.Store(seq)
+	signal(j.retention.changed)
+}
+
+// loop removes entries until the journal fails or ends.
+func (r *retention) loop() {
+	ticker := time.NewTicker(retentionInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+		case <-r.changed:
+		case <-r.j.failed:
+			return
+		case <-r.j.ctx.Done():
+			return
+		}
+		if err := r.j.mode.maintain(); err != nil {
+			r.j.fail(err)
+			return
+		}
+		if err := r.purge(r.j.ctx); err != nil && r.j.ctx.Err() == nil {
+			r.j.log.Warn("The stream keeps more entries than it should: they cannot be purged.", "error", err)
+		}
+	}
+}
+
+func (r *retention) purge(ctx context.Context) error {
+	evicted := r.j.mirror.Load().Bounds().Oldest - 1
+	until := r.j.mode.purgeable(evicted, min(evicted, r.after.Load()))
+	if until <= r.purged {
+		return nil
+	}
+	if err := r.j.mode.purging(until); err != nil {
+		return err
+	}
+	s, _, err := r.j.client.StreamInfo(ctx)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
+	defer cancel()
+	if err := s.Purge(ctx, jetstream.WithPurgeSequence(until+1)); err != nil {
+		return err
+	}
+	r.purged = until
+	return nil
 }

@@ -11,21 +11,9 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 )
-
-// Entry is an entry as Load reads it.
-type Entry struct {
-	Seq    uint64
-	Worker string
-	Tiers  kvblock.Tiers
-	// Body and State are those of the Record. The caller must not modify them.
-	Body, State []byte
-	// Owner is set in an entry without events that says who owns the worker from there on; see Journal.Claim.
-	Owner *Owner
-}
 
 // Load reads all entries of the stream once, in order, and calls f for each. It fills the mirror with the newest. An
 // error of f ends it. The error is an ErrUnreadable if an entry is missing or cannot be decoded; Discard then makes the
@@ -73,7 +61,7 @@ func (j *Journal) LoadWorker(ctx context.Context, worker string, after, until ui
 
 func (j *Journal) loadWorker(ctx context.Context, s jetstream.Stream, worker string, after, until uint64, f func(Entry) error) error {
 	var delivered uint64
-	return j.consume(ctx, s, after+1, j.subjects+client.Escape(worker), func(sub *nats.Subscription) error {
+	return j.consume(ctx, s, after+1, j.codec.Prefix+client.Escape(worker), func(sub *nats.Subscription) error {
 		for last := after; last < until; {
 			m, err := nextMsg(ctx, sub)
 			if err != nil {
@@ -99,7 +87,7 @@ func (j *Journal) loadWorker(ctx context.Context, s jetstream.Stream, worker str
 			if last > until {
 				return fmt.Errorf("%w: entry %d is missing", ErrUnreadable, until)
 			}
-			e, _, err := j.decode(m)
+			e, _, err := j.codec.Decode(m)
 			if err != nil {
 				return fmt.Errorf("%w: entry %d: %w", ErrUnreadable, last, err)
 			}
@@ -222,7 +210,7 @@ func (l *loader) handle(ctx context.Context, m *nats.Msg) error {
 		}
 		return fmt.Errorf("%w: entry %d is missing, and %d follows", ErrUnreadable, l.next, seq)
 	}
-	e, model, err := l.j.decode(m)
+	e, model, err := l.j.codec.Decode(m)
 	if err != nil {
 		return fmt.Errorf("%w: entry %d: %w", ErrUnreadable, l.next, err)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -13,19 +12,6 @@ import (
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 )
-
-// Owner is who owns a worker: the instance that appends the worker's entries.
-type Owner struct {
-	// Instance is the owner; empty if there is none.
-	Instance string
-	// Writer is the instance that has written the record: the owner, or the former owner, which has handed over.
-	Writer string
-	// Seq is the record's seq; 0 if no record was ever written.
-	Seq uint64
-}
-
-// IsReleased reports whether the former owner has handed over.
-func (o Owner) IsReleased() bool { return o.Instance != o.Writer }
 
 // Owner returns who owns a worker, by the records that were delivered so far.
 func (j *Journal) Owner(worker string) Owner {
@@ -64,7 +50,7 @@ func (j *Journal) Claim(ctx context.Context, source journal.Source, seen Owner) 
 }
 
 func (s *shared) claim(ctx context.Context, source journal.Source, seen Owner) (uint64, error) {
-	m, err := s.record(source, s.j.cfg.Instance)
+	m, err := s.j.codec.EncodeOwner(source, s.j.cfg.Instance)
 	if err != nil {
 		return 0, err
 	}
@@ -165,7 +151,7 @@ func (s *shared) release(ctx context.Context, worker, next string) (uint64, erro
 		return 0, nil
 	}
 	source := journal.Source{Worker: worker, Model: c.model}
-	m, err := s.record(source, next)
+	m, err := s.j.codec.EncodeOwner(source, next)
 	if err != nil {
 		return 0, err
 	}
@@ -203,35 +189,6 @@ func (s *shared) forget(worker string) {
 	}
 }
 
-// record returns the message of a record.
-func (s *shared) record(source journal.Source, owner string) (*nats.Msg, error) {
-	m, err := s.j.encode(journal.Record{Source: &source, Body: entryHead(source)})
-	if err != nil {
-		return nil, err
-	}
-	if owner == "" {
-		owner = headerNoOwner
-	}
-	m.Header[headerOwner] = []string{owner + " " + s.j.cfg.Instance}
-	return m, nil
-}
-
-// decodeOwner decodes the header of a record, without the seq. It returns nil for other entries.
-func decodeOwner(m *nats.Msg) (*Owner, error) {
-	values := m.Header[headerOwner]
-	if len(values) == 0 {
-		return nil, nil
-	}
-	owner, writer, found := strings.Cut(values[0], " ")
-	if !found || owner == "" || writer == "" {
-		return nil, fmt.Errorf("header %s is %q; want an owner and a writer", headerOwner, values[0])
-	}
-	if owner == headerNoOwner {
-		owner = ""
-	}
-	return &Owner{Instance: owner, Writer: writer}, nil
-}
-
 // reset forgets all records, before they are read again or since they are discarded.
 func (s *shared) reset(uint64) {
 	s.mu.Lock()
@@ -265,7 +222,7 @@ func (s *shared) renew(before uint64) {
 			return // the next turn continues
 		}
 		source := journal.Source{Worker: worker, Model: c.model}
-		m, err := s.record(source, s.j.cfg.Instance)
+		m, err := s.j.codec.EncodeOwner(source, s.j.cfg.Instance)
 		if err != nil {
 			<-s.j.slots
 			s.j.log.Warn("The record of a worker's owner cannot be renewed.", "worker", worker, "error", err)

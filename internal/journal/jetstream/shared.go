@@ -15,11 +15,12 @@ import (
 
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/entry"
 )
 
 // shared is the part of a journal in Servers, whose stream several processes append to: each for the workers that it
 // owns. Who owns a worker stands in the stream, as ownership records among the worker's entries. One is an entry without
-// events; its header headerOwner has the owner and the writer. Below, a record without another word is an ownership record.
+// events; its header entry.OwnerHeader has the owner and the writer. Below, a record without another word is an ownership record.
 type shared struct {
 	j       *Journal
 	tail    *tail
@@ -36,9 +37,6 @@ type shared struct {
 }
 
 const (
-	// headerOwner is the header of a record: the owner or headerNoOwner, a space, and the writer.
-	headerOwner   = "Kvcast-Owner"
-	headerNoOwner = "-"
 	// maxBatches bounds the atomic batches of this process that are not delivered. nats-server allows 50 a stream.
 	maxBatches = 8
 	// unitTimeout is how long a delivery may stay away before the journal looks whether the stream has the unit.
@@ -186,9 +184,9 @@ func (s *shared) publish() {
 func (s *shared) publishUnit(unit []*nats.Msg, number, last uint64) {
 	for i, message := range unit {
 		m := *message
-		m.Header = nats.Header{header: m.Header[header]}
-		if owner := message.Header[headerOwner]; owner != nil {
-			m.Header[headerOwner] = owner
+		m.Header = nats.Header{entry.Header: m.Header[entry.Header]}
+		if owner := message.Header[entry.OwnerHeader]; owner != nil {
+			m.Header[entry.OwnerHeader] = owner
 		}
 		if i == 0 {
 			m.Header[jetstream.ExpectedLastSubjSeqHeader] = []string{strconv.FormatUint(last, 10)}
@@ -319,7 +317,7 @@ func (s *shared) match(source journal.Source, e *Entry) (a *inFlight, fenced *ch
 		}
 		if c == nil && owner.Instance == s.j.cfg.Instance && owner.Writer == s.j.cfg.Instance {
 			s.chains[worker] = &chain{
-				worker: worker, model: source.Model, subject: s.j.subjects + client.Escape(worker), claim: seq, last: seq,
+				worker: worker, model: source.Model, subject: s.j.codec.Prefix + client.Escape(worker), claim: seq, last: seq,
 			}
 		}
 	}

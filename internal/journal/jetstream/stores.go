@@ -6,11 +6,15 @@ import (
 
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/checkpoints"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/entry"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/kv"
 )
 
-// What is stored beside the entries.
+// What is stored.
 type (
+	// Entry is an entry as Load reads it, and Owner who owns a worker.
+	Entry = entry.Entry
+	Owner = entry.Owner
 	// Checkpoints stores data by name.
 	Checkpoints = checkpoints.Checkpoints
 	// Registrations stores the workers that were registered.

@@ -74,7 +74,7 @@ func (j *Journal) createStream(ctx context.Context, label func(*jetstream.Stream
 	config := jetstream.StreamConfig{
 		Name:        j.cfg.Stream,
 		Description: "Entries of kvcast.",
-		Subjects:    []string{j.subjects + "*"},
+		Subjects:    []string{j.codec.Prefix + "*"},
 		Storage:     jetstream.FileStorage,
 		Discard:     jetstream.DiscardNew,
 		Replicas:    max(j.cfg.Replicas, 1),
@@ -151,7 +151,7 @@ func (j *Journal) checkStream(c jetstream.StreamConfig) error {
 			problems = append(problems, fmt.Sprintf("%s is %v, want %v", setting, got, want))
 		}
 	}
-	subjects := []string{j.subjects + "*"}
+	subjects := []string{j.codec.Prefix + "*"}
 	require(slices.Equal(c.Subjects, subjects), "subjects", c.Subjects, subjects)
 	require(c.Retention == jetstream.LimitsPolicy, "retention", c.Retention, jetstream.LimitsPolicy)
 	require(c.Storage == jetstream.FileStorage, "storage", c.Storage, jetstream.FileStorage)

@@ -7,6 +7,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/entry"
 )
 
 // window has the appends in flight, oldest first. Their seqs are contiguous and start after the last acknowledged one.
@@ -75,5 +76,5 @@ func (w *window) retry() {
 
 // equal reports whether a stored message is the one that was published for an append.
 func (a *inFlight) equal(subject string, h nats.Header, data []byte) bool {
-	return subject == a.message.Subject && h.Get(header) == a.message.Header.Get(header) && bytes.Equal(data, a.message.Data)
+	return subject == a.message.Subject && h.Get(entry.Header) == a.message.Header.Get(entry.Header) && bytes.Equal(data, a.message.Data)
 }

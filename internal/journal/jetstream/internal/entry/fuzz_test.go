@@ -1,4 +1,4 @@
-package jetstream
+package entry
 
 import (
 	"bytes"
@@ -17,9 +17,9 @@ import (
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 )
 
-// newDecoder returns a journal that is not connected, and can encode and decode.
-func newDecoder(instance string) *Journal {
-	return &Journal{cfg: Config{Stream: "s", Instance: instance}, subjects: "kvcast.s.", client: &client.Client{Conn: new(nats.Conn)}}
+// newDecoder returns a codec of an instance.
+func newDecoder(instance string) *Codec {
+	return &Codec{Prefix: "kvcast.s.", Instance: instance, MaxPayload: func() int64 { return 0 }}
 }
 
 // wantOneLine fails the test unless an error is a line that can be shown on a terminal.
@@ -33,7 +33,7 @@ func wantOneLine(t *testing.T, err error) {
 // FuzzMessage decodes messages as a consumer delivers them. What is decoded has all bytes of the message, and is the same
 // after it is encoded and decoded again.
 func FuzzMessage(f *testing.F) {
-	j := newDecoder("i")
+	c := newDecoder("i")
 	add := func(m *nats.Msg, err error) {
 		var headers bytes.Buffer
 		if err = errors.Join(err, http.Header(m.Header).Write(&headers)); err != nil {
@@ -43,9 +43,9 @@ func FuzzMessage(f *testing.F) {
 	}
 	for _, source := range []journal.Source{{Worker: "w", Model: "m"}, {},
 		{Worker: "10.0.0.1:8000/\xff", Model: "Qwen/Qwen3 0.6B"}} {
-		add(j.encode(journal.Record{Source: &source, Tiers: 6, Body: entryHead(source), State: []byte("state")}))
-		add((&shared{j: j}).record(source, "other"))
-		add((&shared{j: j}).record(source, ""))
+		add(c.Encode(journal.Record{Source: &source, Tiers: 6, Body: head(source), State: []byte("state")}))
+		add(c.EncodeOwner(source, "other"))
+		add(c.EncodeOwner(source, ""))
 	}
 	for _, message := range []struct{ subject, value string }{
 		{"kvcast.other.w", "0 0 m"}, {"kvcast.s.%zz", "0 0 m"}, {"kvcast.s.w", "0 0 %zz"}, {"kvcast.s.w", "0 0"},
@@ -61,7 +61,7 @@ func FuzzMessage(f *testing.F) {
 	f.Fuzz(func(t *testing.T, subject, headers string, data []byte) {
 		header, _ := nats.DecodeHeadersMsg([]byte(headers)) // after an error, nats.go delivers the message without headers
 		m := &nats.Msg{Subject: subject, Header: header, Data: data}
-		e, model, err := j.decode(m)
+		e, model, err := c.Decode(m)
 		if err != nil {
 			wantOneLine(t, err)
 			return
@@ -69,7 +69,7 @@ func FuzzMessage(f *testing.F) {
 		if !bytes.Equal(slices.Concat(e.Body, e.State), data) || cap(e.Body) != len(e.Body) {
 			t.Errorf("body %q with a capacity of %d, and state %q, of %q", e.Body, cap(e.Body), e.State, data)
 		}
-		again, err := j.encode(journal.Record{Source: &journal.Source{Worker: e.Worker, Model: model}, Tiers: e.Tiers, Body: e.Body,
+		again, err := c.Encode(journal.Record{Source: &journal.Source{Worker: e.Worker, Model: model}, Tiers: e.Tiers, Body: e.Body,
 			State: e.State})
 		if long := len(client.Escape(e.Worker)) > maxToken; err != nil || long {
 			if !long || err == nil {
@@ -78,13 +78,13 @@ func FuzzMessage(f *testing.F) {
 			return
 		}
 		if e.Owner != nil { // as the writer writes it
-			record, err := (&shared{j: newDecoder(e.Owner.Writer)}).record(journal.Source{}, e.Owner.Instance)
+			record, err := newDecoder(e.Owner.Writer).EncodeOwner(journal.Source{}, e.Owner.Instance)
 			if err != nil {
 				t.Fatal(err)
 			}
-			again.Header[headerOwner] = record.Header[headerOwner]
+			again.Header[OwnerHeader] = record.Header[OwnerHeader]
 		}
-		got, gotModel, err := j.decode(again)
+		got, gotModel, err := c.Decode(again)
 		if diff := cmp.Diff(e, got); err != nil || diff != "" || gotModel != model {
 			t.Errorf("decoded again: error %v, model %q, want %q (-want +got):\n%s", err, gotModel, model, diff)
 		}
@@ -99,8 +99,8 @@ func FuzzRecord(f *testing.F) {
 	f.Add(strings.Repeat("n", maxToken), "%", uint8(1), []byte("body"), []byte(nil), "", "i")
 	f.Add(strings.Repeat("ü", maxToken/6+1), "m", uint8(1), []byte(nil), []byte(nil), "i", "i")
 	f.Fuzz(func(t *testing.T, worker, model string, tiers uint8, body, state []byte, instance, owner string) {
-		j, source := newDecoder(instance), &journal.Source{Worker: worker, Model: model}
-		m, err := j.encode(journal.Record{Source: source, Tiers: kvblock.Tiers(tiers), Body: body, State: state})
+		c, source := newDecoder(instance), &journal.Source{Worker: worker, Model: model}
+		m, err := c.Encode(journal.Record{Source: source, Tiers: kvblock.Tiers(tiers), Body: body, State: state})
 		if err != nil {
 			wantOneLine(t, err)
 			if len(worker) <= maxToken/3 {
@@ -108,21 +108,21 @@ func FuzzRecord(f *testing.F) {
 			}
 			return
 		}
-		e, gotModel, err := j.decode(m)
+		e, gotModel, err := c.Decode(m)
 		if err != nil || e.Worker != worker || gotModel != model || e.Tiers != kvblock.Tiers(tiers) || e.Owner != nil ||
 			!bytes.Equal(e.Body, body) || !bytes.Equal(e.State, state) {
 			t.Errorf("got %+v of model %q, error %v", e, gotModel, err)
 		}
-		if name := instance + owner; instance == "" || owner == headerNoOwner ||
-			strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' }) {
+		if name := instance + owner; instance == "" || owner == noOwner ||
+			strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' }) {
 			return // instances have ids of another form
 		}
-		if m, err = (&shared{j: j}).record(*source, owner); err != nil {
+		if m, err = c.EncodeOwner(*source, owner); err != nil {
 			t.Fatal(err)
 		}
-		e, gotModel, err = j.decode(m)
+		e, gotModel, err = c.Decode(m)
 		if want := (&Owner{Instance: owner, Writer: instance}); err != nil || gotModel != model || !cmp.Equal(e.Owner, want) ||
-			!bytes.Equal(e.Body, entryHead(*source)) {
+			!bytes.Equal(e.Body, head(*source)) {
 			t.Errorf("got %+v of model %q, error %v, want owner %+v", e, gotModel, err, want)
 		}
 	})
