@@ -13,7 +13,6 @@ import (
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/recovery"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/internal/discovery"
 	"github.com/kvcast/kvcast/internal/journal/jetstream"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -35,7 +34,7 @@ const (
 // durable is a durable journal, and what is stored beside it.
 type durable struct {
 	*jetstream.Journal
-	s          *Service
+	reading
 	progress   recovery.Progress
 	recovering atomic.Bool
 	// isolatedSince returns since when the servers have accepted no heartbeats; zero: they do, or there are none. An instance that owns
@@ -61,7 +60,7 @@ func openDurable(ctx context.Context, s *Service, cfg jetstream.Config, isolated
 	}
 	s.cfg.Pipeline.MaxRecordBytes = entries.MaxRecordBytes()
 	d := &durable{
-		Journal: entries, s: s, isolatedSince: isolatedSince,
+		Journal: entries, reading: reading{s}, isolatedSince: isolatedSince,
 		checkpointTime: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "kvcast_checkpoint_seconds", Help: "Time to write a checkpoint of a worker.",
 			Buckets: prometheus.ExponentialBuckets(1e-3, 2, 14),
@@ -183,14 +182,6 @@ func (a alone) recover(ctx context.Context) ([]ingestconfig.Worker, error) {
 	a.recovering.Store(false)
 	return registered, nil
 }
-
-func (a alone) run(ctx context.Context, registered []ingestconfig.Worker, grpcDone, portsDone <-chan error) error {
-	return a.s.readEngines(ctx, registered, grpcDone, portsDone)
-}
-
-func (a alone) discoverer() discovery.Workers { return a.s.ingest }
-
-func (alone) settle(context.Context, time.Duration) error { return nil }
 
 func (a alone) knowledge(behind []server.RankSince, now time.Time) server.Knowledge {
 	confirmed := a.Stalled()

@@ -151,10 +151,6 @@ func (c shared) recover(ctx context.Context) ([]ingestconfig.Worker, error) {
 	return nil, nil
 }
 
-func (c shared) run(ctx context.Context, registered []ingestconfig.Worker, grpcDone, portsDone <-chan error) error {
-	return c.s.readEngines(ctx, registered, grpcDone, portsDone)
-}
-
 // beside takes part in the cluster, and then hands over the workers.
 func (c shared) beside(ctx context.Context, _ []ingestconfig.Worker, _ <-chan struct{}) error {
 	checkpointer := c.checkpointer(claimedStore{c.Checkpoints(), c.member}, c.member.Retain)

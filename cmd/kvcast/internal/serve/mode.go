@@ -48,7 +48,7 @@ type registrations interface {
 func openMode(ctx context.Context, s *Service) (mode, error) {
 	switch {
 	case !s.cfg.Journal.Durable():
-		return memory{journal.NewMemory(s.cfg.Journal.Retention), s}, nil
+		return memory{journal.NewMemory(s.cfg.Journal.Retention), reading{s}}, nil
 	case len(s.cfg.Journal.Servers()) == 0:
 		return openAlone(ctx, s)
 	case s.cfg.Cluster.Ingest:
@@ -58,10 +58,21 @@ func openMode(ctx context.Context, s *Service) (mode, error) {
 	}
 }
 
+// reading is what most modes do: the server reads all workers that discovery finds, from the start.
+type reading struct{ s *Service }
+
+func (r reading) run(ctx context.Context, registered []ingestconfig.Worker, grpcDone, portsDone <-chan error) error {
+	return r.s.readEngines(ctx, registered, grpcDone, portsDone)
+}
+
+func (r reading) discoverer() discovery.Workers { return r.s.ingest }
+
+func (reading) settle(context.Context, time.Duration) error { return nil }
+
 // memory is the mode of a journal in the memory of the process.
 type memory struct {
 	*journal.Memory
-	s *Service
+	reading
 }
 
 func (m memory) configure(c *server.Config) { c.Workers = workers{m.s} }
@@ -77,18 +88,10 @@ func (m memory) opened() error {
 
 func (memory) recover(context.Context) ([]ingestconfig.Worker, error) { return nil, nil }
 
-func (m memory) run(ctx context.Context, registered []ingestconfig.Worker, grpcDone, portsDone <-chan error) error {
-	return m.s.readEngines(ctx, registered, grpcDone, portsDone)
-}
-
-func (m memory) discoverer() discovery.Workers { return m.s.ingest }
-
 func (memory) beside(ctx context.Context, _ []ingestconfig.Worker, _ <-chan struct{}) error {
 	<-ctx.Done()
 	return nil
 }
-
-func (memory) settle(context.Context, time.Duration) error { return nil }
 
 func (memory) isStalled(time.Time) bool { return false }
 
