@@ -66,10 +66,13 @@ func stateOf(info *jetstream.StreamInfo) streamState {
 	return streamState{info.Config.Metadata[metadataEpoch], firstSeq(info), info.State.LastSeq}
 }
 
+// configureTimeout bounds the creation and a change of the stream, for which servers write files: seconds on a busy machine.
+const configureTimeout = 30 * time.Second
+
 // createStream creates the stream with a new epoch, and with what label sets.
 func (j *Journal) createStream(ctx context.Context, label func(*jetstream.StreamConfig)) (streamState, error) {
 	epoch := journal.NewEpoch()
-	creating, cancel := context.WithTimeout(ctx, client.RequestTimeout)
+	creating, cancel := context.WithTimeout(ctx, configureTimeout)
 	defer cancel()
 	config := jetstream.StreamConfig{
 		Name:        j.cfg.Stream,
@@ -119,7 +122,7 @@ func label(c *jetstream.StreamConfig, format int, boot string, synced bool) {
 }
 
 func (j *Journal) updateStream(ctx context.Context, config jetstream.StreamConfig) error {
-	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, configureTimeout)
 	defer cancel()
 	if _, err := j.client.JS.UpdateStream(ctx, config); err != nil {
 		return fmt.Errorf("update %s: %w", j.client.Place(), j.withReplicas(err))
