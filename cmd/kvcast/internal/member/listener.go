@@ -27,15 +27,22 @@ var errWanted = errors.New("a worker of this name is configured, found or regist
 // listened are the workers whose engines connect to listeners of this instance. Member.mu guards them.
 type listened struct {
 	waiting   map[string]chan *feed.Recovered // those that wait for a claim
-	connected map[string]bool                 // whether they are connected, as the machine knows it
+	connected map[string]bool                 // whether they are connected, as the machine knows it; of all that it owns
 	lost      map[string]time.Time            // when they were dropped
 }
 
-// lose notes that a worker is dropped, if it is one of a listener.
+// lose notes that a worker is dropped, if it is one of a listener. Its connection may have ended before, with messages that are still to be
+// read.
 func (l *listened) lose(worker string) {
-	if l.connected[worker] {
+	if _, ok := l.connected[worker]; ok {
 		l.lost[worker] = time.Now()
 	}
+}
+
+// wasLost reports whether a worker was dropped not long ago.
+func (l *listened) wasLost(worker string, ttl time.Duration) bool {
+	at, ok := l.lost[worker]
+	return ok && time.Since(at) < lostWait*ttl
 }
 
 // forgetLost forgets the workers that were dropped long ago.
@@ -56,7 +63,7 @@ func (m *Member) Claim(ctx context.Context, worker string) (*feed.Recovered, err
 		defer m.mu.Unlock()
 		return nil, errWanted
 	}
-	if at, ok := m.listened.lost[worker]; ok && time.Since(at) < lostWait*m.cfg.TTL {
+	if m.listened.wasLost(worker, m.cfg.TTL) {
 		defer m.mu.Unlock()
 		return nil, errLost
 	}
