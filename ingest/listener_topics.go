@@ -140,10 +140,6 @@ func (l *listener) addWorker(name, model string) *boundWorker {
 	w.listener = l.config.Bind
 	l.spawnIn(w.worker)
 	w.onRemoved = func() { l.forget(w) }
-	w.log.Info("worker added", "model", model)
-	if model == "" {
-		w.log.Warn(config.NoTopicModel)
-	}
 	l.workers[name] = w
 	return w
 }
@@ -213,6 +209,10 @@ func (l *listener) admitWorker(ctx context.Context, t *boundTopic, now time.Time
 	}
 	from := l.shared.recovered.of(w.desc.Name)
 	if from == nil {
+		w.log.Info("worker added", "model", w.desc.Model)
+		if w.desc.Model == "" {
+			w.log.Warn(config.NoTopicModel)
+		}
 		return t, true
 	}
 	l.forgetTopics(w) // the recovered topics have their own sources
