@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/internal/sequence"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/feed"
@@ -123,7 +122,7 @@ func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 func (p *publisher) observeRepair(now time.Time, a *sequence.Action, complete bool) {
 	if o := p.worker.shared.config.Observer; o != nil {
 		r := a.Repair
-		o.RepairEnded(config.RepairEnd{
+		o.RepairEnded(feed.RepairEnd{
 			Worker: p.worker.desc.Name, Rank: p.rank, Cause: r.Cause.String(), Batches: r.Batches, Took: now.Sub(r.Began), Complete: complete,
 		})
 	}

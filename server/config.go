@@ -9,7 +9,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/stats"
 
-	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/history"
 	"github.com/kvcast/kvcast/internal/incident"
 	"github.com/kvcast/kvcast/internal/journal"
@@ -141,10 +140,8 @@ type Config struct {
 	History *history.History
 	// Retention is the journal's, which GetStatus returns. Zero: it is not known.
 	Retention journal.Config
-	// Workers handles RegisterWorker and DeregisterWorker; nil: both are unimplemented.
-	Workers Workers
-	// RegisterHosts are the hosts that RegisterWorker accepts in endpoints; empty: all.
-	RegisterHosts config.Hosts
+	// Workers returns the WorkerService, such as registration.New's; nil: both of its methods are unimplemented.
+	Workers func(*Server) kvcastv1.WorkerServiceServer
 	// Logger receives a record for each call that ends; nil: none.
 	Logger *slog.Logger
 	// StatsHandler observes the calls, for example to trace them; nil: none.
@@ -171,6 +168,9 @@ type Cluster interface {
 
 func (c Config) withDefaults() Config {
 	c.Limits = c.Limits.withDefaults()
+	if c.Workers == nil {
+		c.Workers = func(s *Server) kvcastv1.WorkerServiceServer { return noWorkers{bounds: s.Bounds} }
+	}
 	if c.Incidents == nil {
 		c.Incidents = new(incident.Log)
 	}

@@ -23,6 +23,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/server/access"
+	"github.com/kvcast/kvcast/server/registration"
 	"github.com/kvcast/kvcast/test/checker"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -325,11 +326,11 @@ func TestErrorContract(t *testing.T) {
 		},
 		{
 			reason: "NOT_STORED", name: "RegisterWorker", code: codes.Unavailable, says: "cannot be stored: not stored: disk full; try again",
-			call: registerFails(fmt.Errorf("%w: disk full", server.ErrNotStored), spec()),
+			call: registerFails(fmt.Errorf("%w: disk full", registration.ErrNotStored), spec()),
 		},
 		{
 			reason: "NOT_INGESTING", name: "RegisterWorker", code: codes.FailedPrecondition, says: "ask the server that reads them",
-			call: registerFails(server.ErrNotIngesting, spec()),
+			call: registerFails(registration.ErrNotIngesting, spec()),
 		},
 		{
 			reason: "SHUTTING_DOWN", name: "RegisterWorker", code: codes.Unavailable, says: "try again when a server is back",

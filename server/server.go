@@ -10,6 +10,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math"
 	"net"
@@ -32,6 +33,7 @@ import (
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/core/loglimit"
+	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server/access"
 	"github.com/kvcast/kvcast/server/internal/admission"
@@ -121,7 +123,7 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 	s.calls = s.newCalls()
 	kvcastv1.RegisterRouterEventServiceServer(s.grpc, routerEvents{Server: s})
 	kvcastv1.RegisterInspectionServiceServer(s.grpc, inspection{Server: s})
-	kvcastv1.RegisterWorkerServiceServer(s.grpc, workers{Server: s})
+	kvcastv1.RegisterWorkerServiceServer(s.grpc, cfg.Workers(s))
 	healthv1.RegisterHealthServer(s.grpc, healthService{s.health})
 	if !cfg.NoReflection {
 		reflection.Register(s.grpc)
@@ -206,6 +208,43 @@ func (s *Server) RegisterAdapter(d *grpc.ServiceDesc, service any) {
 	s.adapters[d.ServiceName] = true
 	s.grpc.RegisterService(d, service)
 	s.services = append(s.services, d.ServiceName)
+}
+
+// noWorkers is the WorkerService of a server that changes no workers.
+type noWorkers struct {
+	kvcastv1.UnimplementedWorkerServiceServer
+	bounds func() journal.Bounds
+}
+
+// RegisterWorker implements kvcastv1.WorkerServiceServer.
+func (s noWorkers) RegisterWorker(context.Context, *kvcastv1.RegisterWorkerRequest) (*kvcastv1.RegisterWorkerResponse, error) {
+	return nil, callerror.New(callerror.Unimplemented, s.bounds(), "this server does not register workers; name the worker in its configuration")
+}
+
+// DeregisterWorker implements kvcastv1.WorkerServiceServer.
+func (s noWorkers) DeregisterWorker(context.Context, *kvcastv1.DeregisterWorkerRequest) (*kvcastv1.DeregisterWorkerResponse, error) {
+	return nil, callerror.New(callerror.Unimplemented, s.bounds(), "this server does not deregister workers; start it without the worker")
+}
+
+// Bounds returns those of the journal.
+func (s *Server) Bounds() journal.Bounds { return s.journal.Bounds() }
+
+// Logger returns that of the server.
+func (s *Server) Logger() *slog.Logger { return s.cfg.Logger }
+
+// HasWorker reports whether there is a worker with the name, registered or not.
+func (s *Server) HasWorker(name string) bool {
+	_, ok := s.index.Worker(name)
+	return ok
+}
+
+// MayChangeWorkers returns the client's error if everyone who reaches the port could register workers, and that is not wanted.
+func (s *Server) MayChangeWorkers() error {
+	if s.gate.Closed() || s.cfg.OpenRegistration {
+		return nil
+	}
+	return callerror.New(callerror.PermissionDenied, s.Bounds(),
+		"this server has neither tokens nor client certificates, and so changes no workers: start it with --auth-tokens or --tls-client-ca, or with --auth-open-registration to let everyone change them")
 }
 
 // isForRouters reports whether access.RoleRouter permits the calls of a service: it only reads.

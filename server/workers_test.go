@@ -17,6 +17,7 @@ import (
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
+	"github.com/kvcast/kvcast/server/registration"
 )
 
 // recordedWorkers records added and removed workers, or returns an error. It validates workers as ingest does.
@@ -46,7 +47,7 @@ func spec() *kvcastv1.WorkerSpec {
 
 func registerFails(err error, spec *kvcastv1.WorkerSpec) failing {
 	return func(t *testing.T) (*fixture, error) {
-		h := overTCP(t, server.Config{OpenRegistration: true, Workers: &recordedWorkers{err: err}}, journal.Config{})
+		h := overTCP(t, server.Config{OpenRegistration: true, Workers: registration.New(&recordedWorkers{err: err}, config.Hosts{})}, journal.Config{})
 		_, err := kvcastv1.NewWorkerServiceClient(h.conn).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: spec})
 		return h, err
 	}
@@ -54,7 +55,7 @@ func registerFails(err error, spec *kvcastv1.WorkerSpec) failing {
 
 func deregisterFails(err error, name string) failing {
 	return func(t *testing.T) (*fixture, error) {
-		h := overTCP(t, server.Config{OpenRegistration: true, Workers: &recordedWorkers{err: err}}, journal.Config{})
+		h := overTCP(t, server.Config{OpenRegistration: true, Workers: registration.New(&recordedWorkers{err: err}, config.Hosts{})}, journal.Config{})
 		h.addWorker()
 		_, err := kvcastv1.NewWorkerServiceClient(h.conn).DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{Name: name})
 		return h, err
@@ -64,7 +65,7 @@ func deregisterFails(err error, name string) failing {
 func TestRegisterAndDeregisterWorker(t *testing.T) {
 	t.Parallel()
 	r := &recordedWorkers{}
-	h := startingOverTCP(t, server.Config{OpenRegistration: true, Workers: r}) // a starting server registers workers
+	h := startingOverTCP(t, server.Config{OpenRegistration: true, Workers: registration.New(r, config.Hosts{})}) // a starting server registers workers
 	client := kvcastv1.NewWorkerServiceClient(h.conn)
 	if _, err := client.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
 		Name: "v", Model: "m", BlockSize: 16, Endpoint: "h:8000", Labels: map[string]string{"zone": "a"}, Consolidate: kvcastv1.Consolidate_CONSOLIDATE_DEDUP,
@@ -111,7 +112,7 @@ func TestRegisteredEndpointsAreRestricted(t *testing.T) {
 		{hosts: hosts, connect: "tcp://10.1.2.3:1", replay: "tcp://localhost:2", want: []string{"worker.sources[0].replay"}},
 	} {
 		r := &recordedWorkers{}
-		client := kvcastv1.NewWorkerServiceClient(overTCP(t, server.Config{OpenRegistration: true, Workers: r, RegisterHosts: tt.hosts}, journal.Config{}).conn)
+		client := kvcastv1.NewWorkerServiceClient(overTCP(t, server.Config{OpenRegistration: true, Workers: registration.New(r, tt.hosts)}, journal.Config{}).conn)
 		_, err := client.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
 			Name: "v", Sources: []*kvcastv1.SourceSpec{{Connect: tt.connect, Replay: tt.replay}},
 		}})
@@ -132,7 +133,7 @@ func TestRegisteredEndpointsAreRestricted(t *testing.T) {
 func TestRegisterWorkerWithSeveralSources(t *testing.T) {
 	t.Parallel()
 	r := &recordedWorkers{}
-	client := kvcastv1.NewWorkerServiceClient(overTCP(t, server.Config{OpenRegistration: true, Workers: r}, journal.Config{}).conn)
+	client := kvcastv1.NewWorkerServiceClient(overTCP(t, server.Config{OpenRegistration: true, Workers: registration.New(r, config.Hosts{})}, journal.Config{}).conn)
 	for c, want := range map[kvcastv1.Consolidate]feed.Consolidate{
 		kvcastv1.Consolidate_CONSOLIDATE_UNSPECIFIED: feed.ConsolidateDedup,
 		kvcastv1.Consolidate_CONSOLIDATE_DEDUP:       feed.ConsolidateDedup,
@@ -156,7 +157,7 @@ func TestRegisterWorkerWithSeveralSources(t *testing.T) {
 // TestViolationsUseContractNames registers values that ingest refuses, and values that the contract does not have.
 func TestViolationsUseContractNames(t *testing.T) {
 	t.Parallel()
-	h := overTCP(t, server.Config{OpenRegistration: true, Workers: &recordedWorkers{}}, journal.Config{})
+	h := overTCP(t, server.Config{OpenRegistration: true, Workers: registration.New(&recordedWorkers{}, config.Hosts{})}, journal.Config{})
 	client := kvcastv1.NewWorkerServiceClient(h.conn)
 	source := func(change func(*kvcastv1.SourceSpec)) func(*kvcastv1.WorkerSpec) {
 		return func(w *kvcastv1.WorkerSpec) { change(w.GetSources()[0]) }

@@ -145,7 +145,7 @@ type Config struct {
 	// listener wait. ctx ends when Run ends, or Release is called for the worker.
 	Claim func(ctx context.Context, worker string) (*feed.Recovered, error)
 	// Observer is optional.
-	Observer Observer
+	Observer feed.Observer
 	// Metrics has the metrics registered until the Ingest ends; nil means that they are not
 	// registered.
 	Metrics prometheus.Registerer

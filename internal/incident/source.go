@@ -3,15 +3,15 @@ package incident
 import (
 	"time"
 
-	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/core/index"
+	"github.com/kvcast/kvcast/internal/feed"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-var _ config.Observer = (*Log)(nil)
+var _ feed.Observer = (*Log)(nil)
 
-// RepairEnded implements config.Observer.
-func (l *Log) RepairEnded(r config.RepairEnd) {
+// RepairEnded implements feed.Observer.
+func (l *Log) RepairEnded(r feed.RepairEnd) {
 	kind := kvcastv1.IncidentKind_INCIDENT_KIND_REPAIR_FAILED
 	if r.Complete {
 		kind = kvcastv1.IncidentKind_INCIDENT_KIND_REPAIRED
@@ -21,7 +21,7 @@ func (l *Log) RepairEnded(r config.RepairEnd) {
 	})
 }
 
-// ConnectionChanged implements config.Observer.
+// ConnectionChanged implements feed.Observer.
 func (l *Log) ConnectionChanged(worker string, rank uint32, up bool, after time.Duration) {
 	kind := kvcastv1.IncidentKind_INCIDENT_KIND_SOURCE_DOWN
 	if up {

@@ -56,8 +56,9 @@ type Config struct {
 
 	// Reflection is the contrary of Server.NoReflection.
 	Reflection bool
-	// RegisterHosts is Server.RegisterHosts as text.
-	RegisterHosts string
+	// RegisterHosts are the hosts that RegisterWorker accepts in endpoints, also as text.
+	RegisterHosts     ingestconfig.Hosts
+	RegisterHostsText string
 	CredentialFiles
 }
 

@@ -581,9 +581,9 @@ func drawConfig(t *rapid.T) *Config {
 	for _, bytes := range []*int64{&c.Ingest.WorkerBytes, &c.Ingest.SaltBytes, &c.Ingest.ReceiveBufferBytes, &c.Ingest.ReorderBufferBytes} {
 		*bytes = (rapid.Int64Range(minBytes, maxBytes).Draw(t, "bytes"))
 	}
-	c.RegisterHosts = rapid.SampledFrom([]string{"", "10.0.0.0/8,::1,*.pods"}).Draw(t, "hosts")
+	c.RegisterHostsText = rapid.SampledFrom([]string{"", "10.0.0.0/8,::1,*.pods"}).Draw(t, "hosts")
 	var err error
-	if c.Server.RegisterHosts, err = ingestconfig.ParseHosts(slices.DeleteFunc(strings.Split(c.RegisterHosts, ","), func(s string) bool { return s == "" })); err != nil {
+	if c.RegisterHosts, err = ingestconfig.ParseHosts(slices.DeleteFunc(strings.Split(c.RegisterHostsText, ","), func(s string) bool { return s == "" })); err != nil {
 		t.Fatal(err)
 	}
 	c.Server.MaxSubscribers = rapid.IntRange(1, maxCount).Draw(t, "subscribers")

@@ -152,7 +152,7 @@ func (c *Config) ingestFields() mapping {
 			"Memory for received messages of all engines that wait to be processed; at least 1MiB. Messages that do not fit are dropped and requested again."},
 		{"reorder_buffer_bytes", size(&in.ReorderBufferBytes, ingestconfig.DefaultReorderBufferBytes, minBytes, maxBytes),
 			"Memory for live batches of all engines that wait for a replay; at least 1MiB. Batches that do not fit are requested again."},
-		{"register_hosts", hosts(&c.RegisterHosts, &c.Server.RegisterHosts),
+		{"register_hosts", hosts(&c.RegisterHostsText, &c.RegisterHosts),
 			"Hosts that RegisterWorker may name, separated by commas: IP addresses, CIDRs, names, *.DOMAIN. Empty allows any."},
 	}
 }

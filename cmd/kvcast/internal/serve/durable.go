@@ -17,6 +17,7 @@ import (
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
+	"github.com/kvcast/kvcast/server/registration"
 )
 
 const (
@@ -155,7 +156,9 @@ func openAlone(ctx context.Context, s *Service) (mode, error) {
 	return alone{d}, err
 }
 
-func (a alone) configure(c *server.Config) { c.Workers, c.Recovery = workers{a.s}, a.status }
+func (a alone) configure(c *server.Config) {
+	c.Workers, c.Recovery = registration.New(workers{a.s}, a.s.cfg.RegisterHosts), a.status
+}
 
 func (a alone) recover(ctx context.Context) ([]ingestconfig.Worker, error) {
 	s := a.s

@@ -20,6 +20,7 @@ import (
 	"github.com/kvcast/kvcast/internal/journal/jetstream"
 	"github.com/kvcast/kvcast/pipeline"
 	"github.com/kvcast/kvcast/server"
+	"github.com/kvcast/kvcast/server/registration"
 )
 
 const (
@@ -77,7 +78,8 @@ func (s *Service) newMember() *member.Member {
 }
 
 func (c clustered) configure(to *server.Config) {
-	to.Workers, to.Cluster, to.Recovery, to.Newest = sharedWorkers{c.s, c}, c.member, c.status, c.Newest
+	to.Workers = registration.New(sharedWorkers{c.s, c}, c.s.cfg.RegisterHosts)
+	to.Cluster, to.Recovery, to.Newest = c.member, c.status, c.Newest
 }
 
 func (c clustered) discoverer() discovery.Workers { return c.member }
@@ -222,7 +224,7 @@ type sharedWorkers struct {
 	cluster clustered
 }
 
-// AddWorker implements server.Workers.
+// AddWorker implements registration.Workers.
 func (w sharedWorkers) AddWorker(ctx context.Context, worker ingestconfig.Worker) error {
 	if err := (&ingestconfig.Config{Workers: []ingestconfig.Worker{worker}}).Validate(); err != nil {
 		return err
@@ -245,7 +247,7 @@ func (w sharedWorkers) AddWorker(ctx context.Context, worker ingestconfig.Worker
 	return w.await(ctx, worker.Name, true)
 }
 
-// RemoveWorker implements server.Workers.
+// RemoveWorker implements registration.Workers.
 func (w sharedWorkers) RemoveWorker(ctx context.Context, name string, _ feed.RemoveReason) error {
 	if err := w.awaitRegistered(ctx); err != nil {
 		return err
@@ -278,4 +280,4 @@ func (w sharedWorkers) await(ctx context.Context, name string, there bool) error
 	}
 }
 
-var _ server.Workers = sharedWorkers{}
+var _ registration.Workers = sharedWorkers{}

@@ -10,6 +10,7 @@ import (
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	"github.com/kvcast/kvcast/server"
+	"github.com/kvcast/kvcast/server/registration"
 )
 
 // mode is where the journal is, and with that, what the server recovers, stores, and shares with other servers. Open decides it once.
@@ -75,7 +76,9 @@ type memory struct {
 	reading
 }
 
-func (m memory) configure(c *server.Config) { c.Workers = workers{m.s} }
+func (m memory) configure(c *server.Config) {
+	c.Workers = registration.New(workers{m.s}, m.s.cfg.RegisterHosts)
+}
 
 func (m memory) opened() error {
 	p, err := pipeline.New(m.s.cfg.Pipeline, m)

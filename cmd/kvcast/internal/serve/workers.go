@@ -16,6 +16,7 @@ import (
 	"github.com/kvcast/kvcast/internal/journal/jetstream"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
+	"github.com/kvcast/kvcast/server/registration"
 )
 
 // discover runs the watches until ctx is done. It closes discovered after the first poll of every watch.
@@ -116,7 +117,7 @@ func (s *Service) knowledge() server.Knowledge {
 // applied the change, so that a client finds it in every later answer.
 type workers struct{ *Service }
 
-// AddWorker implements server.Workers. With a durable journal, the worker is also stored.
+// AddWorker implements registration.Workers. With a durable journal, the worker is also stored.
 func (w workers) AddWorker(ctx context.Context, worker ingestconfig.Worker) error {
 	if err := w.awaitRegistered(ctx); err != nil {
 		return err
@@ -135,7 +136,7 @@ func (w workers) AddWorker(ctx context.Context, worker ingestconfig.Worker) erro
 	return w.follower.Wait(ctx, w.mode.Bounds().Newest)
 }
 
-// RemoveWorker implements server.Workers.
+// RemoveWorker implements registration.Workers.
 func (w workers) RemoveWorker(ctx context.Context, name string, why feed.RemoveReason) error {
 	if err := w.awaitRegistered(ctx); err != nil {
 		return err
@@ -154,7 +155,7 @@ func (w workers) RemoveWorker(ctx context.Context, name string, why feed.RemoveR
 // change is not undone by that. It returns an error if the server reads no engines.
 func (s *Service) awaitRegistered(ctx context.Context) error {
 	if !s.cfg.Cluster.Ingest {
-		return server.ErrNotIngesting
+		return registration.ErrNotIngesting
 	}
 	select {
 	case <-s.registered:
@@ -164,4 +165,4 @@ func (s *Service) awaitRegistered(ctx context.Context) error {
 	}
 }
 
-func notStored(err error) error { return fmt.Errorf("%w: %w", server.ErrNotStored, err) }
+func notStored(err error) error { return fmt.Errorf("%w: %w", registration.ErrNotStored, err) }

@@ -1,4 +1,5 @@
-package server
+// Package registration implements kvcast.v1.WorkerService: clients register workers whose engines are read, and deregister them.
+package registration
 
 import (
 	"context"
@@ -14,6 +15,7 @@ import (
 	"github.com/kvcast/kvcast/internal/core/index/hybrid"
 	"github.com/kvcast/kvcast/internal/feed"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
@@ -29,66 +31,61 @@ var ErrNotIngesting = errors.New("the server reads no engines")
 // ErrNotStored is an error of Workers: the change was not made, because it cannot be stored.
 var ErrNotStored = errors.New("not stored")
 
-// workers implements kvcast.v1.WorkerService.
-type workers struct {
+// Service implements kvcast.v1.WorkerService.
+type Service struct {
 	kvcastv1.UnimplementedWorkerServiceServer
-	*Server
+	server  *server.Server
+	workers Workers
+	hosts   config.Hosts
+}
+
+// New returns the service of a server, which is a server.Config.Workers. It changes workers, and accepts hosts alone in endpoints; all if
+// there are none.
+func New(workers Workers, hosts config.Hosts) func(*server.Server) kvcastv1.WorkerServiceServer {
+	return func(s *server.Server) kvcastv1.WorkerServiceServer {
+		return &Service{server: s, workers: workers, hosts: hosts}
+	}
 }
 
 // RegisterWorker implements kvcastv1.WorkerServiceServer.
-func (s workers) RegisterWorker(ctx context.Context, req *kvcastv1.RegisterWorkerRequest) (*kvcastv1.RegisterWorkerResponse, error) {
-	if s.cfg.Workers == nil {
-		return nil, callerror.New(callerror.Unimplemented, s.journal.Bounds(), "this server does not register workers; name the worker in its configuration")
-	}
-	if err := s.mayRegister(); err != nil {
+func (s *Service) RegisterWorker(ctx context.Context, req *kvcastv1.RegisterWorkerRequest) (*kvcastv1.RegisterWorkerResponse, error) {
+	if err := s.server.MayChangeWorkers(); err != nil {
 		return nil, err
 	}
 	spec := req.GetWorker()
 	if violations := s.validate(spec); len(violations) > 0 {
-		return nil, callerror.InvalidFields(violations, s.journal.Bounds())
+		return nil, callerror.InvalidFields(violations, s.server.Bounds())
 	}
-	if err := s.cfg.Workers.AddWorker(ctx, workerConfig(spec)); err != nil {
+	if err := s.workers.AddWorker(ctx, workerConfig(spec)); err != nil {
 		return nil, s.workerError(err, spec.GetName())
 	}
 	return &kvcastv1.RegisterWorkerResponse{}, nil
 }
 
 // DeregisterWorker implements kvcastv1.WorkerServiceServer.
-func (s workers) DeregisterWorker(ctx context.Context, req *kvcastv1.DeregisterWorkerRequest) (*kvcastv1.DeregisterWorkerResponse, error) {
-	if s.cfg.Workers == nil {
-		return nil, callerror.New(callerror.Unimplemented, s.journal.Bounds(), "this server does not deregister workers; start it without the worker")
-	}
-	if err := s.mayRegister(); err != nil {
+func (s *Service) DeregisterWorker(ctx context.Context, req *kvcastv1.DeregisterWorkerRequest) (*kvcastv1.DeregisterWorkerResponse, error) {
+	if err := s.server.MayChangeWorkers(); err != nil {
 		return nil, err
 	}
 	name := req.GetName()
 	if name == "" {
-		return nil, callerror.InvalidField(s.journal.Bounds(), "name", "is missing: want a worker's name")
+		return nil, callerror.InvalidField(s.server.Bounds(), "name", "is missing: want a worker's name")
 	}
-	if err := s.cfg.Workers.RemoveWorker(ctx, name, feed.RemovedDeregistered); err != nil {
+	if err := s.workers.RemoveWorker(ctx, name, feed.RemovedDeregistered); err != nil {
 		return nil, s.workerError(err, name)
 	}
 	return &kvcastv1.DeregisterWorkerResponse{}, nil
 }
 
-// mayRegister returns an error if everyone who reaches the port could register workers, and that is not wanted.
-func (s workers) mayRegister() error {
-	if s.gate.Closed() || s.cfg.OpenRegistration {
-		return nil
-	}
-	return callerror.New(callerror.PermissionDenied, s.journal.Bounds(),
-		"this server has neither tokens nor client certificates, and so changes no workers: start it with --auth-tokens or --tls-client-ca, or with --auth-open-registration to let everyone change them")
-}
-
-func (s workers) workerError(err error, name string) error {
-	b := s.journal.Bounds()
+func (s *Service) workerError(err error, name string) error {
+	b := s.server.Bounds()
 	if violations := fieldViolations(err); len(violations) > 0 {
 		return callerror.InvalidFields(violations, b)
 	}
 	switch {
 	case errors.Is(err, config.ErrWorkerExists):
 		return callerror.New(callerror.WorkerExists, b, "worker %q exists, or its name is reserved for a worker that connects to a port; choose another name, or deregister the existing worker first", name)
-	case errors.Is(err, config.ErrNoWorker) && s.exists(name):
+	case errors.Is(err, config.ErrNoWorker) && s.server.HasWorker(name):
 		return callerror.New(callerror.WorkerNotFound, b,
 			"worker %q cannot be deregistered: its engine connects to a port of the server; stop the engine, and the worker is removed after the grace time", name)
 	case errors.Is(err, config.ErrNoWorker):
@@ -108,14 +105,8 @@ func (s workers) workerError(err error, name string) error {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return status.FromContextError(err).Err()
 	}
-	s.cfg.Logger.Error("change worker failed", "worker", name, "error", err)
+	s.server.Logger().Error("change worker failed", "worker", name, "error", err)
 	return callerror.Bug(b)
-}
-
-// exists reports whether there is a worker with the name, registered or not.
-func (s workers) exists(name string) bool {
-	_, ok := s.index.Worker(name)
-	return ok
 }
 
 // workerConfig converts a spec that validate has checked.
@@ -171,7 +162,7 @@ func notAllowed(field string, value any, want string) *callerror.Violation {
 }
 
 // validate checks what ingest does not check.
-func (s workers) validate(spec *kvcastv1.WorkerSpec) []*callerror.Violation {
+func (s *Service) validate(spec *kvcastv1.WorkerSpec) []*callerror.Violation {
 	if spec == nil {
 		return []*callerror.Violation{{Field: "worker", Description: "is missing: want a worker's name and its sources"}}
 	}
@@ -206,13 +197,13 @@ func (s workers) validate(spec *kvcastv1.WorkerSpec) []*callerror.Violation {
 // wantEndpoint returns a description of the allowed endpoints if an endpoint is not allowed; otherwise it returns
 // an empty string. Clients must not make the server connect to sockets in its file system, or to hosts that the
 // operator has not allowed. ingest checks the form of endpoints.
-func (s workers) wantEndpoint(endpoint string) string {
+func (s *Service) wantEndpoint(endpoint string) string {
 	_, ok := config.ParseSource(endpoint)
 	switch {
 	case strings.HasPrefix(endpoint, "ipc://"):
 		return "tcp://HOST:PORT, smg://HOST:PORT or openengine://HOST:PORT"
 	case !ok:
-	case !s.cfg.RegisterHosts.Empty() && !s.cfg.RegisterHosts.ContainEndpoint(endpoint):
+	case !s.hosts.Empty() && !s.hosts.ContainEndpoint(endpoint):
 		return "a host that the server's operator allows (ingest.register_hosts)"
 	}
 	return ""
