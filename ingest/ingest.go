@@ -20,6 +20,9 @@
 // see config.Config. A message or worker that would exceed a bound is refused.
 //
 // Programs that read the events of one engine use package engineclient.
+//
+// It has more than 15 files: sources, listeners and their workers are locked and closed together. What decides without these locks is in
+// internal/sequence.
 package ingest
 
 import (

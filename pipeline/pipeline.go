@@ -9,6 +9,9 @@
 //
 // With a durable journal, each entry has state beside its events, and the pipeline makes checkpoints.
 // From both, Recovery makes a pipeline that continues after a crash.
+//
+// It has more than 15 files: all are about the state of a Lane, which one lock guards, and how the journal records and restores it. What
+// decides without that state is in packages of internal: consolidate, copies and groups.
 package pipeline
 
 import (

@@ -3,6 +3,9 @@
 // Requests flow in; entries flow out, as the bytes that the journal encoded once. Each stream is a cursor in
 // the journal and has no queue. Guarantee: a subscriber receives every entry after the requested start once and
 // in order, or an error with the reason; a slow subscriber does not delay others.
+//
+// It has more than 15 files: one or two for the calls of each service, all methods of Server. What is of use to several of them and has a
+// boundary is a package: access, match, registration and those in internal.
 package server
 
 import (
