@@ -58,13 +58,15 @@ func (m *Member) execute(ctx context.Context, a cluster.Action) {
 		m.claims.forget(a.Worker)
 		m.machine.Released(a.Worker, seq, time.Now())
 	case cluster.Drop:
+		m.mu.Lock()
+		m.listened.lose(a.Worker) // before a listener that drop unlocks claims it for the next message
+		m.mu.Unlock()
 		m.drop(ctx, a.Worker)
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if owner := m.owners[a.Worker].Instance; owner != m.cfg.ID {
 			log.Warn("worker dropped: another instance has it now", "owner", owner)
 		}
-		m.listened.lose(a.Worker)
 		m.claims.forget(a.Worker)
 		m.machine.Dropped(a.Worker, time.Now())
 	}
