@@ -6,9 +6,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvcast/kvcast/server/internal/callerror"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
 // evictedSendTimeout is the time limit of a send of evicted entries while the streams together reference more

@@ -259,7 +259,7 @@ func (j *Journal) Connection() (connected bool, reconnects uint64) {
 func (j *Journal) Close(ctx context.Context) error {
 	var err error
 	j.closed.Do(func() {
-		j.admission.close()
+		j.endAdmission()
 		for range cap(j.slots) {
 			select {
 			case j.slots <- struct{}{}:

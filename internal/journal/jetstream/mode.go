@@ -139,8 +139,8 @@ func (a *admission) refusal() error {
 	return a.err
 }
 
-// close makes later appends fail.
-func (a *admission) close() {
+// endAdmission makes later appends fail.
+func (a *admission) endAdmission() {
 	a.mu.Lock()
 	a.refusing = true
 	a.mu.Unlock()

@@ -12,8 +12,9 @@ import (
 
 // What is stored.
 type (
-	// Entry is an entry as Load reads it, and Owner who owns a worker.
+	// Entry is an entry as Load reads it.
 	Entry = entry.Entry
+	// Owner is who owns a worker.
 	Owner = entry.Owner
 	// Checkpoints stores data by name.
 	Checkpoints = checkpoints.Checkpoints
@@ -21,8 +22,9 @@ type (
 	Registrations = kv.Registrations
 	// Object is data of Checkpoints or Registrations.
 	Object = client.Object
-	// KV is a bucket of values that processes watch, and Value one of them.
-	KV    = kv.Bucket
+	// KV is a bucket of values that processes watch.
+	KV = kv.Bucket
+	// Value is one of them.
 	Value = kv.Value
 )
 

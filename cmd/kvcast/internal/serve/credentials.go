@@ -73,7 +73,7 @@ func (r *credentials) forHTTP() *tls.Config {
 // sum returns a hash of the contents of all files. Pipes, which can be read once, count as empty.
 func (r *credentials) sum() ([sha256.Size]byte, error) {
 	h := sha256.New()
-	for _, name := range r.cfg.CredentialFiles.Names() {
+	for _, name := range r.cfg.Names() {
 		info, err := os.Stat(name)
 		if err != nil {
 			return [sha256.Size]byte{}, err
@@ -93,7 +93,7 @@ func (r *credentials) sum() ([sha256.Size]byte, error) {
 
 // run loads the files again when they change, until ctx ends.
 func (r *credentials) run(ctx context.Context, s *server.Server) {
-	if len(r.cfg.CredentialFiles.Names()) == 0 {
+	if len(r.cfg.Names()) == 0 {
 		return
 	}
 	ticker := time.NewTicker(reloadInterval)
@@ -137,7 +137,7 @@ func (r *credentials) reload(s *server.Server) error {
 	if loaded.TLS != nil {
 		r.tls.Store(loaded.TLS)
 	}
-	r.log.Info("tokens and certificates read again, because their files have changed", "files", r.cfg.CredentialFiles.Names())
+	r.log.Info("tokens and certificates read again, because their files have changed", "files", r.cfg.Names())
 	return nil
 }
 

@@ -2,6 +2,7 @@ package client
 
 import (
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -50,11 +51,7 @@ func IsWrongLastSeq(err error) bool {
 
 // IsNoSpace reports whether a code means that a stream is full.
 func IsNoSpace(code jetstream.ErrorCode) bool {
-	switch code {
-	case codeAccountResources, codeInsufficient, codeStorageResources, codeStoreFailed, codeMessageTooLarge:
-		return true
-	}
-	return false
+	return slices.Contains([]jetstream.ErrorCode{codeAccountResources, codeInsufficient, codeStorageResources, codeStoreFailed, codeMessageTooLarge}, code)
 }
 
 // RefusedForSpace returns the description of an error that means that a stream is full.
