@@ -56,7 +56,7 @@ func TestServerIsObservableWhileItsJournalHangs(t *testing.T) {
 		}
 		return n == 4
 	})
-	nats.Freeze()
+	nats.Partition() // for good: a new connection would end the outage
 	harness.WaitFor(t, func() bool { return metrics().Sum("kvcast_journal_appends_in_flight") >= 512 })
 
 	looks := map[string]func(context.Context) error{
