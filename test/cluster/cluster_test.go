@@ -63,6 +63,8 @@ var combinations = []fault{
 	{"kill a NATS server", (*world).killNATS},
 	{"pause a NATS server", (*world).pauseNATS},
 	{"kill two of three NATS servers", (*world).killMajority},
+	{"rolling restart", (*world).rollingRestart},
+	{"power loss", (*world).losePower},
 }
 
 // TestWorkersAreTakenOver makes each fault happen. With -minutes, it also makes each of the combinations happen, and then all at
@@ -149,10 +151,45 @@ func (w *world) killMembers(members ...*member) {
 	w.takenOver(began, last, workers, ids...)
 }
 
+// losePower kills all servers and all NATS servers.
+func (w *world) losePower() {
+	w.t.Helper()
+	var ids []string
+	for i, m := range w.members {
+		ids = append(ids, m.id)
+		if err := m.Process.Kill(); err != nil {
+			w.t.Fatal(err)
+		}
+		w.nats.Kill(i)
+	}
+	began := time.Now()
+	_, last := w.owners.all()
+	workers := w.ownedBy(ids...)
+	for i := range w.members {
+		w.nats.Start(i)
+	}
+	w.restart(w.members...)
+	w.takenOver(began, last, workers, ids...)
+	w.awaitReplicas()
+}
+
+// rollingRestart stops each server as planned, and starts it again before the next.
+func (w *world) rollingRestart() {
+	w.t.Helper()
+	for _, m := range w.members {
+		w.stopMember(m)
+		w.catchUp(m)
+	}
+}
+
 // shutdown stops a server as planned, which hands over its workers.
 func (w *world) shutdown() {
 	w.t.Helper()
-	m := w.victim()
+	w.stopMember(w.victim())
+}
+
+func (w *world) stopMember(m *member) {
+	w.t.Helper()
 	id := m.id
 	_, last := w.owners.all()
 	workers := w.ownedBy(id)
