@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -99,30 +100,32 @@ func TestSubscribersResumeAfterConnectionAge(t *testing.T) {
 
 // TestReplayContinuesDuringGrace reads a replay after the subscriber on the same connection has been ended.
 func TestReplayContinuesDuringGrace(t *testing.T) {
-	t.Parallel()
-	h := overTCP(t, server.Config{Limits: server.Limits{MaxConnectionAge: 100 * time.Millisecond, MaxConnectionAgeGrace: 5 * time.Minute}}, journal.Config{MaxBytes: 1 << 30})
-	h.addWorker()
-	h.load(128) // 8 MiB
-	stream, err := h.client.Replay(t.Context(), &kvcastv1.ReplayRequest{})
-	if err := firstError(t, err, stream.Recv); err != nil {
-		t.Fatal(err)
-	}
-	s := h.subscribe(checker.New(checker.Options{}), latest())
-	wantStatus(t, s.end(), codes.Unavailable, "MAX_CONNECTION_AGE")
-	last := uint64(0)
-	for {
-		m, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			break
+	synctest.Test(t, func(t *testing.T) {
+		limits := server.Limits{MaxConnectionAge: time.Second, MaxConnectionAgeGrace: 5 * time.Minute, StallTimeout: time.Hour}
+		h := inMemory(t, server.Config{Limits: limits}, journal.Config{MaxBytes: 1 << 30})
+		h.addWorker()
+		h.load(128) // 8 MiB
+		stream, err := h.client.Replay(t.Context(), &kvcastv1.ReplayRequest{})
+		if err := firstError(t, err, stream.Recv); err != nil {
+			t.Fatal(err)
 		}
-		if err != nil {
-			t.Fatalf("at %d: %v", last, err)
+		s := h.subscribe(checker.New(checker.Options{}), latest())
+		wantStatus(t, s.end(), codes.Unavailable, "MAX_CONNECTION_AGE")
+		last := uint64(0)
+		for {
+			m, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				t.Fatalf("at %d: %v", last, err)
+			}
+			last = m.GetPosition().GetSeq()
 		}
-		last = m.GetPosition().GetSeq()
-	}
-	if want := h.Journal.Bounds().Newest; last != want {
-		t.Errorf("the replay ended at %d, want %d", last, want)
-	}
+		if want := h.Journal.Bounds().Newest; last != want {
+			t.Errorf("the replay ended at %d, want %d", last, want)
+		}
+	})
 }
 
 // watchedConn calls a function when a read fails.
