@@ -137,6 +137,18 @@ func (h *fixture) fill(entries int) {
 	}
 }
 
+// store appends entries that store blocks, 500 each.
+func (h *fixture) store(blocks int) {
+	h.t.Helper()
+	hashes := make([]uint64, 500)
+	for n := 0; n < blocks; n += len(hashes) {
+		for i := range hashes {
+			hashes[i] = uint64(n + i)
+		}
+		h.append(hashes...)
+	}
+}
+
 // flood appends 64 MiB of entries, more than a transport buffers for a client that does not read.
 func (h *fixture) flood() {
 	h.t.Helper()

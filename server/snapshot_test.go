@@ -413,7 +413,7 @@ func TestSnapshotEndsWithItsClient(t *testing.T) {
 	t.Parallel()
 	h := overTCP(t, server.Config{Limits: server.Limits{MaxSnapshots: 1}}, journal.Config{})
 	h.addWorker()
-	h.fill(testclass.Size(60_000, 200_000))
+	h.store(testclass.Size(60_000, 200_000))
 	for range 3 {
 		deadline := time.Now().Add(harness.Timeout)
 		for {
@@ -498,7 +498,7 @@ func TestWaitingSnapshotSendsHeartbeats(t *testing.T) {
 	t.Parallel()
 	h := overTCP(t, server.Config{Limits: server.Limits{MaxSnapshots: 1, MaxSnapshotWait: time.Hour, StallTimeout: time.Hour, ProgressInterval: 10 * time.Millisecond}}, journal.Config{MaxBytes: 256 << 10})
 	h.addWorker()
-	h.fill(30_000)
+	h.store(30_000)
 	first, err := h.withSmallWindow().client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{}) // the snapshot has some 500 KB
 	if err != nil {
 		t.Fatal(err)
@@ -510,7 +510,7 @@ func TestWaitingSnapshotSendsHeartbeats(t *testing.T) {
 	if _, err := follows.next(); err != nil {
 		t.Fatal(err)
 	}
-	h.fill(30_000) // some 1.5 MB; the journal retains 256 KiB
+	h.store(150_000) // more than 1 MiB of entries; the journal retains 256 KiB
 	waiting := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
 	for range 3 {
 		m, err := waiting.next()
