@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -42,11 +43,13 @@ func StartNATS(t testing.TB) (url string) {
 func StartNATSIn(t testing.TB, dir string) (url string, stop func()) {
 	t.Helper()
 	s, err := server.NewServer(&server.Options{
-		Host: "127.0.0.1", Port: FreePort(t), JetStream: true, StoreDir: dir, NoSigs: true, NoLog: true,
+		Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: dir, NoSigs: true,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	log := make(natsErrors, 100)
+	s.SetLoggerV2(log, false, false, false)
 	s.Start()
 	stop = func() {
 		s.Shutdown()
@@ -54,10 +57,41 @@ func StartNATSIn(t testing.TB, dir string) (url string, stop func()) {
 	}
 	t.Cleanup(stop)
 	if !s.ReadyForConnections(Timeout) {
+		for len(log) > 0 {
+			t.Log(<-log)
+		}
 		t.Fatalf("nats-server is not ready after %v", Timeout)
 	}
 	return s.ClientURL(), stop
 }
+
+// natsErrors has the first errors of a nats-server.
+type natsErrors chan string
+
+func (e natsErrors) add(format string, v ...any) {
+	select {
+	case e <- fmt.Sprintf(format, v...):
+	default:
+	}
+}
+
+// Fatalf implements server.Logger.
+func (e natsErrors) Fatalf(format string, v ...any) { e.add(format, v...) }
+
+// Errorf implements server.Logger.
+func (e natsErrors) Errorf(format string, v ...any) { e.add(format, v...) }
+
+// Warnf implements server.Logger.
+func (natsErrors) Warnf(string, ...any) {}
+
+// Noticef implements server.Logger.
+func (natsErrors) Noticef(string, ...any) {}
+
+// Debugf implements server.Logger.
+func (natsErrors) Debugf(string, ...any) {}
+
+// Tracef implements server.Logger.
+func (natsErrors) Tracef(string, ...any) {}
 
 // JetStream returns a connection to NATS servers, whose URLs are separated by commas. It is restored until the test closes it.
 func JetStream(t testing.TB, urls string) jetstream.JetStream {
