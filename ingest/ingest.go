@@ -156,6 +156,7 @@ func (in *Ingest) Endpoints() (all []string) {
 // SuspendListeners closes the connections of engines that have connected to listeners, and each new one, until ResumeListeners is
 // called, so that the engines connect to another process. They count as disconnected; what the lanes are doing goes on.
 func (in *Ingest) SuspendListeners() {
+	in.shared.metrics.suspended.Set(1)
 	for _, l := range in.listeners {
 		l.receiver.Suspend()
 	}
@@ -169,6 +170,9 @@ func (in *Ingest) ResumeListeners() error {
 		if err := l.receiver.Resume(); err != nil {
 			errs = append(errs, fmt.Errorf("resume listener: %w", err))
 		}
+	}
+	if len(errs) == 0 {
+		in.shared.metrics.suspended.Set(0)
 	}
 	return errors.Join(errs...)
 }

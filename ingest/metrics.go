@@ -89,6 +89,7 @@ type metrics struct {
 	publishers        *prometheus.GaugeVec
 	replaysInProgress *prometheus.GaugeVec
 	peersRejected     *prometheus.CounterVec
+	suspended         prometheus.Gauge
 	durations         prometheus.Histogram
 }
 
@@ -109,6 +110,10 @@ func newMetrics(sources *sourceList) *metrics {
 		Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: "peers_rejected_total",
 		Help: "Peers of listeners that were disconnected because of what they sent or because of a limit, by reason.",
 	}, []string{"reason"})
+	m.suspended = factory.NewGauge(prometheus.GaugeOpts{
+		Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: "listeners_suspended",
+		Help: "1 while engines that connect to listeners are refused, so that they connect to another server, and 0 otherwise.",
+	})
 	m.durations = factory.NewHistogram(prometheus.HistogramOpts{
 		Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: "batch_duration_seconds",
 		Help:    "Time from receiving a batch to its delivery, averaged over batches that were processed together.",

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/feed"
@@ -51,7 +53,9 @@ func TestSuspendedListenerRefusesEngines(t *testing.T) {
 		} {
 			t.Run(tt.name, func(t *testing.T) {
 				r := newRecorder(t)
-				in, _ := start(t, listening(zmq, tt.bind), r)
+				c, registry := listening(zmq, tt.bind), prometheus.NewRegistry()
+				c.Metrics = registry
+				in, _ := start(t, c, r)
 				endpoint := in.Endpoints()[0]
 				address := strings.TrimPrefix(strings.TrimPrefix(endpoint, "tcp://"), "ipc://")
 				e := newEngine(t)
@@ -64,6 +68,7 @@ func TestSuspendedListenerRefusesEngines(t *testing.T) {
 				for seq := uint64(1); seq < 4; seq++ {
 					in.SuspendListeners()
 					in.SuspendListeners() // changes nothing
+					wantMetrics(t, registry, map[string]float64{"listeners_suspended": 1})
 					awaitState(t, in, 0, ingest.SourceConnecting)
 					wantRefused(t, tt.network, address)
 					if l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", address); tt.network == "tcp" && !errors.Is(err, syscall.EADDRINUSE) {
@@ -72,6 +77,7 @@ func TestSuspendedListenerRefusesEngines(t *testing.T) {
 					if err := errors.Join(in.ResumeListeners(), in.ResumeListeners()); err != nil {
 						t.Fatal(err)
 					}
+					wantMetrics(t, registry, map[string]float64{"listeners_suspended": 0})
 					e.awaitSubscriber("")
 					e.send("kv@p@m", seqFrame(seq), payload(seq))
 					r.want("p 0/0: gap possible_restart 0-0, 0 missed", fmt.Sprintf("p 0/0: batch %d", seq)) // it has no replay socket
