@@ -211,7 +211,7 @@ func drawText(t *rapid.T) string {
 func TestEncodeRoundTripsOrNamesTheField(t *testing.T) {
 	var d wire.Decoder
 	rejected, same := 0, 0
-	rapid.Check(t, func(t *rapid.T) {
+	property := func(t *rapid.T) {
 		f := plainForms.Draw(t, "form")
 		e := wire.Encoder{BatchForm: f.batchForm, EventForm: f.eventForm}
 		b := drawBatch(t, f)
@@ -248,8 +248,14 @@ func TestEncodeRoundTripsOrNamesTheField(t *testing.T) {
 		if diff := cmp.Diff(&want, got, cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("batch differs (-want +got):\n%s", diff)
 		}
-	})
-	if rejected+same >= 50 && (rejected == 0 || same == 0) {
+	}
+	for range 20 { // a few batches may all have the same outcome
+		rapid.Check(t, property)
+		if rejected > 0 && same > 0 {
+			break
+		}
+	}
+	if rejected == 0 || same == 0 {
 		t.Errorf("%d batches were rejected, %d were not; want some of both", rejected, same)
 	}
 }
