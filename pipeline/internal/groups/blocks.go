@@ -151,8 +151,8 @@ func (g *Blocks) restore(s *statev1.Table) error {
 // Rank are the blocks of a dp rank in all groups but the main group. The zero value has none.
 type Rank struct {
 	tables map[Key]*Blocks
-	// sparse are the groups that have left out blocks of a store: bit n is group n. suspects are blocks that groups may not hold. Both are
-	// lost in a recovery: more stores are unsure then.
+	// sparse has bit n set if group n has left out blocks of a store before. suspects are blocks that a group may not hold, though it has
+	// them here. Both are lost in a recovery: more stores are unsure then.
 	sparse   uint64
 	suspects []Suspect
 }

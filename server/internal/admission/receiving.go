@@ -84,7 +84,7 @@ func (r *receivedCall) end() {
 	}
 }
 
-// receivedKey is the context key of a *receivedCall.
+// receivedKey is the key under which the context of a call has its *receivedCall.
 type receivedKey struct{}
 
 // Receiving bounds the calls whose requests are being received. It is a stats.Handler that delays calls until their requests may be.

@@ -112,7 +112,7 @@ func (c *catalog) toAnnounce(again bool) (_ map[string]ingestconfig.Worker, ok b
 	return maps.Clone(c.local), true
 }
 
-// announce sets the workers that another instance announces; nil: none.
+// announce replaces the workers that another instance has announced. If they are nil, it has none any more.
 func (c *catalog) announce(id string, workers map[string]ingestconfig.Worker) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
