@@ -81,6 +81,8 @@ func TestMalformedRepliesKeepTheOrder(t *testing.T) {
 		logs   string
 		// wantNative and thenNative, if set, are of the native transport, which disconnects peers beyond its limits.
 		wantNative, thenNative []string
+		// missedNative is how many batches it reports as lost at least: those that are lost again after thenNative are counted again.
+		missedNative float64
 		// then is what follows after a second, when the socket is asked whether it can repair the loss after all.
 		then []string
 	}{
@@ -146,8 +148,9 @@ func TestMalformedRepliesKeepTheOrder(t *testing.T) {
 			want:   []string{"batch 0 +[10]", "gap replay_incomplete 1-1, 1 missed", "batch 2 +[12]", "batch 3 +[13]"},
 			counts: map[string]float64{`batches_rejected_total{error="message_too_long",worker="w"}`: 1, `missed_batches_total{worker="w"}`: 1},
 
-			wantNative: []string{"batch 0 +[10]", "gap replay_incomplete 1-2, 2 missed", "batch 3 +[13]"},
-			thenNative: []string{"batch 0 clear", "batch 0 +[10]"},
+			wantNative:   []string{"batch 0 +[10]", "gap replay_incomplete 1-2, 2 missed", "batch 3 +[13]"},
+			thenNative:   []string{"batch 0 clear", "batch 0 +[10]"},
+			missedNative: 2,
 		},
 		{
 			name: "malformed batch",
@@ -222,6 +225,9 @@ func TestMalformedRepliesKeepTheOrder(t *testing.T) {
 					r.wantNone()
 				}
 				wantMetrics(t, registry, tt.counts)
+				if n := harness.Gather(t, registry).Sum("kvcast_ingest_missed_batches_total"); zmq == config.ZMQNative && n < tt.missedNative {
+					t.Errorf("%v batches are missed, want at least %v", n, tt.missedNative)
+				}
 				stop()
 				if !strings.Contains(log.String(), tt.logs) {
 					t.Errorf("did not log %s\nin:\n%s", tt.logs, log.String())
