@@ -54,7 +54,7 @@ func TestDigestsMatchTheView(t *testing.T) {
 		var working, reading sync.WaitGroup
 		for n, e := range engines {
 			working.Go(func() {
-				for range 50 {
+				for range 20 {
 					e.step()
 				}
 				switch {

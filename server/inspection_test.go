@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/kvcast/kvcast/internal/core/kvblock"
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/incident"
 	"github.com/kvcast/kvcast/internal/journal"
@@ -87,6 +88,7 @@ func TestLastEntriesAreListed(t *testing.T) {
 
 // TestListedEntriesAreBounded also covers entries that are not retained any more.
 func TestListedEntriesAreBounded(t *testing.T) {
+	testclass.WithoutRace(t)
 	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 4 << 20})
 	quiet := h.Pipeline.AddWorker(feed.Worker{Name: "quiet"})

@@ -67,7 +67,12 @@ func (h *reporting) rank() *kvcastv1.RankStatus {
 func (h *reporting) awaitTrust(exact bool) {
 	h.t.Helper()
 	for {
-		match, rank := h.match(matchOf(1)).GetPrompts()[0].GetMatches()[0], h.rank()
+		// One call, since the trust may change between two.
+		res, err := h.client.MatchPrefix(h.t.Context(), matchOf(1))
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		match, rank := res.GetPrompts()[0].GetMatches()[0], h.rank()
 		if isExact := match.GetTrust() == kvcastv1.Trust_TRUST_EXACT; isExact != exact || rank.GetTrust() != match.GetTrust() {
 			continue // what was read within the last 100 ms is used
 		}

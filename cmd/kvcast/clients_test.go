@@ -18,7 +18,7 @@ import (
 	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/wire"
-	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 // clientsFolder contains the Python and Rust examples, as make clients prepares them.
@@ -198,7 +198,7 @@ func TestNATSReaderClientInPython(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	url := harness.StartNATS(t)
+	url := natstest.Start(t)
 	const name = "a worker.*>é"
 	p := publisherOf(t, simulator.SocketConfig{})
 	s := serve(t, "--journal", url, "--worker", "name="+name+",connect="+p.Endpoint()+",replay="+p.ReplayEndpoint())

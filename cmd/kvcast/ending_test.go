@@ -16,6 +16,7 @@ import (
 	"github.com/kvcast/kvcast/internal/wire"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 // endTimeout is how long a busy machine may take for what is documented to take 10 s.
@@ -44,7 +45,7 @@ func silentServer(t *testing.T) string {
 // servingWithNATS starts a server with a NATS server behind a proxy, and an engine that has published.
 func servingWithNATS(t *testing.T) (*harness.Process, *harness.Proxy) {
 	t.Helper()
-	u, err := url.Parse(harness.StartNATS(t))
+	u, err := url.Parse(natstest.Start(t))
 	if err != nil {
 		t.Fatal(err)
 	}

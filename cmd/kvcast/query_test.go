@@ -12,6 +12,7 @@ import (
 	"github.com/kvcast/kvcast/internal/wire"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 // serverWithGap returns a server with a worker that has three blocks, after a gap.
@@ -318,7 +319,7 @@ func TestCommandsShowTheInstances(t *testing.T) {
 	t.Parallel()
 	p := publisherOf(t, simulator.SocketConfig{})
 	publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1}, Tokens: []uint32{1, 2}, BlockSize: 2})
-	url := harness.StartNATS(t)
+	url := natstest.Start(t)
 	var servers []*process
 	for range 2 {
 		// The worker stays where it is for twice the TTL.

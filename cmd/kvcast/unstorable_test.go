@@ -13,6 +13,7 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 // unstorable are states of a journal that can store nothing.
@@ -35,10 +36,10 @@ const purgedError = `somebody has purged it|has the new epoch|is gone`
 
 func fullStream(t *testing.T) (store string, enter, leave func()) {
 	t.Helper()
-	url := harness.StartNATS(t)
+	url := natstest.Start(t)
 	limit := func(bytes func(jetstream.StreamState) int64) func() {
 		return func() {
-			js := harness.JetStream(t, url)
+			js := natstest.JetStream(t, url)
 			s, err := js.Stream(t.Context(), "kvcast")
 			if err != nil {
 				t.Fatal(err)
@@ -55,9 +56,9 @@ func fullStream(t *testing.T) (store string, enter, leave func()) {
 
 func purgedStream(t *testing.T) (store string, enter, leave func()) {
 	t.Helper()
-	url := harness.StartNATS(t)
+	url := natstest.Start(t)
 	return url, func() {
-		s, err := harness.JetStream(t, url).Stream(t.Context(), "kvcast")
+		s, err := natstest.JetStream(t, url).Stream(t.Context(), "kvcast")
 		if err == nil {
 			err = s.Purge(t.Context())
 		}

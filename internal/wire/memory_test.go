@@ -174,7 +174,7 @@ func TestUnusedEventsReferenceNoPayload(t *testing.T) {
 func TestIdleRulesReferenceNoPayload(t *testing.T) {
 	testclass.WithoutRace(t)
 	var (
-		sizes  [16]wire.BlockSize
+		sizes  [4]wire.BlockSize
 		rules  []*wire.Rules
 		counts wire.Counts
 		d      wire.Decoder

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/internal/core/testclass"
-	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 const (
@@ -33,7 +33,7 @@ const (
 // Check: every subscriber received one entry per batch, in responses whose positions chain, and no server reports a fault.
 func BenchmarkServeOnly(b *testing.B) {
 	requireProc(b)
-	url := harness.StartNATS(b)
+	url := natstest.Start(b)
 	for _, n := range []int{1, 2, 4} {
 		runs := 0
 		open := func() (*replicas, error) {
@@ -174,7 +174,7 @@ func (r *replicas) Close() error {
 func TestReplicasDeliverEverything(t *testing.T) {
 	testclass.Process(t)
 	requireProc(t)
-	r, err := openReplicas(harness.StartNATS(t), "replicas", 2, 2)
+	r, err := openReplicas(natstest.Start(t), "replicas", 2, 2)
 	if err != nil {
 		t.Fatal(err)
 	}

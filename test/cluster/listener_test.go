@@ -14,6 +14,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 // TestWorkerFollowsItsConnection moves an engine, which connects to a port behind which there are two servers, from one to the
@@ -21,8 +22,8 @@ import (
 func TestWorkerFollowsItsConnection(t *testing.T) {
 	testclass.Cluster(t)
 	replay := harness.FreePort(t)
-	url := harness.StartNATS(t)
-	js := harness.JetStream(t, url)
+	url := natstest.Start(t)
+	js := natstest.JetStream(t, url)
 	balancer := harness.NewProxy(t, "")
 	engines := fleet.New(t, *seed)
 	engines.Rate = 200
@@ -90,7 +91,7 @@ func TestWorkerFollowsItsConnection(t *testing.T) {
 func TestConnectedEngineLeavesIsolatedServer(t *testing.T) {
 	testclass.Cluster(t)
 	harness.ForEachTransport(t, func(t *testing.T, zmq config.ZMQ) {
-		u, err := url.Parse(harness.StartNATS(t))
+		u, err := url.Parse(natstest.Start(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -103,7 +104,7 @@ func TestConnectedEngineLeavesIsolatedServer(t *testing.T) {
 			Replay: fmt.Sprintf("tcp://127.0.0.1:%d", replay),
 		})
 		const name = "127%2E0%2E0%2E1" // in a subject
-		w := &world{t: t, rng: rand.New(rand.NewPCG(*seed, 1)), engines: engines, js: harness.JetStream(t, u.String())}
+		w := &world{t: t, rng: rand.New(rand.NewPCG(*seed, 1)), engines: engines, js: natstest.JetStream(t, u.String())}
 		t.Cleanup(w.writeLogs)
 		var listeners []string
 		for i := range 2 {

@@ -16,6 +16,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 // election is the time after which NATS servers elect another leader of a stream at the earliest.
@@ -26,7 +27,7 @@ const election = 4 * time.Second
 func TestServerWithoutAMajorityDoesNotJudgePositions(t *testing.T) {
 	testclass.Cluster(t)
 	t.Parallel()
-	nats := harness.StartNATSCluster(t)
+	nats := natstest.StartCluster(t)
 	engines := fleet.New(t, *seed)
 	args := []string{"--journal-replicas", "3", "--subscribers-progress", "1s", "--worker", engines.Add("engine-0", 1, fleet.Bound()).Flag()}
 	first := fleet.NewServer(t, append(args, "--journal", nats.URLs())...)

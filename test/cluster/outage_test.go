@@ -14,6 +14,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 // TestServerIsObservableWhileItsJournalHangs freezes the connection to the NATS server until as many appends wait as may. Everything that an
@@ -21,7 +22,7 @@ import (
 func TestServerIsObservableWhileItsJournalHangs(t *testing.T) {
 	testclass.Cluster(t)
 	t.Parallel()
-	u, err := url.Parse(harness.StartNATS(t))
+	u, err := url.Parse(natstest.Start(t))
 	if err != nil {
 		t.Fatal(err)
 	}

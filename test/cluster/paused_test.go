@@ -18,15 +18,16 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 // TestLibzmqEngineLeavesPausedServer pauses the server to which an engine has connected, and leaves the connection as it is: libzmq must close
 // it by the TTL of the server's PINGs, though the engine publishes all the time.
 func TestLibzmqEngineLeavesPausedServer(t *testing.T) {
 	testclass.Cluster(t)
-	url := harness.StartNATS(t)
+	url := natstest.Start(t)
 	balancer := harness.NewProxy(t, "")
-	w := &world{t: t, rng: rand.New(rand.NewPCG(*seed, 1)), js: harness.JetStream(t, url)}
+	w := &world{t: t, rng: rand.New(rand.NewPCG(*seed, 1)), js: natstest.JetStream(t, url)}
 	t.Cleanup(w.writeLogs)
 	var listeners []string
 	for i := range 2 {

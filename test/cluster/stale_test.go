@@ -17,6 +17,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 // ttl is the default of cluster.ttl.
@@ -27,7 +28,7 @@ const ttl = 3 * time.Second
 func TestAnswersSayWhenTheyAreStale(t *testing.T) {
 	testclass.Cluster(t)
 	t.Parallel()
-	u, err := url.Parse(harness.StartNATS(t))
+	u, err := url.Parse(natstest.Start(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +146,7 @@ func isStale(r *kvcastv1.RankStatus) bool {
 func TestDeletedBucketOfInstancesIsCreatedAgain(t *testing.T) {
 	testclass.Cluster(t)
 	t.Parallel()
-	address := harness.StartNATS(t)
+	address := natstest.Start(t)
 	engines := fleet.New(t, *seed)
 	engines.Rate = batchRate
 	worker := engines.Add("engine-0", 1, fleet.Bound()).Flag()

@@ -17,6 +17,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 const (
@@ -40,7 +41,7 @@ type world struct {
 	t       *testing.T
 	rng     *rand.Rand
 	engines *fleet.Fleet
-	nats    *harness.NATSCluster
+	nats    *natstest.Cluster
 	js      jetstream.JetStream
 	owners  *owners
 	members []*member
@@ -68,7 +69,7 @@ type member struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{
-		t: t, rng: rand.New(rand.NewPCG(*seed, 1)), engines: fleet.New(t, *seed), nats: harness.StartNATSCluster(t),
+		t: t, rng: rand.New(rand.NewPCG(*seed, 1)), engines: fleet.New(t, *seed), nats: natstest.StartCluster(t),
 	}
 	w.js = w.nats.JetStream()
 	w.engines.Rate = batchRate

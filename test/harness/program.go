@@ -34,6 +34,9 @@ func Program(race bool) (string, error) { return program{"cmd/kvcast", race}.bui
 // Router returns the path of a build of the example router.
 func Router() (string, error) { return program{"examples/router", false}.build() }
 
+// NATSServer returns the path of a build of natstest/natsserver.
+func NATSServer() (string, error) { return program{"test/harness/natstest/natsserver", false}.build() }
+
 func (p program) build() (string, error) {
 	programs.mu.Lock()
 	defer programs.mu.Unlock()

@@ -23,6 +23,7 @@ import (
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/harness/enginetest"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 	"github.com/kvcast/kvcast/test/rawzmtp"
 )
 
@@ -42,7 +43,7 @@ func TestMetricsOfIdleServersAreDocumented(t *testing.T) {
 	}{
 		"memory": {func(*testing.T) string { return "memory" }, nil, nil},
 		"file":   {func(t *testing.T) string { return "file:" + t.TempDir() }, []string{"durable"}, nil},
-		"nats":   {func(t *testing.T) string { return harness.StartNATS(t) }, []string{"durable", "nats"}, nil},
+		"nats":   {func(t *testing.T) string { return natstest.Start(t) }, []string{"durable", "nats"}, nil},
 		"egress": {func(*testing.T) string { return "memory" }, []string{"egress", "smg"}, []string{"--emit-token-ids", "--retain-token-ids", "--egress-zmq-bind", bindAny, "--egress-smg-enabled"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -221,7 +222,7 @@ func TestMetricsOfDiscoveryAreDocumented(t *testing.T) {
 func TestMetricsOfClustersAreDocumented(t *testing.T) {
 	testclass.Process(t)
 	engine := enginetest.NewSimulated(t, simulator.PublisherConfig{})
-	p := fleet.Start(t, "--journal", harness.StartNATS(t), "--worker", "name=w,connect="+engine.Endpoint()+",replay="+engine.ReplayEndpoint())
+	p := fleet.Start(t, "--journal", natstest.Start(t), "--worker", "name=w,connect="+engine.Endpoint()+",replay="+engine.ReplayEndpoint())
 	fleet.Address(t, p)
 	if _, err := engine.Publish(enginetest.Stored(1)); err != nil {
 		t.Fatal(err)

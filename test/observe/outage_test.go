@@ -11,6 +11,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 const (
@@ -26,7 +27,7 @@ func TestAlertsFireInAnOutage(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
 	needs(t, "prometheus")
-	nats := strings.TrimPrefix(harness.StartNATS(t), "nats://")
+	nats := strings.TrimPrefix(natstest.Start(t), "nats://")
 	proxy := harness.NewProxy(t, nats)
 	engines := fleet.New(t, 1)
 	engines.Faults = nil

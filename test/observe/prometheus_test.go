@@ -24,6 +24,7 @@ import (
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/harness/enginetest"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 const (
@@ -148,7 +149,7 @@ func TestDashboardShowsARunningCluster(t *testing.T) {
 	needs(t, "prometheus")
 	t.Setenv("GOMEMLIMIT", "4GiB") // the dashboard shows it
 	engines := fleet.New(t, 1)
-	args := []string{"--journal", harness.StartNATS(t), "--journal-checkpoint-bytes", "64KiB", "--bind", bindAny, "--config", withDiscovery(t, "[]")}
+	args := []string{"--journal", natstest.Start(t), "--journal-checkpoint-bytes", "64KiB", "--bind", bindAny, "--config", withDiscovery(t, "[]")}
 	for i := range 4 {
 		args = append(args, "--worker", engines.Add(fmt.Sprintf("engine-%d", i), 1, fleet.Bound()).Flag())
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 // BenchmarkRestart kills a server with 64 workers and some 1,000,000 blocks, and starts it again: from entries alone, and
@@ -26,7 +27,7 @@ func BenchmarkRestart(b *testing.B) {
 }
 
 // BenchmarkReplica starts a server that serves what another one with as many workers and blocks writes to a NATS server.
-func BenchmarkReplica(b *testing.B) { benchmarkRestart(b, harness.StartNATS(b), "4MiB", true) }
+func BenchmarkReplica(b *testing.B) { benchmarkRestart(b, natstest.Start(b), "4MiB", true) }
 
 func benchmarkRestart(b *testing.B, journal, checkpointBytes string, isReplica bool) {
 	const workers, perWorker = 64, 16_384

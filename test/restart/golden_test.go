@@ -15,7 +15,7 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 	"github.com/kvcast/kvcast/test/fleet"
-	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 // update makes TestStateOfEarlierVersionsIsRead write the journals of the current formats first.
@@ -43,7 +43,7 @@ func (g golden) digest() string { return filepath.Join(g.dir, "digest.json") }
 func (g golden) open(t *testing.T, dir string) (journal string, stop func()) {
 	t.Helper()
 	if g.shared {
-		return harness.StartNATSIn(t, dir)
+		return natstest.StartIn(t, dir)
 	}
 	return "file:" + dir, func() {}
 }

@@ -14,6 +14,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 // TestRoutersMoveBetweenServers kills, at random entries, the server that reads the engines or the one that follows it.
@@ -21,7 +22,7 @@ import (
 func TestRoutersMoveBetweenServers(t *testing.T) {
 	testclass.Process(t)
 	engines := fleet.New(t, *seed)
-	args := []string{"--journal", harness.StartNATS(t), "--journal-max-bytes", "16MiB", "--journal-checkpoint-bytes", "64KiB"}
+	args := []string{"--journal", natstest.Start(t), "--journal-max-bytes", "16MiB", "--journal-checkpoint-bytes", "64KiB"}
 	for i := range engineCount {
 		args = append(args, "--worker", engines.Add(fmt.Sprintf("engine-%d", i), 1, fleet.Bound()).Flag())
 	}
@@ -72,7 +73,7 @@ func TestRoutersMoveBetweenServers(t *testing.T) {
 func TestReplicatedJournalSurvivesItsServers(t *testing.T) {
 	testclass.Process(t)
 	engines := fleet.New(t, *seed)
-	nats := harness.StartNATSCluster(t)
+	nats := natstest.StartCluster(t)
 	args := []string{
 		"--journal", nats.URLs(), "--journal-replicas", "3", "--journal-max-bytes", "16MiB", "--journal-checkpoint-bytes", "64KiB",
 	}

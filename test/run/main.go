@@ -194,9 +194,15 @@ func mostTestsFirst(ofTests []string) []string {
 	})
 }
 
-// raceChecks is the number of random inputs of a property with the race detector, which makes them ten times slower. Without
-// it and at full size, rapid's default counts: 100.
-const raceChecks = 10
+// checks and raceChecks are the numbers of random inputs of a property, without the race detector and with it, which makes them ten
+// times slower. At full size, rapid's default counts: 100.
+const (
+	checks     = 40
+	raceChecks = 10
+)
+
+// raceOptions make a test binary exit at once. By default it waits a second for reports of other goroutines.
+const raceOptions = "atexit_sleep_ms=20"
 
 func (p *pass) run(ctx context.Context, o options, r *report) error {
 	args := []string{"test", "-json", "-vet=off", fmt.Sprintf("-p=%d", o.perGo), fmt.Sprintf("-parallel=%d", o.parallel), "-timeout=" + o.timeout.String()}
@@ -212,8 +218,15 @@ func (p *pass) run(ctx context.Context, o options, r *report) error {
 	args = append(append(args, p.packages...), o.args...)
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Env = append(os.Environ(), testclass.Variable+"="+o.classes)
-	if p.race && !testclass.Selected(testclass.ClassExhaustive, o.classes) {
-		cmd.Env = append(cmd.Env, fmt.Sprintf("RAPID_CHECKS=%d", raceChecks))
+	if !testclass.Selected(testclass.ClassExhaustive, o.classes) {
+		n := checks
+		if p.race {
+			n = raceChecks
+		}
+		cmd.Env = append(cmd.Env, fmt.Sprintf("RAPID_CHECKS=%d", n))
+	}
+	if p.race {
+		cmd.Env = append(cmd.Env, strings.TrimSpace("GORACE="+raceOptions+" "+os.Getenv("GORACE")))
 	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.Stderr = os.Stderr

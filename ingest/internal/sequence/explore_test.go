@@ -205,7 +205,7 @@ func (w *world) appendKey(b []byte) []byte {
 	return b
 }
 
-// sized returns limits with a batch less, which leave a tenth of the states, unless tests run at full size.
+// sized returns limits with a batch of each engine less, which leave a tenth of the states, unless tests run at full size.
 func sized(l limits) limits {
 	if !testclass.Full() {
 		l.batches--
@@ -336,6 +336,7 @@ func TestExhaustiveSmallWorldsWithSnapshots(t *testing.T) {
 // another's, none of them is left.
 func TestExhaustiveSmallWorldsOfForeignSockets(t *testing.T) {
 	testclass.WithoutRace(t)
+	large := uint8(testclass.Size(1, 2)) // of the limits with the most states
 	for _, tt := range []struct {
 		name    string
 		epochs  bool
@@ -344,14 +345,14 @@ func TestExhaustiveSmallWorldsOfForeignSockets(t *testing.T) {
 	}{
 		{"both publish", false, false, limits{batches: 4, others: 4}},
 		{"losses", false, false, limits{batches: 4, others: 3, losses: 2}},
-		{"cuts", false, false, limits{batches: 3, others: 3, cuts: 2}},
+		{"cuts", false, false, limits{batches: 3, others: 3, cuts: large}},
 		{"restart", false, false, limits{batches: 3, others: 3, restarts: 1}},
 		{"restart with epochs", true, false, limits{batches: 3, others: 3, restarts: 1}},
 		{"failures", false, false, limits{batches: 3, others: 3, failures: 2}},
 		{"faults of messages", false, false, limits{batches: 3, others: 2, duplicates: 1, malformed: 1, overruns: 1}},
-		{"silence", false, false, limits{batches: 3, others: 3, silences: 2}},
+		{"silence", false, false, limits{batches: 3, others: 3, silences: large}},
 		{"crashes", false, false, limits{batches: 3, others: 2, crashes: 2}},
-		{"listener", false, true, limits{batches: 4, others: 3, cuts: 1}},
+		{"listener", false, true, limits{batches: 2 + large, others: 3, cuts: 1}},
 		{"listener, restart", false, true, limits{batches: 3, others: 2, restarts: 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream"
-	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 // benchRecord is like the entry of a store of 16 blocks of 16 tokens.
@@ -106,9 +106,9 @@ func BenchmarkSharedAppend(b *testing.B) {
 		b.Run(fmt.Sprintf("servers=%d/workers=%d/followers=%d", c.servers, c.workers, c.followers), func(b *testing.B) {
 			cfg, used := benchConfig(b, ""), cpuTime
 			if c.servers == 1 {
-				cfg.Servers = []string{harness.StartNATS(b)}
+				cfg.Servers = []string{natstest.Start(b)}
 			} else {
-				cluster := harness.StartNATSCluster(b)
+				cluster := natstest.StartCluster(b)
 				used = func() time.Duration { return cpuTime() + cluster.CPUTime() }
 				cfg.Servers, cfg.Replicas = strings.Split(cluster.URLs(), ","), c.servers
 			}

@@ -15,7 +15,7 @@ import (
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream"
 	"github.com/kvcast/kvcast/internal/journal/journaltest"
-	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 func TestEpochChangesWhenTheMachineHasBooted(t *testing.T) {
@@ -160,7 +160,7 @@ func loadError(t *testing.T, j *jetstream.Journal) error {
 // TestLoadNeedsWhatACheckpointHasSeen loads a stream that is too short, twice: a failed Load must not begin to follow it.
 func TestLoadNeedsWhatACheckpointHasSeen(t *testing.T) {
 	t.Parallel()
-	cfg := jetstream.Config{Stream: "s", Servers: []string{harness.StartNATS(t)}, Instance: "a"}
+	cfg := jetstream.Config{Stream: "s", Servers: []string{natstest.Start(t)}, Instance: "a"}
 	j := open(t, cfg)
 	for range 2 {
 		err := j.Load(t.Context(), 1, func(jetstream.Entry) error { return nil })

@@ -13,6 +13,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream"
 )
@@ -132,7 +133,7 @@ func TestDamagedRegistrationsAreReported(t *testing.T) {
 		"no metadata":  func(dir string) error { return os.Remove(filepath.Join(dir, meta)) },
 		"bad metadata": func(dir string) error { return os.WriteFile(filepath.Join(dir, meta), []byte("x"), 0o600) },
 	}
-	for at := 0; at < len(data); at += 37 {
+	for at := 0; at < len(data); at += testclass.Size(111, 37) {
 		damages[fmt.Sprintf("cut at %d", at)] = func(dir string) error { return os.Truncate(filepath.Join(dir, block), int64(at)) }
 	}
 	for _, text := range []string{"workers.a", "data of a", "workers.c", "data of c", "workers.deleted", "data of d"} {

@@ -15,6 +15,7 @@ import (
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 // runWith runs a service with flags, and a worker whose engine does not answer, until stop is called.
@@ -67,7 +68,7 @@ func await(t *testing.T, what string, met func() bool) {
 // TestEachServerShowsTheInstances runs a server that ingests and one that only serves.
 func TestEachServerShowsTheInstances(t *testing.T) {
 	t.Parallel()
-	url := harness.StartNATS(t)
+	url := natstest.Start(t)
 	ingesting, stopIngesting := runWith(t, map[string]string{"journal": url, "cluster-ttl": "10s"})
 	await(t, "serving", func() bool { return isClosed(ingesting.Serving()) })
 	serving, _ := runWith(t, map[string]string{"journal": url, "cluster-ttl": "10s", "cluster-ingest": "false"})
@@ -111,7 +112,7 @@ func TestEachServerShowsTheInstances(t *testing.T) {
 // TestWorkerIsReadAnewWhenItsConfigurationChanges changes an endpoint, as a watched file does, and registers a worker again.
 func TestWorkerIsReadAnewWhenItsConfigurationChanges(t *testing.T) {
 	t.Parallel()
-	s, _ := runWith(t, map[string]string{"journal": harness.StartNATS(t), "cluster-ttl": "500ms"})
+	s, _ := runWith(t, map[string]string{"journal": natstest.Start(t), "cluster-ttl": "500ms"})
 	reads := func(endpoint string) func() bool {
 		return func() bool {
 			all := s.ingest.Sources()

@@ -201,13 +201,14 @@ func TestForgottenRunsShortenPrefixes(t *testing.T) {
 // TestModelReachesRareStates draws changes from fixed seeds, and checks that each state occurs.
 func TestModelReachesRareStates(t *testing.T) {
 	testclass.WithoutRace(t)
+	seeds := testclass.Size(100, 400)
 	seen := make(occurrences)
 	for _, mask := range []uint64{^uint64(0), 7} {
 		g := rapid.Custom(func(t *rapid.T) bool {
 			checkModel(t, small, mask, seen)
 			return true
 		})
-		for seed := range 400 {
+		for seed := range seeds {
 			g.Example(seed)
 		}
 	}
@@ -215,7 +216,7 @@ func TestModelReachesRareStates(t *testing.T) {
 		checkModel(t, forgetful, ^uint64(0), seen)
 		return true
 	})
-	for seed := range 400 {
+	for seed := range seeds {
 		g.Example(seed)
 	}
 	for what, n := range seen {

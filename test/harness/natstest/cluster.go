@@ -1,4 +1,4 @@
-package harness
+package natstest
 
 import (
 	"context"
@@ -13,31 +13,36 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // maxLog bounds what of a nats-server's log a test shows, in bytes.
 const maxLog = 16 << 10
 
-// natsServers is the number of servers of a NATSCluster.
-const natsServers = 3
+// servers is the number of servers of a Cluster.
+const servers = 3
 
-// NATSCluster is three nats-servers, each a process, which store each stream three times if it has as many replicas.
-type NATSCluster struct {
+// pollInterval is the time between two checks of a condition.
+const pollInterval = 20 * time.Millisecond
+
+// Cluster is three nats-servers, each a process, which store each stream three times if it has as many replicas.
+type Cluster struct {
 	t         testing.TB
 	dir       string
-	args      [natsServers][]string
+	args      [servers][]string
 	urls      []string
-	processes [natsServers]*exec.Cmd // nil: not started
-	js        jetstream.JetStream    // of a connection to all servers
+	processes [servers]*exec.Cmd  // nil: not started
+	js        jetstream.JetStream // of a connection to all servers
 }
 
-// StartNATSCluster starts the servers, and waits until they accept new streams. The test ends them.
-func StartNATSCluster(t testing.TB) *NATSCluster {
+// StartCluster starts the servers, and waits until they accept new streams. The test ends them.
+func StartCluster(t testing.TB) *Cluster {
 	t.Helper()
-	c := &NATSCluster{t: t, dir: t.TempDir()}
+	c := &Cluster{t: t, dir: t.TempDir()}
 	var peers []string
 	for i := range c.args {
-		client, peer := fmt.Sprint(FreePort(t)), fmt.Sprintf("nats://127.0.0.1:%d", FreePort(t))
+		client, peer := fmt.Sprint(harness.FreePort(t)), fmt.Sprintf("nats://127.0.0.1:%d", harness.FreePort(t))
 		c.urls, peers = append(c.urls, "nats://127.0.0.1:"+client), append(peers, peer)
 		c.args[i] = []string{
 			"--name", fmt.Sprintf("nats-%d", i), "--addr", "127.0.0.1", "--port", client, "--jetstream", "--store_dir", c.store(i),
@@ -61,7 +66,7 @@ func StartNATSCluster(t testing.TB) *NATSCluster {
 	c.js = JetStream(t, c.URLs())
 	c.await("the NATS servers have no leader", func(ctx context.Context) error {
 		const name = "accepts-streams"
-		if _, err := c.js.CreateStream(ctx, jetstream.StreamConfig{Name: name, Replicas: natsServers}); err != nil {
+		if _, err := c.js.CreateStream(ctx, jetstream.StreamConfig{Name: name, Replicas: servers}); err != nil {
 			return err
 		}
 		return c.js.DeleteStream(ctx, name)
@@ -69,20 +74,20 @@ func StartNATSCluster(t testing.TB) *NATSCluster {
 	return c
 }
 
-func (c *NATSCluster) store(i int) string { return filepath.Join(c.dir, fmt.Sprint(i)) }
+func (c *Cluster) store(i int) string { return filepath.Join(c.dir, fmt.Sprint(i)) }
 
-func (c *NATSCluster) log(i int) string { return c.store(i) + ".log" }
+func (c *Cluster) log(i int) string { return c.store(i) + ".log" }
 
 // URLs returns the servers' URLs, separated by commas.
-func (c *NATSCluster) URLs() string { return strings.Join(c.urls, ",") }
+func (c *Cluster) URLs() string { return strings.Join(c.urls, ",") }
 
 // JetStream returns a connection to the servers.
-func (c *NATSCluster) JetStream() jetstream.JetStream { return c.js }
+func (c *Cluster) JetStream() jetstream.JetStream { return c.js }
 
 // Start starts a server, with the files that it had.
-func (c *NATSCluster) Start(i int) {
+func (c *Cluster) Start(i int) {
 	c.t.Helper()
-	path, err := program{pkg: "test/harness/natsserver"}.build()
+	path, err := harness.NATSServer()
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -101,12 +106,12 @@ func (c *NATSCluster) Start(i int) {
 }
 
 // Stop makes a server shut down, which hands over what it leads.
-func (c *NATSCluster) Stop(i int) { c.end(i, syscall.SIGTERM) }
+func (c *Cluster) Stop(i int) { c.end(i, syscall.SIGTERM) }
 
 // Kill sends SIGKILL to a server.
-func (c *NATSCluster) Kill(i int) { c.end(i, syscall.SIGKILL) }
+func (c *Cluster) Kill(i int) { c.end(i, syscall.SIGKILL) }
 
-func (c *NATSCluster) end(i int, s syscall.Signal) {
+func (c *Cluster) end(i int, s syscall.Signal) {
 	c.t.Helper()
 	if c.processes[i] == nil {
 		return
@@ -117,7 +122,7 @@ func (c *NATSCluster) end(i int, s syscall.Signal) {
 }
 
 // Signal sends a signal to a server.
-func (c *NATSCluster) Signal(i int, s os.Signal) {
+func (c *Cluster) Signal(i int, s os.Signal) {
 	c.t.Helper()
 	if err := c.processes[i].Process.Signal(s); err != nil {
 		c.t.Errorf("send %v to nats-server: %v", s, err)
@@ -125,13 +130,13 @@ func (c *NATSCluster) Signal(i int, s os.Signal) {
 }
 
 // CPUTime returns the CPU time of the servers that run.
-func (c *NATSCluster) CPUTime() (sum time.Duration) {
+func (c *Cluster) CPUTime() (sum time.Duration) {
 	c.t.Helper()
 	for _, p := range c.processes {
 		if p == nil {
 			continue
 		}
-		used, err := CPUTime(p.Process.Pid)
+		used, err := harness.CPUTime(p.Process.Pid)
 		if err != nil {
 			c.t.Fatal(err)
 		}
@@ -141,12 +146,12 @@ func (c *NATSCluster) CPUTime() (sum time.Duration) {
 }
 
 // Save copies the files of all servers, which must not run. Restore replaces the files by the copies.
-func (c *NATSCluster) Save() { c.copyStores("", ".saved") }
+func (c *Cluster) Save() { c.copyStores("", ".saved") }
 
 // Restore replaces the files of all servers, which must not run, by those of the last Save.
-func (c *NATSCluster) Restore() { c.copyStores(".saved", "") }
+func (c *Cluster) Restore() { c.copyStores(".saved", "") }
 
-func (c *NATSCluster) copyStores(from, to string) {
+func (c *Cluster) copyStores(from, to string) {
 	c.t.Helper()
 	for i := range c.processes {
 		target := c.store(i) + to
@@ -157,7 +162,7 @@ func (c *NATSCluster) copyStores(from, to string) {
 }
 
 // AwaitReplicas waits until all servers have all messages of streams.
-func (c *NATSCluster) AwaitReplicas(streams ...string) {
+func (c *Cluster) AwaitReplicas(streams ...string) {
 	c.t.Helper()
 	for _, name := range streams {
 		c.await("a NATS server lacks messages", func(ctx context.Context) error {
@@ -166,7 +171,7 @@ func (c *NATSCluster) AwaitReplicas(streams ...string) {
 				return err
 			}
 			cluster := s.CachedInfo().Cluster
-			if cluster.Leader == "" || len(cluster.Replicas) != natsServers-1 {
+			if cluster.Leader == "" || len(cluster.Replicas) != servers-1 {
 				return fmt.Errorf("stream %s has leader %q and %d other servers", name, cluster.Leader, len(cluster.Replicas))
 			}
 			for _, r := range cluster.Replicas {
@@ -180,9 +185,9 @@ func (c *NATSCluster) AwaitReplicas(streams ...string) {
 }
 
 // await waits until a condition returns no error.
-func (c *NATSCluster) await(unmet string, condition func(context.Context) error) {
+func (c *Cluster) await(unmet string, condition func(context.Context) error) {
 	c.t.Helper()
-	for deadline := time.Now().Add(Timeout); ; <-time.After(pollInterval) {
+	for deadline := time.Now().Add(harness.Timeout); ; <-time.After(pollInterval) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		err := condition(ctx)
 		cancel()
@@ -190,7 +195,7 @@ func (c *NATSCluster) await(unmet string, condition func(context.Context) error)
 			return
 		}
 		if time.Now().After(deadline) {
-			c.t.Fatalf("%s after %v: %v", unmet, Timeout, err)
+			c.t.Fatalf("%s after %v: %v", unmet, harness.Timeout, err)
 		}
 	}
 }

@@ -1,4 +1,7 @@
-package harness
+// Package natstest starts NATS servers: one in this process, or three that are processes (Cluster).
+//
+// It is apart from package harness so that the tests which need no NATS server do not link one.
+package natstest
 
 import (
 	"fmt"
@@ -9,10 +12,12 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvcast/kvcast/test/harness"
 )
 
-// StartNATS starts a nats-server with JetStream in this process, and returns its URL. The test stops it.
-func StartNATS(t testing.TB) (url string) {
+// Start starts a nats-server with JetStream in this process, and returns its URL. The test stops it.
+func Start(t testing.TB) (url string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "nats")
 	if err != nil {
@@ -20,7 +25,7 @@ func StartNATS(t testing.TB) (url string) {
 	}
 	t.Cleanup(func() {
 		// The server may create a file after WaitForShutdown. The test's context has ended.
-		poll, deadline := time.NewTicker(time.Millisecond), time.After(Timeout)
+		poll, deadline := time.NewTicker(time.Millisecond), time.After(harness.Timeout)
 		defer poll.Stop()
 		for {
 			err := os.RemoveAll(dir)
@@ -35,12 +40,12 @@ func StartNATS(t testing.TB) (url string) {
 			}
 		}
 	})
-	url, _ = StartNATSIn(t, dir)
+	url, _ = StartIn(t, dir)
 	return url
 }
 
-// StartNATSIn is StartNATS with the files in dir. stop may be called before the test ends: then dir is as after a planned stop.
-func StartNATSIn(t testing.TB, dir string) (url string, stop func()) {
+// StartIn is Start with the files in dir. stop may be called before the test ends: then dir is as after a planned stop.
+func StartIn(t testing.TB, dir string) (url string, stop func()) {
 	t.Helper()
 	s, err := server.NewServer(&server.Options{
 		Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: dir, NoSigs: true,
@@ -48,7 +53,7 @@ func StartNATSIn(t testing.TB, dir string) (url string, stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	log := make(natsErrors, 100)
+	log := make(errorLog, 100)
 	s.SetLoggerV2(log, false, false, false)
 	s.Start()
 	stop = func() {
@@ -56,19 +61,19 @@ func StartNATSIn(t testing.TB, dir string) (url string, stop func()) {
 		s.WaitForShutdown()
 	}
 	t.Cleanup(stop)
-	if !s.ReadyForConnections(Timeout) {
+	if !s.ReadyForConnections(harness.Timeout) {
 		for len(log) > 0 {
 			t.Log(<-log)
 		}
-		t.Fatalf("nats-server is not ready after %v", Timeout)
+		t.Fatalf("nats-server is not ready after %v", harness.Timeout)
 	}
 	return s.ClientURL(), stop
 }
 
-// natsErrors has the first errors of a nats-server.
-type natsErrors chan string
+// errorLog has the first errors of a nats-server.
+type errorLog chan string
 
-func (e natsErrors) add(format string, v ...any) {
+func (e errorLog) add(format string, v ...any) {
 	select {
 	case e <- fmt.Sprintf(format, v...):
 	default:
@@ -76,22 +81,22 @@ func (e natsErrors) add(format string, v ...any) {
 }
 
 // Fatalf implements server.Logger.
-func (e natsErrors) Fatalf(format string, v ...any) { e.add(format, v...) }
+func (e errorLog) Fatalf(format string, v ...any) { e.add(format, v...) }
 
 // Errorf implements server.Logger.
-func (e natsErrors) Errorf(format string, v ...any) { e.add(format, v...) }
+func (e errorLog) Errorf(format string, v ...any) { e.add(format, v...) }
 
 // Warnf implements server.Logger.
-func (natsErrors) Warnf(string, ...any) {}
+func (errorLog) Warnf(string, ...any) {}
 
 // Noticef implements server.Logger.
-func (natsErrors) Noticef(string, ...any) {}
+func (errorLog) Noticef(string, ...any) {}
 
 // Debugf implements server.Logger.
-func (natsErrors) Debugf(string, ...any) {}
+func (errorLog) Debugf(string, ...any) {}
 
 // Tracef implements server.Logger.
-func (natsErrors) Tracef(string, ...any) {}
+func (errorLog) Tracef(string, ...any) {}
 
 // JetStream returns a connection to NATS servers, whose URLs are separated by commas. It is restored until the test closes it.
 func JetStream(t testing.TB, urls string) jetstream.JetStream {
