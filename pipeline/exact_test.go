@@ -1,10 +1,9 @@
 package pipeline_test
 
 import (
-	"bytes"
 	"encoding/binary"
-	"fmt"
 	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/tinylib/msgp/msgp"
@@ -81,12 +80,11 @@ func (p *prompts) prompt(hash uint64) (tokens []uint32, salt string, ok bool) {
 
 // content identifies a prefix and its salt.
 func content(salt string, tokens []uint32) string {
-	var b bytes.Buffer
-	fmt.Fprintf(&b, "%q", salt)
+	b := strconv.AppendQuote(nil, salt)
 	for _, t := range tokens {
-		_ = binary.Write(&b, binary.LittleEndian, t)
+		b = binary.LittleEndian.AppendUint32(b, t)
 	}
-	return b.String()
+	return string(b)
 }
 
 // TestExactMatchesEqualTheEngines plays recordings of real engines, and matches the prompts that an engine has stored, each

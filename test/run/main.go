@@ -225,6 +225,9 @@ func (p *pass) run(ctx context.Context, o options, r *report) error {
 		}
 		cmd.Env = append(cmd.Env, fmt.Sprintf("RAPID_CHECKS=%d", n))
 	}
+	if o.classes == string(testclass.ClassQuick) && os.Getenv("GOGC") == "" {
+		cmd.Env = append(cmd.Env, "GOGC=400") // less CPU time for more memory
+	}
 	if p.race {
 		cmd.Env = append(cmd.Env, strings.TrimSpace("GORACE="+raceOptions+" "+os.Getenv("GORACE")))
 	}
