@@ -44,6 +44,13 @@ func (x *Index) GroupBlocks(worker string, number uint32) map[GroupBlock]uint64 
 	return all
 }
 
+// LearnedNames returns the number of names that were learned for a rank.
+func (x *Index) LearnedNames(worker string, number uint32) int {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return x.findRank(worker, number).attention.learned.hashes.Len()
+}
+
 // Models returns the number of models of which counts are kept.
 func (x *Index) Models() int {
 	x.mu.RLock()

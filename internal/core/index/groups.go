@@ -27,6 +27,8 @@ type attention struct {
 	rule *hybrid.Rule
 	// hashing is how the engine computes hashes; nil: that is unknown.
 	hashing *hashing
+	// learned are the hashes of the main group's blocks by content.
+	learned learned
 	// main is the index of the main group; -1: there is none. mainBlock is the number of tokens in its blocks.
 	main, mainBlock int
 	// held are the groups that hold a block, by hash, in each tier: bit n is group n. They do not include whole blocks of the
@@ -69,8 +71,10 @@ func (r *rank) groups() *kvcastv1.Groups {
 	return r.attention.described
 }
 
-// followed reports whether the engine's rule can be applied to prompts given by token ids.
-func (r *rank) followed() bool { return r.attention != nil && r.attention.hashing != nil }
+// followed reports whether the engine's rule can be applied: to prompts given by token ids, or also to others.
+func (r *rank) followed() bool {
+	return r.attention != nil && (r.attention.hashing != nil || r.attention.learned.applies)
+}
 
 // setGroups applies a Groups event.
 func (x *Index) setGroups(r *rank, g *kvcastv1.Groups) {
@@ -98,6 +102,7 @@ func (x *Index) setGroups(r *rank, g *kvcastv1.Groups) {
 		a.rule = &rule
 	}
 	x.models[r.worker.model].addHashing(r, g)
+	x.setLearned(r)
 }
 
 // clearGroups removes the blocks of all attention groups but the main group from some tiers; from all if none is named.
@@ -115,6 +120,7 @@ func (r *rank) clearGroups(tiers []kvcastv1.Tier) {
 // forgetGroups forgets the attention groups of a rank whose engine restarted.
 func (x *Index) forgetGroups(r *rank) {
 	x.dropHashing(r)
+	x.forgetLearned(r)
 	r.attention = nil
 }
 
@@ -204,10 +210,16 @@ func (x *Index) applyGroup(r *rank, tier int, group uint64, hashes []uint64, hol
 // names are the hashes of a prompt's units, as engines compute them.
 type names struct {
 	prompt  int
-	hashing *hashing
-	path    string // of the prompt's adapter
+	hashing *hashing // nil: they are given, or learned
+	path    string   // of the prompt's adapter
+	unit    int      // in tokens
 	hashes  []uint64
 	limit   int // the longest prefix that is allowed, in tokens
+	hashed  int // the tokens in whole units
+	// learned finds the places of the prompt's blocks, by which a rank has learned their hashes; nil: hashes has them. Of the first held
+	// tokens, the rank holds all blocks in some tier.
+	learned *radix.Matcher
+	held    int
 }
 
 // reuse is how much of a prompt an engine with several attention groups can reuse, in tokens.
@@ -234,7 +246,9 @@ func (m *Matches) name(x *Index, q *Query) {
 	for _, n := range m.names {
 		p := &q.Prompts[n.prompt]
 		var err error
+		n.unit = n.hashing.unit
 		if n.hashes, err = n.hashing.hasher.Append(nil, p.TokenIDs, vllmhash.Content{LoRAName: p.LoRA, LoRAPath: n.path, CacheSalt: p.Salt}, &m.hashBuffer); err == nil {
+			n.hashed = len(n.hashes) * n.unit
 			known = append(known, n)
 		} // else a name is too long
 	}
@@ -287,29 +301,23 @@ func (a *attention) pathOf(lora string) string { return a.described.GetHashing()
 
 // applyGroups applies the rules of engines with several attention groups to what the matcher has found for a prompt and a block size. It
 // adds the ranks whose main group holds no block, or which have none.
-func (m *Matches) applyGroups(q *Query, l hashList) {
+func (m *Matches) applyGroups(x *Index, q *Query, l hashList) {
 	m.reuses = m.reuses[:0]
-	all := m.names
-	for len(all) > 0 && all[0].prompt != l.prompt {
-		all = all[1:]
-	}
-	if len(all) == 0 || all[0].prompt != l.prompt {
+	all := m.namesOf(l.prompt)
+	if len(all) == 0 && x.learners == 0 {
 		return
 	}
 	for i := range m.matcher.Found {
 		f := &m.matcher.Found[i]
-		m.reuses = append(m.reuses, applyGroups(all, f, f.Rank.Owner.(*rank), q, l))
+		m.reuses = append(m.reuses, m.applyRule(all, f, f.Rank.Owner.(*rank), q, l))
 	}
 	for _, h := range all {
-		if h.prompt != l.prompt {
-			break
-		}
 		for _, r := range h.hashing.ranks {
 			if m.matcher.Has(r.blocks) || h.path != r.attention.pathOf(q.Prompts[l.prompt].LoRA) {
 				continue
 			}
 			f := radix.Match{Rank: r.blocks}
-			if u := applyGroups(all, &f, r, q, l); u.total > 0 {
+			if u := m.applyRule(all, &f, r, q, l); u.total > 0 {
 				m.matcher.Found, m.reuses = append(m.matcher.Found, f), append(m.reuses, u)
 				if q.Walk {
 					m.matcher.Walks = append(m.matcher.Walks, radix.Walk{})
@@ -319,18 +327,44 @@ func (m *Matches) applyGroups(q *Query, l hashList) {
 	}
 }
 
-// applyGroups applies a rank's rule to a match, if the hashes of the prompt are known for its engine.
-func applyGroups(all []names, f *radix.Match, r *rank, q *Query, l hashList) (u reuse) {
-	if r.attention == nil || r.attention.hashing == nil || l.size != r.worker.blockSize || q.Model != "" && q.Model != r.worker.model ||
+// namesOf returns the names that were computed for a prompt.
+func (m *Matches) namesOf(prompt int) []names {
+	all := m.names
+	for len(all) > 0 && all[0].prompt != prompt {
+		all = all[1:]
+	}
+	for i := range all {
+		if all[i].prompt != prompt {
+			return all[:i]
+		}
+	}
+	return all
+}
+
+// applyRule applies a rank's rule to a match, if the hashes of the prompt are known for its engine. all are those that were computed for
+// the prompt.
+func (m *Matches) applyRule(all []names, f *radix.Match, r *rank, q *Query, l hashList) (u reuse) {
+	p := &q.Prompts[l.prompt]
+	if r.attention == nil || l.size != r.worker.blockSize && (l.size != 0 || len(p.TokenIDs) > 0) || q.Model != "" && q.Model != r.worker.model ||
 		q.Worker != nil && !q.Worker(r.worker.name) {
 		return reuse{}
 	}
-	path := r.attention.pathOf(q.Prompts[l.prompt].LoRA)
-	i := slices.IndexFunc(all, func(n names) bool { return n.prompt == l.prompt && n.hashing == r.attention.hashing && n.path == path })
-	if i < 0 {
+	n, ok := names{}, false
+	if r.attention.hashing != nil && len(all) > 0 {
+		path := r.attention.pathOf(p.LoRA)
+		if i := slices.IndexFunc(all, func(n names) bool { return n.hashing == r.attention.hashing && n.path == path }); i >= 0 {
+			n, ok = all[i], true
+		}
+	}
+	if !ok {
+		n, ok = m.namesFor(r, f, p, l)
+	}
+	if !ok {
 		return reuse{}
 	}
-	u = all[i].reuse(r, &f.TierBlocks)
+	if u = n.reuse(r, &f.TierBlocks); !u.known {
+		return reuse{}
+	}
 	for tier, tokens := range u.tiers {
 		f.TierBlocks[tier] = int(tokens / r.worker.blockSize)
 	}
@@ -341,6 +375,30 @@ func applyGroups(all []names, f *radix.Match, r *rank, q *Query, l hashList) (u 
 	return u
 }
 
+// namesFor returns the names of a prompt's blocks that are given with it, or that a rank has learned.
+func (m *Matches) namesFor(r *rank, f *radix.Match, p *Prompt, l hashList) (n names, ok bool) {
+	a := r.attention
+	if !a.learned.applies || a.mainBlock != int(r.worker.blockSize) {
+		return names{}, false
+	}
+	n = names{prompt: l.prompt, unit: a.mainBlock, learned: &m.matcher, held: f.Blocks * a.mainBlock}
+	switch {
+	case len(p.TokenIDs) > 0:
+		n.limit, n.hashed = p.limit(), (l.end-l.start)*n.unit
+		if n.hashed < len(p.TokenIDs)/n.unit*n.unit && a.rule.Drops() { // an engine that drops a block looks at the last one
+			return names{}, false
+		}
+	case len(p.TokensHashes) > 0:
+		n.hashed = len(p.TokensHashes) * n.unit
+		n.limit = n.hashed
+	default:
+		n.learned, n.hashes = nil, p.BlockHashes
+		n.hashed = len(n.hashes) * n.unit
+		n.limit = n.hashed
+	}
+	return n, true
+}
+
 // holder implements hybrid.Holder for a prompt, a rank and a tier.
 type holder struct {
 	rank  *rank
@@ -348,6 +406,8 @@ type holder struct {
 	names *names
 	// dense is the number of tokens that the main group holds from the first on.
 	dense int
+	// unknown reports whether it was asked for a prefix without a name, so that the answer is not known.
+	unknown bool
 }
 
 // Held implements hybrid.Holder.
@@ -360,8 +420,10 @@ func (h *holder) Held(group, from, step, n int) (held uint64) {
 		at := from + (i+1)*step
 		switch {
 		case group != a.main || at%a.mainBlock != 0:
-			if mask, _ := a.held[h.tier].Get(h.names.at(at)); mask&(1<<group) != 0 {
-				held |= 1 << i
+			if hash, ok := h.nameAt(at); ok {
+				if mask, _ := a.held[h.tier].Get(hash); mask&(1<<group) != 0 {
+					held |= 1 << i
+				}
 			}
 		case at <= h.dense || h.tier == hostTier && h.holdsMain(at): // what host memory adds may begin within a prompt
 			held |= 1 << i
@@ -370,19 +432,37 @@ func (h *holder) Held(group, from, step, n int) (held uint64) {
 	return held
 }
 
-// at returns the hash of the prefix of a number of tokens.
-func (n *names) at(tokens int) uint64 { return n.hashes[tokens/n.hashing.unit-1] }
+// nameAt returns the hash of the prefix of a number of tokens, if it is known.
+func (h *holder) nameAt(tokens int) (hash uint64, ok bool) {
+	n := h.names
+	if n.learned == nil {
+		return n.hashes[tokens/n.unit-1], true
+	}
+	place, ok := n.learned.Place(h.rank.blocks, tokens/n.unit-1)
+	if ok {
+		hash, ok = h.rank.nameAt(place)
+	}
+	h.unknown = h.unknown || !ok
+	return hash, ok
+}
 
 // holdsMain reports whether the main group holds the block that ends with a number of tokens.
 func (h *holder) holdsMain(tokens int) bool {
-	return h.rank.blocks.Tiers(h.names.at(tokens))&(1<<h.tier) != 0
+	if h.names.learned != nil && tokens > h.names.held { // no tier holds the block, or one before it
+		return false
+	}
+	hash, ok := h.nameAt(tokens)
+	return ok && h.rank.blocks.Tiers(hash)&(1<<h.tier) != 0
 }
 
 // extend extends the blocks that the main group holds by those whose content is unknown.
 func (h *holder) extend() {
-	block, end := h.rank.attention.mainBlock, len(h.names.hashes)*h.names.hashing.unit
+	block, end := h.rank.attention.mainBlock, h.names.hashed
 	if block == 0 {
 		h.dense = 0
+		return
+	}
+	if h.names.learned != nil { // by content, only blocks whose content is known are found
 		return
 	}
 	for h.dense+block <= end && h.holdsMain(h.dense+block) {
@@ -392,7 +472,7 @@ func (h *holder) extend() {
 
 // reuse returns how much of a prompt a rank can reuse. blocks are those that the main group holds in each tier.
 func (n *names) reuse(r *rank, blocks *[NumTiers]int) (u reuse) {
-	rule, hashed := r.attention.rule, len(n.hashes)*n.hashing.unit
+	rule := r.attention.rule
 	var holders [numGroupTiers]holder
 	for tier := range holders {
 		h := &holders[tier]
@@ -401,11 +481,12 @@ func (n *names) reuse(r *rank, blocks *[NumTiers]int) (u reuse) {
 			continue
 		}
 		h.extend()
-		u.tiers[tier] = uint32(rule.Longest(h, n.limit, hashed))
+		u.tiers[tier] = uint32(rule.Longest(h, n.limit, n.hashed))
 	}
-	u.known, u.total = true, u.tiers[deviceTier]
+	u.total = u.tiers[deviceTier]
 	if r.usedTiers&(1<<hostTier) != 0 {
-		u.total = uint32(rule.LongestWithHost(&holders[hostTier], int(u.total), n.limit, hashed))
+		u.total = uint32(rule.LongestWithHost(&holders[hostTier], int(u.total), n.limit, n.hashed))
 	}
+	u.known = !holders[deviceTier].unknown && !holders[hostTier].unknown
 	return u
 }

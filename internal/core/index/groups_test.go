@@ -68,6 +68,10 @@ func TestPrefixesThatAllGroupsHold(t *testing.T) {
 	state := func(hashes ...uint64) *kvcastv1.GroupStored {
 		return &kvcastv1.GroupStored{Group: 2, BlockHashes: hashes}
 	}
+	learned := &kvcastv1.Groups{Groups: []*kvcastv1.AttentionGroup{fullGroup, windowGroup}}
+	drops := &kvcastv1.Groups{Groups: []*kvcastv1.AttentionGroup{fullGroup, {Index: 1, Kind: windowGroup.GetKind(), BlockSize: 4, Window: 9, Drops: true}}}
+	other := &kvcastv1.Stored{BlockHashes: []uint64{1, 2, 3, 4, 5, 6, 7}, BlockSize: 4, TokensHashes: main.GetTokensHashes()}
+	cleared := &kvcastv1.Cleared{Reason: kvcastv1.Cleared_REASON_ENGINE_CLEARED}
 	exact, bound, degraded := kvcastv1.Trust_TRUST_EXACT, kvcastv1.Trust_TRUST_UPPER_BOUND, kvcastv1.Trust_TRUST_DEGRADED
 	for name, tt := range map[string]struct {
 		events []any
@@ -102,9 +106,20 @@ func TestPrefixesThatAllGroupsHold(t *testing.T) {
 		}, index.Prompt{LoRA: "sql"}, 28, exact},
 		"an adapter without a path": {[]any{
 			groups(fullGroup, windowGroup), storedOf(t, tokens, "other", 5), window(h...),
-		}, index.Prompt{LoRA: "other"}, 20, bound},
-		"a prompt given by hashes":  {[]any{groups(fullGroup, windowGroup), main}, index.Prompt{TokensHashes: main.GetTokensHashes()}, 28, bound},
-		"hashes that are not known": {[]any{&kvcastv1.Groups{Groups: []*kvcastv1.AttentionGroup{fullGroup, windowGroup}, Unit: 4}, main, window(h[0])}, index.Prompt{}, 28, bound},
+		}, index.Prompt{LoRA: "other"}, 20, exact},
+		"tokens hashes":                    {[]any{groups(fullGroup, windowGroup), main, window(h[:6]...)}, index.Prompt{TokensHashes: main.GetTokensHashes()}, 24, exact},
+		"tokens hashes, an empty window":   {[]any{groups(fullGroup, windowGroup), main}, index.Prompt{TokensHashes: main.GetTokensHashes()}, 0, exact},
+		"block hashes":                     {[]any{groups(fullGroup, windowGroup), main, window(h[:6]...)}, index.Prompt{BlockHashes: h}, 24, exact},
+		"hashes that cannot be computed":   {[]any{learned, main, window(h[0])}, index.Prompt{}, 4, exact},
+		"main blocks before the groups":    {[]any{main, learned, window(h[:6]...)}, index.Prompt{}, 24, exact},
+		"a learned name of a block gone":   {[]any{learned, main, window(h...), removed(h[4])}, index.Prompt{}, 16, exact},
+		"two names of a block":             {[]any{learned, main, other, window(h...)}, index.Prompt{}, 28, bound},
+		"names after a clear":              {[]any{learned, other, cleared, main, window(h[:6]...)}, index.Prompt{}, 24, exact},
+		"names of an engine that drops":    {[]any{drops, main, window(h...)}, index.Prompt{}, 24, exact},
+		"drops, without the last token":    {[]any{drops, main, window(h...)}, index.Prompt{TokenIDs: tokens[:28], ExcludeLastToken: true}, 24, bound},
+		"names of blocks and parts":        {[]any{&kvcastv1.Groups{Groups: learned.GetGroups(), Unit: 2}, main, window(h...)}, index.Prompt{}, 28, bound},
+		"states, if parts of blocks exist": {[]any{&kvcastv1.Groups{Groups: []*kvcastv1.AttentionGroup{fullGroup, mambaGroup}}, main, state(h...)}, index.Prompt{}, 28, bound},
+		"states of whole blocks":           {[]any{&kvcastv1.Groups{Groups: []*kvcastv1.AttentionGroup{fullGroup, mambaGroup}, Unit: 4}, main, state(h[4])}, index.Prompt{}, 20, exact},
 		"a group of an unknown kind": {[]any{
 			&kvcastv1.Groups{Groups: []*kvcastv1.AttentionGroup{fullGroup, {Index: 1, BlockSize: 4}}, Unit: 4, Hashing: hashed}, main,
 		}, index.Prompt{}, 28, bound},
@@ -113,7 +128,7 @@ func TestPrefixesThatAllGroupsHold(t *testing.T) {
 		}, index.Prompt{}, 28, bound},
 		"a gap": {[]any{groups(fullGroup, windowGroup), main, window(h...), &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_REPLAY_FORGOTTEN}}, index.Prompt{}, 28, degraded},
 		"cleared": {[]any{
-			groups(fullGroup, windowGroup), main, window(h...), &kvcastv1.Cleared{Reason: kvcastv1.Cleared_REASON_ENGINE_CLEARED}, main, window(h[0]),
+			groups(fullGroup, windowGroup), main, window(h...), cleared, main, window(h[0]),
 		}, index.Prompt{}, 4, exact},
 		"restarted with one group": {[]any{
 			groups(fullGroup, windowGroup), main, &kvcastv1.Cleared{Reason: kvcastv1.Cleared_REASON_ENGINE_RESTARTED}, main,
@@ -138,7 +153,7 @@ func TestPrefixesThatAllGroupsHold(t *testing.T) {
 				t.Fatalf("restore: %v, %v", ok, err)
 			}
 			p := tt.prompt
-			if p.TokenIDs == nil && p.TokensHashes == nil {
+			if p.TokenIDs == nil && p.TokensHashes == nil && p.BlockHashes == nil {
 				p.TokenIDs = tokens
 			}
 			for of, x := range map[string]*index.Index{"entries": x, "a snapshot": copied, "a checkpoint": restored} {
@@ -174,7 +189,7 @@ func TestHashingIsForgottenWithItsRanks(t *testing.T) {
 	}
 	for _, name := range names {
 		g := &kvcastv1.Groups{
-			Groups: []*kvcastv1.AttentionGroup{fullGroup, windowGroup}, Unit: 4,
+			Groups: []*kvcastv1.AttentionGroup{fullGroup, windowGroup}, Unit: 2, // in whole blocks, names would be learned
 			Hashing: &kvcastv1.BlockHashing{Algorithm: kvcastv1.BlockHashing_ALGORITHM_SHA256, Seed: name},
 		}
 		apply(name, event(0, &kvcastv1.WorkerAdded{Model: "m"}), event(0, &kvcastv1.GroupsOmitted{}), event(0, g))

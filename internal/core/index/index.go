@@ -30,7 +30,9 @@ type Index struct {
 	workers map[string]*worker
 	models  map[string]*model
 	seq     uint64 // the last entry that is applied
-	decoder decoder
+	// learners is the number of ranks for which names are learned.
+	learners int
+	decoder  decoder
 }
 
 // New returns an index without workers.
@@ -184,11 +186,14 @@ func (x *Index) store(r *rank, tier int, s *radix.Stored) {
 	}
 	r.usedTiers |= 1 << tier
 	x.blocks.Store(r.blocks, tier, *s)
+	x.learnStored(r, s.Blocks[:min(len(s.Blocks), len(s.Tokens))])
 }
 
 // remove removes blocks from a rank.
 func (x *Index) remove(r *rank, tier int, hashes []uint64) {
 	r.removed = x.seq + 1
+
+	r.unlearn(tier, hashes)
 	x.blocks.Remove(r.blocks, tier, hashes)
 }
 
@@ -208,6 +213,7 @@ func (x *Index) clear(r *rank, c *kvcastv1.Cleared) {
 		}
 	}
 	r.clearGroups(c.GetTiers())
+	x.unlearnCleared(r)
 	r.resolve(c.GetTiers())
 	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP { // the engine may still hold blocks
 		r.doubt(reasonsOf(kvcastv1.DegradedReason_DEGRADED_REASON_GAP), c.GetTiers())

@@ -269,7 +269,7 @@ func (m *model) appendSizes(sizes []uint32) []uint32 {
 // matchPrompt finds the matches of a prompt, which has a list of hashes for each block size.
 func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) bool, lists []hashList) {
 	out := &m.Prompts[lists[0].prompt]
-	m.matcher.Walk = q.Walk
+	m.matcher.Walk, m.matcher.KeepPath = q.Walk, x.learners > 0
 	for _, l := range lists {
 		switch p := &q.Prompts[l.prompt]; {
 		case len(p.TokenIDs) > 0:
@@ -280,7 +280,7 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 			x.blocks.MatchHashes(q.Model, p.BlockHashes, selected, &m.matcher)
 			m.Exceeded = m.matcher.Exceeded
 		}
-		m.applyGroups(q, l)
+		m.applyGroups(x, q, l)
 		m.found = m.found[:0]
 		selects := q.Limit > 0 && q.Limit <= maxSelected
 		for i := range m.matcher.Found {

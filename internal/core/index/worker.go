@@ -235,6 +235,7 @@ func (x *Index) insertWorker(w *worker) {
 func (x *Index) removeWorker(w *worker) {
 	for _, r := range w.ranks {
 		x.dropHashing(r)
+		x.forgetLearned(r)
 		x.blocks.RemoveRank(r.blocks)
 	}
 	delete(x.workers, w.name)
@@ -336,7 +337,7 @@ type Rank struct {
 	// GroupsOmitted reports whether the engine caches other attention groups than the main group.
 	GroupsOmitted bool
 	// Groups describes them; nil if they are not followed. It must not be modified. Followed reports whether prefixes are exact
-	// nevertheless, of prompts given by token ids.
+	// nevertheless, if the engine's hashes of a prompt are known.
 	Groups   *kvcastv1.Groups
 	Followed bool
 	// Gaps is the number of gaps since the worker was added, and MissedBatches the number of batches lost, as far as it

@@ -22,6 +22,8 @@
 // The package is pure: it has no state but the Rule, which does not change. A Rule may be used by several goroutines.
 package hybrid
 
+import "slices"
+
 // Rule is the rule of an engine with a set of attention groups. New makes a Rule. The zero Rule has no groups: no prefix can be
 // reused.
 type Rule struct {
@@ -40,6 +42,12 @@ func (r *Rule) Unit() int { return r.unit }
 // Align returns the number of tokens of which the length of each reusable prefix is a multiple. It is Unit if Mamba groups
 // have partial hits, and else the least common multiple of the block sizes. It is 0 in the zero Rule.
 func (r *Rule) Align() int { return r.align }
+
+// Drops reports whether the engine drops a block of what it finds in some group, and so asks for more than it reuses.
+func (r *Rule) Drops() bool {
+	drops := func(s spec) bool { return s.drop }
+	return slices.ContainsFunc(r.full, drops) || slices.ContainsFunc(r.others, drops)
+}
 
 // Longest returns the length of the longest prefix that the engine reuses, in tokens. h tells what the groups hold in device
 // memory. limit is the length of the longest prefix that is allowed, in tokens: an engine always computes the last token of a

@@ -22,6 +22,9 @@ type Matcher struct {
 	// reports whether the last MatchHashes has reached it. Several matches share the bound if Lookups is not set to 0 between them.
 	Lookups, MaxLookups int
 	Exceeded            bool
+	// KeepPath makes Match keep the places of the prompt's blocks, for Place.
+	KeepPath bool
+	path     []step
 	// verified has an element for each hash of a MatchHashes.
 	verified []verified
 	// byRank has for each rank the index in Found, if stamp is that of the match.
@@ -30,6 +33,24 @@ type Matcher struct {
 }
 
 type candidate struct{ stamp, index uint32 }
+
+// step is a part of the prompt of the last match: the blocks from one up to another one, which a run of a model begins with.
+type step struct {
+	model     *model
+	from, end int
+	run       uint32
+}
+
+// Place returns the place of block n of the prompt of the last Match, from 0, in the model of a rank, as Rank.Place does. ok is false if
+// no rank of the model has the block, or KeepPath was not set.
+func (m *Matcher) Place(r *Rank, n int) (place uint64, ok bool) {
+	for i := len(m.path) - 1; i >= 0; i-- { // most questions are about a prompt's end
+		if s := &m.path[i]; s.model == r.model && s.from <= n && n < s.end {
+			return position{s.run, uint32(n - s.from)}.number(), true
+		}
+	}
+	return 0, false
+}
 
 // Walk is the longest prefix of a prompt that a rank can read tier after tier, without returning to an earlier one.
 type Walk struct {
@@ -53,7 +74,7 @@ func (w *Walk) extend(tiers uint8, begin, end int) {
 
 // reset prepares a match among some number of ranks.
 func (m *Matcher) reset(ranks int) {
-	m.Found, m.Walks = m.Found[:0], m.Walks[:0]
+	m.Found, m.Walks, m.path = m.Found[:0], m.Walks[:0], m.path[:0]
 	if m.stamp++; m.stamp == 0 || len(m.byRank) < ranks {
 		m.byRank = make([]candidate, ranks+ranks/4)
 		m.stamp = 1
@@ -85,6 +106,9 @@ func (x *Index) match(model *model, tokens []uint64, m *Matcher) {
 		}
 		r := x.tree.run(next.run)
 		n := commonPrefix(r.tokens, tokens[depth:])
+		if m.KeepPath {
+			m.path = append(m.path, step{model, depth, depth + n, next.run})
+		}
 		if !m.extend(x.ranks, r.holdings, depth, n) {
 			return
 		}

@@ -74,6 +74,13 @@ func (r *Rank) locate(hash uint64) (_ position, ok bool) {
 	return s.tag.place(), s.tag.has(r.live) && s.tag.isPlaced()
 }
 
+// Place returns the place of a block in the tree, if it has one: a number that is the same for all ranks that hold the content after
+// the same prompt, as long as one of them does.
+func (r *Rank) Place(hash uint64) (place uint64, ok bool) {
+	at, ok := r.locate(hash)
+	return at.number(), ok
+}
+
 // count adds a block hash to a tier.
 func (r *Rank) count(tier int, hash uint64) {
 	r.blocks[tier]++
@@ -166,7 +173,7 @@ func (x *Index) block(r *Rank, hash uint64, s slot) Block {
 		Tiers: r.tiers(uint8(t)), LoRA: set.LoRA, BlockSize: set.BlockSize,
 	}
 	if t.isPlaced() {
-		b.Place = uint64(t >> placeShift)
+		b.Place = t.place().number()
 	} else if t&tagOrphan != 0 {
 		b.Tokens = r.orphans.all[t.orphan()].tokens
 	}

@@ -29,6 +29,9 @@ type run struct {
 // of a block does not change while a rank holds it.
 type position struct{ run, offset uint32 }
 
+// number returns the position as a number, as in tags.
+func (p position) number() uint64 { return uint64(p.run)<<(runShift-placeShift) | uint64(p.offset) }
+
 // holding says which tiers of a rank hold the blocks from an offset up to another one, exclusive. The holdings of a rank
 // do not overlap, and adjacent ones differ in their tiers.
 type holding struct {

@@ -1,0 +1,183 @@
+package index_test
+
+import (
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/internal/core/index"
+	"github.com/kvcast/kvcast/internal/core/index/hybrid/vllmhash"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// TestLearnedNamesAnswerAsComputedOnes applies the same random events to two workers: of one, hashes are computed; of the other, they are
+// learned. Their answers are the same, unless the other says that it does not know. Prompts given by hashes have the same answer.
+func TestLearnedNamesAnswerAsComputedOnes(t *testing.T) {
+	t.Parallel()
+	// Prompts that share beginnings, of up to 12 blocks.
+	var prompts [][]uint32
+	for _, fork := range []int{0, 8, 20, 36} {
+		var tokens []uint32
+		for n := range 48 {
+			token := uint32(1000 + n)
+			if n >= fork {
+				token += uint32(fork) * 100
+			}
+			tokens = append(tokens, token)
+		}
+		prompts = append(prompts, tokens)
+	}
+	var hashes, tokensHashes [][]uint64
+	for _, tokens := range prompts {
+		hashes = append(hashes, hashesOf(t, tokens, vllmhash.Content{}))
+		tokensHashes = append(tokensHashes, kvblock.AppendTokensHashes(nil, tokens, 4, kvblock.Seed("", ""), false, nil))
+	}
+	known, unknown := 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		groups := []*kvcastv1.AttentionGroup{fullGroup, windowGroup}
+		if rapid.Bool().Draw(t, "states") {
+			groups = append(groups, mambaGroup)
+		}
+		if rapid.Bool().Draw(t, "drops") {
+			groups[1] = &kvcastv1.AttentionGroup{Index: 1, Kind: windowGroup.GetKind(), BlockSize: 4, Window: 9, Drops: true}
+		}
+		x := index.New()
+		seq := uint64(0)
+		apply := func(ev func() *kvcastv1.RouterEvent) {
+			for _, worker := range []string{"computed", "learned"} {
+				seq++
+				x.ApplyEntry(&kvcastv1.Entry{Seq: seq, Worker: worker, Model: "m", Events: []*kvcastv1.RouterEvent{ev()}})
+			}
+		}
+		describe := func() {
+			for worker, hashing := range map[string]*kvcastv1.BlockHashing{"computed": hashed, "learned": nil} {
+				seq++
+				x.ApplyEntry(&kvcastv1.Entry{Seq: seq, Worker: worker, Model: "m", Events: []*kvcastv1.RouterEvent{
+					event(0, &kvcastv1.GroupsOmitted{}), event(0, &kvcastv1.Groups{Groups: groups, Unit: 4, Hashing: hashing}),
+				}})
+			}
+		}
+		apply(func() *kvcastv1.RouterEvent { return event(0, &kvcastv1.WorkerAdded{Model: "m", Ranks: []uint32{0}}) })
+		late := rapid.Bool().Draw(t, "groups are described later")
+		if !late {
+			describe()
+		}
+		for range rapid.IntRange(5, 60).Draw(t, "events") {
+			p := rapid.IntRange(0, len(prompts)-1).Draw(t, "prompt")
+			from := rapid.IntRange(0, 11).Draw(t, "from")
+			to := rapid.IntRange(from+1, 12).Draw(t, "to")
+			tier := rapid.SampledFrom([]kvcastv1.Tier{1, 1, 2}).Draw(t, "tier")
+			on := func(kind any) func() *kvcastv1.RouterEvent {
+				return func() *kvcastv1.RouterEvent {
+					ev := event(0, kind)
+					ev.Tier = tier
+					return ev
+				}
+			}
+			part := hashes[p][from:to]
+			switch rapid.IntRange(0, 9).Draw(t, "kind") {
+			case 0, 1, 2:
+				s := &kvcastv1.Stored{BlockHashes: part, TokensHashes: tokensHashes[p][from:to], BlockSize: 4}
+				if from > 0 {
+					s.ParentHash = &hashes[p][from-1]
+				}
+				apply(on(s))
+			case 3:
+				apply(on(&kvcastv1.Stored{BlockHashes: hashes[p], TokensHashes: tokensHashes[p], BlockSize: 4}))
+			case 4, 5, 6:
+				apply(on(&kvcastv1.GroupStored{Group: uint32(rapid.IntRange(1, len(groups)-1).Draw(t, "group")), BlockHashes: part}))
+			case 7:
+				apply(on(&kvcastv1.Removed{BlockHashes: part}))
+			case 8:
+				apply(on(&kvcastv1.GroupRemoved{Group: uint32(rapid.IntRange(1, len(groups)-1).Draw(t, "group")), BlockHashes: part}))
+			default:
+				var tiers []kvcastv1.Tier
+				if rapid.Bool().Draw(t, "one tier") {
+					tiers = []kvcastv1.Tier{tier}
+				}
+				apply(func() *kvcastv1.RouterEvent {
+					return event(0, &kvcastv1.Cleared{Reason: kvcastv1.Cleared_REASON_ENGINE_CLEARED, Tiers: tiers})
+				})
+			}
+		}
+		if late {
+			describe()
+		}
+		for p, tokens := range prompts {
+			n := rapid.IntRange(4, 48).Draw(t, "tokens")
+			exclude := rapid.Bool().Draw(t, "without the last token")
+			byTokens := matchesOf(x, index.Prompt{TokenIDs: tokens[:n], ExcludeLastToken: exclude})
+			want, got := byTokens["computed"], byTokens["learned"]
+			compare := func(how string, want, got index.Match) {
+				if got.Trust() != kvcastv1.Trust_TRUST_EXACT && got.Worker != "" {
+					unknown++
+					return
+				}
+				known++
+				if got.Tokens() != want.Tokens() || got.TierTokens(0) != want.TierTokens(0) || got.TierTokens(1) != want.TierTokens(1) {
+					t.Fatalf("prompt %d of %d tokens by %s: got %d tokens (%d, %d), %v; want %d (%d, %d)", p, n, how, got.Tokens(), got.TierTokens(0),
+						got.TierTokens(1), got.Trust(), want.Tokens(), want.TierTokens(0), want.TierTokens(1))
+				}
+			}
+			compare("token ids", want, got)
+			whole := matchesOf(x, index.Prompt{TokenIDs: tokens[:n/4*4]})["computed"]
+			for _, worker := range []string{"computed", "learned"} {
+				compare("tokens hashes", whole, matchesOf(x, index.Prompt{TokensHashes: tokensHashes[p][:n/4]})[worker])
+				compare("block hashes", whole, matchesOf(x, index.Prompt{BlockHashes: hashes[p][:n/4]})[worker])
+			}
+		}
+	})
+	t.Logf("%d exact, %d not", known, unknown)
+	if known < 10*unknown {
+		t.Errorf("%d answers were exact, %d were not", known, unknown)
+	}
+}
+
+// matchesOf returns the matches of a prompt by worker.
+func matchesOf(x *index.Index, p index.Prompt) map[string]index.Match {
+	var m index.Matches
+	x.Match(&index.Query{Model: "m", Prompts: []index.Prompt{p}}, &m)
+	all := make(map[string]index.Match)
+	for _, match := range slices.Clone(m.Prompts[0]) {
+		all[match.Worker] = match
+	}
+	return all
+}
+
+// TestLearnedNamesAreBounded stores and removes blocks, and stores the same hash with ever other contents, as no engine does.
+func TestLearnedNamesAreBounded(t *testing.T) {
+	t.Parallel()
+	x := index.New()
+	var seq uint64
+	apply := func(kinds ...any) {
+		seq++
+		e := &kvcastv1.Entry{Seq: seq, Worker: "w", Model: "m"}
+		for _, kind := range kinds {
+			e.Events = append(e.Events, event(0, kind))
+		}
+		x.ApplyEntry(e)
+	}
+	apply(&kvcastv1.WorkerAdded{Model: "m"}, &kvcastv1.Groups{Groups: []*kvcastv1.AttentionGroup{fullGroup, windowGroup}})
+	for n := range uint64(5000) {
+		apply(&kvcastv1.Stored{BlockHashes: []uint64{n + 1}, TokensHashes: []uint64{n}, BlockSize: 4})
+	}
+	if n := x.LearnedNames("w", 0); n != 5000 {
+		t.Errorf("got %d names of 5,000 blocks", n)
+	}
+	for n := range uint64(4999) {
+		apply(removed(n + 1))
+	}
+	if n := x.LearnedNames("w", 0); n != 1 {
+		t.Errorf("got %d names of a block", n)
+	}
+	for n := range uint64(5000) {
+		apply(&kvcastv1.Stored{BlockHashes: []uint64{1}, TokensHashes: []uint64{n + 5000}, BlockSize: 4})
+	}
+	if n := x.LearnedNames("w", 0); n > 1100 {
+		t.Errorf("got %d names of two blocks", n)
+	}
+	apply(&kvcastv1.Cleared{Reason: kvcastv1.Cleared_REASON_ENGINE_RESTARTED})
+	apply(&kvcastv1.WorkerRemoved{})
+}
