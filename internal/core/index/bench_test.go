@@ -2,6 +2,7 @@ package index_test
 
 import (
 	"fmt"
+	"runtime"
 	"testing"
 
 	"github.com/kvcast/kvcast/internal/core/index"
@@ -65,7 +66,8 @@ var groupsOf = map[string][]*kvcastv1.AttentionGroup{
 	},
 }
 
-// BenchmarkMatchGroups matches a prompt that 64 engines hold, by token ids. The engines of hybrid models hold all blocks of each group.
+// BenchmarkMatchGroups matches a prompt that 64 engines hold, by token ids, for which the engines' hashes are computed, and by tokens hashes,
+// for which they are learned. The engines of hybrid models hold all blocks of each group.
 func BenchmarkMatchGroups(b *testing.B) {
 	for _, blocks := range []int{32, 1000} {
 		tokens := make([]uint32, 16*blocks+1)
@@ -93,16 +95,66 @@ func BenchmarkMatchGroups(b *testing.B) {
 				}
 				x.ApplyEntry(&kvcastv1.Entry{Seq: n + 1, Worker: fmt.Sprint(n), Model: "m", Events: events})
 			}
-			b.Run(fmt.Sprintf("blocks=%d/%s", blocks, model), func(b *testing.B) {
-				q := &index.Query{Model: "m", Prompts: []index.Prompt{{TokenIDs: tokens}}}
-				var m index.Matches
-				for b.Loop() {
-					x.Match(q, &m)
-				}
-				if n := len(m.Prompts[0]); n != 64 || m.Prompts[0][0].Tokens() != 16*blocks {
-					b.Fatalf("%d matches of %d tokens", n, m.Prompts[0][0].Tokens())
-				}
-			})
+			for by, p := range map[string]index.Prompt{"tokens": {TokenIDs: tokens}, "hashes": {TokensHashes: stored.GetTokensHashes()}} {
+				b.Run(fmt.Sprintf("blocks=%d/by=%s/%s", blocks, by, model), func(b *testing.B) {
+					q := &index.Query{Model: "m", Prompts: []index.Prompt{p}}
+					var m index.Matches
+					for b.Loop() {
+						x.Match(q, &m)
+					}
+					if n := len(m.Prompts[0]); n != 64 || m.Prompts[0][0].Tokens() != 16*blocks || m.Prompts[0][0].Trust() != kvcastv1.Trust_TRUST_EXACT {
+						b.Fatalf("%d matches of %d tokens, %v", n, m.Prompts[0][0].Tokens(), m.Prompts[0][0].Trust())
+					}
+				})
+			}
 		}
 	}
+}
+
+// BenchmarkGroupMemory measures the memory of a block in an engine with one attention group and with more, in bytes for each block of the main
+// group. All groups hold all prefixes of 1,000 prompts of 100 blocks: windows their last 8 blocks, Mamba groups the state at each tenth block.
+func BenchmarkGroupMemory(b *testing.B) {
+	const prompts, blocks = 1000, 100
+	for _, model := range []string{"main", "gpt-oss", "qwen"} {
+		b.Run(model, func(b *testing.B) {
+			for b.Loop() {
+				before := heapInUse()
+				x := index.New()
+				events := []*kvcastv1.RouterEvent{event(0, &kvcastv1.WorkerAdded{Model: "m", BlockSize: 16})}
+				groups := groupsOf[model]
+				if len(groups) > 1 {
+					events = append(events, event(0, &kvcastv1.Groups{Groups: groups, Unit: 16}))
+				}
+				x.ApplyEntry(&kvcastv1.Entry{Seq: 1, Worker: "w", Model: "m", Events: events})
+				for p := range uint64(prompts) {
+					s := &kvcastv1.Stored{BlockSize: 16}
+					for n := range uint64(blocks) {
+						s.BlockHashes = append(s.BlockHashes, (p*blocks+n+1)*0x9e3779b97f4a7c15)
+						s.TokensHashes = append(s.TokensHashes, (p*blocks+n+1)*0xbf58476d1ce4e5b9)
+					}
+					events := []*kvcastv1.RouterEvent{event(0, s)}
+					for _, g := range groups[min(1, len(groups)):] {
+						held := s.BlockHashes[blocks-8:]
+						if g.GetKind() == kvcastv1.AttentionGroup_KIND_MAMBA {
+							held = nil
+							for n := 9; n < blocks; n += 10 {
+								held = append(held, s.BlockHashes[n])
+							}
+						}
+						events = append(events, event(0, &kvcastv1.GroupStored{Group: g.GetIndex(), BlockHashes: held}))
+					}
+					x.ApplyEntry(&kvcastv1.Entry{Seq: p + 2, Worker: "w", Model: "m", Events: events})
+				}
+				b.ReportMetric(float64(heapInUse()-before)/(prompts*blocks), "B/block")
+				runtime.KeepAlive(x)
+			}
+		})
+	}
+}
+
+func heapInUse() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }

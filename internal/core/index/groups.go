@@ -204,7 +204,9 @@ func (x *Index) applyGroup(r *rank, tier int, group uint64, hashes []uint64, hol
 	} else {
 		r.removed = x.seq + 1
 	}
-	r.holdGroup(tier, group, hashes, holds)
+	if r.holdGroup(tier, group, hashes, holds); holds {
+		r.learnAll(hashes)
+	}
 }
 
 // names are the hashes of a prompt's units, as engines compute them.
@@ -219,6 +221,7 @@ type names struct {
 	// learned finds the places of the prompt's blocks, by which a rank has learned their hashes; nil: hashes has them. Of the first held
 	// tokens, the rank holds all blocks in some tier.
 	learned *radix.Matcher
+	index   *Index
 	held    int
 }
 
@@ -309,7 +312,7 @@ func (m *Matches) applyGroups(x *Index, q *Query, l hashList) {
 	}
 	for i := range m.matcher.Found {
 		f := &m.matcher.Found[i]
-		m.reuses = append(m.reuses, m.applyRule(all, f, f.Rank.Owner.(*rank), q, l))
+		m.reuses = append(m.reuses, m.applyRule(x, all, f, f.Rank.Owner.(*rank), q, l))
 	}
 	for _, h := range all {
 		for _, r := range h.hashing.ranks {
@@ -317,7 +320,7 @@ func (m *Matches) applyGroups(x *Index, q *Query, l hashList) {
 				continue
 			}
 			f := radix.Match{Rank: r.blocks}
-			if u := m.applyRule(all, &f, r, q, l); u.total > 0 {
+			if u := m.applyRule(x, all, &f, r, q, l); u.total > 0 {
 				m.matcher.Found, m.reuses = append(m.matcher.Found, f), append(m.reuses, u)
 				if q.Walk {
 					m.matcher.Walks = append(m.matcher.Walks, radix.Walk{})
@@ -343,7 +346,7 @@ func (m *Matches) namesOf(prompt int) []names {
 
 // applyRule applies a rank's rule to a match, if the hashes of the prompt are known for its engine. all are those that were computed for
 // the prompt.
-func (m *Matches) applyRule(all []names, f *radix.Match, r *rank, q *Query, l hashList) (u reuse) {
+func (m *Matches) applyRule(x *Index, all []names, f *radix.Match, r *rank, q *Query, l hashList) (u reuse) {
 	p := &q.Prompts[l.prompt]
 	if r.attention == nil || l.size != r.worker.blockSize && (l.size != 0 || len(p.TokenIDs) > 0) || q.Model != "" && q.Model != r.worker.model ||
 		q.Worker != nil && !q.Worker(r.worker.name) {
@@ -357,7 +360,7 @@ func (m *Matches) applyRule(all []names, f *radix.Match, r *rank, q *Query, l ha
 		}
 	}
 	if !ok {
-		n, ok = m.namesFor(r, f, p, l)
+		n, ok = m.namesFor(x, r, f, p, l)
 	}
 	if !ok {
 		return reuse{}
@@ -376,12 +379,12 @@ func (m *Matches) applyRule(all []names, f *radix.Match, r *rank, q *Query, l ha
 }
 
 // namesFor returns the names of a prompt's blocks that are given with it, or that a rank has learned.
-func (m *Matches) namesFor(r *rank, f *radix.Match, p *Prompt, l hashList) (n names, ok bool) {
+func (m *Matches) namesFor(x *Index, r *rank, f *radix.Match, p *Prompt, l hashList) (n names, ok bool) {
 	a := r.attention
 	if !a.learned.applies || a.mainBlock != int(r.worker.blockSize) {
 		return names{}, false
 	}
-	n = names{prompt: l.prompt, unit: a.mainBlock, learned: &m.matcher, held: f.Blocks * a.mainBlock}
+	n = names{prompt: l.prompt, unit: a.mainBlock, learned: &m.matcher, index: x, held: f.Blocks * a.mainBlock}
 	switch {
 	case len(p.TokenIDs) > 0:
 		n.limit, n.hashed = p.limit(), (l.end-l.start)*n.unit
@@ -420,10 +423,8 @@ func (h *holder) Held(group, from, step, n int) (held uint64) {
 		at := from + (i+1)*step
 		switch {
 		case group != a.main || at%a.mainBlock != 0:
-			if hash, ok := h.nameAt(at); ok {
-				if mask, _ := a.held[h.tier].Get(hash); mask&(1<<group) != 0 {
-					held |= 1 << i
-				}
+			if mask, _ := a.held[h.tier].Get(h.nameAt(at)); mask&(1<<group) != 0 {
+				held |= 1 << i
 			}
 		case at <= h.dense || h.tier == hostTier && h.holdsMain(at): // what host memory adds may begin within a prompt
 			held |= 1 << i
@@ -432,27 +433,28 @@ func (h *holder) Held(group, from, step, n int) (held uint64) {
 	return held
 }
 
-// nameAt returns the hash of the prefix of a number of tokens, if it is known.
-func (h *holder) nameAt(tokens int) (hash uint64, ok bool) {
+// nameAt returns the hash of the prefix of a number of tokens; 0 if no group but the main group holds it, or that is unknown.
+func (h *holder) nameAt(tokens int) (hash uint64) {
 	n := h.names
 	if n.learned == nil {
-		return n.hashes[tokens/n.unit-1], true
+		return n.hashes[tokens/n.unit-1]
 	}
 	place, ok := n.learned.Place(h.rank.blocks, tokens/n.unit-1)
-	if ok {
-		hash, ok = h.rank.nameAt(place)
+	if ok = ok && tokens <= n.held; ok {
+		hash, ok = n.index.nameAt(h.rank, place)
 	}
 	h.unknown = h.unknown || !ok
-	return hash, ok
+	return hash
 }
 
 // holdsMain reports whether the main group holds the block that ends with a number of tokens.
 func (h *holder) holdsMain(tokens int) bool {
-	if h.names.learned != nil && tokens > h.names.held { // no tier holds the block, or one before it
-		return false
+	n := h.names
+	if n.learned == nil {
+		return h.rank.blocks.Tiers(h.nameAt(tokens))&(1<<h.tier) != 0
 	}
-	hash, ok := h.nameAt(tokens)
-	return ok && h.rank.blocks.Tiers(hash)&(1<<h.tier) != 0
+	place, ok := n.learned.Place(h.rank.blocks, tokens/n.unit-1)
+	return ok && n.index.blocks.Holds(h.rank.blocks, place, h.tier)
 }
 
 // extend extends the blocks that the main group holds by those whose content is unknown.

@@ -37,7 +37,9 @@ type Index struct {
 
 // New returns an index without workers.
 func New() *Index {
-	return &Index{blocks: radix.New(), workers: make(map[string]*worker), models: make(map[string]*model)}
+	x := &Index{blocks: radix.New(), workers: make(map[string]*worker), models: make(map[string]*model)}
+	x.blocks.OnAdoption(func(r *radix.Rank, hash uint64) { r.Owner.(*rank).learnAll([]uint64{hash}) })
+	return x
 }
 
 // RetainTokenIDs makes the index keep the token ids in entries, up to a number of bytes. They are users' prompts. It must be
@@ -186,14 +188,13 @@ func (x *Index) store(r *rank, tier int, s *radix.Stored) {
 	}
 	r.usedTiers |= 1 << tier
 	x.blocks.Store(r.blocks, tier, *s)
-	x.learnStored(r, s.Blocks[:min(len(s.Blocks), len(s.Tokens))])
+	r.learnAll(s.Blocks)
 }
 
 // remove removes blocks from a rank.
 func (x *Index) remove(r *rank, tier int, hashes []uint64) {
 	r.removed = x.seq + 1
 
-	r.unlearn(tier, hashes)
 	x.blocks.Remove(r.blocks, tier, hashes)
 }
 
@@ -213,7 +214,9 @@ func (x *Index) clear(r *rank, c *kvcastv1.Cleared) {
 		}
 	}
 	r.clearGroups(c.GetTiers())
-	x.unlearnCleared(r)
+	if r.learns() {
+		r.learnAgain()
+	}
 	r.resolve(c.GetTiers())
 	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP { // the engine may still hold blocks
 		r.doubt(reasonsOf(kvcastv1.DegradedReason_DEGRADED_REASON_GAP), c.GetTiers())

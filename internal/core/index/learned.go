@@ -3,16 +3,18 @@ package index
 import (
 	"github.com/kvcast/kvcast/internal/core/hashtable"
 	"github.com/kvcast/kvcast/internal/core/index/hybrid"
-	"github.com/kvcast/kvcast/internal/core/index/radix"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// learned are the engine's hashes of the main group's blocks, by the place of their content in the tree. Other groups hold blocks under
-// the same hashes: so the prefixes that they hold are found also for prompts whose hashes kvcast cannot compute. The value is 0 where two
-// hashes have the same content, so that it is not known which one the engine would use.
+// learned are the names under which attention groups hold prefixes, learned from the main group's blocks: these tell a hash and its content,
+// and all groups name a prefix by the same hash. So what the groups hold is found also of prompts whose hashes cannot be computed.
+//
+// Only prefixes that a group other than the main group holds have a name: a place without one is held by no such group.
 type learned struct {
-	// applies reports whether the hashes of the main group's blocks are all that the engine's rule asks for.
+	// applies reports whether all that the engine's rule asks for are prefixes that end with a block of the main group.
 	applies bool
-	hashes  hashtable.Table[uint64]
+	// hashes are the names by the places of their content in the tree; 0: there are several.
+	hashes hashtable.Table[uint64]
 }
 
 // learnsNames reports whether the rule of a rank asks only for prefixes that end with a block of the main group. Where the hash unit is
@@ -22,7 +24,7 @@ func (a *attention) learnsNames() bool {
 		return false
 	}
 	for _, g := range a.described.GetGroups() {
-		if hybrid.Kind(g.GetKind()) == hybrid.Mamba && a.described.GetUnit() == 0 {
+		if g.GetKind() == kvcastv1.AttentionGroup_Kind(hybrid.Mamba) && a.described.GetUnit() == 0 {
 			return false
 		}
 	}
@@ -36,104 +38,88 @@ func (x *Index) setLearned(r *rank) {
 		x.forgetLearned(r)
 		if a.learned.applies = applies; applies {
 			x.learners++
-			x.learnAgain(r)
+			r.learnAgain()
 		}
 	}
 }
 
 // forgetLearned forgets the names of a rank, for which none are learned any more.
 func (x *Index) forgetLearned(r *rank) {
-	if r.attention != nil && r.attention.learned.applies {
+	if r.learns() {
 		r.attention.learned = learned{}
 		x.learners--
 	}
 }
 
+func (r *rank) learns() bool { return r.attention != nil && r.attention.learned.applies }
+
 // learnAgain learns the names of all blocks of a rank.
-func (x *Index) learnAgain(r *rank) {
-	names := &r.attention.learned
-	names.hashes = hashtable.New[uint64]()
-	if r.heldBlocks() == 0 {
-		return
-	}
-	var blocks []radix.Block
-	for from, more := uint64(0), true; more; more = from != 0 {
-		blocks, from = x.blocks.Scan(r.blocks, from, blocks[:0])
-		for i := range blocks {
-			r.learn(blocks[i].Hash)
+func (r *rank) learnAgain() {
+	a := r.attention
+	a.learned.hashes = hashtable.New[uint64]()
+	for tier := range a.held {
+		for b := range a.held[tier].All() {
+			r.learn(b.Key())
 		}
 	}
 }
 
-// learnStored learns the names of blocks that were stored.
-func (x *Index) learnStored(r *rank, hashes []uint64) {
-	if r.attention == nil || !r.attention.learned.applies {
+// learnAll learns the names of blocks that have got a place, or that another group than the main group has stored.
+func (r *rank) learnAll(hashes []uint64) {
+	if !r.learns() {
 		return
 	}
 	for _, hash := range hashes {
-		r.learn(hash)
+		if r.attention.holdsAny(hash) {
+			r.learn(hash)
+		}
 	}
 	// Names of blocks that got another place are left.
-	if held := r.heldBlocks(); r.attention.learned.hashes.Len() > int(held)*3/2+1024 {
-		x.learnAgain(r)
+	a := r.attention
+	if held := a.held[deviceTier].Len() + a.held[hostTier].Len(); a.learned.hashes.Len() > 2*held+1024 {
+		r.learnAgain()
 	}
 }
 
-// heldBlocks returns the number of blocks of the main group, those in several tiers counted as many times.
-func (r *rank) heldBlocks() (n uint64) {
-	for tier := range NumTiers {
-		n += r.digest(tier).Blocks
+// holdsAny reports whether a group other than the main group holds a block.
+func (a *attention) holdsAny(hash uint64) bool {
+	for tier := range a.held {
+		if _, ok := a.held[tier].Get(hash); ok {
+			return true
+		}
 	}
-	return n
+	return false
 }
 
-// nameAt returns the engine's hash of the content with a place, if it is known.
-func (r *rank) nameAt(place uint64) (hash uint64, ok bool) {
-	if hash, ok = r.attention.learned.hashes.Get(place); !ok || hash == 0 {
-		return 0, false
-	}
-	at, ok := r.blocks.Place(hash)
-	return hash, ok && at == place
-}
-
-// learn learns the name of a block, if its place is known.
+// learn learns the name of a block that another group than the main group holds, if it has a place.
 func (r *rank) learn(hash uint64) {
 	place, ok := r.blocks.Place(hash)
 	if !ok {
 		return
 	}
 	s, existed := r.attention.learned.hashes.Put(place)
-	if existed && s.Value != hash {
-		if was, ok := r.blocks.Place(s.Value); s.Value == 0 || ok && was == place {
-			hash = 0
-		}
+	if existed && s.Value != hash && (s.Value == 0 || r.isAt(s.Value, place)) {
+		hash = 0
 	}
 	s.Value = hash
 }
 
-// unlearn forgets the names of blocks that are about to be removed from a tier, unless another tier has them.
-func (r *rank) unlearn(tier int, hashes []uint64) {
-	if r.attention == nil || !r.attention.learned.applies {
-		return
-	}
-	names := &r.attention.learned.hashes
-	for _, hash := range hashes {
-		if r.blocks.Tiers(hash) != 1<<tier {
-			continue
-		}
-		place, ok := r.blocks.Place(hash)
-		if !ok {
-			continue
-		}
-		if s := names.Find(place); s != nil && s.Value == hash {
-			names.Delete(s)
-		}
-	}
+// isAt reports whether the main group holds a block, which has a place.
+func (r *rank) isAt(hash, place uint64) bool {
+	at, ok := r.blocks.Place(hash)
+	return ok && at == place
 }
 
-// unlearnCleared forgets the names of blocks that were cleared.
-func (x *Index) unlearnCleared(r *rank) {
-	if r.attention != nil && r.attention.learned.applies {
-		x.learnAgain(r)
+// nameAt returns the name of the prefix with a place, which the main group holds: 0 if no other group holds it. ok is false if that is not
+// known.
+func (x *Index) nameAt(r *rank, place uint64) (hash uint64, ok bool) {
+	hash, found := r.attention.learned.hashes.Get(place)
+	switch {
+	case found && hash == 0, x.blocks.HasTwin(r.blocks, place):
+		return 0, false
+	case found && r.isAt(hash, place):
+		return hash, true
+	default:
+		return 0, true
 	}
 }

@@ -146,7 +146,7 @@ func matchesOf(x *index.Index, p index.Prompt) map[string]index.Match {
 	return all
 }
 
-// TestLearnedNamesAreBounded stores and removes blocks, and stores the same hash with ever other contents, as no engine does.
+// TestLearnedNamesAreBounded stores and removes blocks of a window, and stores the same hash with ever other contents, as no engine does.
 func TestLearnedNamesAreBounded(t *testing.T) {
 	t.Parallel()
 	x := index.New()
@@ -159,24 +159,22 @@ func TestLearnedNamesAreBounded(t *testing.T) {
 		}
 		x.ApplyEntry(e)
 	}
+	const bound = 1100
 	apply(&kvcastv1.WorkerAdded{Model: "m"}, &kvcastv1.Groups{Groups: []*kvcastv1.AttentionGroup{fullGroup, windowGroup}})
 	for n := range uint64(5000) {
-		apply(&kvcastv1.Stored{BlockHashes: []uint64{n + 1}, TokensHashes: []uint64{n}, BlockSize: 4})
-	}
-	if n := x.LearnedNames("w", 0); n != 5000 {
-		t.Errorf("got %d names of 5,000 blocks", n)
-	}
-	for n := range uint64(4999) {
-		apply(removed(n + 1))
-	}
-	if n := x.LearnedNames("w", 0); n != 1 {
-		t.Errorf("got %d names of a block", n)
+		apply(&kvcastv1.Stored{BlockHashes: []uint64{n + 1}, TokensHashes: []uint64{n}, BlockSize: 4}, &kvcastv1.GroupStored{Group: 1, BlockHashes: []uint64{n + 1}})
+		if n >= 10 {
+			apply(&kvcastv1.GroupRemoved{Group: 1, BlockHashes: []uint64{n - 9}})
+		}
+		if names := x.LearnedNames("w", 0); names > bound {
+			t.Fatalf("got %d names of 10 blocks of a window", names)
+		}
 	}
 	for n := range uint64(5000) {
-		apply(&kvcastv1.Stored{BlockHashes: []uint64{1}, TokensHashes: []uint64{n + 5000}, BlockSize: 4})
+		apply(&kvcastv1.Stored{BlockHashes: []uint64{5000}, TokensHashes: []uint64{n + 5000}, BlockSize: 4})
 	}
-	if n := x.LearnedNames("w", 0); n > 1100 {
-		t.Errorf("got %d names of two blocks", n)
+	if names := x.LearnedNames("w", 0); names > bound {
+		t.Errorf("got %d names of 10 blocks of a window", names)
 	}
 	apply(&kvcastv1.Cleared{Reason: kvcastv1.Cleared_REASON_ENGINE_RESTARTED})
 	apply(&kvcastv1.WorkerRemoved{})

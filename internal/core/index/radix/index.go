@@ -60,7 +60,8 @@ type Index struct {
 	sweeps      []*sweep   // in progress or waiting, oldest first
 	stored      int        // blocks stored since the last sweep
 	adoptions   []adoption // reused by adopt
-	hashes      []uint64   // reused by clearSingly
+	adopted     func(r *Rank, hash uint64)
+	hashes      []uint64 // reused by clearSingly
 }
 
 // model is the root of the runs of a model's ranks.

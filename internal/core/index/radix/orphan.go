@@ -88,6 +88,10 @@ func (o *orphans) awaiting(hash uint64, at position, to []adoption) []adoption {
 	return to
 }
 
+// OnAdoption makes the index call a function with each block that gets a place after it was stored, because its parent has got one. It must
+// be called before the first block is stored.
+func (x *Index) OnAdoption(adopted func(r *Rank, hash uint64)) { x.adopted = adopted }
+
 // adopt gives places to all orphans of a rank that descend from a block, which has a place.
 func (x *Index) adopt(r *Rank, hash uint64, at position) {
 	queue := r.orphans.awaiting(hash, at, x.adoptions[:0])
@@ -104,6 +108,9 @@ func (x *Index) adopt(r *Rank, hash uint64, at position) {
 		at := x.tree.place(a.parent, []uint64{a.tokens})
 		*t = t.withPlace(at)
 		x.hold(r, at, *t)
+		if x.adopted != nil {
+			x.adopted(r, a.hash)
+		}
 		queue = r.orphans.awaiting(a.hash, at, queue)
 	}
 	if cap(queue) <= maxAdoptions {

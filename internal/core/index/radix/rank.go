@@ -1,6 +1,8 @@
 package radix
 
 import (
+	"slices"
+
 	"github.com/kvcast/kvcast/internal/core/attribute"
 	"github.com/kvcast/kvcast/internal/core/hashtable"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
@@ -79,6 +81,25 @@ func (r *Rank) locate(hash uint64) (_ position, ok bool) {
 func (r *Rank) Place(hash uint64) (place uint64, ok bool) {
 	at, ok := r.locate(hash)
 	return at.number(), ok
+}
+
+// Holds reports whether a tier of a rank holds the block with a place.
+func (x *Index) Holds(r *Rank, place uint64, tier int) bool {
+	at := tag(place << placeShift).place()
+	return x.tree.run(at.run).tiers(r.number, at.offset)&r.bits[tier] != 0
+}
+
+// HasTwin reports whether a tier of a rank has several names for the block with a place.
+func (x *Index) HasTwin(r *Rank, place uint64) bool {
+	at := tag(place << placeShift).place()
+	run := x.tree.run(at.run)
+	if len(run.twins) == 0 {
+		return false
+	}
+	return slices.ContainsFunc(r.bits[:], func(bit uint8) bool {
+		_, ok := run.findTwin(at.offset, r.number, bit)
+		return ok
+	})
 }
 
 // count adds a block hash to a tier.
