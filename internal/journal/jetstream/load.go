@@ -100,8 +100,13 @@ func (j *Journal) loadWorker(ctx context.Context, s jetstream.Stream, worker str
 	})
 }
 
-// headerLastConsumer is the header of a heartbeat: the number of messages that the consumer has delivered.
-const headerLastConsumer = "Nats-Last-Consumer"
+// Headers of a heartbeat.
+const (
+	// headerLastConsumer has the number of messages that the consumer has delivered.
+	headerLastConsumer = "Nats-Last-Consumer"
+	// headerStalled has the subject of an answer to flow control for which the consumer waits, since the first one was lost.
+	headerStalled = "Nats-Consumer-Stalled"
+)
 
 // nextMsg returns the next message or heartbeat of a consumer. It returns an error if there is none for too long.
 func nextMsg(ctx context.Context, sub *nats.Subscription) (*nats.Msg, error) {
@@ -110,11 +115,13 @@ func nextMsg(ctx context.Context, sub *nats.Subscription) (*nats.Msg, error) {
 	return sub.NextMsgWithContext(ctx)
 }
 
-// answerStatus answers flow control. The error says that the consumer has ended.
+// answerStatus answers flow control. Without an answer, the consumer delivers heartbeats alone, for good. The error says that it has ended.
 func (j *Journal) answerStatus(m *nats.Msg, status string) error {
-	switch {
+	switch stalled := m.Header.Get(headerStalled); {
 	case m.Reply != "":
 		return j.client.Conn.Publish(m.Reply, nil)
+	case stalled != "":
+		return j.client.Conn.Publish(stalled, nil)
 	case status != "100":
 		return fmt.Errorf("status %s %s", status, m.Header.Get("Description"))
 	}

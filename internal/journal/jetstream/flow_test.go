@@ -1,0 +1,102 @@
+package jetstream_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"net/url"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/internal/journal/jetstream"
+	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
+)
+
+// loseFlowControl is a proxy to a NATS server that loses the first answer to flow control, as a connection that ends does. It returns the
+// proxy's URL, and whether an answer was lost.
+func loseFlowControl(t *testing.T, server string) (proxy string, lost *atomic.Bool) {
+	t.Helper()
+	to, err := url.Parse(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	lost = new(atomic.Bool)
+	forward := func(client net.Conn) {
+		s, err := new(net.Dialer).DialContext(context.Background(), "tcp", to.Host)
+		if err != nil {
+			_ = client.Close()
+			return
+		}
+		go func() {
+			_, _ = io.Copy(client, s)
+			_ = client.Close()
+		}()
+		defer func() { _ = s.Close() }()
+		for b := make([]byte, 64<<10); ; {
+			n, err := client.Read(b)
+			if err != nil {
+				return
+			}
+			answer, other := []byte("PUB $JS.FC."), []byte("PUB $XX.FC.") // of the same length
+			if bytes.Contains(b[:n], answer) && lost.CompareAndSwap(false, true) {
+				copy(b[bytes.Index(b[:n], answer):], other)
+			}
+			if _, err := s.Write(b[:n]); err != nil {
+				return
+			}
+		}
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go forward(c)
+		}
+	}()
+	return "nats://" + l.Addr().String(), lost
+}
+
+// TestLostAnswerToFlowControlIsRepeated reads more than a consumer delivers without an answer.
+func TestLostAnswerToFlowControlIsRepeated(t *testing.T) {
+	t.Parallel()
+	server := natstest.Start(t)
+	j, _ := load(t, serverConfig(server))
+	const entries = 200
+	source := sourceOf(t, j, "w")
+	for range entries { // 12.8 MB
+		p, err := j.Append(t.Context(), journal.Record{Source: source, Body: make([]byte, 64<<10)})
+		if err == nil {
+			_, err = p.Wait(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	proxy, lost := loseFlowControl(t, server)
+	began := time.Now()
+	follower := open(t, serverConfig(proxy))
+	n := 0
+	if err := follower.Load(harness.Context(t), 0, func(e jetstream.Entry) error {
+		if e.Owner == nil {
+			n++
+		}
+		return nil
+	}); err != nil || n != entries {
+		t.Fatalf("got %d entries, %v, want %d", n, err, entries)
+	}
+	if !lost.Load() {
+		t.Error("there was no flow control")
+	}
+	t.Logf("read in %v", time.Since(began))
+}
