@@ -30,6 +30,7 @@ func (s *Server) Start(t *testing.T) {
 // Launch starts the next run. The test ends it.
 func (s *Server) Launch(t *testing.T) {
 	t.Helper()
+	s.Proxy.Retarget("") // the port of the last run may be another server's now
 	s.Process = start(t, s.ProcessConfig)
 }
 
