@@ -201,7 +201,7 @@ const (
 	raceChecks = 10
 )
 
-// raceOptions make a test binary exit at once. By default it waits a second for reports of other goroutines.
+// raceOptions are options of the race detector. A test binary waits 20 ms at its end for reports of other goroutines, not a second.
 const raceOptions = "atexit_sleep_ms=20"
 
 func (p *pass) run(ctx context.Context, o options, r *report) error {

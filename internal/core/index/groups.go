@@ -27,7 +27,7 @@ type attention struct {
 	rule *hybrid.Rule
 	// hashing is how the engine computes hashes; nil: that is unknown.
 	hashing *hashing
-	// learned are the hashes of the main group's blocks by content.
+	// learned are the hashes of the prefixes that other groups than the main group hold, by content.
 	learned learned
 	// main is the index of the main group; -1: there is none. mainBlock is the number of tokens in its blocks.
 	main, mainBlock int

@@ -2,14 +2,14 @@ package index
 
 import (
 	"github.com/kvcast/kvcast/internal/core/hashtable"
-	"github.com/kvcast/kvcast/internal/core/index/hybrid"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// learned are the names under which attention groups hold prefixes, learned from the main group's blocks: these tell a hash and its content,
-// and all groups name a prefix by the same hash. So what the groups hold is found also of prompts whose hashes cannot be computed.
+// learned are the engine's hashes of prefixes, here called names, as far as they follow from events. A store of the main group tells the
+// content of a block and its hash, and all attention groups hold a prefix under the same hash. With the names, kvcast finds what the groups
+// hold of a prompt without computing the engine's hashes.
 //
-// Only prefixes that a group other than the main group holds have a name: a place without one is held by no such group.
+// Only prefixes that a group other than the main group holds have a name. If a place has none, no such group holds the prefix.
 type learned struct {
 	// applies reports whether all that the engine's rule asks for are prefixes that end with a block of the main group.
 	applies bool
@@ -24,7 +24,7 @@ func (a *attention) learnsNames() bool {
 		return false
 	}
 	for _, g := range a.described.GetGroups() {
-		if g.GetKind() == kvcastv1.AttentionGroup_Kind(hybrid.Mamba) && a.described.GetUnit() == 0 {
+		if g.GetKind() == kvcastv1.AttentionGroup_KIND_MAMBA && a.described.GetUnit() == 0 {
 			return false
 		}
 	}

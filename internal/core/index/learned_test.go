@@ -16,7 +16,7 @@ import (
 // learned. Their answers are the same, unless the other says that it does not know. Prompts given by hashes have the same answer.
 func TestLearnedNamesAnswerAsComputedOnes(t *testing.T) {
 	t.Parallel()
-	// Prompts that share beginnings, of up to 12 blocks.
+	// Prompts of 12 blocks, which begin with the same tokens and differ from some token on.
 	var prompts [][]uint32
 	for _, fork := range []int{0, 8, 20, 36} {
 		var tokens []uint32

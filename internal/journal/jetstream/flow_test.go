@@ -67,7 +67,7 @@ func loseFlowControl(t *testing.T, server string) (proxy string, lost *atomic.Bo
 	return "nats://" + l.Addr().String(), lost
 }
 
-// TestLostAnswerToFlowControlIsRepeated reads more than a consumer delivers without an answer.
+// TestLostAnswerToFlowControlIsRepeated reads more entries than a consumer delivers before it needs an answer, of which the first is lost.
 func TestLostAnswerToFlowControlIsRepeated(t *testing.T) {
 	t.Parallel()
 	server := natstest.Start(t)

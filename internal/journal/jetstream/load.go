@@ -102,9 +102,9 @@ func (j *Journal) loadWorker(ctx context.Context, s jetstream.Stream, worker str
 
 // Headers of a heartbeat.
 const (
-	// headerLastConsumer has the number of messages that the consumer has delivered.
+	// headerLastConsumer says how many messages the consumer has delivered so far.
 	headerLastConsumer = "Nats-Last-Consumer"
-	// headerStalled has the subject of an answer to flow control for which the consumer waits, since the first one was lost.
+	// headerStalled says that the consumer still waits for an answer to flow control, and has the subject to publish it to.
 	headerStalled = "Nats-Consumer-Stalled"
 )
 
@@ -115,7 +115,8 @@ func nextMsg(ctx context.Context, sub *nats.Subscription) (*nats.Msg, error) {
 	return sub.NextMsgWithContext(ctx)
 }
 
-// answerStatus answers flow control. Without an answer, the consumer delivers heartbeats alone, for good. The error says that it has ended.
+// answerStatus answers a message that asks whether to continue (flow control). Until it has the answer, the consumer delivers no entries, only
+// heartbeats, which ask again. The error says that the consumer has ended.
 func (j *Journal) answerStatus(m *nats.Msg, status string) error {
 	switch stalled := m.Header.Get(headerStalled); {
 	case m.Reply != "":

@@ -1,6 +1,6 @@
 // Package natstest starts NATS servers: one in this process, or three that are processes (Cluster).
 //
-// It is apart from package harness so that the tests which need no NATS server do not link one.
+// It is not a part of package harness, so that tests which start no NATS server are not linked with one, which takes time.
 package natstest
 
 import (
