@@ -67,11 +67,11 @@ func loseFlowControl(t *testing.T, server string) (proxy string, lost *atomic.Bo
 	return "nats://" + l.Addr().String(), lost
 }
 
-// TestLostAnswerToFlowControlIsRepeated reads more entries than a consumer delivers before it needs an answer, of which the first is lost.
-func TestLostAnswerToFlowControlIsRepeated(t *testing.T) {
-	t.Parallel()
-	server := natstest.Start(t)
+// appendMuch appends more than a consumer delivers before it needs an answer to flow control, and returns the number of entries.
+func appendMuch(t *testing.T, server string) int {
+	t.Helper()
 	j, _ := load(t, serverConfig(server))
+	defer mustClose(t, j)
 	const entries = 200
 	source := sourceOf(t, j, "w")
 	for range entries { // 12.8 MB
@@ -83,20 +83,50 @@ func TestLostAnswerToFlowControlIsRepeated(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	proxy, lost := loseFlowControl(t, server)
-	began := time.Now()
-	follower := open(t, serverConfig(proxy))
+	return entries
+}
+
+// wantLoaded loads the entries of a journal, and calls each with the number of entries of workers that were read.
+func wantLoaded(t *testing.T, url string, want int, each func(n int)) {
+	t.Helper()
+	j := open(t, serverConfig(url))
 	n := 0
-	if err := follower.Load(harness.Context(t), 0, func(e jetstream.Entry) error {
+	if err := j.Load(harness.Context(t), 0, func(e jetstream.Entry) error {
 		if e.Owner == nil {
 			n++
+			each(n)
 		}
 		return nil
-	}); err != nil || n != entries {
-		t.Fatalf("got %d entries, %v, want %d", n, err, entries)
+	}); err != nil || n != want {
+		t.Errorf("got %d entries, %v, want %d", n, err, want)
 	}
+}
+
+func TestLostAnswerToFlowControlIsRepeated(t *testing.T) {
+	t.Parallel()
+	server := natstest.Start(t)
+	entries := appendMuch(t, server)
+	proxy, lost := loseFlowControl(t, server)
+	began := time.Now()
+	wantLoaded(t, proxy, entries, func(int) {})
 	if !lost.Load() {
 		t.Error("there was no flow control")
 	}
 	t.Logf("read in %v", time.Since(began))
+}
+
+// TestLoadContinuesWhenTheServerHasLostItsConsumer restarts a nats-server while a journal is read. The consumer, which is in the server's
+// memory, is gone then.
+func TestLoadContinuesWhenTheServerHasLostItsConsumer(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := startServer(t, dir, 0)
+	url, port := s.ClientURL(), s.Addr().(*net.TCPAddr).Port
+	entries := appendMuch(t, url)
+	wantLoaded(t, url, entries, func(n int) {
+		if n == 1 {
+			stopServer(s)
+			s = startServer(t, dir, port)
+		}
+	})
 }

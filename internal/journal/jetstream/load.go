@@ -62,17 +62,19 @@ func (j *Journal) LoadWorker(ctx context.Context, worker string, after, until ui
 func (j *Journal) loadWorker(ctx context.Context, s jetstream.Stream, worker string, after, until uint64, f func(Entry) error) error {
 	var delivered uint64
 	return j.consume(ctx, s, after+1, j.codec.Prefix+client.Escape(worker), func(sub *nats.Subscription) error {
-		for last := after; last < until; {
+		last := after
+		interrupted := func(err error) error { return fmt.Errorf("%w after entry %d: %w", errInterrupted, last, err) }
+		for last < until {
 			m, err := nextMsg(ctx, sub)
 			if err != nil {
-				return fmt.Errorf("interrupted after entry %d: %w", last, err)
+				return interrupted(err)
 			}
 			if status := m.Header.Get("Status"); status != "" {
 				if err := j.answerStatus(m, status); err != nil {
-					return fmt.Errorf("interrupted after entry %d: %w", last, err)
+					return interrupted(err)
 				}
 				if n, err := strconv.ParseUint(m.Header.Get(headerLastConsumer), 10, 64); err == nil && n > delivered {
-					return fmt.Errorf("interrupted after entry %d: deliveries were lost", last)
+					return interrupted(errDeliveriesLost)
 				}
 				continue
 			}
@@ -81,7 +83,7 @@ func (j *Journal) loadWorker(ctx context.Context, s jetstream.Stream, worker str
 				return fmt.Errorf("message that a consumer delivered: %w", err)
 			}
 			if delivered++; meta.Sequence.Consumer != delivered {
-				return fmt.Errorf("interrupted after entry %d: deliveries were lost", last)
+				return interrupted(errDeliveriesLost)
 			}
 			last = meta.Sequence.Stream
 			if last > until {
@@ -108,11 +110,21 @@ const (
 	headerStalled = "Nats-Consumer-Stalled"
 )
 
-// nextMsg returns the next message or heartbeat of a consumer. It returns an error if there is none for too long.
+// errInterrupted means that a consumer has ended, or that what it delivered was lost. Another one can deliver the same entries.
+var errInterrupted = errors.New("interrupted")
+
+var errDeliveriesLost = errors.New("deliveries were lost")
+
+// nextMsg returns the next message or heartbeat of a consumer. It returns an error if there is none for deliveryTimeout, as when the
+// server that had the consumer has ended.
 func nextMsg(ctx context.Context, sub *nats.Subscription) (*nats.Msg, error) {
-	ctx, cancel := context.WithTimeout(ctx, deliveryTimeout)
+	limited, cancel := context.WithTimeout(ctx, deliveryTimeout)
 	defer cancel()
-	return sub.NextMsgWithContext(ctx)
+	m, err := sub.NextMsgWithContext(limited)
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		err = fmt.Errorf("nothing was delivered for %v", deliveryTimeout)
+	}
+	return m, err
 }
 
 // answerStatus answers a message that asks whether to continue (flow control). Until it has the answer, the consumer delivers no entries, only
@@ -132,21 +144,23 @@ func (j *Journal) answerStatus(m *nats.Msg, status string) error {
 // heartbeat is how often the server says that it has nothing to deliver.
 const heartbeat = 500 * time.Millisecond
 
-// load reads the entries from first to last.
+// load reads the entries from first to last. It reads on from a new consumer when one is interrupted.
 func (j *Journal) load(ctx context.Context, s jetstream.Stream, first, last uint64, f func(Entry) error) error {
 	l := &loader{j: j, stream: s, sources: make(map[journal.Source]*journal.Source), next: first, f: f}
-	return j.consume(ctx, s, first, "", func(sub *nats.Subscription) error {
-		for l.next <= last {
-			m, err := sub.NextMsgWithContext(ctx)
-			if err != nil {
-				return err
-			}
-			if err := l.handle(ctx, m); err != nil {
-				return err
-			}
+	for {
+		err := j.client.UntilAnswered(ctx, func() error {
+			return j.consume(ctx, s, l.next, "", func(sub *nats.Subscription) error { return l.readUntil(ctx, sub, last) })
+		})
+		if !errors.Is(err, errInterrupted) || ctx.Err() != nil {
+			return err
 		}
-		return nil
-	})
+		j.log.Warn("Reading the journal is interrupted. It continues from a new consumer.", "next_seq", l.next, "error", err)
+		select {
+		case <-time.After(heartbeat):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // consume creates a push consumer of the entries of a subject, or of all, from a seq on, and calls read with its subscription.
@@ -197,6 +211,25 @@ type loader struct {
 	f         func(Entry) error // nil while following
 }
 
+// readUntil reads entries from a new consumer until it has read the last one.
+func (l *loader) readUntil(ctx context.Context, sub *nats.Subscription, last uint64) error {
+	l.delivered = 0
+	for l.next <= last {
+		m, err := nextMsg(ctx, sub)
+		if err != nil {
+			return l.interrupted(err)
+		}
+		if err := l.handle(ctx, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *loader) interrupted(err error) error {
+	return fmt.Errorf("%w at entry %d: %w", errInterrupted, l.next, err)
+}
+
 // handle handles a message that the consumer has delivered.
 func (l *loader) handle(ctx context.Context, m *nats.Msg) error {
 	if status := m.Header.Get("Status"); status != "" {
@@ -209,9 +242,9 @@ func (l *loader) handle(ctx context.Context, m *nats.Msg) error {
 	l.delivered++
 	switch seq := meta.Sequence.Stream; {
 	case meta.Sequence.Consumer != l.delivered:
-		return fmt.Errorf("interrupted at entry %d: deliveries were lost", l.next)
+		return l.interrupted(errDeliveriesLost)
 	case seq < l.next: // from a consumer that was created while servers started
-		return fmt.Errorf("interrupted at entry %d: the consumer begins with entry %d", l.next, seq)
+		return l.interrupted(fmt.Errorf("the consumer begins with entry %d", seq))
 	case seq != l.next:
 		if removed, err := l.j.mode.isPurged(ctx, l.next); removed || err != nil {
 			return errors.Join(fmt.Errorf("entry %d is missing: another process has removed it: %w", l.next, ErrPurged), err)
@@ -245,7 +278,7 @@ func (l *loader) handle(ctx context.Context, m *nats.Msg) error {
 // it checks whether the next one can be read.
 func (l *loader) handleStatus(ctx context.Context, m *nats.Msg, status string) error {
 	if err := l.j.answerStatus(m, status); err != nil {
-		return fmt.Errorf("interrupted at entry %d: %w", l.next, err)
+		return l.interrupted(err)
 	}
 	if m.Reply != "" || l.f == nil { // nothing may be left
 		return nil

@@ -43,6 +43,8 @@ const (
 	// stopTimeout bounds the stop, which writes what the server has in memory. nats-server 2.15.2 can deadlock after an error of
 	// its files: a purge that finds the failure of an earlier write locks the stream's store twice.
 	stopTimeout = 30 * time.Second
+	// slowStop is the time after which a stop is reported that has not ended. The process may end before stopTimeout.
+	slowStop = 3 * time.Second
 	// healthTimeout bounds one health check.
 	healthTimeout = 5 * time.Second
 )
@@ -309,12 +311,24 @@ func (s *Server) stop() error {
 		s.nats.WaitForShutdown()
 		close(stopped)
 	}()
-	select {
-	case <-stopped:
-		return nil
-	case <-time.After(stopTimeout):
-		return fmt.Errorf("the NATS server in %s has not stopped within %v, which can follow an error of its files; the directory stays locked until the process ends",
-			s.cfg.Dir, stopTimeout)
+	return s.awaitStop(stopped)
+}
+
+// awaitStop waits until the server has stopped, or for stopTimeout.
+func (s *Server) awaitStop(stopped <-chan struct{}) error {
+	const cause = "which can follow an error of its files"
+	slow := time.After(slowStop)
+	timeout := time.After(stopTimeout)
+	for {
+		select {
+		case <-stopped:
+			return nil
+		case <-slow:
+			s.cfg.Log.Warn("The NATS server has not stopped yet, "+cause+".", "dir", s.cfg.Dir, "after", slowStop)
+		case <-timeout:
+			return fmt.Errorf("the NATS server in %s has not stopped within %v, %s; the directory stays locked until the process ends",
+				s.cfg.Dir, stopTimeout, cause)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -142,6 +143,39 @@ func TestRemovedFilesAreNoticed(t *testing.T) {
 				t.Errorf("got %v, want an error that names the directory", err)
 			}
 			_ = s.Close() // what it writes last may fail
+		})
+	}
+}
+
+// TestStopThatTakesLongIsReported checks that a process which ends meanwhile has said why.
+func TestStopThatTakesLongIsReported(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name          string
+		stops         time.Duration // 0 is never
+		warned, fails bool
+	}{
+		{name: "at once", stops: time.Second},
+		{name: "late", stops: 9 * time.Second, warned: true},
+		{name: "never", warned: true, fails: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var log strings.Builder
+				cfg := config("/data")
+				cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+				stopped := make(chan struct{})
+				if tt.stops > 0 {
+					time.AfterFunc(tt.stops, func() { close(stopped) })
+				}
+				err := embedded.AwaitStop(cfg, stopped)
+				if (err != nil) != tt.fails || err != nil && !strings.Contains(err.Error(), "in /data has not stopped within 30s, which can follow") {
+					t.Errorf("got %v", err)
+				}
+				if got := strings.Count(log.String(), "has not stopped yet, which can follow an error of its files"); got == 1 != tt.warned {
+					t.Errorf("log: %s", &log)
+				}
+			})
 		})
 	}
 }
