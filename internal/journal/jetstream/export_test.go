@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/checkpoints"
-	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 )
 
 // IsShared reports whether other processes may append to the stream.
@@ -12,9 +11,6 @@ func (j *Journal) IsShared() bool {
 	_, ok := j.mode.(*directory)
 	return !ok
 }
-
-// IsUnanswered is client.IsUnanswered.
-var IsUnanswered = client.IsUnanswered
 
 // SetCheckpointTimeout changes the time that a write of a checkpoint may take, and returns a function that changes it back.
 func SetCheckpointTimeout(d time.Duration) (restore func()) {

@@ -52,8 +52,8 @@ func syncsCompaction(version string) bool {
 	return slices.Compare(v[:], []int{2, 14, 6}) >= 0
 }
 
-// isTransient reports whether servers may answer a request that has failed when it is made again.
-func isTransient(err error) bool {
+// IsUnanswered reports whether an error of a journal in Servers means that they may answer when they are asked again.
+func IsUnanswered(err error) bool {
 	return client.IsUnanswered(err) || errors.Is(err, context.DeadlineExceeded)
 }
 

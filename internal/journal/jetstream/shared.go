@@ -49,7 +49,7 @@ const (
 
 func newShared(j *Journal) *shared {
 	j.client.Where = strings.Join(j.cfg.Servers, ",")
-	j.client.IsTransient = isTransient
+	j.client.IsTransient = IsUnanswered
 	s := &shared{
 		j: j, wake: make(chan struct{}, 1), suspect: make(chan struct{}, 1),
 		chains: make(map[string]*chain), units: make(map[uint64]*chain), owners: make(map[string]Owner),

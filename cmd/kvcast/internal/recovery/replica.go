@@ -22,17 +22,22 @@ type Followed interface {
 var errChanged = errors.New("a checkpoint cannot be read")
 
 const (
+	// replicaAttempts and replicaWait are how often, and how far apart, a journal is read that changes meanwhile.
 	replicaAttempts = 20
 	replicaWait     = 250 * time.Millisecond
+	// unansweredWait is the time between two attempts while the journal's servers do not answer.
+	unansweredWait = 500 * time.Millisecond
 	// joinAttempts and joinWait are how often, and how far apart, a journal that is unreadable is read before Join discards it.
 	joinAttempts = 4
 	joinWait     = 2 * time.Second
 )
 
 // Replicate brings an empty index to the state after a journal that another process writes. It changes nothing in the
-// journal or the store. While that process replaces checkpoints or removes entries, it begins anew, at most 20 times.
+// journal or the store. While that process replaces checkpoints or removes entries, it begins anew, at most 20 times; while the
+// journal's servers do not answer, until ctx ends.
 func Replicate(ctx context.Context, j Followed, s Store, log *slog.Logger, p *Progress, x *index.Index) error {
-	for attempt := 1; ; attempt++ {
+	isUnanswered := false
+	for attempt := 1; ; {
 		began := time.Now()
 		r := &reader{
 			journal: j, store: s, log: log, progress: p, pipeline: noPipeline{}, index: x,
@@ -42,18 +47,26 @@ func Replicate(ctx context.Context, j Followed, s Store, log *slog.Logger, p *Pr
 		if err == nil {
 			err = r.read(ctx)
 		}
+		wait := replicaWait
 		switch {
 		case err == nil:
 			r.logRecovered(began)
 			return nil
+		case ctx.Err() == nil && jetstream.IsUnanswered(err):
+			if !isUnanswered {
+				log.Warn("the journal's servers do not answer: it is read again until they do", "error", err)
+			}
+			isUnanswered, wait = true, unansweredWait
 		case attempt == replicaAttempts, !errors.Is(err, jetstream.ErrPurged) && !errors.Is(err, errChanged):
 			return fmt.Errorf("recover: %w", err)
+		default:
+			log.Info("recovering anew, because the journal has changed", "cause", err)
+			attempt++
 		}
-		log.Info("recovering anew, because the journal has changed", "cause", err)
 		x.Reset()
 		p.Workers.Store(0)
 		select {
-		case <-time.After(replicaWait):
+		case <-time.After(wait):
 		case <-ctx.Done():
 			return ctx.Err()
 		}

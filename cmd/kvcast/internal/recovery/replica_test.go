@@ -33,6 +33,9 @@ func TestReplicateBeginsAnewUntilTheJournalIsConsistent(t *testing.T) {
 		{"entries are removed", func(w *world, marks int) {
 			w.log.err = map[bool]error{true: fmt.Errorf("load: %w", jetstream.ErrPurged)}[marks < 3]
 		}, ""},
+		{"the servers do not answer", func(w *world, marks int) {
+			w.log.err = map[bool]error{true: fmt.Errorf("load: %w", context.DeadlineExceeded)}[marks < 3]
+		}, ""},
 		{"a checkpoint is replaced", func(w *world, marks int) { w.store.damaged[workerPrefix+"a"] = marks < 3 }, ""},
 		{"a checkpoint stays damaged", func(w *world, _ int) { w.store.damaged[workerPrefix+"a"] = true }, "the checksum is wrong"},
 		{"an entry is unreadable", func(w *world, _ int) { w.log.err = jetstream.ErrUnreadable }, "journal is unreadable"},
@@ -51,7 +54,7 @@ func TestReplicateBeginsAnewUntilTheJournalIsConsistent(t *testing.T) {
 					}
 					return
 				}
-				if err != nil || l.marks != 3 || time.Since(began) != 2*replicaWait {
+				if took := time.Since(began); err != nil || l.marks != 3 || took != 2*replicaWait && took != 2*unansweredWait {
 					t.Fatalf("got %v after %d attempts and %v", err, l.marks, time.Since(began))
 				}
 				w.wantState(t)

@@ -19,8 +19,13 @@ func SetHealthz(t *testing.T, f func(checks int, result *server.HealthStatus) *s
 	t.Cleanup(func() { healthz = (*server.Server).Healthz })
 }
 
+// LockFile returns the descriptor of the file that is locked.
+func (s *Server) LockFile() int { return int(s.lock.Fd()) }
+
 // AwaitStop waits for the stop of a server that is configured so, until a channel is closed.
-func AwaitStop(cfg Config, stopped <-chan struct{}) error { return (&Server{cfg: cfg}).awaitStop(stopped) }
+func AwaitStop(cfg Config, stopped <-chan struct{}) error {
+	return (&Server{cfg: cfg}).awaitStop(stopped)
+}
 
 // OpenPosition is openPosition.
 var OpenPosition = openPosition

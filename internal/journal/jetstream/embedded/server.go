@@ -123,6 +123,10 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
+// unlock ends the lock of a file, and closes it. Closing it alone would leave it locked while a process that was just forked has not begun
+// its program, since it still has the file then.
+func unlock(f *os.File) error { return errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_UN), f.Close()) }
+
 // startWithStreams starts the server. nats-server deletes the files of a stream if it cannot create another file beside them.
 // So an error is returned before, if files cannot be created in the directories of streams. Their indexes are deleted, so that
 // nats-server reads all messages and verifies their checksums. With an index it does not, and a damaged seq can make it hang
@@ -345,5 +349,5 @@ func (s *Server) Close() error {
 				"dir", s.cfg.Dir, "error", unrenewed)
 		}
 	}
-	return errors.Join(err, s.lock.Close())
+	return errors.Join(err, unlock(s.lock))
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sys/unix"
 
 	"github.com/kvcast/kvcast/internal/journal/jetstream/embedded"
 	"github.com/kvcast/kvcast/test/harness"
@@ -178,4 +179,23 @@ func TestStopThatTakesLongIsReported(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestDirectoryIsUnlockedWhileAnotherProcessHasTheFile has a second descriptor of the file, as a process that is being forked has.
+func TestDirectoryIsUnlockedWhileAnotherProcessHasTheFile(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s, err := embedded.Start(config(dir), stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inherited, err := unix.Dup(s.LockFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(inherited) }()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	start(t, dir)
 }
