@@ -173,8 +173,8 @@ func TestSimulateReportsProgress(t *testing.T) {
 	}
 }
 
-// TestSimulateHybrid runs an engine of a hybrid model. Subscribers receive the blocks of its main group, and once that
-// the events of the other group are omitted.
+// TestSimulateHybrid runs an engine of a hybrid model. Subscribers receive the blocks of all groups, and once that routers which know the main
+// group alone have an upper bound.
 func TestSimulateHybrid(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
@@ -182,7 +182,7 @@ func TestSimulateHybrid(t *testing.T) {
 		t.Run(form, func(t *testing.T) {
 			t.Parallel()
 			s := serve(t, "--bind", "tcp://127.0.0.1:*")
-			got := kvcast(t, nil, "simulate", "--connect", s.endpoint(), "--wait", "--hybrid", "--form", form, "--rate", "0", "--batches", "100", "-o", "json")
+			got := kvcast(t, nil, "simulate", "--connect", s.endpoint(), "--wait", "--window", "64", "--mamba", "--form", form, "--rate", "0", "--batches", "100", "-o", "json")
 			if got.status != 0 {
 				t.Fatalf("status %d: %s", got.status, got.err)
 			}

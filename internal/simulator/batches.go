@@ -13,9 +13,6 @@ type BatchConfig struct {
 	// Rank is the dp rank of batches, unless OmitRank is set.
 	Rank     uint32
 	OmitRank bool
-	// Hybrid publishes each store and remove for two attention groups, as vLLM does for a hybrid model: the main
-	// group and a sliding window. The window's blocks have the same hashes.
-	Hybrid bool
 	// BatchForm and EventForm are the encodings; 0 means arrays.
 	BatchForm, EventForm wire.Form
 	// FirstSeq is the seq of the first batch: 0 in vLLM, 1 in llm-d-inference-sim.
@@ -31,8 +28,6 @@ type encoder struct {
 	wire wire.Encoder
 	last time.Time
 	size int // of the last payload, an estimate for the next one
-	// hybrid is reused by encode.
-	hybrid []wire.Event
 	// publisher is the publisher id; nil for none.
 	publisher []byte
 }
@@ -60,10 +55,6 @@ func (e *encoder) encode(events []wire.Event) ([]byte, error) {
 	if !now.After(e.last) {
 		now = e.last.Add(time.Microsecond)
 	}
-	if e.cfg.Hybrid {
-		e.hybrid = appendGroups(e.hybrid[:0], events)
-		events = e.hybrid
-	}
 	payload, err := e.wire.AppendBatch(make([]byte, 0, e.size), &wire.Batch{
 		Time:    float64(now.UnixMicro()) / 1e6,
 		HasTime: true,
@@ -78,27 +69,6 @@ func (e *encoder) encode(events []wire.Event) ([]byte, error) {
 	}
 	e.last, e.size = now, len(payload)
 	return payload, nil
-}
-
-// slidingWindow are the fields of stores in the sliding window's group.
-var slidingWindow = wire.Rare{SlidingWindow: 1024, HasSlidingWindow: true}
-
-// appendGroups appends events to dst, with each store and remove once for the main group, 0, and once for the sliding
-// window's, 1. As in vLLM, only stores have the kind of the group.
-func appendGroups(dst, events []wire.Event) []wire.Event {
-	for _, ev := range events {
-		if ev.Kind == wire.KindCleared {
-			dst = append(dst, ev)
-			continue
-		}
-		main, window := ev, ev
-		main.HasGroupIdx, window.HasGroupIdx, window.GroupIdx = true, true, 1
-		if ev.Kind == wire.KindStored {
-			main.SpecKind, window.SpecKind, window.Rare = "full_attention", "sliding_window", &slidingWindow
-		}
-		dst = append(dst, main, window)
-	}
-	return dst
 }
 
 // feed numbers, encodes, buffers, sends and delays the batches of an engine. Only the goroutine that owns the sockets

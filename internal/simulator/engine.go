@@ -56,7 +56,7 @@ type Config struct {
 type Change struct {
 	// Time is the time of the batch, in whole microseconds; zero for a restart.
 	Time time.Time
-	// Events are the events of the batch, once for all attention groups; they must not be modified.
+	// Events are the events of the batch; they must not be modified.
 	Events []wire.Event
 }
 
@@ -95,6 +95,9 @@ func newEngine(cfg Config) (*Engine, error) {
 	}
 	if !(cfg.Rate >= 0) || !(cfg.Speed >= 0) {
 		return nil, errors.New("rate and speed must not be negative")
+	}
+	if cfg.Snapshot != "" && len(cfg.Pool.Groups) > 0 {
+		return nil, errors.New("snapshots of a pool with several attention groups are not simulated")
 	}
 	if cfg.Faults, err = cfg.Faults.withDefaults(); err != nil {
 		return nil, err

@@ -100,9 +100,7 @@ func kindFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
 	case *kvcastv1.RouterEvent_Groups:
 		return groupsFault(kind.Groups)
 	case *kvcastv1.RouterEvent_GroupStored:
-		if len(kind.GroupStored.GetBlockHashes()) == 0 {
-			return "stores no block of a group"
-		}
+		return groupStoredFault(kind.GroupStored)
 	case *kvcastv1.RouterEvent_GroupRemoved:
 		if len(kind.GroupRemoved.GetBlockHashes()) == 0 {
 			return "removes no block of a group"
@@ -156,8 +154,17 @@ func blocksFault(ev *kvcastv1.RouterEvent) string {
 		return "no tier"
 	case len(ev.GetStored().GetTokenIds()) > 0:
 		return "token_ids"
+	case ev.GetGroupStored() != nil:
+		return groupStoredFault(ev.GetGroupStored())
 	}
 	return storedFault(ev.GetStored())
+}
+
+func groupStoredFault(g *kvcastv1.GroupStored) string {
+	if len(g.GetBlockHashes()) == 0 {
+		return "stores no block of a group"
+	}
+	return ""
 }
 
 func storedFault(s *kvcastv1.Stored) string {

@@ -1,6 +1,7 @@
 package truth
 
 import (
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sort"
@@ -24,8 +25,10 @@ type history struct {
 	newest state
 	times  []batchTime // ascending, of batches
 	blocks map[uint64]*block
-	stored ring // the last blocks of stores
-	gone   ring // blocks that were removed
+	others []map[uint64]*presence // of the pool's further attention groups
+	stored ring                   // the last blocks of stores of the main group
+	kept   ring                   // the last blocks of stores of further groups
+	gone   ring                   // blocks that were removed
 }
 
 // batchTime is the time of the batch that began a state, in microseconds since the Unix epoch.
@@ -34,13 +37,48 @@ type batchTime struct {
 	state  state
 }
 
-// block is a block that is cached, or was in a state that is remembered.
+// block is a block of the main attention group that is cached, or was in a state that is remembered.
 type block struct {
+	presence
 	parent    uint64
 	hasParent bool
 	tokens    []uint32
-	copies    int
-	changes   []state // that began with the block's arrival and departure, in turn
+}
+
+// presence is when a block is cached.
+type presence struct {
+	copies  int
+	changes []state // that began with the block's arrival and departure, in turn
+}
+
+// add adds a copy in the newest state.
+func (p *presence) add(newest state) {
+	if p.copies++; p.copies == 1 {
+		p.changes = append(p.changes, newest)
+	}
+}
+
+// remove removes copies, of which there are that many.
+func (p *presence) remove(newest state, copies int) {
+	if copies == 0 {
+		return
+	}
+	if p.copies -= copies; p.copies == 0 {
+		p.changes = append(p.changes, newest)
+	}
+}
+
+// holds reports whether the block is cached in a state. A nil presence never is.
+func (p *presence) holds(s state) bool {
+	return p != nil && sort.Search(len(p.changes), func(i int) bool { return p.changes[i] > s })%2 == 1
+}
+
+// forget forgets what happened before a state, and reports whether nothing is left.
+func (p *presence) forget(before state) bool {
+	for len(p.changes) > 1 && p.changes[1] <= before { // it came and went
+		p.changes = p.changes[2:]
+	}
+	return len(p.changes) == 0
 }
 
 // ring is the newest of some blocks. With the pools of simulated engines, about half of those that were stored are evicted.
@@ -63,7 +101,11 @@ func (r *ring) draw(rng *rand.Rand) (uint64, bool) {
 }
 
 func newHistory(pool blockpool.Config, keep state) *history {
-	return &history{pool: pool, keep: keep, blocks: make(map[uint64]*block)}
+	h := &history{pool: pool, keep: keep, blocks: make(map[uint64]*block)}
+	for range pool.Groups {
+		h.others = append(h.others, make(map[uint64]*presence))
+	}
+	return h
 }
 
 // apply begins a state.
@@ -75,16 +117,18 @@ func (h *history) apply(c simulator.Change) {
 	}
 	h.times = append(h.times, batchTime{c.Time.UnixMicro(), h.newest})
 	for i := range c.Events {
-		switch e := &c.Events[i]; e.Kind {
-		case wire.KindStored:
+		switch e := &c.Events[i]; {
+		case e.Kind == wire.KindCleared:
+			h.clear()
+		case e.GroupIdx > 0:
+			h.change(h.others[e.GroupIdx-1], e)
+		case e.Kind == wire.KindStored:
 			h.store(e)
-		case wire.KindRemoved:
+		case e.Kind == wire.KindRemoved:
 			for _, hash := range e.BlockHashes {
-				h.remove(h.blocks[hash], 1)
+				h.blocks[hash].remove(h.newest, 1)
 				h.gone.add(hash)
 			}
-		case wire.KindCleared:
-			h.clear()
 		}
 	}
 	if h.newest%max(1, h.keep/4) == 0 {
@@ -100,25 +144,37 @@ func (h *history) store(e *wire.Event) {
 			b = &block{parent: parent, hasParent: hasParent, tokens: e.Tokens[i*int(e.BlockSize) : (i+1)*int(e.BlockSize)]}
 			h.blocks[hash] = b
 		}
-		if b.copies++; b.copies == 1 {
-			b.changes = append(b.changes, h.newest)
-		}
+		b.add(h.newest)
 		parent, hasParent = hash, true
 	}
 	h.stored.add(parent)
 }
 
-// remove removes copies of a block, which has that many.
-func (h *history) remove(b *block, copies int) {
-	if b.copies -= copies; b.copies == 0 {
-		b.changes = append(b.changes, h.newest)
+// change applies an event of a further attention group, which has blocks.
+func (h *history) change(blocks map[uint64]*presence, e *wire.Event) {
+	for _, hash := range e.BlockHashes {
+		if e.Kind == wire.KindRemoved {
+			blocks[hash].remove(h.newest, 1)
+			h.gone.add(hash)
+			continue
+		}
+		if blocks[hash] == nil {
+			blocks[hash] = &presence{}
+		}
+		blocks[hash].add(h.newest)
+	}
+	if last := len(e.BlockHashes) - 1; e.Kind == wire.KindStored && last >= 0 {
+		h.kept.add(e.BlockHashes[last])
 	}
 }
 
 func (h *history) clear() {
 	for _, b := range h.blocks {
-		if b.copies > 0 {
-			h.remove(b, b.copies)
+		b.remove(h.newest, b.copies)
+	}
+	for _, blocks := range h.others {
+		for _, p := range blocks {
+			p.remove(h.newest, p.copies)
 		}
 	}
 }
@@ -130,13 +186,9 @@ func (h *history) oldest() state { return max(h.newest, h.keep) - h.keep }
 func (h *history) forget() {
 	oldest := h.oldest()
 	h.times = slices.DeleteFunc(h.times, func(t batchTime) bool { return t.state < oldest })
-	for hash, b := range h.blocks {
-		for len(b.changes) > 1 && b.changes[1] <= oldest { // it came and went
-			b.changes = b.changes[2:]
-		}
-		if len(b.changes) == 0 {
-			delete(h.blocks, hash)
-		}
+	maps.DeleteFunc(h.blocks, func(_ uint64, b *block) bool { return b.forget(oldest) })
+	for _, blocks := range h.others {
+		maps.DeleteFunc(blocks, func(_ uint64, p *presence) bool { return p.forget(oldest) })
 	}
 }
 
@@ -151,31 +203,62 @@ func (h *history) after(unixNano int64) (state, bool) {
 	return h.times[i].state, true
 }
 
-// holds reports whether a block is cached in a state.
-func (h *history) holds(hash uint64, s state) bool {
-	b := h.blocks[hash]
-	if b == nil {
-		return false
+// of returns the presence of a block in a group, 0 for the main one; nil if it is not known.
+func (h *history) of(group int, hash uint64) *presence {
+	if group > 0 {
+		return h.others[group-1][hash]
 	}
-	return sort.Search(len(b.changes), func(i int) bool { return b.changes[i] > s })%2 == 1
+	if b := h.blocks[hash]; b != nil {
+		return &b.presence
+	}
+	return nil
 }
 
-// prefix returns the length of the longest prefix of blocks that is cached in a state.
+// prefix returns the number of blocks of the longest prefix that the engine can reuse in a state: full attention needs all its blocks, a
+// sliding window those that the next token attends to, and Mamba the state at its end.
 func (h *history) prefix(hashes []uint64, s state) int {
-	for n, hash := range hashes {
-		if !h.holds(hash, s) {
+	all := 0
+	for all < len(hashes) && h.of(0, hashes[all]).holds(s) {
+		all++
+	}
+	for n := all; n > 0; n-- {
+		if h.serve(hashes[:n], s) {
 			return n
 		}
 	}
-	return len(hashes)
+	return 0
+}
+
+// serve reports whether the further groups have what they need of a prefix in a state.
+func (h *history) serve(prefix []uint64, s state) bool {
+	size := h.pool.BlockSize
+	if size == 0 {
+		size = 16
+	}
+	for g, group := range h.pool.Groups {
+		for back := 0; back < len(prefix); back++ { // from the last block on
+			isNeeded := back == 0
+			if group.Window > 0 { // the Window-1 tokens before the next one
+				isNeeded = back*size < group.Window-1
+			}
+			if isNeeded && !h.of(1+g, prefix[len(prefix)-1-back]).holds(s) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // prefixes returns the lengths of the longest prefix in the states of a window, ascending.
 func (h *history) prefixes(hashes []uint64, w window) []int {
 	states := []state{w.first}
 	for _, hash := range hashes {
-		if b := h.blocks[hash]; b != nil {
-			for _, s := range b.changes {
+		for g := range 1 + len(h.others) {
+			p := h.of(g, hash)
+			if p == nil {
+				continue
+			}
+			for _, s := range p.changes {
 				if w.first < s && s <= w.last {
 					states = append(states, s)
 				}
@@ -202,7 +285,10 @@ func (h *history) newestPrompt() []uint32 {
 // draw returns a prompt that ends with a block that was stored or removed lately; nil if there is none.
 func (h *history) draw(rng *rand.Rand) []uint32 {
 	r := &h.stored
-	if rng.IntN(2) == 0 {
+	switch {
+	case h.kept.count > 0 && rng.IntN(2) == 0:
+		r = &h.kept
+	case rng.IntN(2) == 0:
 		r = &h.gone
 	}
 	hash, ok := r.draw(rng)

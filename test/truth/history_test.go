@@ -68,6 +68,47 @@ func TestHistoryEqualsThePool(t *testing.T) {
 	}
 }
 
+// TestHistoryOfGroupsEqualsThePool compares what the pool of a hybrid model can reuse of prompts with the newest state.
+func TestHistoryOfGroupsEqualsThePool(t *testing.T) {
+	for name, groups := range map[string][]blockpool.Group{
+		"a window": {{Window: 6}}, "states": {{}}, "a window and states": {{Window: 4}, {}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := blockpool.Config{Capacity: 384, BlockSize: 2, HashSeed: 7, Groups: groups}
+			pool, err := blockpool.New(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			load, err := workload.NewConversations(workload.Config{ResetEvery: 90}, pool, 1, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h := newHistory(cfg, 100)
+			rng, held, less := rand.New(rand.NewPCG(1, 1)), 0, 0
+			for step := 1; step <= 400; step++ {
+				h.apply(simulator.Change{Time: at(step), Events: load.Step()})
+				for range 3 {
+					prompt := h.draw(rng)
+					hashes := cfg.Hashes(prompt)
+					got, want := h.prefix(hashes, h.newest), pool.Held(prompt)
+					if got != want {
+						t.Fatalf("after step %d: %d blocks of a prompt of %d, want %d", step, got, len(hashes), want)
+					}
+					if want > 0 {
+						held++
+					}
+					if want < len(hashes) && h.of(0, hashes[want]).holds(h.newest) { // the main group has more
+						less++
+					}
+				}
+			}
+			if held < 100 || less < 100 {
+				t.Errorf("of 1200 prompts, %d were held in part, and %d in the main group alone", held, less)
+			}
+		})
+	}
+}
+
 // stored returns the event of a store of a chain of blocks.
 func stored(parent uint64, hashes ...uint64) wire.Event {
 	return wire.Event{

@@ -5,12 +5,11 @@
 package blockpool
 
 import (
-	"encoding/binary"
 	"errors"
+	"fmt"
 	"slices"
 
-	"github.com/zeebo/xxh3"
-
+	"github.com/kvcast/kvcast/internal/core/index/hybrid/vllmhash"
 	"github.com/kvcast/kvcast/internal/wire"
 )
 
@@ -26,6 +25,11 @@ type Config struct {
 	// HashSeed is the parent hash of first blocks: engines with different seeds have different
 	// hashes for the same content.
 	HashSeed uint64
+	// VLLMHashes gives blocks the hashes that vLLM gives them by default; HashSeed is not used then.
+	VLLMHashes bool
+	// Groups are the attention groups beside full attention, which every engine has as its main group, 0; see Group. With any, events
+	// name their group.
+	Groups []Group
 }
 
 func (c Config) withDefaults() (Config, error) {
@@ -38,27 +42,22 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Capacity < 0 || c.BlockSize < 0 {
 		return c, errors.New("configure pool: capacity and block_size must be positive")
 	}
+	for _, g := range c.Groups {
+		if g.Window < 0 || g.Window == 1 {
+			return c, fmt.Errorf("configure pool: window of %d tokens; want at least 2, or 0 for a group of states", g.Window)
+		}
+	}
+	if c.VLLMHashes && c.BlockSize > vllmhash.MaxUnit {
+		return c, fmt.Errorf("configure pool: block_size %d; want at most %d with vLLM's hashes", c.BlockSize, vllmhash.MaxUnit)
+	}
 	return c, nil
 }
 
 // Hashes returns the hashes of the whole blocks of a prompt, in order.
 func (c Config) Hashes(prompt []uint32) []uint64 {
 	c, _ = c.withDefaults() // New reports the error
-	hashes := make([]uint64, 0, len(prompt)/c.BlockSize)
-	var buffer []byte
-	for block := range slices.Chunk(prompt, c.BlockSize) {
-		if len(block) < c.BlockSize {
-			break
-		}
-		parent := c.HashSeed
-		if len(hashes) > 0 {
-			parent = hashes[len(hashes)-1]
-		}
-		var h uint64
-		h, buffer = hash(buffer, parent, block)
-		hashes = append(hashes, h)
-	}
-	return hashes
+	h := newHasher(c)
+	return h.extend(nil, prompt)
 }
 
 // Pool is a block pool with the rules of vLLM. A block is found by the hash of all tokens up to its
@@ -68,24 +67,25 @@ func (c Config) Hashes(prompt []uint32) []uint64 {
 //
 // As in vLLM, a prompt is never served entirely from the cache: the last token is always computed,
 // so a prompt of whole blocks computes its last block again. The pool then has two copies of the
-// last block, and emits an event for each.
+// last block, and emits an event for each. With further groups, a prefix is served if every group has what it needs of it.
 //
 // A Pool is not safe for concurrent use.
 type Pool struct {
 	cfg    Config
 	blocks []block
 	free   freeList
-	copies map[uint64][]int // blocks by hash, the oldest copy first
+	groups []group // the main group, and Config.Groups
 	digest uint64
 	used   int // number of blocks that requests reference
-	cached int // blocks with a hash
+	cached int // blocks of the main group with a hash
 	stats  Stats
-	buffer []byte // reused for the bytes of the tokens to hash
+	hasher hasher
 }
 
 // block is a physical block.
 type block struct {
 	hash   uint64
+	group  int // that it was cached for
 	cached bool
 	refs   int // requests that use it; at 0 it is in the free list
 }
@@ -100,7 +100,8 @@ func New(cfg Config) (*Pool, error) {
 		cfg:    cfg,
 		blocks: make([]block, cfg.Capacity),
 		free:   newFreeList(cfg.Capacity),
-		copies: make(map[uint64][]int),
+		groups: newGroups(cfg),
+		hasher: newHasher(cfg),
 	}, nil
 }
 
@@ -132,7 +133,9 @@ func (p *Pool) Restart() bool {
 		return false
 	}
 	clear(p.blocks)
-	clear(p.copies)
+	for i := range p.groups {
+		clear(p.groups[i].copies)
+	}
 	p.digest, p.cached = 0, 0
 	return true
 }
@@ -140,10 +143,10 @@ func (p *Pool) Restart() bool {
 // Stats returns the statistics of all requests so far, across resets and restarts.
 func (p *Pool) Stats() Stats { return p.stats }
 
-// Blocks returns the hashes in the pool.
+// Blocks returns the hashes in the pool, of the main group.
 func (p *Pool) Blocks() map[uint64]struct{} {
-	blocks := make(map[uint64]struct{}, len(p.copies))
-	for h := range p.copies {
+	blocks := make(map[uint64]struct{}, p.Len())
+	for h := range p.groups[0].copies {
 		blocks[h] = struct{}{}
 	}
 	return blocks
@@ -155,13 +158,21 @@ func (p *Pool) Capacity() int { return p.cfg.Capacity }
 // BlockSize returns the block size in tokens.
 func (p *Pool) BlockSize() int { return p.cfg.BlockSize }
 
-// Len returns the number of distinct hashes in the pool.
-func (p *Pool) Len() int { return len(p.copies) }
+// FurtherBlocks returns the most blocks of further groups that a request uses at a time.
+func (p *Pool) FurtherBlocks() (n int) {
+	for i := range p.groups[1:] {
+		n += p.groups[1+i].most()
+	}
+	return n
+}
 
-// Copies returns the number of blocks with a hash, at most the capacity.
+// Len returns the number of distinct hashes in the pool, of the main group.
+func (p *Pool) Len() int { return len(p.groups[0].copies) }
+
+// Copies returns the number of blocks of the main group with a hash, at most the capacity.
 func (p *Pool) Copies() int { return p.cached }
 
-// Digest returns the XOR of splitmix64 over the distinct hashes in the pool.
+// Digest returns the XOR of splitmix64 over the distinct hashes in the pool, of the main group.
 func (p *Pool) Digest() uint64 { return p.digest }
 
 // allocate assigns n blocks to a request, and returns a Removed for each cached block that it
@@ -181,32 +192,48 @@ func (p *Pool) allocate(n int) (ids []int, events []wire.Event) {
 }
 
 func (p *Pool) evict(id int) wire.Event {
-	h := p.blocks[id].hash
-	p.blocks[id].cached = false
-	p.cached--
-	ids := p.copies[h]
-	for i, other := range ids {
-		if other == id {
-			ids = append(ids[:i], ids[i+1:]...)
-			break
+	b := &p.blocks[id]
+	b.cached = false
+	g := &p.groups[b.group]
+	ids := g.copies[b.hash]
+	if i := slices.Index(ids, id); len(ids) == 1 {
+		delete(g.copies, b.hash)
+	} else {
+		g.copies[b.hash] = slices.Delete(ids, i, i+1)
+	}
+	if b.group == 0 {
+		p.cached--
+		if len(g.copies[b.hash]) == 0 {
+			p.digest ^= SplitMix64(b.hash)
 		}
 	}
-	if len(ids) == 0 {
-		delete(p.copies, h)
-		p.digest ^= SplitMix64(h)
-	} else {
-		p.copies[h] = ids
-	}
-	return wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{h}, Medium: medium}
+	ev := wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{b.hash}, Medium: medium}
+	p.name(&ev, b.group)
+	return ev
 }
 
-func (p *Pool) cache(id int, h uint64) {
-	p.blocks[id].hash, p.blocks[id].cached = h, true
-	p.cached++
-	if len(p.copies[h]) == 0 {
-		p.digest ^= SplitMix64(h)
+// name gives an event its group, if there are several.
+func (p *Pool) name(ev *wire.Event, group int) {
+	if len(p.groups) == 1 {
+		return
 	}
-	p.copies[h] = append(p.copies[h], id)
+	ev.GroupIdx, ev.HasGroupIdx = int64(group), true
+	if ev.Kind == wire.KindStored { // as in vLLM, only stores have the kind
+		ev.SpecKind, ev.Rare = p.groups[group].kind, p.groups[group].fields
+	}
+}
+
+func (p *Pool) cache(id, group int, h uint64) {
+	b := &p.blocks[id]
+	b.hash, b.group, b.cached = h, group, true
+	g := &p.groups[group]
+	if group == 0 {
+		p.cached++
+		if len(g.copies[h]) == 0 {
+			p.digest ^= SplitMix64(h)
+		}
+	}
+	g.copies[h] = append(g.copies[h], id)
 }
 
 // touch adds a request's reference to a cached block.
@@ -228,21 +255,6 @@ func (p *Pool) release(ids []int) {
 			p.free.push(ids[i])
 		}
 	}
-}
-
-// hash returns the hash of the block that continues parent with tokens.
-func (p *Pool) hash(parent uint64, tokens []uint32) (h uint64) {
-	h, p.buffer = hash(p.buffer, parent, tokens)
-	return h
-}
-
-// hash returns the hash of a block, and the buffer for the next one.
-func hash(buffer []byte, parent uint64, tokens []uint32) (h uint64, reuse []byte) {
-	buffer = buffer[:0]
-	for _, t := range tokens {
-		buffer = binary.LittleEndian.AppendUint32(buffer, t)
-	}
-	return xxh3.HashSeed(buffer, parent), buffer
 }
 
 // SplitMix64 returns the first output of Vigna's SplitMix64 generator with seed x:

@@ -130,16 +130,25 @@ func TestHashesAreThoseOfThePool(t *testing.T) {
 func TestReplicaEqualsThePool(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		capacity := rapid.IntRange(1, 24).Draw(t, "capacity")
-		p := newPool(t, blockpool.Config{
-			Capacity: capacity, BlockSize: rapid.IntRange(1, 3).Draw(t, "block_size"),
-		})
+		cfg := blockpool.Config{
+			Capacity: capacity, BlockSize: rapid.IntRange(1, 3).Draw(t, "block_size"), VLLMHashes: rapid.Bool().Draw(t, "vLLM's hashes"),
+		}
+		for range rapid.SampledFrom([]int{0, 0, 1, 2}).Draw(t, "further groups") {
+			cfg.Groups = append(cfg.Groups, blockpool.Group{Window: rapid.SampledFrom([]int{0, 2, 3, 4, 6}).Draw(t, "window")})
+		}
+		p := newPool(t, cfg)
 		f := pooltest.NewReplica()
 		// Few token ids, so that prompts share prefixes.
 		tokens := rapid.SliceOfN(rapid.Uint32Range(0, 1), 0, 20)
 		var running []*blockpool.Request
 		t.Repeat(map[string]func(*rapid.T){
 			"request": func(t *rapid.T) {
-				events, _ := p.Request(tokens.Draw(t, "prompt"))
+				prompt := tokens.Draw(t, "prompt")
+				want, before := reusable(cfg, f, prompt), p.Stats().HitTokens
+				events, ok := p.Request(prompt)
+				if got := p.Stats().HitTokens - before; ok && got != uint64(want*cfg.BlockSize) {
+					t.Fatalf("%v: reused %d tokens, want %d blocks of %d", prompt, got, want, cfg.BlockSize)
+				}
 				f.Apply(t, events)
 			},
 			"start": func(t *rapid.T) {
@@ -186,6 +195,30 @@ func TestReplicaEqualsThePool(t *testing.T) {
 			},
 		})
 	})
+}
+
+// reusable returns the number of blocks that an engine reuses of a prompt: the most of which the main group has all, each window all that the
+// token after them attends to, and each group of states the one at their end. The last token is computed.
+func reusable(cfg blockpool.Config, f *pooltest.Replica, prompt []uint32) (most int) {
+	hashes := cfg.Hashes(prompt)
+	for n := 1; n <= len(hashes) && n*cfg.BlockSize < len(prompt); n++ {
+		served := true
+		for i, h := range hashes[:n] {
+			served = served && f.Copies(h) > 0
+			end := (i + 1) * cfg.BlockSize // of the block, in tokens
+			for g, group := range cfg.Groups {
+				isNeeded := i == n-1
+				if group.Window > 0 {
+					isNeeded = end > n*cfg.BlockSize-(group.Window-1)
+				}
+				served = served && (!isNeeded || f.CopiesIn(1+g, h) > 0)
+			}
+		}
+		if served {
+			most = n
+		}
+	}
+	return most
 }
 
 func anyHolds(running []*blockpool.Request) bool {

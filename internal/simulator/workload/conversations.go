@@ -225,7 +225,7 @@ func (w *Conversations) open() *conversation {
 // maxTokens returns the length above which a conversation is replaced by a new one: Concurrency
 // requests must fit the pool together.
 func (w *Conversations) maxTokens() int {
-	return w.pool.Capacity() * w.pool.BlockSize() / (w.cfg.Concurrency + 1)
+	return w.pool.Capacity()*w.pool.BlockSize()/(w.cfg.Concurrency+1) - w.pool.FurtherBlocks()*w.pool.BlockSize()
 }
 
 // message returns new tokens of about the given number of blocks that follow the given tokens. With

@@ -32,7 +32,7 @@ type consoleEngine struct {
 	seed   uint64
 	rate   float64 // batches a second
 	blocks int
-	hybrid bool
+	window int    // of a sliding window beside full attention, in tokens; 0: none
 	faults string // empty: none
 }
 
@@ -43,7 +43,7 @@ var consoleEngines = []consoleEngine{
 	{seed: 2, rate: 20, blocks: 4096, faults: "drop=0.01"},
 	{seed: 2, rate: 20, blocks: 2048, faults: "drop=0.01,flap=0.001"},
 	{seed: 3, rate: 25, blocks: 4096, faults: "forget=0.002"},
-	{seed: 4, rate: 15, blocks: 2048, hybrid: true},
+	{seed: 4, rate: 15, blocks: 2048, window: 128},
 	{seed: 5, rate: 25, blocks: 1024, faults: "restart=0.002"},
 }
 
@@ -100,7 +100,9 @@ func (d *demo) startConsoleEngine(ctx context.Context, i int, c consoleEngine) e
 		Pool:         blockpool.Config{Capacity: c.blocks, BlockSize: 16, HashSeed: uint64(i)},
 		Seed:         c.seed, Rate: c.rate, Faults: faults, Subscribers: 1,
 	}
-	cfg.Hybrid = c.hybrid
+	if c.window > 0 {
+		cfg.Pool.VLLMHashes, cfg.Pool.Groups = true, []blockpool.Group{{Window: c.window}}
+	}
 	e, err := simulator.New(cfg)
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -43,6 +44,8 @@ func (c *Command) validate() error {
 		return fmt.Errorf("--rate: %v is not allowed: want 0 or more batches per second", *c.Rate)
 	case !(orElse(c.Speed, 0) >= 0):
 		return fmt.Errorf("--speed: %v is not allowed: want 0 or more", *c.Speed)
+	case slices.ContainsFunc(c.Window, func(w int) bool { return w < 2 }):
+		return fmt.Errorf("--window: %v is not allowed: want windows of 2 or more tokens", c.Window)
 	case c.Requests < 0:
 		return fmt.Errorf("--requests: %d is not allowed: want 0 or more", c.Requests)
 	case c.Progress < 0:
@@ -83,9 +86,10 @@ func (c *Command) configs() ([]simulator.Config, error) {
 			Faults:  faults,
 			Batches: c.Batches,
 			Rate:    orElse(c.Rate, 20),
-			Pool:    blockpool.Config{Capacity: orElse(c.Blocks, 2048), BlockSize: c.BlockSize},
+			Pool:    blockpool.Config{Capacity: orElse(c.Blocks, 2048), BlockSize: c.BlockSize, Groups: c.groups()},
 			Linger:  c.Stay,
 		}
+		cfg.Pool.VLLMHashes = len(cfg.Pool.Groups) > 0
 		cfg.Faults.Seed = orElse(c.FaultSeed, c.Seed) + uint64(i)
 		if traces != nil {
 			cfg.Trace, cfg.Speed = traces[i], orElse(c.Speed, 1)
@@ -100,6 +104,17 @@ func (c *Command) configs() ([]simulator.Config, error) {
 		configs[i] = cfg
 	}
 	return configs, nil
+}
+
+// groups returns the attention groups beside full attention.
+func (c *Command) groups() (all []blockpool.Group) {
+	for _, w := range c.Window {
+		all = append(all, blockpool.Group{Window: w})
+	}
+	if c.Mamba {
+		all = append(all, blockpool.Group{})
+	}
+	return all
 }
 
 // traces returns the requests of each engine; nil without --trace.
@@ -136,13 +151,12 @@ func countRequests(configs []simulator.Config) (n int) {
 	return n
 }
 
-// setSockets sets the endpoints, topic, dp rank, attention groups and encoding of engine i.
+// setSockets sets the endpoints, topic, dp rank and encoding of engine i.
 func (c *Command) setSockets(cfg *simulator.Config, i int) (err error) {
 	cfg.BatchForm, cfg.EventForm = wire.FormArray, wire.FormArray
 	if c.Form == "map" {
 		cfg.BatchForm, cfg.EventForm = wire.FormMap, wire.FormMap
 	}
-	cfg.Hybrid = c.Hybrid
 	cfg.Mode, cfg.Endpoint = simulator.ModeConnect, c.Connect
 	if c.Connect != "" {
 		cfg.Topic = "kv@" + c.worker(i) + "@" + c.Model

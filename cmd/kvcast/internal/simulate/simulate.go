@@ -23,7 +23,8 @@ type Command struct {
 	Form    string `enum:"array,map" default:"array" help:"Encoding of batches and events: array or map (${default})."`
 	Ranks   bool   `help:"Make the engines the dp ranks of one worker, as --worker ...,dp_size=N reads them: each batch names its rank."`
 
-	Hybrid bool `help:"Publish each event for two attention groups, full attention and a sliding window, as engines of hybrid models do."`
+	Window []int `placeholder:"TOKENS" help:"Sliding windows of a hybrid model, in tokens: each is an attention group beside full attention, with blocks of the same cache. Block hashes are then those that vLLM computes."`
+	Mamba  bool  `help:"Keep states of Mamba layers as a further attention group, with vLLM's block hashes."`
 
 	Blocks    *int     `placeholder:"N" help:"Blocks in each cache. Default: 2048, or 65536 with --trace."`
 	BlockSize int      `default:"16" help:"Tokens in a block; with --trace a divisor of 512."`
