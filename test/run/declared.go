@@ -34,9 +34,16 @@ func (t *test) matches(pattern *regexp.Regexp) bool {
 	return pattern == nil || pattern.MatchString(t.name)
 }
 
-// declaredTests returns the tests of packages, from their source.
+// listed is a package as go list describes it.
+type listed struct {
+	Dir, ImportPath                              string
+	GoFiles, CgoFiles, TestGoFiles, XTestGoFiles []string
+	Imports, TestImports, XTestImports           []string
+}
+
+// declaredTests returns the tests of packages, from their source. Those of a package without goroutines are without the race detector.
 func declaredTests(ctx context.Context, patterns []string) ([]test, error) {
-	args := append([]string{"list", "-json=Dir,ImportPath,TestGoFiles,XTestGoFiles"}, patterns...)
+	args := append([]string{"list", "-json=Dir,ImportPath,GoFiles,CgoFiles,TestGoFiles,XTestGoFiles,Imports,TestImports,XTestImports"}, patterns...)
 	out, err := exec.CommandContext(ctx, "go", args...).Output()
 	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
 		return nil, fmt.Errorf("go list: %w\n%s", err, failed.Stderr)
@@ -44,17 +51,23 @@ func declaredTests(ctx context.Context, patterns []string) ([]test, error) {
 	if err != nil {
 		return nil, fmt.Errorf("go list: %w", err)
 	}
-	var all []test
-	for packages := json.NewDecoder(bytes.NewReader(out)); ; {
-		var p struct {
-			Dir, ImportPath           string
-			TestGoFiles, XTestGoFiles []string
-		}
-		if err := packages.Decode(&p); errors.Is(err, io.EOF) {
-			return all, nil
+	var packages []*listed
+	for d := json.NewDecoder(bytes.NewReader(out)); ; {
+		p := &listed{}
+		if err := d.Decode(p); errors.Is(err, io.EOF) {
+			break
 		} else if err != nil {
 			return nil, fmt.Errorf("go list: %w", err)
 		}
+		packages = append(packages, p)
+	}
+	concurrent, err := newConcurrency(packages)
+	if err != nil {
+		return nil, err
+	}
+	var all []test
+	for _, p := range packages {
+		withoutRace := !concurrent.tests(p)
 		for _, name := range append(p.TestGoFiles, p.XTestGoFiles...) {
 			tests, err := testsOf(p.ImportPath, filepath.Join(p.Dir, name), nil)
 			if err != nil {
@@ -62,10 +75,12 @@ func declaredTests(ctx context.Context, patterns []string) ([]test, error) {
 			}
 			for i := range tests {
 				tests[i].dir = p.Dir
+				tests[i].withoutRace = tests[i].withoutRace || withoutRace
 			}
 			all = append(all, tests...)
 		}
 	}
+	return all, nil
 }
 
 // testsOf returns the tests that a file declares. src is its text, nil: that of the file.
