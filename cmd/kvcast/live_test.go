@@ -166,6 +166,7 @@ func (p *livePublisher) burstAndDie(batches int) {
 // liveRouter is a subscriber whose view is compared with an engine's blocks.
 type liveRouter struct {
 	t       *testing.T
+	server  *process
 	engine  *livePublisher
 	checker *checker.Checker
 	stream  kvcastv1.RouterEventService_SubscribeClient
@@ -176,7 +177,7 @@ type liveRouter struct {
 
 func newLiveRouter(t *testing.T, s *process, p *livePublisher) *liveRouter {
 	t.Helper()
-	r := &liveRouter{t: t, engine: p, checker: checker.New(checker.Options{})}
+	r := &liveRouter{t: t, server: s, engine: p, checker: checker.New(checker.Options{})}
 	req := &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Snapshot{Snapshot: &kvcastv1.FromSnapshot{}}}
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
@@ -188,6 +189,12 @@ func newLiveRouter(t *testing.T, s *process, p *livePublisher) *liveRouter {
 		t.Fatal(err)
 	}
 	return r
+}
+
+// hasReplayFailed reports whether a replay has failed, as when the publisher is killed while it answers. Then it is not known
+// whether what follows is of the same incarnation, and a restart is only possible.
+func (r *liveRouter) hasReplayFailed() bool {
+	return slices.ContainsFunc(r.server.Log(), func(line string) bool { return strings.Contains(line, `msg="replay failed"`) })
 }
 
 // until receives messages until the given function returns nil.
@@ -235,6 +242,7 @@ func (r *liveRouter) untilEqual(what string, held []map[string][]int64) {
 	for rank := range uint32(liveRanks) {
 		gaps := slices.DeleteFunc(r.checker.View().Gaps("w", rank), func(g *kvcastv1.Gap) bool {
 			return g.GetReason() == kvcastv1.Gap_REASON_REPLAY_UNPROVED || // until the next live batch
+				r.hasReplayFailed() && g.GetReason() == kvcastv1.Gap_REASON_POSSIBLE_RESTART ||
 				r.mayConflict && g.GetReason() == kvcastv1.Gap_REASON_AMBIGUOUS_PUBLISHER
 		})
 		if len(gaps) > 0 {
