@@ -166,7 +166,6 @@ func (p *livePublisher) burstAndDie(batches int) {
 // liveRouter is a subscriber whose view is compared with an engine's blocks.
 type liveRouter struct {
 	t       *testing.T
-	server  *process
 	engine  *livePublisher
 	checker *checker.Checker
 	stream  kvcastv1.RouterEventService_SubscribeClient
@@ -177,7 +176,7 @@ type liveRouter struct {
 
 func newLiveRouter(t *testing.T, s *process, p *livePublisher) *liveRouter {
 	t.Helper()
-	r := &liveRouter{t: t, server: s, engine: p, checker: checker.New(checker.Options{})}
+	r := &liveRouter{t: t, engine: p, checker: checker.New(checker.Options{})}
 	req := &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Snapshot{Snapshot: &kvcastv1.FromSnapshot{}}}
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
@@ -189,12 +188,6 @@ func newLiveRouter(t *testing.T, s *process, p *livePublisher) *liveRouter {
 		t.Fatal(err)
 	}
 	return r
-}
-
-// hasReplayFailed reports whether a replay has failed, as when the publisher is killed while it answers. Then it is not known
-// whether what follows is of the same incarnation, and a restart is only possible.
-func (r *liveRouter) hasReplayFailed() bool {
-	return slices.ContainsFunc(r.server.Log(), func(line string) bool { return strings.Contains(line, `msg="replay failed"`) })
 }
 
 // until receives messages until the given function returns nil.
@@ -242,7 +235,6 @@ func (r *liveRouter) untilEqual(what string, held []map[string][]int64) {
 	for rank := range uint32(liveRanks) {
 		gaps := slices.DeleteFunc(r.checker.View().Gaps("w", rank), func(g *kvcastv1.Gap) bool {
 			return g.GetReason() == kvcastv1.Gap_REASON_REPLAY_UNPROVED || // until the next live batch
-				r.hasReplayFailed() && g.GetReason() == kvcastv1.Gap_REASON_POSSIBLE_RESTART ||
 				r.mayConflict && g.GetReason() == kvcastv1.Gap_REASON_AMBIGUOUS_PUBLISHER
 		})
 		if len(gaps) > 0 {
@@ -328,18 +320,27 @@ func testLivePublisher(t *testing.T, kvEvents string, connects bool, flags ...st
 		}
 	}
 
+	// When kvcast knows that the connections have ended, it is stopped while the next incarnation has published nothing: whether an engine
+	// without batches has restarted cannot be known, which would be reported.
+	start := func(batches int) (held []map[string][]int64) {
+		s.metric(fmt.Sprintf(`kvcast_ingest_publishers{state="connecting"} %d`, liveRanks))
+		suspend(t, s, syscall.SIGSTOP)
+		p.start()
+		held = p.publish(batches)
+		suspend(t, s, syscall.SIGCONT)
+		return held
+	}
 	p.kill()
-	p.start()
-	r.untilEqual("after a restart", p.publish(200))
+	r.untilEqual("after a restart", start(200))
 	r.wantCleared("after a restart")
+	r.untilEqual("live after a restart", p.publish(100))
 
 	p.kill()
-	p.start()
-	r.untilEqual("after a restart that has passed the old seq", p.publish(900))
+	r.untilEqual("after a restart that has passed the old seq", start(900))
+	r.untilEqual("live after a restart that has passed the old seq", p.publish(100))
 
 	p.burstAndDie(2_000)
-	p.start()
-	r.untilEqual("killed in a burst, and started again", p.publish(3_000))
+	r.untilEqual("killed in a burst, and started again", start(3_000))
 
 	// kvcast has not read all batches of the old incarnation when the next incarnation starts. If the engine connects to
 	// kvcast, both connections are open then: they are a conflict until the old connection ends, if it is read later.
