@@ -22,11 +22,9 @@ type Followed interface {
 var errChanged = errors.New("a checkpoint cannot be read")
 
 const (
-	// replicaAttempts and replicaWait are how often, and how far apart, a journal is read that changes meanwhile.
+	// replicaAttempts is how often a journal is read that changes meanwhile, and replicaWait the time between two attempts.
 	replicaAttempts = 20
 	replicaWait     = 250 * time.Millisecond
-	// unansweredWait is the time between two attempts while the journal's servers do not answer.
-	unansweredWait = 500 * time.Millisecond
 	// joinAttempts and joinWait are how often, and how far apart, a journal that is unreadable is read before Join discards it.
 	joinAttempts = 4
 	joinWait     = 2 * time.Second
@@ -47,7 +45,6 @@ func Replicate(ctx context.Context, j Followed, s Store, log *slog.Logger, p *Pr
 		if err == nil {
 			err = r.read(ctx)
 		}
-		wait := replicaWait
 		switch {
 		case err == nil:
 			r.logRecovered(began)
@@ -56,7 +53,7 @@ func Replicate(ctx context.Context, j Followed, s Store, log *slog.Logger, p *Pr
 			if !isUnanswered {
 				log.Warn("the journal's servers do not answer: it is read again until they do", "error", err)
 			}
-			isUnanswered, wait = true, unansweredWait
+			isUnanswered = true
 		case attempt == replicaAttempts, !errors.Is(err, jetstream.ErrPurged) && !errors.Is(err, errChanged):
 			return fmt.Errorf("recover: %w", err)
 		default:
@@ -66,7 +63,7 @@ func Replicate(ctx context.Context, j Followed, s Store, log *slog.Logger, p *Pr
 		x.Reset()
 		p.Workers.Store(0)
 		select {
-		case <-time.After(wait):
+		case <-time.After(replicaWait):
 		case <-ctx.Done():
 			return ctx.Err()
 		}
