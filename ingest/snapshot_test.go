@@ -113,7 +113,7 @@ func (e *pooled) equals(blocks map[uint64]int) bool {
 		return false
 	}
 	for h, n := range blocks {
-		if e.copies.Copies(h) != n {
+		if e.copies.Copies(0, h) != n {
 			return false
 		}
 	}

@@ -95,12 +95,7 @@ func (f *Fleet) Add(worker string, servers int, sockets simulator.SocketConfig) 
 	f.t.Helper()
 	i := len(f.engines)
 	pool := blockpool.Config{Capacity: f.Pool, HashSeed: f.Seed + uint64(i)}
-	switch i % 4 { // half of the engines have hybrid models
-	case 1:
-		pool.Groups = []blockpool.Group{{Window: 128}}
-	case 3:
-		pool.Groups, pool.VLLMHashes = []blockpool.Group{{Window: 64}, {}}, true
-	}
+	pool.Groups, pool.VLLMHashes = truth.GroupsOf(i)
 	e, err := simulator.New(simulator.Config{
 		SocketConfig: sockets,
 		Pool:         pool,

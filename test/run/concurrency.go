@@ -46,7 +46,7 @@ func (c *concurrency) tests(p *listed) bool {
 	})
 }
 
-// mayStart reports whether a package, or one that it imports, is of kvcast and has goroutines. It skips packages that were seen.
+// mayStart reports whether a package of kvcast, or one that it imports, starts goroutines. seen are packages that need not be looked at again.
 func (c *concurrency) mayStart(path string, seen map[string]bool) bool {
 	if seen[path] || !strings.HasPrefix(path, module) {
 		return false

@@ -131,23 +131,11 @@ func newFleet(ctx context.Context, c config) (_ *fleet, err error) {
 	return f, nil
 }
 
-// groupsOf returns the attention groups of an engine beside full attention, and whether kvcast can compute its block hashes: two of five
-// engines have hybrid models.
-func groupsOf(engine int) (groups []blockpool.Group, vllmHashes bool) {
-	switch engine % 5 {
-	case 1:
-		return []blockpool.Group{{Window: 128}}, false
-	case 3:
-		return []blockpool.Group{{Window: 64}, {}}, true
-	}
-	return nil, false
-}
-
 // start adds an engine that waits for a subscriber.
 func (f *fleet) start(ctx context.Context, c config, sockets simulator.SocketConfig, e engine) error {
 	e.seed = c.seed + uint64(len(f.engines))
 	pool := blockpool.Config{Capacity: 512, HashSeed: e.seed}
-	pool.Groups, pool.VLLMHashes = groupsOf(len(f.engines))
+	pool.Groups, pool.VLLMHashes = truth.GroupsOf(len(f.engines))
 	var err error
 	e.Engine, err = simulator.New(simulator.Config{
 		SocketConfig: sockets,

@@ -44,6 +44,18 @@ func (c *Checker) AddEngine(r Rank, pool blockpool.Config) (observe func(simulat
 	}
 }
 
+// GroupsOf returns the attention groups of the engine with a number beside full attention, and whether kvcast can compute its block hashes: half
+// of the engines of a fleet have hybrid models.
+func GroupsOf(engine int) (groups []blockpool.Group, vllmHashes bool) {
+	switch engine % 4 {
+	case 1:
+		return []blockpool.Group{{Window: 128}}, false
+	case 3:
+		return []blockpool.Group{{Window: 64}, {}}, true
+	}
+	return nil, false
+}
+
 // Receive takes an entry that a router has received. Routers without a filter may pass the same entries.
 func (c *Checker) Receive(epoch string, e *kvcastv1.Entry) {
 	c.mu.Lock()

@@ -229,12 +229,9 @@ func (h *history) prefix(hashes []uint64, s state) int {
 	return 0
 }
 
-// serve reports whether the further groups have what they need of a prefix in a state.
+// serve reports whether the further groups have what they need of a prefix in a state, which the main group has.
 func (h *history) serve(prefix []uint64, s state) bool {
-	size := h.pool.BlockSize
-	if size == 0 {
-		size = 16
-	}
+	size := len(h.blocks[prefix[0]].tokens) // of a block, in tokens
 	for g, group := range h.pool.Groups {
 		for back := 0; back < len(prefix); back++ { // from the last block on
 			isNeeded := back == 0

@@ -17,10 +17,9 @@ import (
 // at returns the time of the batch of a number.
 func at(batch int) time.Time { return time.UnixMicro(1_000_000_000_000_000 + int64(batch)) }
 
-// TestHistoryEqualsThePool runs a workload with resets and restarts, and compares all states that are remembered with what the
-// pool held then.
-func TestHistoryEqualsThePool(t *testing.T) {
-	cfg := blockpool.Config{Capacity: 64, BlockSize: 2, HashSeed: 7}
+// newLoad returns a pool and its workload, which resets it at times.
+func newLoad(t *testing.T, cfg blockpool.Config) (*blockpool.Pool, *workload.Conversations) {
+	t.Helper()
 	pool, err := blockpool.New(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -29,6 +28,14 @@ func TestHistoryEqualsThePool(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return pool, load
+}
+
+// TestHistoryEqualsThePool runs a workload with resets and restarts, and compares all states that are remembered with what the
+// pool held then.
+func TestHistoryEqualsThePool(t *testing.T) {
+	cfg := blockpool.Config{Capacity: 64, BlockSize: 2, HashSeed: 7}
+	pool, load := newLoad(t, cfg)
 	const keep = 100
 	h, held := newHistory(cfg, keep), []map[uint64]struct{}{{}}
 	rng, partial := rand.New(rand.NewPCG(1, 1)), 0
@@ -75,14 +82,7 @@ func TestHistoryOfGroupsEqualsThePool(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := blockpool.Config{Capacity: 384, BlockSize: 2, HashSeed: 7, Groups: groups}
-			pool, err := blockpool.New(cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
-			load, err := workload.NewConversations(workload.Config{ResetEvery: 90}, pool, 1, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			pool, load := newLoad(t, cfg)
 			h := newHistory(cfg, 100)
 			rng, held, less := rand.New(rand.NewPCG(1, 1)), 0, 0
 			for step := 1; step <= 400; step++ {

@@ -28,7 +28,7 @@ func newHasher(c Config) hasher {
 	return h
 }
 
-// extend appends the hashes of the whole blocks of tokens that hashes lacks.
+// extend appends hashes until hashes has that of each whole block of tokens. It may begin with those of the first blocks.
 func (h *hasher) extend(hashes []uint64, tokens []uint32) []uint64 {
 	whole := len(tokens) / h.size
 	if h.vllm != nil && len(hashes) < whole {

@@ -169,7 +169,7 @@ func (p *Pool) FurtherBlocks() (n int) {
 // Len returns the number of distinct hashes in the pool, of the main group.
 func (p *Pool) Len() int { return len(p.groups[0].copies) }
 
-// Copies returns the number of blocks of the main group with a hash, at most the capacity.
+// Copies returns how many blocks the main group has cached, several with the same hash included: at most the capacity.
 func (p *Pool) Copies() int { return p.cached }
 
 // Digest returns the XOR of splitmix64 over the distinct hashes in the pool, of the main group.
@@ -208,12 +208,12 @@ func (p *Pool) evict(id int) wire.Event {
 		}
 	}
 	ev := wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{b.hash}, Medium: medium}
-	p.name(&ev, b.group)
+	p.setGroup(&ev, b.group)
 	return ev
 }
 
-// name gives an event its group, if there are several.
-func (p *Pool) name(ev *wire.Event, group int) {
+// setGroup sets the group of an event. With the main group alone, events name none.
+func (p *Pool) setGroup(ev *wire.Event, group int) {
 	if len(p.groups) == 1 {
 		return
 	}

@@ -187,7 +187,7 @@ func TestReplicaEqualsThePool(t *testing.T) {
 				}
 				for _, r := range running {
 					for _, h := range r.Hashes() {
-						if f.Copies(h) == 0 {
+						if f.Copies(0, h) == 0 {
 							t.Fatalf("%x was evicted during its request", h)
 						}
 					}
@@ -204,14 +204,14 @@ func reusable(cfg blockpool.Config, f *pooltest.Replica, prompt []uint32) (most 
 	for n := 1; n <= len(hashes) && n*cfg.BlockSize < len(prompt); n++ {
 		served := true
 		for i, h := range hashes[:n] {
-			served = served && f.Copies(h) > 0
+			served = served && f.Copies(0, h) > 0
 			end := (i + 1) * cfg.BlockSize // of the block, in tokens
 			for g, group := range cfg.Groups {
 				isNeeded := i == n-1
 				if group.Window > 0 {
 					isNeeded = end > n*cfg.BlockSize-(group.Window-1)
 				}
-				served = served && (!isNeeded || f.CopiesIn(1+g, h) > 0)
+				served = served && (!isNeeded || f.Copies(1+g, h) > 0)
 			}
 		}
 		if served {

@@ -112,7 +112,7 @@ func (r *Request) store(blocks []span) []wire.Event {
 		if r.stored > 0 {
 			ev.Parent, ev.HasParent = r.hashes[r.stored-1], true
 		}
-		p.name(&ev, g)
+		p.setGroup(&ev, g)
 		for i, id := range ids {
 			h := r.hashes[s.first+i]
 			p.cache(id, g, h)

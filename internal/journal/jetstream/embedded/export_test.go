@@ -19,7 +19,7 @@ func SetHealthz(t *testing.T, f func(checks int, result *server.HealthStatus) *s
 	t.Cleanup(func() { healthz = (*server.Server).Healthz })
 }
 
-// LockFile returns the descriptor of the file that is locked.
+// LockFile returns the file descriptor through which the directory is locked.
 func (s *Server) LockFile() int { return int(s.lock.Fd()) }
 
 // AwaitStop waits for the stop of a server that is configured so, until a channel is closed.

@@ -14,12 +14,13 @@ import (
 type Replica struct {
 	counts map[uint64]int           // of the main group
 	parent map[uint64]uint64        // of each hash ever stored; no key for a first block
-	others map[int64]map[uint64]int // counts of the further groups
+	groups map[int64]map[uint64]int // counts of each group, of the main one too
 }
 
 // NewReplica returns the Replica of an empty pool.
 func NewReplica() *Replica {
-	return &Replica{counts: make(map[uint64]int), parent: make(map[uint64]uint64), others: make(map[int64]map[uint64]int)}
+	counts := make(map[uint64]int)
+	return &Replica{counts: counts, parent: make(map[uint64]uint64), groups: map[int64]map[uint64]int{0: counts}}
 }
 
 // Apply applies the events of a step, and fails the test if they violate the pool's order.
@@ -28,15 +29,16 @@ func (r *Replica) Apply(t rapid.TB, events []wire.Event) {
 	for _, ev := range events {
 		switch ev.Kind {
 		case wire.KindCleared:
-			clear(r.counts)
-			clear(r.others)
+			for _, counts := range r.groups {
+				clear(counts)
+			}
 		case wire.KindRemoved:
 			if len(ev.BlockHashes) != 1 {
 				t.Fatalf("a remove of %d hashes, want 1", len(ev.BlockHashes))
 			}
 			h := ev.BlockHashes[0]
 			if ev.GroupIdx > 0 {
-				if r.others[ev.GroupIdx][h]--; r.others[ev.GroupIdx][h] < 0 {
+				if r.groups[ev.GroupIdx][h]--; r.groups[ev.GroupIdx][h] < 0 {
 					t.Fatalf("remove of %x, which group %d does not have", h, ev.GroupIdx)
 				}
 				continue
@@ -61,11 +63,11 @@ func (r *Replica) Apply(t rapid.TB, events []wire.Event) {
 func (r *Replica) store(t rapid.TB, ev wire.Event) {
 	t.Helper()
 	if ev.GroupIdx > 0 {
-		if r.others[ev.GroupIdx] == nil {
-			r.others[ev.GroupIdx] = make(map[uint64]int)
+		if r.groups[ev.GroupIdx] == nil {
+			r.groups[ev.GroupIdx] = make(map[uint64]int)
 		}
 		for _, h := range ev.BlockHashes {
-			r.others[ev.GroupIdx][h]++
+			r.groups[ev.GroupIdx][h]++
 		}
 		return
 	}
@@ -108,13 +110,5 @@ func (r *Replica) Check(t rapid.TB, p *blockpool.Pool) {
 	}
 }
 
-// Copies returns the number of copies of a hash in the main group.
-func (r *Replica) Copies(hash uint64) int { return r.counts[hash] }
-
-// CopiesIn returns the number of copies of a hash in a group, 0 for the main one.
-func (r *Replica) CopiesIn(group int, hash uint64) int {
-	if group == 0 {
-		return r.counts[hash]
-	}
-	return r.others[int64(group)][hash]
-}
+// Copies returns the number of copies of a hash in a group, 0 for the main one.
+func (r *Replica) Copies(group int, hash uint64) int { return r.groups[int64(group)][hash] }
