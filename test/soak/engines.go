@@ -22,6 +22,7 @@ type engine struct {
 	// lossless reports whether the engine's faults leave every batch available for replay.
 	lossless bool
 	seed     uint64
+	pool     blockpool.Config
 	ended    chan error
 }
 
@@ -119,7 +120,9 @@ func newFleet(ctx context.Context, c config) (_ *fleet, err error) {
 			if w%2 == 1 {
 				sockets.ReplayForm = simulator.ReplayPlain
 			}
-			if err := f.start(ctx, c, sockets, engine{worker: name, rank: uint32(rank), lossless: !connects && w%2 == 0}); err != nil {
+			e := engine{worker: name, rank: uint32(rank), lossless: !connects && w%2 == 0}
+			e.pool.Groups, e.pool.VLLMHashes = truth.GroupsOf(w) // all ranks of a worker have its model
+			if err := f.start(ctx, c, sockets, e); err != nil {
 				return f, err
 			}
 		}
@@ -134,16 +137,15 @@ func newFleet(ctx context.Context, c config) (_ *fleet, err error) {
 // start adds an engine that waits for a subscriber.
 func (f *fleet) start(ctx context.Context, c config, sockets simulator.SocketConfig, e engine) error {
 	e.seed = c.seed + uint64(len(f.engines))
-	pool := blockpool.Config{Capacity: 512, HashSeed: e.seed}
-	pool.Groups, pool.VLLMHashes = truth.GroupsOf(len(f.engines))
+	e.pool.Capacity, e.pool.HashSeed = 512, e.seed
 	var err error
 	e.Engine, err = simulator.New(simulator.Config{
 		SocketConfig: sockets,
 		BatchConfig:  simulator.BatchConfig{Rank: e.rank},
-		Pool:         pool,
+		Pool:         e.pool,
 		Workload:     workload.Config{ResetEvery: 600 + 100*len(f.engines)%700},
 		Seed:         e.seed, Faults: faultsOf(e.seed, e.lossless), Rate: c.rate, Subscribers: 1,
-		Observe: f.truth.AddEngine(truth.Rank{Worker: e.worker, DPRank: e.rank}, pool),
+		Observe: f.truth.AddEngine(truth.Rank{Worker: e.worker, DPRank: e.rank}, e.pool),
 	})
 	if err != nil {
 		return err

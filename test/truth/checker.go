@@ -44,10 +44,10 @@ func (c *Checker) AddEngine(r Rank, pool blockpool.Config) (observe func(simulat
 	}
 }
 
-// GroupsOf returns the attention groups of the engine with a number beside full attention, and whether kvcast can compute its block hashes: half
-// of the engines of a fleet have hybrid models.
-func GroupsOf(engine int) (groups []blockpool.Group, vllmHashes bool) {
-	switch engine % 4 {
+// GroupsOf returns the attention groups of the worker with a number beside full attention, and whether kvcast can compute its block hashes: half
+// of the workers of a fleet have hybrid models.
+func GroupsOf(worker int) (groups []blockpool.Group, vllmHashes bool) {
+	switch worker % 4 {
 	case 1:
 		return []blockpool.Group{{Window: 128}}, false
 	case 3:
