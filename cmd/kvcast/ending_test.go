@@ -2,6 +2,7 @@ package main_test
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/url"
 	"os"
@@ -50,13 +51,31 @@ func servingWithNATS(t *testing.T) (*harness.Process, *harness.Proxy) {
 		t.Fatal(err)
 	}
 	nats := harness.NewProxy(t, u.Host)
+	return servingAnEngine(t, "nats://"+nats.Addr()), nats
+}
+
+// servingAnEngine starts a server with a journal, and an engine that has published.
+func servingAnEngine(t *testing.T, journal string, args ...string) *harness.Process {
+	t.Helper()
 	p := publisherOf(t, simulator.SocketConfig{})
 	publish(t, p, storedOf(1))
-	s := launch(t, "--journal", "nats://"+nats.Addr(), "--worker", "name=w,model=m,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint())
+	s := launch(t, append(args, "--journal", journal, "--worker", "name=w,model=m,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint())...)
 	if err := s.AwaitMetric(harness.Context(t), `kvcast_ingest_events_total{kind="stored",worker="w"} 1`); err != nil {
 		t.Fatal(err)
 	}
-	return s, nats
+	return s
+}
+
+// publishBlocks publishes a number of events, each of which stores a number of other blocks.
+func publishBlocks(t *testing.T, p *simulator.Publisher, events, blocks int) {
+	t.Helper()
+	for i := range events {
+		e := wire.Event{Kind: wire.KindStored, BlockSize: 1}
+		for n := range blocks {
+			e.BlockHashes, e.Tokens = append(e.BlockHashes, uint64(blocks*i+n+1)), append(e.Tokens, uint32(n))
+		}
+		publish(t, p, e)
+	}
 }
 
 // launch starts kvcast serve, which may end in any way.
@@ -122,6 +141,44 @@ var states = map[string]state{
 		awaitUnready(t, s)
 		return s
 	}, "journal", "the journal", true},
+	"NATS servers without a majority": {func(t *testing.T) *harness.Process {
+		t.Helper()
+		nats := natstest.StartCluster(t)
+		s := servingAnEngine(t, nats.URLs(), "--journal-replicas", "3")
+		stream, err := nats.JetStream().Stream(harness.Context(t), "kvcast")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range strings.Split(nats.URLs(), ",") {
+			if name := fmt.Sprintf("nats-%d", i); name != stream.CachedInfo().Cluster.Leader {
+				nats.Signal(i, syscall.SIGSTOP)
+			}
+		}
+		awaitUnready(t, s)
+		return s
+	}, "journal", "the journal", true},
+	"recovering from NATS servers that hang": {func(t *testing.T) *harness.Process {
+		t.Helper()
+		u, err := url.Parse(natstest.Start(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		const events = 60 // of more than 64 KiB each
+		p := publisherOf(t, simulator.SocketConfig{})
+		publishBlocks(t, p, events, 10_000)
+		first := launch(t, "--journal", u.String(), "--worker", "name=w,model=m,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint())
+		if err := first.AwaitMetric(harness.Context(t), fmt.Sprintf(`kvcast_index_blocks{dp_rank="0",tier="device",worker="w"} %g`, events*10_000.)); err != nil {
+			t.Fatal(err)
+		}
+		if err := first.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		nats := harness.NewProxy(t, u.Host)
+		nats.PartitionAfter(events / 2 * 64 << 10)
+		s := launch(t, "--journal", "nats://"+nats.Addr())
+		harness.WaitFor(t, func() bool { return nats.Stats().Frozen > 0 })
+		return s
+	}, "journal", "the journal", true},
 	"a file of workers that cannot be read to its end": {func(t *testing.T) *harness.Process {
 		t.Helper()
 		file := filepath.Join(t.TempDir(), "workers.yaml")
@@ -151,14 +208,7 @@ var states = map[string]state{
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i := range 100 {
-			first := uint64(10_000 * i)
-			e := wire.Event{Kind: wire.KindStored, BlockSize: 1}
-			for n := range uint64(10_000) {
-				e.BlockHashes, e.Tokens = append(e.BlockHashes, first+n+1), append(e.Tokens, uint32(n))
-			}
-			publish(t, p, e)
-		}
+		publishBlocks(t, p, 100, 10_000)
 		if err := s.AwaitMetric(harness.Context(t), `kvcast_index_blocks{dp_rank="0",tier="device",worker="w"} 1e+06`); err != nil {
 			t.Fatal(err)
 		}

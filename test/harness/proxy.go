@@ -19,6 +19,7 @@ type Proxy struct {
 	targets     []string   // those of new connections, the next one first
 	closed      bool
 	partitioned bool
+	left        int // bytes until a partition; 0: none is planned
 	links       map[*link]struct{}
 	accepted    int
 }
@@ -82,12 +83,15 @@ func (p *Proxy) freeze() {
 }
 
 // Partition does what Freeze does, and blocks the data of new connections until Heal.
-func (p *Proxy) Partition() {
-	p.update(func() {
-		p.freeze()
-		p.partitioned = true
-	})
+func (p *Proxy) Partition() { p.update(p.partition) }
+
+func (p *Proxy) partition() {
+	p.freeze()
+	p.partitioned = true
 }
+
+// PartitionAfter does what Partition does instead of forwarding the data that brings the bytes in both directions, counted from now, to a number.
+func (p *Proxy) PartitionAfter(bytes int) { p.update(func() { p.left = bytes }) }
 
 // Heal ends a Partition. Frozen connections stay frozen.
 func (p *Proxy) Heal() { p.update(func() { p.partitioned = false }) }
@@ -175,7 +179,7 @@ func (p *Proxy) copy(l *link, to, from net.Conn) {
 	for {
 		n, err := from.Read(b)
 		if n > 0 {
-			if !p.passes(l) {
+			if !p.passes(l, n) {
 				_, _ = io.Copy(io.Discard, from)
 				return
 			}
@@ -189,10 +193,16 @@ func (p *Proxy) copy(l *link, to, from net.Conn) {
 	}
 }
 
-// passes waits for the end of a partition. It reports whether the link is neither frozen nor closed.
-func (p *Proxy) passes(l *link) bool {
+// passes reports whether a link, which has received a number of bytes, is neither frozen nor closed. It waits for the end of a partition.
+func (p *Proxy) passes(l *link, bytes int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.left > 0 {
+		if p.left = max(0, p.left-bytes); p.left == 0 {
+			p.partition()
+			p.changed.Broadcast()
+		}
+	}
 	for p.partitioned && !l.frozen && !p.closed {
 		p.changed.Wait()
 	}
