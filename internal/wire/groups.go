@@ -247,7 +247,6 @@ func (r *Rules) findHashing(ev *Event, rank uint32) {
 			continue
 		}
 		g.unit, g.algorithm, g.seed, g.isDescribed = uint32(unit), algorithm, r.followed.HashSeed, false
-		r.hashed = g
 		if path := r.followed.LoRAPaths[ev.LoRAName]; path != "" {
 			g.adapters = maps.Clone(g.adapters) // the description has the former
 			if g.adapters == nil {
@@ -283,9 +282,6 @@ func (r *Rules) describeGroups(rank uint32) *kvcastv1.Groups {
 }
 
 func (r *Rules) newDescription(g *rankGroups) *kvcastv1.Groups {
-	if g.unit == 0 && r.hashed != nil { // the ranks of an engine have the same settings
-		g.unit, g.algorithm, g.seed = r.hashed.unit, r.hashed.algorithm, r.hashed.seed
-	}
 	d := &kvcastv1.Groups{Unit: g.unit}
 	if g.unit != 0 {
 		d.Hashing = &kvcastv1.BlockHashing{

@@ -69,8 +69,6 @@ type Rules struct {
 	// lastGroups caches the groups of lastRank; nil: none.
 	lastRank   uint32
 	lastGroups *rankGroups
-	// hashed are the groups of the last rank whose hashing was found; nil: none was.
-	hashed *rankGroups
 	// followed are the settings of groups other than the main group; nil: their events are ignored.
 	followed *GroupSettings
 
@@ -133,7 +131,7 @@ func (r *Rules) Reset(rank uint32) {
 	if g != nil || r.scopes.ranks[rank] != nil {
 		r.changes.reset(rank)
 	}
-	r.lastGroups, r.hashed = nil, nil
+	r.lastGroups = nil
 	r.scopes.clear(rank)
 }
 
