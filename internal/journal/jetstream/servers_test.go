@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -333,7 +334,18 @@ func TestLostStreamFailsTheJournal(t *testing.T) {
 			appendN(t, j, "v", 10)
 			appendN(t, j, "w", 10)
 			administer(t, s, func(js natsjs.JetStream) { tt.damage(t, js) })
+			began := time.Now()
 			wantFailure(t, j, tt.want, tt.text)
+			took := time.Since(began)
+			administer(t, s, func(js natsjs.JetStream) {
+				account, err := js.AccountInfo(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if n := account.API.Total; float64(n) > 100+100*took.Seconds() {
+					t.Errorf("the journal has sent %d requests in %v", n, took)
+				}
+			})
 		})
 	}
 }

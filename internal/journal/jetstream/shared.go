@@ -45,6 +45,9 @@ const (
 	claimTimeout = 2 * time.Second
 	// unitPoll is how often overdue units are looked for.
 	unitPoll = 500 * time.Millisecond
+	// suspectPause is the least time between two looks for units that were refused. Where the stream has lost entries, or another
+	// instance has taken the worker, all are refused until that is read.
+	suspectPause = 100 * time.Millisecond
 )
 
 func newShared(j *Journal) *shared {
@@ -129,12 +132,19 @@ func (s *shared) endUnit(c *chain) {
 func (s *shared) loop() {
 	ticker := time.NewTicker(unitPoll)
 	defer ticker.Stop()
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	var suspect <-chan struct{} // nil during a pause
 	for {
 		select {
 		case <-s.wake:
 			s.publish()
-		case <-s.suspect:
+		case <-pause.C:
+			suspect = s.suspect
+		case <-suspect:
 			s.check(0)
+			suspect = nil
+			pause.Reset(suspectPause)
 		case <-ticker.C:
 			s.check(unitTimeout)
 		case <-s.j.failed:
