@@ -331,8 +331,10 @@ func TestRecordingsBecomeTheEnginesBlocks(t *testing.T) {
 			batches, blockSize := readRecording(t, r.name)
 			s := playRecording(t, batches, blockSize, false)
 			t.Log(s)
-			if configured := playRecording(t, batches, blockSize, true); configured != s {
-				t.Errorf("with the block size configured: got %v, want as where it is learned: %v", configured, s)
+			if testclass.Full() {
+				if configured := playRecording(t, batches, blockSize, true); configured != s {
+					t.Errorf("with the block size configured: got %v, want as where it is learned: %v", configured, s)
+				}
 			}
 			if batches[0].oracle.Labels != "" && !r.host { // recordings of SGLang have one, too
 				consolidated := playRecording(t, batches, blockSize, false, feed.EngineVLLM, feed.EngineKVBM)

@@ -38,7 +38,7 @@ func TestSubscribersResumeAfterConnectionAge(t *testing.T) {
 		name  string
 		pause time.Duration
 	}{
-		{"never idle", time.Microsecond},
+		{"never idle", time.Millisecond},
 		{"mostly idle", 20 * time.Millisecond},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -69,7 +69,7 @@ func TestErrorContract(t *testing.T) {
 			}),
 		},
 		{
-			reason: "POSITION_AHEAD", name: "Subscribe, one beyond the newest", code: codes.OutOfRange, says: "newest entry 2001",
+			reason: "POSITION_AHEAD", name: "Subscribe, one beyond the newest", code: codes.OutOfRange, says: "newest entry 501",
 			call: subscribeFails(func(b journal.Bounds) *kvcastv1.SubscribeRequest { return after(seq(b.Newest + 1)) }),
 		},
 		{
@@ -77,13 +77,13 @@ func TestErrorContract(t *testing.T) {
 			call: subscribeFails(func(journal.Bounds) *kvcastv1.SubscribeRequest { return orFail(after(seq(1<<64 - 1))) }),
 		},
 		{
-			reason: "POSITION_AHEAD", name: "Replay, one beyond the newest", code: codes.OutOfRange, says: "newest entry 2001",
+			reason: "POSITION_AHEAD", name: "Replay, one beyond the newest", code: codes.OutOfRange, says: "newest entry 501",
 			call: replayFails(func(b journal.Bounds) *kvcastv1.ReplayRequest {
 				return &kvcastv1.ReplayRequest{After: seq(b.Newest + 1)}
 			}),
 		},
 		{
-			reason: "POSITION_AHEAD", name: "Replay, until a seq beyond the newest", code: codes.OutOfRange, says: "newest entry 2001",
+			reason: "POSITION_AHEAD", name: "Replay, until a seq beyond the newest", code: codes.OutOfRange, says: "newest entry 501",
 			call: replayFails(func(b journal.Bounds) *kvcastv1.ReplayRequest {
 				return &kvcastv1.ReplayRequest{Until: seq(b.Newest + 1)}
 			}),
@@ -271,9 +271,9 @@ func TestErrorContract(t *testing.T) {
 			}),
 		},
 		{
-			reason: "INVALID_ARGUMENT", name: "Replay, until before after", code: codes.InvalidArgument, says: "until: 1980 is not allowed: want 1990",
+			reason: "INVALID_ARGUMENT", name: "Replay, until before after", code: codes.InvalidArgument, says: "until: 480 is not allowed: want 490",
 			call: replayFails(func(journal.Bounds) *kvcastv1.ReplayRequest {
-				return &kvcastv1.ReplayRequest{After: seq(1990), Until: seq(1980)}
+				return &kvcastv1.ReplayRequest{After: seq(490), Until: seq(480)}
 			}),
 		},
 		{
@@ -435,9 +435,9 @@ func firstError[M any](t *testing.T, err error, receive func() (M, error)) error
 // retainsLittle starts a server whose first entries are evicted.
 func retainsLittle(t *testing.T) *fixture {
 	t.Helper()
-	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
+	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 16 << 10})
 	h.addWorker()
-	h.fill(2000)
+	h.fill(500)
 	if b := h.Journal.Bounds(); b.Oldest < 3 {
 		t.Fatalf("oldest entry: got %d, want evicted entries", b.Oldest)
 	}

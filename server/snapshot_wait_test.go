@@ -39,14 +39,15 @@ func TestQueuedSnapshotsComplete(t *testing.T) {
 	}
 	store(1)
 	unread := []*subscription{h.subscribeToSnapshotBegin(t), h.subscribeToSnapshotBegin(t)} // use the slots until they are read
-	subs := make([]*subscription, 20)
+	const blocks = 300
+	subs := make([]*subscription, 10)
 	for i := range subs {
 		subs[i] = h.subscribe(checker.New(checker.Options{}), fromSnapshot(&kvcastv1.Filter{Workers: []string{"v"}}))
 		if m, err := subs[i].next(); err != nil || m.GetAccepted().GetMode() != kvcastv1.Accepted_MODE_SNAPSHOT {
 			t.Fatalf("subscriber %d: got %v, %v, want Accepted before the snapshot", i, m, err)
 		}
 	}
-	for hash := range uint64(1000) { // entries are appended while the snapshots wait
+	for hash := range uint64(blocks) { // entries are appended while the snapshots wait
 		store(hash)
 	}
 	newest := h.Journal.Bounds().Newest
@@ -59,8 +60,8 @@ func TestQueuedSnapshotsComplete(t *testing.T) {
 					return
 				}
 			}
-			if got := s.checker.View().Count("v", 0, kvcastv1.Tier_TIER_DEVICE); got != 1000 {
-				t.Errorf("subscriber %d: got %d blocks, want 1000", i, got)
+			if got := s.checker.View().Count("v", 0, kvcastv1.Tier_TIER_DEVICE); got != blocks {
+				t.Errorf("subscriber %d: got %d blocks, want %d", i, got, blocks)
 			}
 		})
 	}

@@ -147,7 +147,7 @@ func TestSlowSubscriberIsNotStarved(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	var fast []*subscription
-	for range 16 {
+	for range 6 {
 		fast = append(fast, h.subscribe(checker.New(checker.Options{}), earliest()))
 	}
 	slow := h.subscribe(checker.New(checker.Options{}), earliest())

@@ -1,6 +1,7 @@
 package simulator_test
 
 import (
+	"bytes"
 	"context"
 	"math"
 	"slices"
@@ -150,7 +151,7 @@ func TestEngineServesReplayAfterItsLastBatch(t *testing.T) {
 			for _, from := range []uint64{0, batches - limit, batches - 3, batches} {
 				got, frames, endFrames := replay(t, e.ReplayEndpoint(), from)
 				want := live[max(from, batches-limit):]
-				if diff := cmp.Diff(want, got, cmp.AllowUnexported(message{}), equateEmpty()); diff != "" {
+				if diff := cmp.Diff(want, got, cmp.AllowUnexported(message{}), cmp.Comparer(bytes.Equal), cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("replay from %d (-sent +replayed):\n%s", from, diff)
 				}
 				if endFrames != tt.endFrames || (len(got) > 0 && frames != tt.frames) {

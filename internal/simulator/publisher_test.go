@@ -9,15 +9,12 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/internal/zmtp"
 	"github.com/kvcast/kvcast/test/rawzmtp"
 )
-
-func equateEmpty() cmp.Option { return cmpopts.EquateEmpty() }
 
 func newPublisher(t *testing.T, cfg simulator.PublisherConfig) *simulator.Publisher {
 	t.Helper()

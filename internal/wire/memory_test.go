@@ -107,7 +107,7 @@ func TestMemoryOfALargeBatchIsFreed(t *testing.T) {
 			}
 			take(small)
 			before := heap()
-			take(payload(t, 8<<20))
+			take(payload(t, 6<<20))
 			took := heap() - before
 			take(small)
 			// The largest buffer that is kept has 4 MiB of tokens.

@@ -3,10 +3,14 @@ package indexers
 import (
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/kvcast/kvcast/internal/core/testclass"
 )
+
+// workload is what both tests examine.
+var workload = sync.OnceValue(Generate)
 
 // held are the blocks of each worker.
 type held [Workers]map[uint64]bool
@@ -47,7 +51,7 @@ func (h *held) apply(t *testing.T, p *Phase) (stores, single, stored, removed in
 // block.
 func TestWorkloadIsThatOfEngines(t *testing.T) {
 	testclass.WithoutRace(t)
-	w := Generate()
+	w := workload()
 	var h held
 	for i := range h {
 		h[i] = make(map[uint64]bool)
@@ -71,7 +75,7 @@ func TestWorkloadIsThatOfEngines(t *testing.T) {
 
 func TestReadFileReturnsTheWorkload(t *testing.T) {
 	testclass.WithoutRace(t)
-	w := Generate()
+	w := workload()
 	name := filepath.Join(t.TempDir(), "workload")
 	if err := w.WriteFile(name); err != nil {
 		t.Fatal(err)

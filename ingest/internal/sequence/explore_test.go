@@ -205,11 +205,14 @@ func (w *world) appendKey(b []byte) []byte {
 	return b
 }
 
-// sized returns limits with a batch of each engine less, which leave a tenth of the states, unless tests run at full size.
+// sized returns limits with a batch of each engine less, and of a foreign one two if it then still has one, which leave a tenth of the
+// states, unless tests run at full size.
 func sized(l limits) limits {
 	if !testclass.Full() {
 		l.batches--
-		l.others -= min(l.others, 1)
+		if l.others > 1 {
+			l.others -= min(l.others-1, 2)
+		}
 	}
 	return l
 }

@@ -121,7 +121,7 @@ func TestStreamLimitIsNoSpace(t *testing.T) {
 func wantFailure(t *testing.T, j *jetstream.Journal, want error, parts ...string) (acknowledged int) {
 	t.Helper()
 	var first error
-	pause := time.NewTicker(5 * time.Millisecond) // a failure can take seconds
+	pause := time.NewTicker(50 * time.Millisecond) // a failure can take seconds
 	defer pause.Stop()
 	for i := 0; first == nil && i < 100_000; i++ {
 		<-pause.C

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pebbe/zmq4"
 
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/transport"
 	"github.com/kvcast/kvcast/internal/transport/native"
 )
@@ -57,10 +58,13 @@ func subscribed(t *testing.T, s *zmq4.Socket, topic string) {
 // sizes of payloads, around the sizes of buffers.
 var sizes = []int{0, 1, 255, 256, 4095, 4096, 32 << 10, 64<<10 - 100, 64 << 10, 64<<10 + 1, 100_000, 1 << 20, 3, 5 << 20, 10, 8 << 20}
 
-// sendSizes sends a message of each size, three times over.
+// rounds is how often messages of all sizes are sent.
+var rounds = testclass.Size(1, 3)
+
+// sendSizes sends a message of each size in each round.
 func sendSizes(t *testing.T, s *zmq4.Socket) {
 	t.Helper()
-	for i := range 3 * len(sizes) {
+	for i := range rounds * len(sizes) {
 		if _, err := s.SendMessage("kv@", binary.BigEndian.AppendUint64(nil, uint64(i)), pattern(i)); err != nil {
 			t.Fatal(err)
 		}
@@ -73,7 +77,7 @@ func pattern(i int) []byte {
 
 func (r *reader) wantSizes() {
 	r.t.Helper()
-	for i := range 3 * len(sizes) {
+	for i := range rounds * len(sizes) {
 		m := r.message()
 		if len(m) != 3 || binary.BigEndian.Uint64(m[1]) != uint64(i) || !bytes.Equal(m[2], pattern(i)) {
 			r.t.Fatalf("message %d is wrong: %d frames", i, len(m))
