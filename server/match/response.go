@@ -154,6 +154,9 @@ func tierSize(m *index.Match, tier int, s Standing) int {
 	if m.TiersDiffer() {
 		size += tagSize + 1 + reasonsSize(uint32(m.TierReasons[tier]|s.reasons())) // the trust takes a byte
 	}
+	if _, ok := m.EndedBy(tier); ok {
+		size += tagSize + 1 // a group takes a byte
+	}
 	return size
 }
 
@@ -194,6 +197,9 @@ func appendMatch(b []byte, m *index.Match, s Standing) []byte {
 			if m.TiersDiffer() {
 				b = encode.AppendUint(b, kvcastv1.TierPrefixTrustField, uint64(s.trust(m.TierTrust(tier))))
 				b = appendReasons(b, kvcastv1.TierPrefixReasonsField, uint32(m.TierReasons[tier]|s.reasons()))
+			}
+			if group, ok := m.EndedBy(tier); ok {
+				b = encode.AppendOptional(b, kvcastv1.TierPrefixEndedByGroupField, uint64(group))
 			}
 		}
 	}

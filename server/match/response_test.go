@@ -57,6 +57,42 @@ func reference(r *match.Response) *kvcastv1.MatchPrefixResponse {
 	return out
 }
 
+// TestResponseNamesTheGroupThatEndsAPrefix has a window that holds four blocks of six, and then a main group that does.
+func TestResponseNamesTheGroupThatEndsAPrefix(t *testing.T) {
+	for _, tt := range []struct {
+		main, window []uint64
+		want         uint32
+	}{
+		{[]uint64{1, 2, 3, 4, 5, 6}, []uint64{1, 2, 3, 4}, 1},
+		{[]uint64{1, 2, 3, 4}, []uint64{1, 2, 3, 4, 5, 6}, 0},
+	} {
+		x := index.New()
+		x.ApplyEntry(&kvcastv1.Entry{Seq: 1, Worker: "w", Model: "m", Events: []*kvcastv1.RouterEvent{
+			{Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: &kvcastv1.WorkerAdded{Model: "m", Ranks: []uint32{0}}}},
+			{DpRank: proto.Uint32(0), Event: &kvcastv1.RouterEvent_Groups{Groups: &kvcastv1.Groups{Unit: 4, Groups: []*kvcastv1.AttentionGroup{
+				{Index: 0, Kind: kvcastv1.AttentionGroup_KIND_FULL_ATTENTION, BlockSize: 4, Main: true},
+				{Index: 1, Kind: kvcastv1.AttentionGroup_KIND_SLIDING_WINDOW, BlockSize: 4, Window: 9},
+			}}}},
+			{DpRank: proto.Uint32(0), Tier: kvcastv1.Tier_TIER_DEVICE, Event: &kvcastv1.RouterEvent_Stored{Stored: &kvcastv1.Stored{
+				BlockHashes: tt.main, BlockSize: 4, TokensHashes: tt.main,
+			}}},
+			{DpRank: proto.Uint32(0), Tier: kvcastv1.Tier_TIER_DEVICE, Event: &kvcastv1.RouterEvent_GroupStored{GroupStored: &kvcastv1.GroupStored{Group: 1, BlockHashes: tt.window}}},
+		}})
+		r := match.Response{Epoch: "e", Seq: 1}
+		x.Match(&index.Query{Model: "m", Prompts: []index.Prompt{{BlockHashes: []uint64{1, 2, 3, 4, 5, 6}}}}, &r.Matches)
+		size := r.Size()
+		encoded := r.Append(nil)
+		got := new(kvcastv1.MatchPrefixResponse)
+		if err := proto.Unmarshal(encoded, got); err != nil || len(encoded) != size {
+			t.Fatalf("%d bytes, want the size, %d: %v", len(encoded), size, err)
+		}
+		want := []*kvcastv1.TierPrefix{{Tier: kvcastv1.Tier_TIER_DEVICE, Blocks: 4, Tokens: 16, EndedByGroup: proto.Uint32(tt.want)}}
+		if diff := cmp.Diff(want, got.GetPrompts()[0].GetMatches()[0].GetTiers(), protocmp.Transform()); diff != "" {
+			t.Errorf("tiers (-want +got):\n%s", diff)
+		}
+	}
+}
+
 // TestResponseEqualsGeneratedCode also reuses the memory of a response.
 func TestResponseEqualsGeneratedCode(t *testing.T) {
 	testclass.WithoutRace(t)

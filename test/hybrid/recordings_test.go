@@ -298,8 +298,9 @@ func (e *engine) ask(p *probe) reuse {
 		return hybrid.HolderFunc(func(group, tokens int) bool { return e.copies[place{tier, group}][names[tokens / *e.unit - 1]] > 0 })
 	}
 	hashed := len(names) * *e.unit
-	r := reuse{hit: e.rule.Longest(holder(device), len(p.Tokens), hashed)}
-	r.effective = e.rule.Longest(holder(device), len(p.Tokens)-1, hashed)
+	var r reuse
+	r.hit, _ = e.rule.Longest(holder(device), len(p.Tokens), hashed)
+	r.effective, _ = e.rule.Longest(holder(device), len(p.Tokens)-1, hashed)
 	r.all = e.rule.LongestWithHost(holder(host), r.effective, len(p.Tokens)-1, hashed)
 	return r
 }

@@ -147,12 +147,19 @@ export function match({parameters}) {
     keyed(matches.body, all.slice(0, maxRows), m => `${m.worker} ${m.dp_rank ?? 0}`, row, (tr, m) => tr.show(m, most));
   }
 
+  // endedText says which attention group of the engine ends the prefix in each tier.
+  function endedText(list) {
+    return tiers.map(t => [t.text, (list ?? []).find(p => p.tier === t.name)?.ended_by_group]).filter(([, group]) => group !== undefined)
+      .map(([text, group]) => `${text}: ended by group ${group}`).join(', ');
+  }
+
   function row() {
     const link = el('a');
     const badge = trustBadge();
     const bars = tiers.map((t, i) => el('span', {class: `bar thin`, 'aria-hidden': 'true'}, el('span', {class: `tier${i}`})));
     const said = el('span', {class: 'hidden'});
-    const tr = el('tr', {}, el('td', {}, link), el('td', {}, badge), el('td', {}, bars, said), el('td', {class: 'number'}), el('td', {class: 'number'}));
+    const ended = el('span', {class: 'muted'});
+    const tr = el('tr', {}, el('td', {}, link), el('td', {}, badge), el('td', {}, bars, said, ended), el('td', {class: 'number'}), el('td', {class: 'number'}));
     tr.show = (m, most) => {
       setAttr(link, 'href', workerLink(m.worker));
       setText(link, m.dp_rank ? `${m.worker} dp${m.dp_rank}` : m.worker);
@@ -163,6 +170,7 @@ export function match({parameters}) {
         bar.firstChild.style.setProperty('--w', `${100 * blocks[i] / most}%`);
       });
       setText(said, tiersText(blocks));
+      setText(ended, endedText(m.tiers));
       setText(tr.children[3], number(m.blocks ?? 0));
       setText(tr.children[4], m.tokens ? number(m.tokens) : '–');
     };

@@ -230,6 +230,8 @@ type reuse struct {
 	known bool
 	tiers [numGroupTiers]uint32 // of each tier alone
 	total uint32                // of device memory, and what host memory adds to it
+	// endedBy is the attention group that ends the prefix in each tier; hybrid.NoGroup if none does.
+	endedBy [numGroupTiers]int8
 }
 
 // isNothing reports whether a rank with several attention groups can reuse nothing, though its main group holds blocks.
@@ -483,7 +485,8 @@ func (n *names) reuse(r *rank, blocks *[NumTiers]int) (u reuse) {
 			continue
 		}
 		h.extend()
-		u.tiers[tier] = uint32(rule.Longest(h, n.limit, n.hashed))
+		tokens, endedBy := rule.Longest(h, n.limit, n.hashed)
+		u.tiers[tier], u.endedBy[tier] = uint32(tokens), int8(endedBy)
 	}
 	u.total = u.tiers[deviceTier]
 	if r.usedTiers&(1<<hostTier) != 0 {

@@ -177,6 +177,44 @@ func TestPrefixesThatAllGroupsHold(t *testing.T) {
 	}
 }
 
+// TestMatchNamesTheGroupThatEndsIt matches seven blocks of which a window, and then the main group, holds less than the others do.
+func TestMatchNamesTheGroupThatEndsIt(t *testing.T) {
+	t.Parallel()
+	tokens := make([]uint32, 28)
+	h := hashesOf(t, tokens, vllmhash.Content{})
+	groups := &kvcastv1.Groups{Groups: []*kvcastv1.AttentionGroup{fullGroup, windowGroup, mambaGroup}, Unit: 4, Hashing: hashed}
+	window := &kvcastv1.GroupStored{Group: 1, BlockHashes: h[:5]}
+	states := &kvcastv1.GroupStored{Group: 2, BlockHashes: h}
+	for name, tt := range map[string]struct {
+		events []any
+		want   int // -1: no group
+	}{
+		"the prompt":     {[]any{groups, storedOf(t, tokens, "", 7), &kvcastv1.GroupStored{Group: 1, BlockHashes: h}, states}, -1},
+		"a window":       {[]any{groups, storedOf(t, tokens, "", 7), window, states}, 1},
+		"the main group": {[]any{groups, storedOf(t, tokens, "", 4), window, states}, 0},
+		"one group":      {[]any{storedOf(t, tokens, "", 4)}, -1},
+	} {
+		x := index.New()
+		events := []*kvcastv1.RouterEvent{event(0, &kvcastv1.WorkerAdded{Model: "m", Ranks: []uint32{0}})}
+		for _, kind := range tt.events {
+			events = append(events, event(0, kind))
+		}
+		x.ApplyEntry(entryOf(1, events...))
+		var m index.Matches
+		x.Match(&index.Query{Model: "m", Prompts: []index.Prompt{{TokenIDs: tokens}}}, &m)
+		if len(m.Prompts[0]) != 1 {
+			t.Errorf("%s: got %d matches, want 1", name, len(m.Prompts[0]))
+			continue
+		}
+		if got, ok := m.Prompts[0][0].EndedBy(0); ok != (tt.want >= 0) || ok && got != tt.want {
+			t.Errorf("%s: ended by group %d, %t, want %d", name, got, ok, tt.want)
+		}
+		if got, ok := m.Prompts[0][0].EndedBy(2); ok {
+			t.Errorf("%s: on disk, ended by group %d", name, got)
+		}
+	}
+}
+
 // TestHashingIsForgottenWithItsRanks has no hashing of a model left after its workers are gone, and follows no more than four ways.
 func TestHashingIsForgottenWithItsRanks(t *testing.T) {
 	t.Parallel()

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kvcast/kvcast/internal/core/index/hybrid"
 	"github.com/kvcast/kvcast/internal/core/index/hybrid/vllmhash"
 	"github.com/kvcast/kvcast/internal/core/index/radix"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
@@ -87,6 +88,16 @@ func (m *Match) TierTokens(tier int) int {
 		return int(m.groups.tiers[tier])
 	}
 	return m.TierBlocks[tier] * int(m.BlockSize)
+}
+
+// EndedBy returns the attention group that ends the prefix in one tier. ok is false if none does, or if the rank has no others than the main
+// group, or they are not followed.
+func (m *Match) EndedBy(tier int) (group int, ok bool) {
+	if !m.groups.known || tier >= numGroupTiers {
+		return 0, false
+	}
+	group = int(m.groups.endedBy[tier])
+	return group, group != hybrid.NoGroup
 }
 
 // omitted reports whether the prefix in a tier is an upper bound, since other attention groups may end it.

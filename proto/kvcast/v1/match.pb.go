@@ -614,7 +614,12 @@ type TierPrefix struct {
 	// How far the prefix can be trusted; unspecified if it is that of the match.
 	Trust Trust `protobuf:"varint,4,opt,name=trust,proto3,enum=kvcast.v1.Trust" json:"trust,omitempty"`
 	// With TRUST_DEGRADED, why; ascending.
-	Reasons       []DegradedReason `protobuf:"varint,5,rep,packed,name=reasons,proto3,enum=kvcast.v1.DegradedReason" json:"reasons,omitempty"`
+	Reasons []DegradedReason `protobuf:"varint,5,rep,packed,name=reasons,proto3,enum=kvcast.v1.DegradedReason" json:"reasons,omitempty"`
+	// The index of the attention group that ends the prefix: the one that holds the least of
+	// what the others could serve, or the first of several that have the same kind, block size
+	// and window. Absent if the end of the prompt ends it, and if the rank has a main group
+	// alone, or the others are not followed. See Groups.
+	EndedByGroup  *uint32 `protobuf:"varint,6,opt,name=ended_by_group,json=endedByGroup,proto3,oneof" json:"ended_by_group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -682,6 +687,13 @@ func (x *TierPrefix) GetReasons() []DegradedReason {
 		return x.Reasons
 	}
 	return nil
+}
+
+func (x *TierPrefix) GetEndedByGroup() uint32 {
+	if x != nil && x.EndedByGroup != nil {
+		return *x.EndedByGroup
+	}
+	return 0
 }
 
 // What an engine reused of a prompt, and what was predicted.
@@ -919,14 +931,16 @@ const file_kvcast_v1_match_proto_rawDesc = "" +
 	"\tdown_nano\x18\t \x01(\x04R\bdownNano\x12\x14\n" +
 	"\x05model\x18\n" +
 	" \x01(\tR\x05model\x12\x19\n" +
-	"\bage_nano\x18\v \x01(\x04R\aageNano\"\xbe\x01\n" +
+	"\bage_nano\x18\v \x01(\x04R\aageNano\"\xfc\x01\n" +
 	"\n" +
 	"TierPrefix\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvcast.v1.TierR\x04tier\x12\x16\n" +
 	"\x06blocks\x18\x02 \x01(\rR\x06blocks\x12\x16\n" +
 	"\x06tokens\x18\x03 \x01(\rR\x06tokens\x12&\n" +
 	"\x05trust\x18\x04 \x01(\x0e2\x10.kvcast.v1.TrustR\x05trust\x123\n" +
-	"\areasons\x18\x05 \x03(\x0e2\x19.kvcast.v1.DegradedReasonR\areasons\"\xe3\x01\n" +
+	"\areasons\x18\x05 \x03(\x0e2\x19.kvcast.v1.DegradedReasonR\areasons\x12)\n" +
+	"\x0eended_by_group\x18\x06 \x01(\rH\x00R\fendedByGroup\x88\x01\x01B\x11\n" +
+	"\x0f_ended_by_group\"\xe3\x01\n" +
 	"\aOutcome\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x17\n" +
 	"\adp_rank\x18\x02 \x01(\rR\x06dpRank\x12/\n" +
@@ -1001,6 +1015,7 @@ func file_kvcast_v1_match_proto_init() {
 	}
 	file_kvcast_v1_event_proto_init()
 	file_kvcast_v1_worker_proto_init()
+	file_kvcast_v1_match_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -69,11 +69,12 @@ const (
 
 // Field numbers of TierPrefix.
 const (
-	TierPrefixTierField    protowire.Number = 1
-	TierPrefixBlocksField  protowire.Number = 2
-	TierPrefixTokensField  protowire.Number = 3
-	TierPrefixTrustField   protowire.Number = 4
-	TierPrefixReasonsField protowire.Number = 5
+	TierPrefixTierField         protowire.Number = 1
+	TierPrefixBlocksField       protowire.Number = 2
+	TierPrefixTokensField       protowire.Number = 3
+	TierPrefixTrustField        protowire.Number = 4
+	TierPrefixReasonsField      protowire.Number = 5
+	TierPrefixEndedByGroupField protowire.Number = 6
 )
 
 // Field numbers of ReportOutcomeRequest.

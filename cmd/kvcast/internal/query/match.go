@@ -31,7 +31,7 @@ func (*Match) Help() string {
 		"kvcast match --tokens-file prompt.json --limit 3",
 		"python tokenize.py prompt.txt | kvcast match --tokens-file - -o json",
 		"kvcast match --tokens-hashes 0x3dd5f12a7a2e9e25,4441800585355103191") + `
-The longest prefix comes first. BLOCKS are the blocks of the prefix, each of which is held in some tier; DEVICE and OTHER TIERS are the blocks of the prefix in one tier. TRUST is exact; upper_bound (the engine has further attention groups, and may reuse less); or degraded, with the reasons why the blocks may differ from the engine's.`
+The longest prefix comes first. BLOCKS are the blocks of the prefix, each of which is held in some tier; DEVICE and OTHER TIERS are the blocks of the prefix in one tier, and the attention group that ends it, if the engine has several and one ends it before the prompt does. TRUST is exact; upper_bound (the engine has further attention groups, and may reuse less); or degraded, with the reasons why the blocks may differ from the engine's.`
 }
 
 // Run prints a line for each dp rank that holds a prefix of the prompt, or the response as an object.
@@ -103,15 +103,19 @@ func writeMatches(out io.Writer, matches []*kvcastv1.PrefixMatch) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(t, "WORKER\tRANK\tENDPOINT\tBLOCKS\tTOKENS\tDEVICE\tOTHER TIERS\tTRUST")
 	for _, m := range matches {
-		device, others := uint32(0), []string(nil)
+		device, others := "0", []string(nil)
 		for _, tier := range m.GetTiers() {
+			blocks := fmt.Sprint(tier.GetBlocks())
+			if tier.EndedByGroup != nil {
+				blocks += fmt.Sprintf(" (group %d)", tier.GetEndedByGroup())
+			}
 			if tier.GetTier() == kvcastv1.Tier_TIER_DEVICE {
-				device = tier.GetBlocks()
+				device = blocks
 			} else {
-				others = append(others, fmt.Sprintf("%s %d", output.TierName(tier.GetTier()), tier.GetBlocks()))
+				others = append(others, output.TierName(tier.GetTier())+" "+blocks)
 			}
 		}
-		_, _ = fmt.Fprintf(t, "%s\t%d\t%s\t%d\t%d\t%d\t%s\t%s\n",
+		_, _ = fmt.Fprintf(t, "%s\t%d\t%s\t%d\t%d\t%s\t%s\t%s\n",
 			output.Printable(m.GetWorker()), m.GetDpRank(), output.Printable(cmp.Or(m.GetEndpoint(), "-")),
 			m.GetBlocks(), m.GetTokens(), device, cmp.Or(strings.Join(others, ", "), "-"), trustText(m))
 	}

@@ -80,7 +80,7 @@ func BenchmarkLongest(b *testing.B) {
 			bb.change(held)
 			b.ReportAllocs()
 			for b.Loop() {
-				if got := r.Longest(held, 15_999, 16_000); got != bb.want*16 {
+				if got, _ := r.Longest(held, 15_999, 16_000); got != bb.want*16 {
 					b.Fatalf("got %d tokens, want %d blocks", got, bb.want)
 				}
 			}
@@ -114,7 +114,7 @@ func TestLongestDoesNotAllocate(t *testing.T) {
 		held := newBitmaps(16, 1000, len(tt.groups))
 		tt.change(held)
 		if n := testing.AllocsPerRun(10, func() {
-			if got := r.Longest(held, 15_999, 16_000); got != tt.want*16 {
+			if got, _ := r.Longest(held, 15_999, 16_000); got != tt.want*16 {
 				t.Fatalf("%s: got %d tokens, want %d blocks", tt.name, got, tt.want)
 			}
 			r.LongestWithHost(held, 160, 15_999, 16_000)
@@ -136,6 +136,7 @@ func Example() {
 	// The engine has evicted the window's blocks before token 320, and those after token 640.
 	held := hybrid.HolderFunc(func(group, tokens int) bool { return group == 0 || tokens > 320 && tokens <= 640 })
 	const promptTokens = 1000
-	fmt.Println(rule.Longest(held, promptTokens-1, promptTokens/16*16))
-	// Output: 640
+	tokens, endedBy := rule.Longest(held, promptTokens-1, promptTokens/16*16)
+	fmt.Println(tokens, "tokens, ended by group", endedBy)
+	// Output: 640 tokens, ended by group 1
 }

@@ -97,7 +97,7 @@ func TestLongestWithEAGLE(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := drawWorld(t, true)
 		r := w.compile(t)
-		got := r.Longest(asked{w, t, w.align()}, w.limit, w.hashed)
+		got, _ := r.Longest(asked{w, t, w.align()}, w.limit, w.hashed)
 		if want := w.longestWithEAGLE(); got != want {
 			t.Fatalf("got %d tokens, want %d: groups %+v, unit %d, limit %d, hashed %d, held %v", got, want, w.groups, w.unit, w.limit, w.hashed, w.held)
 		}

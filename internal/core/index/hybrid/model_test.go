@@ -230,8 +230,21 @@ func TestLongestIsTheLongestServedPrefix(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := drawWorld(t, false)
 		r := w.compile(t)
-		if got, want := r.Longest(asked{w, t, w.align()}, w.limit, w.hashed), w.longest(); got != want {
+		got, endedBy := r.Longest(asked{w, t, w.align()}, w.limit, w.hashed)
+		if want := w.longest(); got != want {
 			t.Fatalf("got %d tokens, want %d: groups %+v, unit %d, limit %d, hashed %d, held %v", got, want, w.groups, w.unit, w.limit, w.hashed, w.held)
+		}
+		next, limit := got+w.align(), min(w.limit, w.hashed)
+		if endedBy == hybrid.NoGroup {
+			if next <= limit {
+				t.Fatalf("no group ends %d tokens of %d", got, limit)
+			}
+			return
+		}
+		specs := w.specsOf()
+		s := specs[slices.IndexFunc(specs, func(s []int) bool { return slices.Contains(s, endedBy) })]
+		if next > limit || s[0] != endedBy || w.serves(s, next, next) {
+			t.Fatalf("group %d ends %d tokens of %d, and serves %d", endedBy, got, limit, next)
 		}
 	})
 }
@@ -250,7 +263,8 @@ func TestLongestWithHostIsTheRuleOfTheSuffix(t *testing.T) {
 		for _, held := range w.held {
 			suffix.held = append(suffix.held, held[start/w.unit:])
 		}
-		want := max(device, start+r.Longest(asked{suffix, t, w.align()}, suffix.limit, suffix.hashed))
+		tokens, _ := r.Longest(asked{suffix, t, w.align()}, suffix.limit, suffix.hashed)
+		want := max(device, start+tokens)
 		if got := r.LongestWithHost(asked{w, t, w.align()}, device, w.limit, w.hashed); got != want {
 			t.Fatalf("got %d tokens, want %d", got, want)
 		}

@@ -1,7 +1,7 @@
 // Package hybrid finds the longest prefix of a prompt that an engine with several attention groups can reuse.
 //
 // In: the attention groups of an engine, which New compiles into a Rule once, and for each prompt a Holder, which tells
-// which prefixes each group holds. Out: the length of the prefix that the engine reuses, in tokens.
+// which prefixes each group holds. Out: the length of the prefix that the engine reuses, in tokens, and the group that ends it.
 //
 // The rule is that of vLLM 0.33, of its KV cache coordinator and of the managers of each kind of group. Without EAGLE it is:
 // the longest prefix within a limit, of a length that is a multiple of Rule.Align, which each group serves. A group serves a
@@ -54,10 +54,16 @@ func (r *Rule) Drops() bool {
 // prompt, so that it reuses at most all tokens but one. hashed is the number of tokens that are part of a hash unit with a name:
 // all whole units of the prompt, also beyond limit, since EAGLE looks further than what it reuses.
 //
+// endedBy is the group, by its index, that was the last to serve less than the others do, or the first of several groups that are equal
+// but for their index; NoGroup if the prompt or the limit ends the prefix.
+//
 // Longest does not allocate. It asks h only for positions up to hashed.
-func (r *Rule) Longest(h Holder, limit, hashed int) int {
+func (r *Rule) Longest(h Holder, limit, hashed int) (tokens, endedBy int) {
 	return r.longest(&prompt{holder: h, hashed: hashed}, limit)
 }
+
+// NoGroup is the group that ends a prefix which no group ends.
+const NoGroup = -1
 
 // LongestWithHost returns the length of the prefix that the engine reuses together with a host tier of vLLM's
 // SimpleCPUOffloadConnector. device is what Longest returned for device memory; h tells what the groups hold in host memory; limit and
@@ -71,7 +77,8 @@ func (r *Rule) LongestWithHost(h Holder, device, limit, hashed int) int {
 		return device
 	}
 	start := device - device%r.blocks
-	return max(device, start+r.longest(&prompt{holder: h, start: start, hashed: hashed - start}, limit-start))
+	tokens, _ := r.longest(&prompt{holder: h, start: start, hashed: hashed - start}, limit-start)
+	return max(device, start+tokens)
 }
 
 // longest implements Longest. Each spec accepts the length or lowers it:
@@ -81,24 +88,32 @@ func (r *Rule) LongestWithHost(h Holder, device, limit, hashed int) int {
 //  3. A spec that drops is asked for a longer prefix, and drops that again: once for each candidate, until a spec that
 //     does not drop lowers the length. (vLLM: once the drop of a spec is verified, the spec is asked as if it had none.)
 //  4. A group that is alone is asked once, without (3).
-func (r *Rule) longest(p *prompt, limit int) int {
+func (r *Rule) longest(p *prompt, limit int) (tokens, endedBy int) {
+	endedBy = NoGroup
 	hit := min(limit, p.hashed)
 	if hit <= 0 || r.groups == 0 {
-		return 0
+		return 0, endedBy
 	}
 	alone := r.groups == 1
+	ask := func(s *spec, limit int, drop bool) int {
+		n := s.lower(p, limit, drop, alone)
+		if n < limit-limit%r.align {
+			endedBy = s.groups[0]
+		}
+		return n
+	}
 	for i := range r.full {
-		hit = r.full[i].lower(p, hit, r.full[i].drop, alone)
+		hit = ask(&r.full[i], hit, r.full[i].drop)
 	}
 	if alone && len(r.others) == 1 {
-		return r.others[0].lower(p, hit, r.others[0].drop, alone)
+		return ask(&r.others[0], hit, r.others[0].drop), endedBy
 	}
 	var verified uint64 // specs of which the drop is verified, by their index in others
 	for cur := hit; hit > 0; hit = cur {
 		for i := range r.others {
 			s := &r.others[i]
 			drop := s.drop && verified&(1<<i) == 0
-			n := s.lower(p, cur, drop, false)
+			n := ask(s, cur, drop)
 			if drop {
 				verified |= 1 << i
 			} else if n < cur {
@@ -110,5 +125,5 @@ func (r *Rule) longest(p *prompt, limit int) int {
 			break
 		}
 	}
-	return hit
+	return hit, endedBy
 }

@@ -126,10 +126,37 @@ func TestLongest(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			r := mustRule(t, tt.unit, tt.groups...)
 			hashed := tt.tokens - tt.tokens%r.Unit()
-			if got := r.Longest(tt.held, tt.tokens-1, hashed); got != tt.want {
+			if got, _ := r.Longest(tt.held, tt.tokens-1, hashed); got != tt.want {
 				t.Errorf("got %d tokens, want %d", got, tt.want)
 			}
 		})
+	}
+}
+
+func TestLongestNamesTheGroupThatEndsIt(t *testing.T) {
+	all := every(16, 16, 96)
+	for _, tt := range []struct {
+		name   string
+		groups []hybrid.Group
+		held   positions
+		tokens int
+		want   int
+	}{
+		{"the prompt", groups(full(16), window(16, 32)), positions{all, all}, 97, hybrid.NoGroup},
+		{"the last token", groups(full(16), window(16, 32)), positions{all, all}, 96, hybrid.NoGroup},
+		{"full attention", groups(full(16), window(16, 17)), positions{{16, 32}, all}, 97, 0},
+		{"a window", groups(full(16), window(16, 32)), positions{all, {16, 32, 64}}, 97, 1},
+		{"a state, which the window after it allows", groups(full(16), mamba(16), window(16, 17)), positions{all, {48}, all}, 97, 1},
+		{"a window before the last state", groups(full(16), mamba(16), window(16, 17)), positions{all, {16, 48}, {16, 32, 96}}, 97, 1},
+		{"the second of two windows, which are equal", groups(full(16), window(16, 17), window(16, 17)), positions{all, all, {32}}, 97, 1},
+		{"a chunk", groups(full(16), chunked(16, 64)), positions{all, {96}}, 97, 1},
+		{"a group that is alone", groups(mamba(16)), positions{{32}}, 97, 0},
+		{"a block that EAGLE drops", groups(drops(full(16))), positions{all}, 97, 0},
+	} {
+		r := mustRule(t, 0, tt.groups...)
+		if tokens, got := r.Longest(tt.held, tt.tokens-1, tt.tokens-tt.tokens%16); got != tt.want {
+			t.Errorf("%s: %d tokens, ended by group %d, want %d", tt.name, tokens, got, tt.want)
+		}
 	}
 }
 
@@ -147,8 +174,8 @@ func TestLongestOfNothing(t *testing.T) {
 		{"less than a unit", &r, 14, 0},
 		{"no names", &r, 64, 0},
 	} {
-		if got := tt.rule.Longest(positions{every(16, 16, 64), every(16, 16, 64)}, tt.limit, tt.hashed); got != 0 {
-			t.Errorf("%s: got %d tokens, want 0", tt.name, got)
+		if got, endedBy := tt.rule.Longest(positions{every(16, 16, 64), every(16, 16, 64)}, tt.limit, tt.hashed); got != 0 || endedBy != hybrid.NoGroup {
+			t.Errorf("%s: got %d tokens, ended by group %d, want 0 by none", tt.name, got, endedBy)
 		}
 	}
 	if got := zero.LongestWithHost(positions{}, 32, 64, 64); got != 32 {
