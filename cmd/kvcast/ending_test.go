@@ -178,7 +178,7 @@ var states = map[string]state{
 		s := launch(t, "--journal", "nats://"+nats.Addr())
 		harness.WaitFor(t, func() bool { return nats.Stats().Frozen > 0 })
 		return s
-	}, "journal", "the journal", true},
+	}, "journal", "the journal", false},
 	"a file of workers that cannot be read to its end": {func(t *testing.T) *harness.Process {
 		t.Helper()
 		file := filepath.Join(t.TempDir(), "workers.yaml")

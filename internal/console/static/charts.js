@@ -36,7 +36,7 @@ function ceiling(n) {
 // areaChart returns a chart of values over time, stacked. classes are those of the layers, from the bottom.
 export function areaChart(label, classes, format = number) {
   const paths = classes.map(c => svg('path', {class: `area ${c}`}));
-  const picture = svg('svg', {viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: 'none', role: 'img'},
+  const picture = svg('svg', {viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: 'none', role: 'img', 'aria-label': label},
     [0.25, 0.5, 0.75].map(y => svg('line', {class: 'gridline', x1: 0, x2: width, y1: height * y, y2: height * y})), paths);
   const top = el('span', {class: 'axis'});
   const from = el('span', {class: 'axis'});
@@ -75,7 +75,7 @@ const lanes = ['bad', 'change', 'good'];
 // timeline returns a picture of incidents over a time: what was lost above, what changed in the middle, repairs below.
 export function timeline(label) {
   const marks = svg('g');
-  const picture = svg('svg', {viewBox: `0 0 ${width} 66`, preserveAspectRatio: 'none', role: 'img'},
+  const picture = svg('svg', {viewBox: `0 0 ${width} 66`, preserveAspectRatio: 'none', role: 'img', 'aria-label': label},
     lanes.map((_, i) => svg('line', {class: 'gridline', x1: 0, x2: width, y1: 11 + 22 * i, y2: 11 + 22 * i})), marks);
   const from = el('span', {class: 'axis'});
   const until = el('span', {class: 'axis'});
