@@ -615,10 +615,9 @@ type TierPrefix struct {
 	Trust Trust `protobuf:"varint,4,opt,name=trust,proto3,enum=kvcast.v1.Trust" json:"trust,omitempty"`
 	// With TRUST_DEGRADED, why; ascending.
 	Reasons []DegradedReason `protobuf:"varint,5,rep,packed,name=reasons,proto3,enum=kvcast.v1.DegradedReason" json:"reasons,omitempty"`
-	// The index of the attention group that ends the prefix: the one that holds the least of
-	// what the others could serve, or the first of several that have the same kind, block size
-	// and window. Absent if the end of the prompt ends it, and if the rank has a main group
-	// alone, or the others are not followed. See Groups.
+	// The index of the attention group because of which the prefix is not longer; of several
+	// with the same kind, block size and window the first. Absent if the prompt ends the prefix,
+	// and if the rank has a main group alone or its other groups are not followed. See Groups.
 	EndedByGroup  *uint32 `protobuf:"varint,6,opt,name=ended_by_group,json=endedByGroup,proto3,oneof" json:"ended_by_group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -54,8 +54,8 @@ func (r *Rule) Drops() bool {
 // prompt, so that it reuses at most all tokens but one. hashed is the number of tokens that are part of a hash unit with a name:
 // all whole units of the prompt, also beyond limit, since EAGLE looks further than what it reuses.
 //
-// endedBy is the group, by its index, that was the last to serve less than the others do, or the first of several groups that are equal
-// but for their index; NoGroup if the prompt or the limit ends the prefix.
+// endedBy is the index of the group because of which the prefix is not longer; of several groups that are equal but for their index, the
+// first; NoGroup if the prompt or the limit ends the prefix.
 //
 // Longest does not allocate. It asks h only for positions up to hashed.
 func (r *Rule) Longest(h Holder, limit, hashed int) (tokens, endedBy int) {
