@@ -481,6 +481,7 @@ func (n *names) reuse(r *rank, blocks *[NumTiers]int) (u reuse) {
 	for tier := range holders {
 		h := &holders[tier]
 		*h = holder{rank: r, tier: tier, names: n, dense: blocks[tier] * r.attention.mainBlock}
+		u.endedBy[tier] = hybrid.NoGroup
 		if r.usedTiers&(1<<tier) == 0 {
 			continue
 		}

@@ -209,8 +209,10 @@ func TestMatchNamesTheGroupThatEndsIt(t *testing.T) {
 		if got, ok := m.Prompts[0][0].EndedBy(0); ok != (tt.want >= 0) || ok && got != tt.want {
 			t.Errorf("%s: ended by group %d, %t, want %d", name, got, ok, tt.want)
 		}
-		if got, ok := m.Prompts[0][0].EndedBy(2); ok {
-			t.Errorf("%s: on disk, ended by group %d", name, got)
+		for _, unused := range []int{1, 2} {
+			if got, ok := m.Prompts[0][0].EndedBy(unused); ok {
+				t.Errorf("%s: in tier %d, ended by group %d", name, unused, got)
+			}
 		}
 	}
 }
