@@ -41,7 +41,8 @@ func TestLearnedNamesAnswerAsComputedOnes(t *testing.T) {
 		if rapid.Bool().Draw(t, "states") {
 			groups = append(groups, mambaGroup)
 		}
-		if rapid.Bool().Draw(t, "drops") {
+		drops := rapid.Bool().Draw(t, "drops")
+		if drops {
 			groups[1] = &kvcastv1.AttentionGroup{Index: 1, Kind: windowGroup.GetKind(), BlockSize: 4, Window: 9, Drops: true}
 		}
 		x := index.New()
@@ -113,6 +114,10 @@ func TestLearnedNamesAnswerAsComputedOnes(t *testing.T) {
 			want, got := byTokens["computed"], byTokens["learned"]
 			compare := func(how string, want, got index.Match) {
 				if got.Trust() != kvcastv1.Trust_TRUST_EXACT && got.Worker != "" {
+					// An engine that drops a block looks at a block more, which may have no learned name.
+					if !drops {
+						t.Fatalf("prompt %d of %d tokens by %s: %v", p, n, how, got.Trust())
+					}
 					unknown++
 					return
 				}
@@ -131,7 +136,7 @@ func TestLearnedNamesAnswerAsComputedOnes(t *testing.T) {
 		}
 	})
 	t.Logf("%d exact, %d not", known, unknown)
-	if known == 0 || testclass.Full() && known < 2*unknown { // of few random events, many may have unknown names
+	if known == 0 || testclass.Full() && known < 10*unknown { // of few random inputs, a large part may have such names
 		t.Errorf("%d answers were exact, %d were not", known, unknown)
 	}
 }
