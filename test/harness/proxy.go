@@ -90,7 +90,8 @@ func (p *Proxy) partition() {
 	p.partitioned = true
 }
 
-// PartitionAfter does what Partition does instead of forwarding the data that brings the bytes in both directions, counted from now, to a number.
+// PartitionAfter does what Partition does once a number of bytes, in both directions together, has arrived from now on. The data that reaches
+// the number is not forwarded.
 func (p *Proxy) PartitionAfter(bytes int) { p.update(func() { p.left = bytes }) }
 
 // Heal ends a Partition. Frozen connections stay frozen.

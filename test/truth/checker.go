@@ -44,8 +44,8 @@ func (c *Checker) AddEngine(r Rank, pool blockpool.Config) (observe func(simulat
 	}
 }
 
-// GroupsOf returns the attention groups of the worker with a number beside full attention, and whether kvcast can compute its block hashes: half
-// of the workers of a fleet have hybrid models.
+// GroupsOf returns the model of a worker, given its number in a fleet: the attention groups that it has beside full attention, and whether
+// kvcast can compute its block hashes. Half of the workers have hybrid models.
 func GroupsOf(worker int) (groups []blockpool.Group, vllmHashes bool) {
 	switch worker % 4 {
 	case 1:

@@ -205,8 +205,8 @@ func (w *world) appendKey(b []byte) []byte {
 	return b
 }
 
-// sized returns limits with a batch of each engine less, and of a foreign one two if it then still has one, which leave a tenth of the
-// states, unless tests run at full size.
+// sized returns limits for tests that do not run at full size: one batch fewer, and two fewer of the foreign engine, but at least one if it has
+// any. A tenth of the states is left.
 func sized(l limits) limits {
 	if !testclass.Full() {
 		l.batches--

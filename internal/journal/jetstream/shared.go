@@ -45,8 +45,8 @@ const (
 	claimTimeout = 2 * time.Second
 	// unitPoll is how often overdue units are looked for.
 	unitPoll = 500 * time.Millisecond
-	// suspectPause is the least time between two looks for units that were refused. Where the stream has lost entries, or another
-	// instance has taken the worker, all are refused until that is read.
+	// suspectPause is the least time between two looks for units that were refused. If the stream has lost entries, or another
+	// instance has taken the worker, the stream refuses all units until the journal has read that.
 	suspectPause = 100 * time.Millisecond
 )
 

@@ -62,7 +62,7 @@ func (r *Rule) Longest(h Holder, limit, hashed int) (tokens, endedBy int) {
 	return r.longest(&prompt{holder: h, hashed: hashed}, limit)
 }
 
-// NoGroup is the group that ends a prefix which no group ends.
+// NoGroup is returned in place of a group's index if no group ends the prefix.
 const NoGroup = -1
 
 // LongestWithHost returns the length of the prefix that the engine reuses together with a host tier of vLLM's
