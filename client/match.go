@@ -65,6 +65,15 @@ type Match struct {
 	// Age is the time since the rank was known to be up to date with its engine. The server tells it; for a View it is the time for
 	// which the View has had no stream. A View's ranks are degraded (STALE) when Age exceeds StaleAfter.
 	Age time.Duration
+	// TierEndedBy is the attention group because of which the prefix in a tier is not longer, by kvcastv1.Tier. It is not set if the prompt
+	// ends the prefix, if the rank has a main group alone, and if its other groups are not followed.
+	TierEndedBy [numTiers + 1]OptionalGroup
+}
+
+// OptionalGroup is the index of an attention group, if one is set; of several with the same kind, block size and window the first.
+type OptionalGroup struct {
+	Index uint32
+	Set   bool
 }
 
 // matchesPool reuses the memory of matches.
@@ -129,6 +138,9 @@ func exportMatch(m *index.Match) Match {
 	copy(out.TierBlocks[1:], m.TierBlocks[:])
 	for tier := range m.TierBlocks {
 		out.TierTokens[tier+1], out.TierTrust[tier+1] = m.TierTokens(tier), m.TierTrust(tier)
+		if group, ok := m.EndedBy(tier); ok {
+			out.TierEndedBy[tier+1] = OptionalGroup{Index: uint32(group), Set: true}
+		}
 	}
 	return out
 }

@@ -129,11 +129,16 @@ func newMatch(model string, p *kvcastv1.PrefixMatch) Match {
 		m.TierTrust[tier+1] = m.Trust
 	}
 	for _, t := range p.GetTiers() {
-		if t.GetTier() < numTiers+1 {
-			m.TierBlocks[t.GetTier()], m.TierTokens[t.GetTier()] = int(t.GetBlocks()), int(t.GetTokens())
-			if t.GetTrust() != kvcastv1.Trust_TRUST_UNSPECIFIED {
-				m.TierTrust[t.GetTier()] = t.GetTrust()
-			}
+		tier := uint32(t.GetTier())
+		if tier > numTiers {
+			continue // of a later version
+		}
+		m.TierBlocks[tier], m.TierTokens[tier] = int(t.GetBlocks()), int(t.GetTokens())
+		if t.GetTrust() != kvcastv1.Trust_TRUST_UNSPECIFIED {
+			m.TierTrust[tier] = t.GetTrust()
+		}
+		if t.EndedByGroup != nil {
+			m.TierEndedBy[tier] = OptionalGroup{Index: t.GetEndedByGroup(), Set: true}
 		}
 	}
 	return m

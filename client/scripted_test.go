@@ -29,7 +29,8 @@ type scripted struct {
 	kvcastv1.UnimplementedRouterEventServiceServer
 	client   *client.Client
 	listener *bufconn.Listener
-	pause    time.Duration // before each message; set before the first stream
+	pause    time.Duration                 // before each message; set before the first stream
+	match    *kvcastv1.MatchPrefixResponse // set before the first request
 
 	mu      sync.Mutex
 	streams []script
@@ -92,6 +93,10 @@ func (s *scripted) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.Rou
 	}
 	<-stream.Context().Done()
 	return stream.Context().Err()
+}
+
+func (s *scripted) MatchPrefix(context.Context, *kvcastv1.MatchPrefixRequest) (*kvcastv1.MatchPrefixResponse, error) {
+	return s.match, nil
 }
 
 // requests returns the requests that the server has received.

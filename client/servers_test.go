@@ -3,17 +3,21 @@ package client_test
 import (
 	"context"
 	"errors"
+	"math"
 	"net"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/client"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // servers returns a client for scripted servers, in their order.
@@ -52,6 +56,27 @@ func TestNextServerIsResumedAtPosition(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestUnknownTiersAreLeftOut has tiers that this version does not know beside the device's, in the order of a later version.
+func TestUnknownTiersAreLeftOut(t *testing.T) {
+	t.Parallel()
+	s := play(t, script{})
+	s.match = &kvcastv1.MatchPrefixResponse{Prompts: []*kvcastv1.PromptMatches{{Matches: []*kvcastv1.PrefixMatch{{Worker: "w", Blocks: 9}}}}}
+	for _, tier := range []kvcastv1.Tier{math.MinInt32, -1, 5, math.MaxInt32, kvcastv1.Tier_TIER_DEVICE} {
+		m := s.match.GetPrompts()[0].GetMatches()[0]
+		m.Tiers = append(m.Tiers, &kvcastv1.TierPrefix{Tier: tier, Blocks: 7, EndedByGroup: proto.Uint32(0)})
+	}
+	got, err := s.client.MatchPrefix(t.Context(), client.MatchRequest{Prompts: []client.Prompt{{TokensHashes: []uint64{1}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := client.Match{Worker: "w", Blocks: 9}
+	want.TierBlocks[kvcastv1.Tier_TIER_DEVICE] = 7
+	want.TierEndedBy[kvcastv1.Tier_TIER_DEVICE] = client.OptionalGroup{Index: 0, Set: true}
+	if diff := cmp.Diff([][]client.Match{{want}}, got.Matches); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
 }
 
 func TestInvalidTargetInList(t *testing.T) {

@@ -3,6 +3,7 @@ package client_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -14,7 +15,11 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
+	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/internal/wire"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -102,6 +107,50 @@ func TestServerAndViewMatchAsEnginesHold(t *testing.T) {
 	})
 	if total == 0 {
 		t.Error("no prompt matches")
+	}
+}
+
+// TestMatchesNameTheGroupThatEndsAPrefix has prompts of six blocks, of which the main group has two, a window two, or both all.
+func TestMatchesNameTheGroupThatEndsAPrefix(t *testing.T) {
+	t.Parallel()
+	h := start(t, server.Config{}, journal.Config{})
+	c := client.FromConn(h.Dial(t))
+	view, awaitView := followedView(t, h, c)
+	groups := &kvcastv1.Groups{Unit: 4, Groups: []*kvcastv1.AttentionGroup{
+		{Index: 0, Kind: kvcastv1.AttentionGroup_KIND_FULL_ATTENTION, BlockSize: 4, Main: true},
+		{Index: 3, Kind: kvcastv1.AttentionGroup_KIND_SLIDING_WINDOW, BlockSize: 4, Window: 9},
+	}}
+	prompt, lane := []uint64{1, 2, 3, 4, 5, 6}, h.Pipeline.AddWorker(feed.Worker{Name: "w", Model: "m", BlockSize: 4})
+	for rank, tt := range []struct {
+		main, window int
+		want         client.OptionalGroup
+	}{
+		{main: 4, window: 6, want: client.OptionalGroup{Index: 0, Set: true}},
+		{main: 6, window: 4, want: client.OptionalGroup{Index: 3, Set: true}},
+		{main: 6, window: 6},
+	} {
+		stored := wire.Event{Kind: wire.KindStored, Tier: kvblock.TierDevice, BlockSize: 4}
+		main, window := stored, stored
+		main.BlockHashes, main.TokensHashes = prompt[:tt.main], prompt[:tt.main]
+		window.BlockHashes, window.GroupIdx, window.Group = prompt[:tt.window], 3, 4
+		lane.Batch(&feed.Batch{Rank: uint32(rank), Groups: groups, Events: []wire.Event{main, window}})
+		p := client.Prompt{BlockHashes: prompt}
+		got, err := c.MatchPrefix(t.Context(), client.MatchRequest{Prompts: []client.Prompt{p}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		awaitView(t)
+		for from, matches := range map[string][]client.Match{"MatchPrefix": got.Matches[0], "View.Match": view.Match(p)} {
+			i := slices.IndexFunc(matches, func(m client.Match) bool { return m.Rank == uint32(rank) })
+			if i < 0 {
+				t.Fatalf("%s, rank %d: no match", from, rank)
+			}
+			want := client.Match{}.TierEndedBy
+			want[kvcastv1.Tier_TIER_DEVICE] = tt.want
+			if diff := cmp.Diff(want, matches[i].TierEndedBy); diff != "" {
+				t.Errorf("%s, rank %d (-want +got):\n%s", from, rank, diff)
+			}
+		}
 	}
 }
 
