@@ -59,7 +59,7 @@ func (m *Machine) askForLoss(now time.Time) {
 // probing reports whether all batches are being requested because of a loss, and none has been returned yet.
 func (m *Machine) probing() bool { return m.repair != nil && m.repair.Cause == CauseLoss }
 
-// endProbe ends such a request.
+// endProbe ends a request for all batches of which none has been returned.
 func (m *Machine) endProbe() {
 	if m.probing() {
 		m.endRepair()

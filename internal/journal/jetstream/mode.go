@@ -86,7 +86,7 @@ type writer interface {
 	reset(last uint64)
 	// reconnected finds out what has become of the messages in flight after a loss of the connection.
 	reconnected()
-	// oldest returns since when an append waits; the zero time if that is not known beside Journal.stall.
+	// oldest returns the time since which the append that has waited longest waits; zero if only Journal.stall knows it.
 	oldest() time.Time
 	// fail ends all appends.
 	fail(err error)

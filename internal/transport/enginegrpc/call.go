@@ -233,8 +233,8 @@ func (c *call) connect() {
 func (c *call) explain(err error) error {
 	code := status.Code(err)
 	ended := errors.Is(err, io.EOF)
-	// A call that is to resume, and ends before the first response, is not resumed again, unless the server may be away, or
-	// refuses all calls.
+	// If a call that resumes ends before its first response, the server cannot resume it, and the next call must not try, except for the
+	// codes below: the server may be away, or it refuses all calls.
 	cannotResume := c.from > 0 && !c.responded && (ended || !slices.Contains([]codes.Code{
 		codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Unauthenticated, codes.PermissionDenied,
 	}, code))
