@@ -44,11 +44,12 @@ func (x *Index) GroupBlocks(worker string, number uint32) map[GroupBlock]uint64 
 	return all
 }
 
-// LearnedNames returns the number of names that were learned for a rank.
-func (x *Index) LearnedNames(worker string, number uint32) int {
+// LearnedWords returns the number of words and ambiguous places that were learned for a rank.
+func (x *Index) LearnedWords(worker string, number uint32) int {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	return x.findRank(worker, number).attention.learned.hashes.Len()
+	l := &x.findRank(worker, number).attention.learned
+	return l.words[deviceTier].Len() + l.words[hostTier].Len() + l.ambiguous.Len()
 }
 
 // Models returns the number of models of which counts are kept.

@@ -27,7 +27,6 @@ type attention struct {
 	rule *hybrid.Rule
 	// hashing is how the engine computes hashes; nil: that is unknown.
 	hashing *hashing
-	// learned are the hashes of the prefixes that other groups than the main group hold, by content.
 	learned learned
 	// main is the index of the main group; -1: there is none. mainBlock is the number of tokens in its blocks.
 	main, mainBlock int
@@ -204,25 +203,24 @@ func (x *Index) applyGroup(r *rank, tier int, group uint64, hashes []uint64, hol
 	} else {
 		r.removed = x.seq + 1
 	}
-	if r.holdGroup(tier, group, hashes, holds); holds {
-		r.learnAll(hashes)
-	}
+	r.holdGroup(tier, group, hashes, holds)
+	x.learnAll(r, hashes)
 }
 
-// names are the hashes of a prompt's units, as engines compute them.
+// names are the hashes of a prompt's units, as engines compute them, or the places of its blocks.
 type names struct {
 	prompt  int
-	hashing *hashing // nil: they are given, or learned
+	hashing *hashing // nil: the hashes are given, or there are places
 	path    string   // of the prompt's adapter
 	unit    int      // in tokens
 	hashes  []uint64
 	limit   int // the longest prefix that is allowed, in tokens
 	hashed  int // the tokens in whole units
-	// learned finds the places of the prompt's blocks, by which a rank has learned their hashes; nil: hashes has them. Of the first held
-	// tokens, the rank holds all blocks in some tier.
-	learned *radix.Matcher
-	index   *Index
-	held    int
+	// places finds the places of the prompt's blocks, by which a rank has learned what its groups hold; nil: hashes has all names. Of the first
+	// held tokens, the rank holds all blocks in some tier.
+	places *radix.Matcher
+	index  *Index
+	held   int
 }
 
 // reuse is how much of a prompt an engine with several attention groups can reuse, in tokens.
@@ -237,13 +235,13 @@ type reuse struct {
 // isNothing reports whether a rank with several attention groups can reuse nothing, though its main group holds blocks.
 func (u *reuse) isNothing(f *radix.Match) bool { return u.known && u.total == 0 && f.Blocks == 0 }
 
-// name computes the hashes of prompts for the engines of a model that has such engines. It is called without the index's lock.
-func (m *Matches) name(x *Index, q *Query) {
+// name computes the hashes of prompts for the engines of a model that need them, or for all. It is called without the index's lock.
+func (m *Matches) name(x *Index, q *Query, all bool) {
 	m.names = m.names[:0]
 	x.mu.RLock()
 	for i := range q.Prompts {
 		if p := &q.Prompts[i]; len(p.TokenIDs) > 0 {
-			m.names = x.appendNames(m.names, q.Model, i, p)
+			m.names = x.appendNames(m.names, q.Model, i, p, all)
 		}
 	}
 	x.mu.RUnlock()
@@ -269,36 +267,40 @@ func (p *Prompt) limit() int {
 	return len(p.TokenIDs)
 }
 
-// appendNames appends the ways in which the engines of a model, or those of all models, compute the hashes of a prompt.
-func (x *Index) appendNames(all []names, modelName string, prompt int, p *Prompt) []names {
+// appendNames appends the ways in which the engines of a model, or those of all models, compute the hashes of a prompt: those of engines that
+// need names, or all.
+func (x *Index) appendNames(to []names, modelName string, prompt int, p *Prompt, all bool) []names {
 	if modelName != "" {
 		if m := x.models[modelName]; m != nil {
-			all = m.appendNames(all, prompt, p)
+			to = m.appendNames(to, prompt, p, all)
 		}
-		return all
+		return to
 	}
 	for _, m := range x.models {
-		all = m.appendNames(all, prompt, p)
+		to = m.appendNames(to, prompt, p, all)
 	}
-	return all
+	return to
 }
 
-func (m *model) appendNames(all []names, prompt int, p *Prompt) []names {
+func (m *model) appendNames(to []names, prompt int, p *Prompt, all bool) []names {
 	for _, h := range m.hashings {
-		n := names{prompt: prompt, hashing: h, limit: p.limit()}
-		if p.LoRA == "" {
-			all = append(all, n)
+		if !all && !slices.ContainsFunc(h.ranks, (*rank).needsNames) {
 			continue
 		}
-		first := len(all)
+		n := names{prompt: prompt, hashing: h, limit: p.limit()}
+		if p.LoRA == "" {
+			to = append(to, n)
+			continue
+		}
+		first := len(to)
 		for _, r := range h.ranks {
 			n.path = r.attention.pathOf(p.LoRA)
-			if n.path != "" && len(all) < first+maxPaths && !slices.ContainsFunc(all[first:], func(o names) bool { return o.path == n.path }) {
-				all = append(all, n)
+			if n.path != "" && len(to) < first+maxPaths && !slices.ContainsFunc(to[first:], func(o names) bool { return o.path == n.path }) {
+				to = append(to, n)
 			}
 		}
 	}
-	return all
+	return to
 }
 
 // pathOf returns the path of an adapter; empty if it is not known.
@@ -318,7 +320,7 @@ func (m *Matches) applyGroups(x *Index, q *Query, l hashList) {
 	}
 	for _, h := range all {
 		for _, r := range h.hashing.ranks {
-			if m.matcher.Has(r.blocks) || h.path != r.attention.pathOf(q.Prompts[l.prompt].LoRA) {
+			if m.matcher.Has(r.blocks) || !r.needsNames() || h.path != r.attention.pathOf(q.Prompts[l.prompt].LoRA) {
 				continue
 			}
 			f := radix.Match{Rank: r.blocks}
@@ -354,20 +356,17 @@ func (m *Matches) applyRule(x *Index, all []names, f *radix.Match, r *rank, q *Q
 		q.Worker != nil && !q.Worker(r.worker.name) {
 		return reuse{}
 	}
-	n, ok := names{}, false
-	if r.attention.hashing != nil && len(all) > 0 {
-		path := r.attention.pathOf(p.LoRA)
-		if i := slices.IndexFunc(all, func(n names) bool { return n.hashing == r.attention.hashing && n.path == path }); i >= 0 {
-			n, ok = all[i], true
+	computed, computable := r.attention.computed(all, p)
+	if computed == nil || !r.needsNames() {
+		if n := m.namesFor(x, r, f, p, l); n != nil {
+			u = m.reuse(r, n, &f.TierBlocks)
 		}
 	}
-	if !ok {
-		n, ok = m.namesFor(x, r, f, p, l)
+	if !u.known && computed != nil {
+		u = m.reuse(r, computed, &f.TierBlocks)
 	}
-	if !ok {
-		return reuse{}
-	}
-	if u = n.reuse(r, &f.TierBlocks); !u.known {
+	m.lacksNames = m.lacksNames || !u.known && computed == nil && computable
+	if !u.known {
 		return reuse{}
 	}
 	for tier, tokens := range u.tiers {
@@ -380,28 +379,47 @@ func (m *Matches) applyRule(x *Index, all []names, f *radix.Match, r *rank, q *Q
 	return u
 }
 
-// namesFor returns the names of a prompt's blocks that are given with it, or that a rank has learned.
-func (m *Matches) namesFor(x *Index, r *rank, f *radix.Match, p *Prompt, l hashList) (n names, ok bool) {
+// needsNames reports whether a rank may hold more of a prompt than it has learned, so that names are computed if that is possible.
+func (r *rank) needsNames() bool { return !r.learns() || r.blocks.HasUnplaced() }
+
+// computed returns the names of a prompt that were computed for an engine; nil if there are none. able reports whether they can be.
+func (a *attention) computed(all []names, p *Prompt) (n *names, able bool) {
+	if a.hashing == nil || len(p.TokenIDs) == 0 {
+		return nil, false
+	}
+	path := a.pathOf(p.LoRA)
+	for i := range all {
+		if all[i].hashing == a.hashing && all[i].path == path {
+			return &all[i], true
+		}
+	}
+	return nil, p.LoRA == "" || path != ""
+}
+
+// namesFor returns the names of a prompt's blocks that are given with it, or their places, if a rank has learned. Otherwise it returns nil.
+// They are valid until the next call.
+func (m *Matches) namesFor(x *Index, r *rank, f *radix.Match, p *Prompt, l hashList) *names {
 	a := r.attention
 	if !a.learned.applies || a.mainBlock != int(r.worker.blockSize) {
-		return names{}, false
+		return nil
 	}
-	n = names{prompt: l.prompt, unit: a.mainBlock, learned: &m.matcher, index: x, held: f.Blocks * a.mainBlock}
+	n := &m.given
+	*n = names{prompt: l.prompt, unit: a.mainBlock, places: &m.matcher, index: x, held: f.Blocks * a.mainBlock}
 	switch {
 	case len(p.TokenIDs) > 0:
 		n.limit, n.hashed = p.limit(), (l.end-l.start)*n.unit
 		if n.hashed < len(p.TokenIDs)/n.unit*n.unit && a.rule.Drops() { // an engine that drops a block looks at the last one
-			return names{}, false
+			return nil
 		}
 	case len(p.TokensHashes) > 0:
 		n.hashed = len(p.TokensHashes) * n.unit
 		n.limit = n.hashed
 	default:
-		n.learned, n.hashes = nil, p.BlockHashes
+		n.places, n.hashes = nil, p.BlockHashes
 		n.hashed = len(n.hashes) * n.unit
 		n.limit = n.hashed
 	}
-	return n, true
+	return n
 }
 
 // holder implements hybrid.Holder for a prompt, a rank and a tier.
@@ -415,17 +433,29 @@ type holder struct {
 	unknown bool
 }
 
-// Held implements hybrid.Holder.
-func (h *holder) Held(group, from, step, n int) (held uint64) {
+// Run implements hybrid.Runner.
+func (h *holder) Run(group, from, step, n int) (run int, ok bool) {
 	a := h.rank.attention
 	if group == a.main && h.tier == deviceTier && step%a.mainBlock == 0 && from%a.mainBlock == 0 {
-		return 1<<min(max((h.dense-from)/step, 0), n) - 1 // without blocks that follow a missing one
+		return min(max((h.dense-from)/step, 0), n), true // without blocks that follow a missing one
+	}
+	return 0, false
+}
+
+// Held implements hybrid.Holder.
+func (h *holder) Held(group, from, step, n int) (held uint64) {
+	if run, ok := h.Run(group, from, step, n); ok {
+		return 1<<run - 1
+	}
+	a := h.rank.attention
+	if h.names.places != nil && group != a.main && step == h.names.unit {
+		return h.learned(uint64(group), from/step, n)
 	}
 	for i := range n {
 		at := from + (i+1)*step
 		switch {
 		case group != a.main || at%a.mainBlock != 0:
-			if mask, _ := a.held[h.tier].Get(h.nameAt(at)); mask&(1<<group) != 0 {
+			if h.holds(uint64(group), at) {
 				held |= 1 << i
 			}
 		case at <= h.dense || h.tier == hostTier && h.holdsMain(at): // what host memory adds may begin within a prompt
@@ -435,28 +465,39 @@ func (h *holder) Held(group, from, step, n int) (held uint64) {
 	return held
 }
 
-// nameAt returns the hash of the prefix of a number of tokens; 0 if no group but the main group holds it, or that is unknown.
-func (h *holder) nameAt(tokens int) (hash uint64) {
-	n := h.names
-	if n.learned == nil {
-		return n.hashes[tokens/n.unit-1]
+// holds reports whether a group holds the prefix of a number of tokens.
+func (h *holder) holds(group uint64, tokens int) bool {
+	if h.names.places != nil {
+		return h.learned(group, tokens/h.names.unit-1, 1) != 0
 	}
-	place, ok := n.learned.Place(h.rank.blocks, tokens/n.unit-1)
-	if ok = ok && tokens <= n.held; ok {
-		hash, ok = n.index.nameAt(h.rank, place)
+	mask, _ := h.rank.attention.held[h.tier].Get(h.names.hashes[tokens/h.names.unit-1])
+	return mask&(1<<group) != 0
+}
+
+// learned returns which of n blocks from one on a group holds, as bits.
+func (h *holder) learned(group uint64, block, n int) (held uint64) {
+	l, end := &h.rank.attention.learned, min(block+n, h.names.held/h.names.unit)
+	h.unknown = h.unknown || end < block+n
+	for first := block; block < end; {
+		place, blocks := h.names.places.Place(h.rank.blocks, block)
+		if blocks = min(blocks, end-block, wordBits-int(place%wordBits)); blocks == 0 || l.areAmbiguous(place, blocks) {
+			h.unknown = true
+			return held
+		}
+		held |= l.holds(h.tier, group, place, blocks) << (block - first)
+		block += blocks
 	}
-	h.unknown = h.unknown || !ok
-	return hash
+	return held
 }
 
 // holdsMain reports whether the main group holds the block that ends with a number of tokens.
 func (h *holder) holdsMain(tokens int) bool {
 	n := h.names
-	if n.learned == nil {
-		return h.rank.blocks.Tiers(h.nameAt(tokens))&(1<<h.tier) != 0
+	if n.places == nil {
+		return h.rank.blocks.Tiers(n.hashes[tokens/n.unit-1])&(1<<h.tier) != 0
 	}
-	place, ok := n.learned.Place(h.rank.blocks, tokens/n.unit-1)
-	return ok && n.index.blocks.Holds(h.rank.blocks, place, h.tier)
+	place, blocks := n.places.Place(h.rank.blocks, tokens/n.unit-1)
+	return blocks > 0 && n.index.blocks.Holds(h.rank.blocks, place, h.tier)
 }
 
 // extend extends the blocks that the main group holds by those whose content is unknown.
@@ -466,7 +507,7 @@ func (h *holder) extend() {
 		h.dense = 0
 		return
 	}
-	if h.names.learned != nil { // by content, only blocks whose content is known are found
+	if h.names.places != nil { // by content, only blocks whose content is known are found
 		return
 	}
 	for h.dense+block <= end && h.holdsMain(h.dense+block) {
@@ -475,9 +516,8 @@ func (h *holder) extend() {
 }
 
 // reuse returns how much of a prompt a rank can reuse. blocks are those that the main group holds in each tier.
-func (n *names) reuse(r *rank, blocks *[NumTiers]int) (u reuse) {
-	rule := r.attention.rule
-	var holders [numGroupTiers]holder
+func (m *Matches) reuse(r *rank, n *names, blocks *[NumTiers]int) (u reuse) {
+	rule, holders := r.attention.rule, &m.holders
 	for tier := range holders {
 		h := &holders[tier]
 		*h = holder{rank: r, tier: tier, names: n, dense: blocks[tier] * r.attention.mainBlock}

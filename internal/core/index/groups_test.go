@@ -114,6 +114,11 @@ func TestPrefixesThatAllGroupsHold(t *testing.T) {
 		"main blocks before the groups":    {[]any{main, learned, window(h[:6]...)}, index.Prompt{}, 24, exact},
 		"a learned name of a block gone":   {[]any{learned, main, window(h...), removed(h[4])}, index.Prompt{}, 16, exact},
 		"two names of a block":             {[]any{learned, main, other, window(h...)}, index.Prompt{}, 28, bound},
+		"two names, one of them computed":  {[]any{groups(fullGroup, windowGroup), main, other, window(h[:6]...)}, index.Prompt{}, 24, exact},
+		"two names in two tiers":           {[]any{learned, main, inTier(2, event(0, other)), window(h...)}, index.Prompt{}, 28, bound},
+		"one of two names is gone":         {[]any{learned, main, other, window(h...), removed(other.GetBlockHashes()...), main}, index.Prompt{}, 28, exact},
+		"another name in its place":        {[]any{learned, main, window(h...), removed(h...), other}, index.Prompt{}, 0, exact},
+		"another name and its own window":  {[]any{learned, main, window(h...), removed(h...), other, window(6, 7)}, index.Prompt{}, 28, exact},
 		"names after a clear":              {[]any{learned, other, cleared, main, window(h[:6]...)}, index.Prompt{}, 24, exact},
 		"names of an engine that drops":    {[]any{drops, main, window(h...)}, index.Prompt{}, 24, exact},
 		"drops, without the last token":    {[]any{drops, main, window(h...)}, index.Prompt{TokenIDs: tokens[:28], ExcludeLastToken: true}, 24, bound},
@@ -142,7 +147,11 @@ func TestPrefixesThatAllGroupsHold(t *testing.T) {
 				events = append(events, event(0, &kvcastv1.GroupsOmitted{}))
 			}
 			for _, kind := range tt.events {
-				events = append(events, event(0, kind))
+				ev, ok := kind.(*kvcastv1.RouterEvent)
+				if !ok {
+					ev = event(0, kind)
+				}
+				events = append(events, ev)
 			}
 			x.ApplyEntry(entryOf(1, events...))
 			copied := index.New()

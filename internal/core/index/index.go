@@ -30,7 +30,7 @@ type Index struct {
 	workers map[string]*worker
 	models  map[string]*model
 	seq     uint64 // the last entry that is applied
-	// learners is the number of ranks for which names are learned.
+	// learners is the number of ranks that learn.
 	learners int
 	decoder  decoder
 }
@@ -38,7 +38,7 @@ type Index struct {
 // New returns an index without workers.
 func New() *Index {
 	x := &Index{blocks: radix.New(), workers: make(map[string]*worker), models: make(map[string]*model)}
-	x.blocks.OnAdoption(func(r *radix.Rank, hash uint64) { r.Owner.(*rank).learnAll([]uint64{hash}) })
+	x.blocks.OnAdoption(func(r *radix.Rank, hash uint64) { x.learnAll(r.Owner.(*rank), []uint64{hash}) })
 	return x
 }
 
@@ -188,7 +188,7 @@ func (x *Index) store(r *rank, tier int, s *radix.Stored) {
 	}
 	r.usedTiers |= 1 << tier
 	x.blocks.Store(r.blocks, tier, *s)
-	r.learnAll(s.Blocks)
+	x.learnAll(r, s.Blocks)
 }
 
 // remove removes blocks from a rank.
@@ -215,7 +215,7 @@ func (x *Index) clear(r *rank, c *kvcastv1.Cleared) {
 	}
 	r.clearGroups(c.GetTiers())
 	if r.learns() {
-		r.learnAgain()
+		x.learnAgain(r)
 	}
 	r.resolve(c.GetTiers())
 	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP { // the engine may still hold blocks

@@ -5,17 +5,26 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// learned are the engine's hashes of prefixes, here called names, as far as they follow from events. A store of the main group tells the
-// content of a block and its hash, and all attention groups hold a prefix under the same hash. With the names, kvcast finds what the groups
-// hold of a prompt without computing the engine's hashes.
-//
-// Only prefixes that a group other than the main group holds have a name. If a place has none, no such group holds the prefix.
+// learned says which groups hold the blocks of the main group, by content. A store of the main group tells the content of a block and its
+// hash, and all attention groups hold a prefix under the same hash. So kvcast finds what the groups hold of a prompt without computing
+// the engine's hashes.
 type learned struct {
 	// applies reports whether all that the engine's rule asks for are prefixes that end with a block of the main group.
 	applies bool
-	// hashes are the names by the places of their content in the tree; 0: there are several.
-	hashes hashtable.Table[uint64]
+	// groups are the described groups other than the main group.
+	groups []uint64
+	// words have which blocks a group holds in each tier: one bit for each of 64 places in a row, see wordKey. A bit counts while the main group
+	// holds the block with the place: it is set anew when the main group stores the block.
+	words [numGroupTiers]hashtable.Table[uint64]
+	// ambiguous are places for which the main group has had several hashes, of which a group has held some.
+	ambiguous hashtable.Table[struct{}]
 }
+
+// wordBits is the number of places of a word.
+const wordBits = 64
+
+// wordKey returns the key of the word that has a place for a group, which is less than hybrid.MaxGroups, 64.
+func wordKey(place, group uint64) uint64 { return place&^(wordBits-1) | group }
 
 // learnsNames reports whether the rule of a rank asks only for prefixes that end with a block of the main group. Where the hash unit is
 // not known, Mamba groups may have states within a block.
@@ -31,19 +40,22 @@ func (a *attention) learnsNames() bool {
 	return true
 }
 
-// setLearned decides whether names are learned for a rank, whose groups were described, and learns those of the blocks that it holds.
+// setLearned decides whether a rank, whose groups were described, learns, and learns what groups hold of its blocks.
 func (x *Index) setLearned(r *rank) {
-	a := r.attention
-	if applies := a.learnsNames(); applies != a.learned.applies {
-		x.forgetLearned(r)
-		if a.learned.applies = applies; applies {
-			x.learners++
-			r.learnAgain()
+	x.forgetLearned(r)
+	if a := r.attention; a.learnsNames() {
+		a.learned.applies = true
+		for _, g := range a.described.GetGroups() {
+			if !g.GetMain() {
+				a.learned.groups = append(a.learned.groups, uint64(g.GetIndex()))
+			}
 		}
+		x.learners++
+		x.learnAgain(r)
 	}
 }
 
-// forgetLearned forgets the names of a rank, for which none are learned any more.
+// forgetLearned forgets what a rank has learned, which learns no more.
 func (x *Index) forgetLearned(r *rank) {
 	if r.learns() {
 		r.attention.learned = learned{}
@@ -53,73 +65,90 @@ func (x *Index) forgetLearned(r *rank) {
 
 func (r *rank) learns() bool { return r.attention != nil && r.attention.learned.applies }
 
-// learnAgain learns the names of all blocks of a rank.
-func (r *rank) learnAgain() {
+// learnAgain learns what the groups of a rank hold.
+func (x *Index) learnAgain(r *rank) {
 	a := r.attention
-	a.learned.hashes = hashtable.New[uint64]()
+	a.learned.ambiguous = hashtable.New[struct{}]()
+	for tier := range a.held {
+		a.learned.words[tier] = hashtable.New[uint64]()
+	}
 	for tier := range a.held {
 		for b := range a.held[tier].All() {
-			r.learn(b.Key())
+			x.learn(r, b.Key())
 		}
 	}
 }
 
-// learnAll learns the names of blocks that have got a place, or that another group than the main group has stored.
-func (r *rank) learnAll(hashes []uint64) {
+// learnAll learns which groups hold blocks that have got a place, or that a group other than the main group has stored or removed.
+func (x *Index) learnAll(r *rank, hashes []uint64) {
 	if !r.learns() {
 		return
 	}
 	for _, hash := range hashes {
-		if r.attention.holdsAny(hash) {
-			r.learn(hash)
-		}
+		x.learn(r, hash)
 	}
-	// Names of blocks that got another place are left.
-	a := r.attention
-	if held := a.held[deviceTier].Len() + a.held[hostTier].Len(); a.learned.hashes.Len() > 2*held+1024 {
-		r.learnAgain()
+	// Words of blocks that lost their place are left.
+	a, l := r.attention, &r.attention.learned
+	held := a.held[deviceTier].Len() + a.held[hostTier].Len()
+	if words := l.words[deviceTier].Len() + l.words[hostTier].Len() + l.ambiguous.Len(); words > 2*len(l.groups)*held+1024 {
+		x.learnAgain(r)
 	}
 }
 
-// holdsAny reports whether a group other than the main group holds a block.
-func (a *attention) holdsAny(hash uint64) bool {
+// learn learns which groups hold a block, if it has a place.
+func (x *Index) learn(r *rank, hash uint64) {
+	place, only, ok := x.blocks.PlaceOf(r.blocks, hash)
+	if !ok {
+		return
+	}
+	a, l := r.attention, &r.attention.learned
+	held := false
 	for tier := range a.held {
-		if _, ok := a.held[tier].Get(hash); ok {
+		mask, _ := a.held[tier].Get(hash)
+		for _, group := range l.groups {
+			holds := mask&(1<<group) != 0
+			held = held || holds || !only && l.holds(tier, group, place, 1) != 0
+			l.set(tier, group, place, holds)
+		}
+	}
+	switch {
+	case only && l.ambiguous.Len() > 0:
+		if s := l.ambiguous.Find(place); s != nil {
+			l.ambiguous.Delete(s)
+		}
+	case !only && held:
+		l.ambiguous.Put(place)
+	}
+}
+
+// set sets whether a group holds the block with a place.
+func (l *learned) set(tier int, group, place uint64, holds bool) {
+	bit := uint64(1) << (place % wordBits)
+	if holds {
+		w, _ := l.words[tier].Put(wordKey(place, group))
+		w.Value |= bit
+	} else if w := l.words[tier].Find(wordKey(place, group)); w != nil {
+		if w.Value &^= bit; w.Value == 0 {
+			l.words[tier].Delete(w)
+		}
+	}
+}
+
+// holds returns which of n blocks a group holds, as bits. The blocks have a place and those after it, in one word.
+func (l *learned) holds(tier int, group, place uint64, n int) uint64 {
+	word, _ := l.words[tier].Get(wordKey(place, group))
+	return word >> (place % wordBits) & (1<<n - 1)
+}
+
+// areAmbiguous reports whether any of n blocks is ambiguous. The blocks have a place and those after it.
+func (l *learned) areAmbiguous(place uint64, n int) bool {
+	if l.ambiguous.Len() == 0 {
+		return false
+	}
+	for i := range uint64(n) {
+		if l.ambiguous.Find(place+i) != nil {
 			return true
 		}
 	}
 	return false
-}
-
-// learn learns the name of a block that another group than the main group holds, if it has a place.
-func (r *rank) learn(hash uint64) {
-	place, ok := r.blocks.Place(hash)
-	if !ok {
-		return
-	}
-	s, existed := r.attention.learned.hashes.Put(place)
-	if existed && s.Value != hash && (s.Value == 0 || r.isAt(s.Value, place)) {
-		hash = 0
-	}
-	s.Value = hash
-}
-
-// isAt reports whether the main group holds a block, which has a place.
-func (r *rank) isAt(hash, place uint64) bool {
-	at, ok := r.blocks.Place(hash)
-	return ok && at == place
-}
-
-// nameAt returns the name of the prefix with a place, which the main group holds: 0 if no other group holds it. ok is false if that is not
-// known.
-func (x *Index) nameAt(r *rank, place uint64) (hash uint64, ok bool) {
-	hash, found := r.attention.learned.hashes.Get(place)
-	switch {
-	case found && hash == 0, x.blocks.HasTwin(r.blocks, place):
-		return 0, false
-	case found && r.isAt(hash, place):
-		return hash, true
-	default:
-		return 0, true
-	}
 }

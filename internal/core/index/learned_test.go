@@ -13,8 +13,9 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// TestLearnedNamesAnswerAsComputedOnes applies the same random events to two workers: of one, hashes are computed; of the other, they are
-// learned. Their answers are the same, unless the other says that it does not know. Prompts given by hashes have the same answer.
+// TestLearnedNamesAnswerAsComputedOnes applies the same random events to three workers. Of one, hashes are computed, since it also holds a block
+// of unknown content. Of the second, they are learned. Its answers are the same, unless it says that it does not know. Of the third, they are
+// computed where it has not learned enough: its answers are the same. Prompts given by hashes have the same answer.
 func TestLearnedNamesAnswerAsComputedOnes(t *testing.T) {
 	t.Parallel()
 	// Prompts of 12 blocks, which begin with the same tokens and differ from some token on.
@@ -48,13 +49,17 @@ func TestLearnedNamesAnswerAsComputedOnes(t *testing.T) {
 		x := index.New()
 		seq := uint64(0)
 		apply := func(ev func() *kvcastv1.RouterEvent) {
-			for _, worker := range []string{"computed", "learned"} {
+			for _, worker := range []string{"computed", "learned", "both"} {
 				seq++
-				x.ApplyEntry(&kvcastv1.Entry{Seq: seq, Worker: worker, Model: "m", Events: []*kvcastv1.RouterEvent{ev()}})
+				events := []*kvcastv1.RouterEvent{ev()}
+				if worker == "computed" {
+					events = append(events, event(0, &kvcastv1.Stored{BlockHashes: []uint64{1}, BlockSize: 4}))
+				}
+				x.ApplyEntry(&kvcastv1.Entry{Seq: seq, Worker: worker, Model: "m", Events: events})
 			}
 		}
 		describe := func() {
-			for worker, hashing := range map[string]*kvcastv1.BlockHashing{"computed": hashed, "learned": nil} {
+			for worker, hashing := range map[string]*kvcastv1.BlockHashing{"computed": hashed, "learned": nil, "both": hashed} {
 				seq++
 				x.ApplyEntry(&kvcastv1.Entry{Seq: seq, Worker: worker, Model: "m", Events: []*kvcastv1.RouterEvent{
 					event(0, &kvcastv1.GroupsOmitted{}), event(0, &kvcastv1.Groups{Groups: groups, Unit: 4, Hashing: hashing}),
@@ -113,7 +118,7 @@ func TestLearnedNamesAnswerAsComputedOnes(t *testing.T) {
 			byTokens := matchesOf(x, index.Prompt{TokenIDs: tokens[:n], ExcludeLastToken: exclude})
 			want, got := byTokens["computed"], byTokens["learned"]
 			compare := func(how string, want, got index.Match) {
-				if got.Trust() != kvcastv1.Trust_TRUST_EXACT && got.Worker != "" {
+				if got.Trust() != kvcastv1.Trust_TRUST_EXACT && got.Worker != "" && (how != "token ids" || got.Worker == "learned") {
 					// An engine that drops a block looks at a block more, which may have no learned name.
 					if !drops {
 						t.Fatalf("prompt %d of %d tokens by %s: %v", p, n, how, got.Trust())
@@ -128,6 +133,7 @@ func TestLearnedNamesAnswerAsComputedOnes(t *testing.T) {
 				}
 			}
 			compare("token ids", want, got)
+			compare("token ids", want, byTokens["both"])
 			whole := matchesOf(x, index.Prompt{TokenIDs: tokens[:n/4*4]})["computed"]
 			for _, worker := range []string{"computed", "learned"} {
 				compare("tokens hashes", whole, matchesOf(x, index.Prompt{TokensHashes: tokensHashes[p][:n/4]})[worker])
@@ -152,8 +158,8 @@ func matchesOf(x *index.Index, p index.Prompt) map[string]index.Match {
 	return all
 }
 
-// TestLearnedNamesAreBounded stores and removes blocks of a window, and stores the same hash with ever other contents, as no engine does.
-func TestLearnedNamesAreBounded(t *testing.T) {
+// TestLearnedWordsAreBounded stores and removes blocks of a window, and stores the same hash with ever other contents, as no engine does.
+func TestLearnedWordsAreBounded(t *testing.T) {
 	t.Parallel()
 	x := index.New()
 	var seq uint64
@@ -172,14 +178,14 @@ func TestLearnedNamesAreBounded(t *testing.T) {
 		if n >= 10 {
 			apply(&kvcastv1.GroupRemoved{Group: 1, BlockHashes: []uint64{n - 9}})
 		}
-		if names := x.LearnedNames("w", 0); names > bound {
+		if names := x.LearnedWords("w", 0); names > bound {
 			t.Fatalf("got %d names of 10 blocks of a window", names)
 		}
 	}
 	for n := range uint64(5000) {
 		apply(&kvcastv1.Stored{BlockHashes: []uint64{5000}, TokensHashes: []uint64{n + 5000}, BlockSize: 4})
 	}
-	if names := x.LearnedNames("w", 0); names > bound {
+	if names := x.LearnedWords("w", 0); names > bound {
 		t.Errorf("got %d names of 10 blocks of a window", names)
 	}
 	apply(&kvcastv1.Cleared{Reason: kvcastv1.Cleared_REASON_ENGINE_RESTARTED})

@@ -142,7 +142,10 @@ type Matches struct {
 	sizes   []uint32
 	found   []candidate
 	// Of engines with several attention groups.
-	names      []names
+	names      []names // that were computed
+	given      names   // see namesFor
+	lacksNames bool    // that could be computed
+	holders    [numGroupTiers]holder
 	hashBuffer vllmhash.Buffer
 	reuses     []reuse // of Matcher.Found; empty if there are none
 }
@@ -171,7 +174,19 @@ const maxSelected = 64
 // unknown content match only by block hash. A prefix ends at the first missing block, even if later blocks are held.
 func (x *Index) Match(q *Query, m *Matches) (seq uint64) {
 	m.hash(x, q)
-	m.name(x, q)
+	m.name(x, q, false)
+	if seq = m.matchAll(x, q); m.lacksNames {
+		m.name(x, q, true)
+		seq = m.matchAll(x, q)
+	}
+	clear(m.names) // an idle Matches must not keep ranks alive
+	m.given, m.holders = names{}, [numGroupTiers]holder{}
+	return seq
+}
+
+// matchAll finds the matches of all prompts, whose hashes are computed.
+func (m *Matches) matchAll(x *Index, q *Query) (seq uint64) {
+	m.lacksNames = false
 	for len(m.Prompts) < len(q.Prompts) {
 		m.Prompts = append(m.Prompts, nil)
 	}

@@ -11,6 +11,13 @@ type Holder interface {
 	Held(group, from, step, n int) uint64
 }
 
+// Runner is a Holder that knows how many prefixes a group holds one after another, such as those of a main group.
+type Runner interface {
+	// Run returns how many of the prefixes that Held is asked for are held one after another, from the first. n may be greater than 64. If ok
+	// is false, Held is asked.
+	Run(group, from, step, n int) (run int, ok bool)
+}
+
 // HolderFunc is a Holder that calls a function for each prefix: whether a group, by its index, holds the prefix of a number of
 // tokens. It takes some microseconds for 1,000 blocks; a Holder with bitmaps is many times faster.
 type HolderFunc func(group, tokens int) bool
@@ -64,6 +71,11 @@ func (c *scan) upTo(end int) (word uint64, n int) {
 
 // runFrom returns how many blocks are held one after another from first on, up to end.
 func (c *scan) runFrom(first, end int) int {
+	if r, ok := c.prompt.holder.(Runner); ok && len(c.groups) == 1 {
+		if run, ok := r.Run(c.groups[0], c.prompt.start+first*c.step, c.step, end-first); ok {
+			return run
+		}
+	}
 	for i := first; i < end; i = c.high {
 		c.load(i, min(i+64, end))
 		if run := bits.TrailingZeros64(^c.word); run < c.high-i {

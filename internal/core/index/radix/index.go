@@ -148,7 +148,7 @@ func (x *Index) open(r *Rank) {
 	}
 	r.model.ranks++
 	r.table = hashtable.New[slot]()
-	r.orphans = newOrphans()
+	r.orphans, r.hidden = newOrphans(), 0
 	r.attrs = attribute.NewInterner(nil)
 	r.attrs.Acquire(attribute.Set{}) // stays the slot 0, see Index.attributes
 	for tier := range NumTiers {

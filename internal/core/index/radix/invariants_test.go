@@ -39,7 +39,7 @@ func checkInvariants(x *Index) error {
 		if n.rank == nil {
 			continue
 		}
-		if err := checkRank(n, uint32(number), sweeps[n.rank], want, stale); err != nil {
+		if err := checkRank(x, n, uint32(number), sweeps[n.rank], want, stale); err != nil {
 			return fmt.Errorf("rank %d: %w", number, err)
 		}
 	}
@@ -111,7 +111,7 @@ func checkInvariants(x *Index) error {
 }
 
 // checkRank checks a rank, and adds the names of its blocks to want, and those in stale tiers to stale.
-func checkRank(n numbered, number uint32, s *sweep, want, stale names) error {
+func checkRank(x *Index, n numbered, number uint32, s *sweep, want, stale names) error {
 	r := n.rank
 	live := uint8(0)
 	for tier, bit := range r.bits {
@@ -127,7 +127,13 @@ func checkRank(n numbered, number uint32, s *sweep, want, stale names) error {
 		return fmt.Errorf("stale bits %b, sweep %+v", r.stale, s)
 	}
 	sets := map[uint32]bool{0: true} // the rank uses it itself
-	orphaned := 0
+	orphaned, hidden := 0, 0
+	hashes := make(map[position]int)
+	for e := range r.table.All() {
+		if t := e.Value.tag; t.has(r.live) && t.isPlaced() {
+			hashes[t.place()]++
+		}
+	}
 	for e := range r.table.All() {
 		t := e.Value.tag
 		if !t.has(r.live | r.stale) {
@@ -137,6 +143,13 @@ func checkRank(n numbered, number uint32, s *sweep, want, stale names) error {
 		if t&tagOrphan != 0 {
 			orphaned++
 		}
+		if t&tagNoContent != 0 {
+			hidden++
+		}
+		placed := t.has(r.live) && t.isPlaced()
+		if place, only, ok := x.PlaceOf(r, e.Key()); ok != placed || ok && (place != t.place().number() || only != (hashes[t.place()] == 1)) {
+			return fmt.Errorf("block %x has the place %v, of which there are %d; got %d, %t, %t", e.Key(), t.place(), hashes[t.place()], place, only, ok)
+		}
 		if t.isPlaced() {
 			stale.add(position{run: t.place().run}, r.number, uint8(t)&r.stale)
 			want.add(t.place(), r.number, uint8(t)&r.live)
@@ -144,6 +157,9 @@ func checkRank(n numbered, number uint32, s *sweep, want, stale names) error {
 	}
 	if got := r.attrs.Len(); got != len(sets) {
 		return fmt.Errorf("%d combinations of attributes, but its blocks have %d", got, len(sets))
+	}
+	if r.hidden != hidden {
+		return fmt.Errorf("%d blocks without content, but %d are counted", hidden, r.hidden)
 	}
 	listed := 0
 	for parent, next := range r.orphans.first {

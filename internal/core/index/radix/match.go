@@ -41,15 +41,15 @@ type step struct {
 	run       uint32
 }
 
-// Place returns the place of block n of the prompt of the last Match, from 0, in the model of a rank, as Rank.Place does. ok is false if
-// no rank of the model has the block, or KeepPath was not set.
-func (m *Matcher) Place(r *Rank, n int) (place uint64, ok bool) {
+// Place returns the place of block n of the prompt of the last Match, from 0, in the model of a rank, as Rank.Place does, and how many
+// blocks of the prompt have that place and those after it; 0 if no rank of the model has the block, or KeepPath was not set.
+func (m *Matcher) Place(r *Rank, n int) (place uint64, blocks int) {
 	for i := len(m.path) - 1; i >= 0; i-- { // most questions are about a prompt's end
 		if s := &m.path[i]; s.model == r.model && s.from <= n && n < s.end {
-			return position{s.run, uint32(n - s.from)}.number(), true
+			return position{s.run, uint32(n - s.from)}.number(), s.end - n
 		}
 	}
-	return 0, false
+	return 0, 0
 }
 
 // Walk is the longest prefix of a prompt that a rank can read tier after tier, without returning to an earlier one.

@@ -17,6 +17,7 @@ type Rank struct {
 	number  uint32 // in Index.ranks
 	table   table
 	orphans orphans
+	hidden  int // the number of blocks whose content is unknown
 	attrs   attribute.Interner
 	// bits has the bit of each tier in tags and holdings. A tier that is cleared gets another bit.
 	bits [NumTiers]uint8
@@ -89,18 +90,26 @@ func (x *Index) Holds(r *Rank, place uint64, tier int) bool {
 	return x.tree.run(at.run).tiers(r.number, at.offset)&r.bits[tier] != 0
 }
 
-// HasTwin reports whether a tier of a rank has several names for the block with a place.
-func (x *Index) HasTwin(r *Rank, place uint64) bool {
-	at := tag(place << placeShift).place()
-	run := x.tree.run(at.run)
-	if len(run.twins) == 0 {
-		return false
+// PlaceOf is Rank.Place, and reports whether the block hash is the only name that the rank has for the block.
+func (x *Index) PlaceOf(r *Rank, hash uint64) (place uint64, only, ok bool) {
+	s, _ := r.table.Get(hash)
+	if !s.tag.has(r.live) || !s.tag.isPlaced() {
+		return 0, false, false
 	}
-	return slices.ContainsFunc(r.bits[:], func(bit uint8) bool {
-		_, ok := run.findTwin(at.offset, r.number, bit)
-		return ok
-	})
+	at := s.tag.place()
+	run := x.tree.run(at.run)
+	only = run.tiers(r.number, at.offset)&r.live == uint8(s.tag)&r.live
+	if len(run.twins) > 0 {
+		only = only && !slices.ContainsFunc(r.bits[:], func(bit uint8) bool {
+			_, twin := run.findTwin(at.offset, r.number, bit)
+			return twin
+		})
+	}
+	return at.number(), only, true
 }
+
+// HasUnplaced reports whether a rank has blocks without a place, so that Match does not find all that it holds.
+func (r *Rank) HasUnplaced() bool { return r.hidden > 0 || len(r.orphans.first) > 0 }
 
 // count adds a block hash to a tier.
 func (r *Rank) count(tier int, hash uint64) {
@@ -118,6 +127,9 @@ func (r *Rank) drop(e *entry) {
 func (r *Rank) release(t tag) {
 	if t&tagOrphan != 0 {
 		r.orphans.remove(t.orphan())
+	}
+	if t&tagNoContent != 0 {
+		r.hidden--
 	}
 	r.attrs.Release(t.attr())
 }

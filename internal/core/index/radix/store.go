@@ -115,6 +115,9 @@ func (x *Index) storeBlock(
 		}
 		s.tag = s.tag.withAttr(attr)
 	}
+	if b.HasTokens && was&tagNoContent != 0 {
+		r.hidden--
+	}
 	switch {
 	case b.HasTokens && placed:
 		if was&tagOrphan != 0 {
@@ -151,6 +154,7 @@ func (x *Index) storeBlock(
 	case !existed:
 		s.setParent(b)
 		s.tag |= tagNoContent
+		r.hidden++
 	}
 	return position{}, false
 }
