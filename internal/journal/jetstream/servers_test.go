@@ -262,16 +262,17 @@ func TestUnknownFateIsNotDoubled(t *testing.T) {
 	awaitNewest(j, 100)
 	p.silence()
 	administer(t, s, func(js natsjs.JetStream) {
-		for stored := uint64(0); ; { // until the server has what is in flight
+		// Until appends wait for acknowledgements, and the server has what is in flight. The journal may have read all of it.
+		for stored, appended := uint64(0), uint64(0); ; {
 			stream, err := js.Stream(t.Context(), jetstream.DefaultStream)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if last := stream.CachedInfo().State.LastSeq; last == stored && last > j.Bounds().Newest {
+			last, n := stream.CachedInfo().State.LastSeq, acknowledged.Load()
+			if last == stored && n == appended {
 				break
-			} else {
-				stored = last
 			}
+			stored, appended = last, n
 		}
 	})
 	p.cut()
