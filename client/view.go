@@ -197,6 +197,8 @@ type Rank struct {
 	Rank uint32
 	// Blocks are the digests of the blocks, by kvcastv1.Tier.
 	Blocks [numTiers + 1]BlocksDigest
+	// GroupBlocks are the digests of the pairs of an attention group other than the main group and a block that it holds, by kvcastv1.Tier.
+	GroupBlocks [numTiers + 1]BlocksDigest
 	// Trust is how far the blocks can be trusted. If it is DEGRADED, Reasons are why, ascending.
 	Trust   kvcastv1.Trust
 	Reasons []kvcastv1.DegradedReason
@@ -238,6 +240,9 @@ func exportWorker(w *index.Worker) Worker {
 		for tier, d := range r.Blocks {
 			rank.Blocks[tier+1] = BlocksDigest(d)
 		}
+		for tier, d := range r.GroupBlocks {
+			rank.GroupBlocks[tier+1] = BlocksDigest(d)
+		}
 		out.Ranks = append(out.Ranks, rank)
 	}
 	return out
@@ -248,11 +253,11 @@ func (v *View) Holds(worker string, rank uint32, blockHash uint64) []kvcastv1.Ti
 	return v.state.Load().Tiers(worker, rank, blockHash)
 }
 
-// BlocksDigest is a fingerprint of a set of block hashes.
+// BlocksDigest is a fingerprint of a set of block hashes, or of pairs of an attention group and a block hash.
 type BlocksDigest struct {
-	// Blocks is the number of hashes.
+	// Blocks is the number of hashes, or of pairs.
 	Blocks uint64
-	// XOR is the XOR of splitmix64 of all hashes, as WorkerDigest.digest of the contract describes.
+	// XOR is that of WorkerDigest.digest of the contract, or of group_digest.
 	XOR uint64
 }
 
@@ -261,6 +266,8 @@ type DigestError struct {
 	Worker string
 	Rank   uint32
 	Tier   kvcastv1.Tier
+	// Groups reports whether the digests are those of attention groups other than the main group.
+	Groups bool
 	// Seq is the position at which the digests were compared.
 	Seq uint64
 	// Got is the digest of the View, and Want the digest of the server.
@@ -268,8 +275,12 @@ type DigestError struct {
 }
 
 func (e *DigestError) Error() string {
-	return fmt.Sprintf("the view of worker %q, rank %d, %v has %d blocks with digest %016x after entry %d, the server %d with %016x",
-		e.Worker, e.Rank, e.Tier, e.Got.Blocks, e.Got.XOR, e.Seq, e.Want.Blocks, e.Want.XOR)
+	of := ""
+	if e.Groups {
+		of = " of other attention groups than the main group"
+	}
+	return fmt.Sprintf("the view of worker %q, rank %d, %v has %d blocks%s with digest %016x after entry %d, the server %d with %016x",
+		e.Worker, e.Rank, e.Tier, e.Got.Blocks, of, e.Got.XOR, e.Seq, e.Want.Blocks, e.Want.XOR)
 }
 
 // compareDigests compares the state with the server's digests at the update's position, and requests a snapshot if
@@ -280,32 +291,44 @@ func (v *View) compareDigests(u Update) {
 		rank   uint32
 		tier   kvcastv1.Tier
 	}
-	want, names := make(map[place]BlocksDigest), make(map[string]struct{})
+	type digests struct{ main, groups BlocksDigest }
+	want, names := make(map[place]digests), make(map[string]struct{})
+	withoutGroups := make(map[place]struct{}) // of servers of earlier versions, and of lower tiers
 	for _, d := range u.Message.GetProgress().GetWorkers() {
 		if t := d.GetTier(); t >= kvcastv1.Tier_TIER_DEVICE && t <= numTiers { // a tier that this version knows
-			want[place{d.GetWorker(), d.GetDpRank(), t}] = BlocksDigest{d.GetBlocks(), d.GetDigest()}
+			at := place{d.GetWorker(), d.GetDpRank(), t}
+			want[at] = digests{BlocksDigest{d.GetBlocks(), d.GetDigest()}, BlocksDigest{d.GetGroupBlocks(), d.GetGroupDigest()}}
+			if d.GroupBlocks == nil {
+				withoutGroups[at] = struct{}{}
+			}
 			names[d.GetWorker()] = struct{}{}
 		}
 	}
-	got := make(map[place]BlocksDigest)
+	got := make(map[place]digests)
 	for name := range names {
 		w, _ := v.Worker(name)
 		for _, r := range w.Ranks {
 			for tier := kvcastv1.Tier_TIER_DEVICE; tier <= numTiers; tier++ {
-				got[place{name, r.Rank, tier}] = r.Blocks[tier]
+				at := place{name, r.Rank, tier}
+				if got[at] = (digests{r.Blocks[tier], r.GroupBlocks[tier]}); want[at] == (digests{}) {
+					want[at] = digests{} // without a digest, the tier must be empty
+				}
 			}
-		}
-	}
-	for at := range got {
-		if _, ok := want[at]; !ok {
-			want[at] = BlocksDigest{} // without a digest, the tier must be empty
 		}
 	}
 	var differed uint64
 	for at, want := range want {
-		if got := got[at]; got != want {
+		got := got[at]
+		if _, ok := withoutGroups[at]; ok {
+			got.groups = want.groups
+		}
+		switch {
+		case got.main != want.main:
 			differed++
-			u.Resnapshot(&DigestError{at.worker, at.rank, at.tier, u.Position.Seq, got, want})
+			u.Resnapshot(&DigestError{at.worker, at.rank, at.tier, false, u.Position.Seq, got.main, want.main})
+		case got.groups != want.groups:
+			differed++
+			u.Resnapshot(&DigestError{at.worker, at.rank, at.tier, true, u.Position.Seq, got.groups, want.groups})
 		}
 	}
 	if len(want) > 0 {

@@ -223,6 +223,10 @@ func TestDigestDifferenceRequestsSnapshot(t *testing.T) {
 	digest := func(worker string, seq uint64, blocks ...uint64) *kvcastv1.WorkerDigest {
 		return &kvcastv1.WorkerDigest{Worker: worker, Tier: device, Blocks: uint64(len(blocks)), Digest: digestOf(blocks...), Seq: seq}
 	}
+	withGroups := func(d *kvcastv1.WorkerDigest, blocks uint64) *kvcastv1.WorkerDigest {
+		d.GroupBlocks = &blocks
+		return d
+	}
 	for _, tt := range []struct {
 		name              string
 		filter            *kvcastv1.Filter
@@ -237,6 +241,8 @@ func TestDigestDifferenceRequestsSnapshot(t *testing.T) {
 		{"one more worker", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 7), digest("x", 1, 7)}, 5, 1},
 		{"no digest of a tier with blocks", nil, []*kvcastv1.WorkerDigest{{Worker: "w", Tier: host, Seq: 2}}, 4, 1},
 		{"no digest of a rank with blocks", nil, []*kvcastv1.WorkerDigest{{Worker: "w", DpRank: 1, Tier: device, Seq: 2}}, 5, 1},
+		{"no block of another group", nil, []*kvcastv1.WorkerDigest{withGroups(digest("w", 2, 7), 0)}, 4, 0},
+		{"a block of another group", nil, []*kvcastv1.WorkerDigest{withGroups(digest("w", 2, 7), 1)}, 4, 1},
 		{"an unknown tier", nil, []*kvcastv1.WorkerDigest{{Worker: "w", Tier: 9, Blocks: 1, Seq: 2}}, 0, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -264,6 +270,9 @@ func TestDigestDifferenceRequestsSnapshot(t *testing.T) {
 				}
 				if tt.differs > 0 && (cause == nil || got.Snapshots != 1 || s.requests()[1].GetSnapshot() == nil) {
 					t.Errorf("cause %v, %+v; requests %v", cause, got, s.requests())
+				}
+				if tt.differs > 0 && cause.Groups != (tt.name == "a block of another group") {
+					t.Errorf("got %v", cause)
 				}
 			})
 		})

@@ -326,9 +326,13 @@ func appendDigests(to []*kvcastv1.WorkerDigest, w *index.Worker, tiers kvblock.T
 		}
 		for tier, d := range r.Blocks {
 			if used&(1<<tier) != 0 {
-				to = append(to, &kvcastv1.WorkerDigest{
+				digest := &kvcastv1.WorkerDigest{
 					Worker: w.Name, DpRank: r.Rank, Tier: kvcastv1.Tier(tier + 1), Blocks: d.Blocks, Digest: d.XOR, Seq: w.LastSeq,
-				})
+				}
+				if tier < len(r.GroupBlocks) {
+					digest.GroupBlocks, digest.GroupDigest = &r.GroupBlocks[tier].Blocks, r.GroupBlocks[tier].XOR
+				}
+				to = append(to, digest)
 			}
 		}
 	}

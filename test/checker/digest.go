@@ -73,6 +73,10 @@ func (c *Checker) checkDigest(d *kvcastv1.WorkerDigest, at uint64) error {
 		return broken(Convergent, "server counts %d blocks (%016x) of worker %q, rank %d, %v; the view has %d (%016x)",
 			d.GetBlocks(), d.GetDigest(), name, n, tier, blocks, digest)
 	}
+	if groups, xor := c.view.groupDigest(name, n, tier); d.GroupBlocks != nil && (d.GetGroupBlocks() != groups || d.GetGroupDigest() != xor) {
+		return broken(Convergent, "server counts %d blocks of attention groups (%016x) of worker %q, rank %d, %v; the view has %d (%016x)",
+			d.GetGroupBlocks(), d.GetGroupDigest(), name, n, tier, groups, xor)
+	}
 	c.compared++
 	return nil
 }

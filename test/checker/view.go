@@ -350,6 +350,19 @@ func storeBlocks(set map[uint64]Block, s *kvcastv1.Stored) {
 	}
 }
 
+// groupDigest returns the number of pairs of an attention group and a block in a tier of a dp rank, and their digest as in WorkerDigest.
+func (v *View) groupDigest(worker string, dpRank uint32, tier kvcastv1.Tier) (pairs, digest uint64) {
+	if r := v.known(worker, dpRank); r != nil {
+		for b := range r.held {
+			if b.tier == tier {
+				pairs++
+				digest ^= splitmix64(b.hash ^ splitmix64(uint64(b.group)))
+			}
+		}
+	}
+	return pairs, digest
+}
+
 // GroupBlocks returns the blocks of an attention group other than the main group in a tier of a dp rank.
 func (v *View) GroupBlocks(worker string, dpRank uint32, tier kvcastv1.Tier, group uint32) map[uint64]struct{} {
 	blocks := make(map[uint64]struct{})

@@ -174,6 +174,20 @@ func compare(want, got *index.Index, options ...cmp.Option) string {
 			if w, g := want.GroupBlocks(name, r.Rank), got.GroupBlocks(name, r.Rank); !maps.Equal(w, g) {
 				return fmt.Sprintf("blocks of attention groups of %s, rank %d (-want +got):\n%s", name, r.Rank, cmp.Diff(w, g))
 			}
+			digests := r.GroupBlocks
+			for b, groups := range want.GroupBlocks(name, r.Rank) {
+				for group := range uint64(64) {
+					if groups&(1<<group) != 0 {
+						digests[b.Tier].Blocks--
+						digests[b.Tier].XOR ^= kvblock.Digest(b.Hash ^ kvblock.Digest(group))
+					}
+				}
+			}
+			for tier, rest := range digests {
+				if rest != (index.Digest{}) {
+					return fmt.Sprintf("attention groups of %s, rank %d, tier %d: the digest differs from the blocks by %+v", name, r.Rank, tier, rest)
+				}
+			}
 		}
 	}
 	return ""

@@ -9,6 +9,7 @@ import (
 	"github.com/kvcast/kvcast/internal/core/index/hybrid"
 	"github.com/kvcast/kvcast/internal/core/index/hybrid/vllmhash"
 	"github.com/kvcast/kvcast/internal/core/index/radix"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -33,6 +34,8 @@ type attention struct {
 	// held are the groups that hold a block, by hash, in each tier: bit n is group n. They do not include whole blocks of the
 	// main group.
 	held [numGroupTiers]hashtable.Table[uint64]
+	// digests are those of held.
+	digests [numGroupTiers]Digest
 }
 
 // maxHashings bounds the ways in which the engines of a model compute hashes: each takes time for each prompt. Of further engines,
@@ -112,6 +115,7 @@ func (r *rank) clearGroups(tiers []kvcastv1.Tier) {
 	for tier := range r.attention.held {
 		if len(tiers) == 0 || slices.Contains(tiers, kvcastv1.Tier(tier+1)) {
 			r.attention.held[tier] = hashtable.New[uint64]()
+			r.attention.digests[tier] = Digest{}
 		}
 	}
 }
@@ -128,17 +132,28 @@ func (r *rank) holdGroup(tier int, group uint64, hashes []uint64, holds bool) {
 	if tier >= numGroupTiers || group >= hybrid.MaxGroups {
 		return
 	}
-	t, bit := &r.withAttention().held[tier], uint64(1)<<group
+	a := r.withAttention()
+	t, d, bit := &a.held[tier], &a.digests[tier], uint64(1)<<group
 	t.Prefetch(hashes)
 	for _, hash := range hashes {
 		if holds {
 			b, _ := t.Put(hash)
+			if b.Value&bit != 0 {
+				continue
+			}
 			b.Value |= bit
-		} else if b := t.Find(hash); b != nil {
+			d.Blocks++
+		} else {
+			b := t.Find(hash)
+			if b == nil || b.Value&bit == 0 {
+				continue
+			}
 			if b.Value &^= bit; b.Value == 0 {
 				t.Delete(b)
 			}
+			d.Blocks--
 		}
+		d.XOR ^= kvblock.GroupDigest(group, hash)
 	}
 }
 

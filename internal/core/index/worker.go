@@ -327,8 +327,10 @@ type Rank struct {
 	Rank uint32
 	// Blocks are the digests of the blocks in each tier. Bit n of UsedTiers is set if tier index n has held blocks since
 	// the worker was added.
-	Blocks    [NumTiers]Digest
-	UsedTiers uint8
+	Blocks [NumTiers]Digest
+	// GroupBlocks are the pairs of an attention group other than the main group and a block that it holds.
+	GroupBlocks [numGroupTiers]Digest
+	UsedTiers   uint8
 	// Reasons are why the blocks may differ from the engine's, in any tier; 0: the rank is complete. TierReasons are
 	// those of each tier. Detail is what the last Gap with one has said.
 	Reasons     Reasons
@@ -349,9 +351,9 @@ type Rank struct {
 
 // Digest is a fingerprint of a set of block hashes.
 type Digest struct {
-	// Blocks is the number of hashes.
+	// Blocks is the number of hashes, and of groups and hashes.
 	Blocks uint64
-	// XOR is the XOR of splitmix64 of all hashes, as WorkerDigest.digest of the contract describes.
+	// XOR is that of WorkerDigest.digest of the contract, or of group_digest.
 	XOR uint64
 }
 
@@ -462,6 +464,9 @@ func (w *worker) state() Worker {
 		}
 		for tier := range NumTiers {
 			s.Ranks[i].Blocks[tier] = r.digest(tier)
+		}
+		if a := r.attention; a != nil {
+			s.Ranks[i].GroupBlocks = a.digests
 		}
 	}
 	return s

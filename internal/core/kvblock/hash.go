@@ -94,3 +94,6 @@ func Digest(blockHash uint64) uint64 {
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
 }
+
+// GroupDigest returns the digest of a block that an attention group holds (kvcast.v1.WorkerDigest.group_digest).
+func GroupDigest(group, blockHash uint64) uint64 { return Digest(blockHash ^ Digest(group)) }

@@ -767,7 +767,14 @@ type WorkerDigest struct {
 	Digest uint64 `protobuf:"fixed64,5,opt,name=digest,proto3" json:"digest,omitempty"`
 	// Seq of the worker's last entry up to the message's position. The digest describes the
 	// blocks after this entry. A filter by tier may have excluded the entry.
-	Seq           uint64 `protobuf:"fixed64,6,opt,name=seq,proto3" json:"seq,omitempty"`
+	Seq uint64 `protobuf:"fixed64,6,opt,name=seq,proto3" json:"seq,omitempty"`
+	// Number of distinct pairs of an attention group and a block hash that it holds in the
+	// tier, as GroupStored and GroupRemoved tell. Absent in tiers below TIER_HOST_PINNED, where
+	// such blocks do not count.
+	GroupBlocks *uint64 `protobuf:"varint,7,opt,name=group_blocks,json=groupBlocks,proto3,oneof" json:"group_blocks,omitempty"`
+	// XOR of splitmix64(block_hash ^ splitmix64(group)) over these pairs; 0 if there are none.
+	// Test vector: of group 1 and block 1234567, it is 0xb929b6d904142b8a.
+	GroupDigest   uint64 `protobuf:"fixed64,8,opt,name=group_digest,json=groupDigest,proto3" json:"group_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -840,6 +847,20 @@ func (x *WorkerDigest) GetDigest() uint64 {
 func (x *WorkerDigest) GetSeq() uint64 {
 	if x != nil {
 		return x.Seq
+	}
+	return 0
+}
+
+func (x *WorkerDigest) GetGroupBlocks() uint64 {
+	if x != nil && x.GroupBlocks != nil {
+		return *x.GroupBlocks
+	}
+	return 0
+}
+
+func (x *WorkerDigest) GetGroupDigest() uint64 {
+	if x != nil {
+		return x.GroupDigest
 	}
 	return 0
 }
@@ -2498,14 +2519,17 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\vMODE_LATEST\x10\x03\x12\x11\n" +
 	"\rMODE_EARLIEST\x10\x04\"=\n" +
 	"\bProgress\x121\n" +
-	"\aworkers\x18\x01 \x03(\v2\x17.kvcast.v1.WorkerDigestR\aworkers\"\xa6\x01\n" +
+	"\aworkers\x18\x01 \x03(\v2\x17.kvcast.v1.WorkerDigestR\aworkers\"\x82\x02\n" +
 	"\fWorkerDigest\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x17\n" +
 	"\adp_rank\x18\x02 \x01(\rR\x06dpRank\x12#\n" +
 	"\x04tier\x18\x03 \x01(\x0e2\x0f.kvcast.v1.TierR\x04tier\x12\x16\n" +
 	"\x06blocks\x18\x04 \x01(\x04R\x06blocks\x12\x16\n" +
 	"\x06digest\x18\x05 \x01(\x06R\x06digest\x12\x10\n" +
-	"\x03seq\x18\x06 \x01(\x06R\x03seq\"%\n" +
+	"\x03seq\x18\x06 \x01(\x06R\x03seq\x12&\n" +
+	"\fgroup_blocks\x18\a \x01(\x04H\x00R\vgroupBlocks\x88\x01\x01\x12!\n" +
+	"\fgroup_digest\x18\b \x01(\x06R\vgroupDigestB\x0f\n" +
+	"\r_group_blocks\"%\n" +
 	"\rSnapshotBegin\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\tR\x05epoch\"\xd4\x01\n" +
 	"\x0eSnapshotWorker\x12\x16\n" +
@@ -2800,6 +2824,7 @@ func file_kvcast_v1_router_event_service_proto_init() {
 		(*SubscribeRequest_Latest)(nil),
 		(*SubscribeRequest_Earliest)(nil),
 	}
+	file_kvcast_v1_router_event_service_proto_msgTypes[8].OneofWrappers = []any{}
 	file_kvcast_v1_router_event_service_proto_msgTypes[26].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
