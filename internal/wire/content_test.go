@@ -75,4 +75,7 @@ func TestBlockDigest(t *testing.T) {
 			t.Errorf("of %d: %#x, want %#x", hash, got, want)
 		}
 	}
+	if got := kvblock.GroupDigest(1, 1234567); got != 0xb929b6d904142b8a {
+		t.Errorf("group 1: got %#x", got)
+	}
 }
