@@ -250,6 +250,18 @@ type reuse struct {
 // isNothing reports whether a rank with several attention groups can reuse nothing, though its main group holds blocks.
 func (u *reuse) isNothing(f *radix.Match) bool { return u.known && u.total == 0 && f.Blocks == 0 }
 
+// walk sets the ends of a walk, which the main group alone has had, to what the engine can reuse. In lower tiers than host memory, they
+// remain those of the main group where it has further blocks.
+func (u *reuse) walk(ends *[NumTiers]int, blockSize uint32) {
+	main := ends[hostTier]
+	ends[deviceTier], ends[hostTier] = int(u.tiers[deviceTier]/blockSize), int(u.total/blockSize)
+	for tier := numGroupTiers; tier < NumTiers; tier++ {
+		if ends[tier] == main {
+			ends[tier] = ends[hostTier]
+		}
+	}
+}
+
 // name computes the hashes of prompts for the engines of a model that need them, or for all. It is called without the index's lock.
 func (m *Matches) name(x *Index, q *Query, all bool) {
 	m.names = m.names[:0]
@@ -331,7 +343,11 @@ func (m *Matches) applyGroups(x *Index, q *Query, l hashList) {
 	}
 	for i := range m.matcher.Found {
 		f := &m.matcher.Found[i]
-		m.reuses = append(m.reuses, m.applyRule(x, all, f, f.Rank.Owner.(*rank), q, l))
+		r := f.Rank.Owner.(*rank)
+		u := m.applyRule(x, all, f, r, q, l)
+		if m.reuses = append(m.reuses, u); u.known && q.Walk {
+			u.walk(&m.matcher.Walks[i].Ends, r.worker.blockSize)
+		}
 	}
 	for _, h := range all {
 		for _, r := range h.hashing.ranks {
@@ -342,7 +358,9 @@ func (m *Matches) applyGroups(x *Index, q *Query, l hashList) {
 			if u := m.applyRule(x, all, &f, r, q, l); u.total > 0 {
 				m.matcher.Found, m.reuses = append(m.matcher.Found, f), append(m.reuses, u)
 				if q.Walk {
-					m.matcher.Walks = append(m.matcher.Walks, radix.Walk{})
+					var w radix.Walk
+					u.walk(&w.Ends, r.worker.blockSize)
+					m.matcher.Walks = append(m.matcher.Walks, w)
 				}
 			}
 		}

@@ -186,6 +186,41 @@ func TestPrefixesThatAllGroupsHold(t *testing.T) {
 	}
 }
 
+// TestWalkIsWhatAllGroupsHold reads a prompt of seven blocks from device memory, of which a window ends the prefix, then from host memory, and then
+// from disk, which has the main group alone.
+func TestWalkIsWhatAllGroupsHold(t *testing.T) {
+	t.Parallel()
+	tokens := make([]uint32, 28)
+	h := hashesOf(t, tokens, vllmhash.Content{})
+	groups := event(0, &kvcastv1.Groups{Groups: []*kvcastv1.AttentionGroup{fullGroup, windowGroup}, Unit: 4, Hashing: hashed})
+	window := func(hashes ...uint64) *kvcastv1.RouterEvent {
+		return event(0, &kvcastv1.GroupStored{Group: 1, BlockHashes: hashes})
+	}
+	for name, tt := range map[string]struct {
+		events []*kvcastv1.RouterEvent
+		want   [index.NumTiers]int
+	}{
+		"device memory alone": {[]*kvcastv1.RouterEvent{event(0, storedOf(t, tokens, "", 7)), window(h[:3]...)}, [index.NumTiers]int{3, 3, 3, 3}},
+		"host memory adds to it": {[]*kvcastv1.RouterEvent{
+			event(0, storedOf(t, tokens, "", 3)), window(h[:3]...), inTier(2, event(0, storedOf(t, tokens, "", 7))), inTier(2, window(h[3:5]...)),
+		}, [index.NumTiers]int{3, 5, 5, 5}},
+		"disk has the main group": {[]*kvcastv1.RouterEvent{
+			event(0, storedOf(t, tokens, "", 3)), window(h[:3]...), inTier(3, event(0, storedOf(t, tokens, "", 7))),
+		}, [index.NumTiers]int{3, 3, 7, 7}},
+		"no main group": {[]*kvcastv1.RouterEvent{
+			event(0, &kvcastv1.Groups{Groups: []*kvcastv1.AttentionGroup{windowGroup}, Unit: 4, Hashing: hashed}), window(h[:5]...),
+		}, [index.NumTiers]int{5, 5, 5, 5}},
+	} {
+		x := index.New()
+		x.ApplyEntry(entryOf(1, append([]*kvcastv1.RouterEvent{event(0, &kvcastv1.WorkerAdded{Model: "m"}), groups}, tt.events...)...))
+		var m index.Matches
+		x.Match(&index.Query{Model: "m", Prompts: []index.Prompt{{TokenIDs: tokens}}, Walk: true}, &m)
+		if len(m.Prompts[0]) != 1 || m.Prompts[0][0].Walk != tt.want {
+			t.Errorf("%s: got %+v, want the walk %v", name, m.Prompts[0], tt.want)
+		}
+	}
+}
+
 // TestMatchNamesTheGroupThatEndsIt matches seven blocks of which a window, and then the main group, holds less than the others do.
 func TestMatchNamesTheGroupThatEndsIt(t *testing.T) {
 	t.Parallel()

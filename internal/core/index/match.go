@@ -61,7 +61,8 @@ type Match struct {
 	Blocks     int
 	TierBlocks [NumTiers]int
 	// Walk is set if Query.Walk is: the longest prefix that can be read tier after tier, without returning to an earlier
-	// one. Walk[t] is the number of blocks read when the tier t, and all before it, have no further block.
+	// one. Walk[t] is the number of blocks read when the tier t, and all before it, have no further block. In ranks with several attention
+	// groups, it is what the engine can reuse from device memory, and with host memory.
 	Walk [NumTiers]int
 	// BlockSize is the number of tokens in a block; 0: unknown.
 	BlockSize uint32
