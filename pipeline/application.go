@@ -134,21 +134,15 @@ func (a *application) other(e *event) error {
 				l.dropTable(r, kvblock.Tier(tier))
 			}
 		}
-		r.cleared(kind.Cleared)
 	case *kvcastv1.RouterEvent_Gap:
-		r.gapped(kind.Gap)
 		if l.consolidation != dedup && engineGap(kind.Gap.GetReason()) {
 			r.gap()
 		}
-	case *kvcastv1.RouterEvent_GroupsOmitted:
-		r.groupsOmitted = true
-	case *kvcastv1.RouterEvent_Groups:
-		r.groups = kind.Groups
-	case *kvcastv1.RouterEvent_Resolved:
-		r.resolved(kind.Resolved)
+	case *kvcastv1.RouterEvent_GroupsOmitted, *kvcastv1.RouterEvent_Groups, *kvcastv1.RouterEvent_Resolved:
 	default:
 		return fmt.Errorf("event of the unknown kind %d", e.kind)
 	}
+	r.emitted(&ev)
 	return nil
 }
 

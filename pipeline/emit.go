@@ -91,7 +91,7 @@ func (l *Lane) emitStored(r *run) {
 	l.rank(r.key.rank).used |= 1 << r.key.tier
 	l.entry.stored(l.head(r.key.rank, r.key.tier), r)
 	l.log.storeOps(l.entry.events-1, r.ops)
-	l.counts.events[eventsStored]++
+	l.counts.events[kvcastv1.RouterEventStoredField]++
 	l.counts.blocksStored += uint64(len(r.hashes))
 }
 
@@ -101,7 +101,7 @@ func (l *Lane) emitRemoved(rank uint32, tier kvblock.Tier, gone []uint64) {
 		return
 	}
 	l.entry.removed(l.head(rank, tier), gone)
-	l.counts.events[eventsRemoved]++
+	l.counts.events[kvcastv1.RouterEventRemovedField]++
 	l.counts.blocksRemoved += uint64(len(gone))
 }
 
@@ -127,26 +127,25 @@ func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 	l.lastEventID++
 	e.EventId = l.lastEventID
 	l.entry.other(e)
+	l.counts.events[e.ProtoReflect().WhichOneof(eventKinds).Number()]++
+	if e.DpRank != nil {
+		l.rank(e.GetDpRank()).emitted(e)
+	}
+}
+
+// emitted applies an event of a rare kind to what events have reported of the rank.
+func (r *rankState) emitted(e *kvcastv1.RouterEvent) {
 	switch v := e.GetEvent().(type) {
 	case *kvcastv1.RouterEvent_Cleared:
-		l.counts.events[eventsCleared]++
-		l.rank(e.GetDpRank()).cleared(v.Cleared)
+		r.cleared(v.Cleared)
 	case *kvcastv1.RouterEvent_Gap:
-		l.counts.events[eventsGap]++
-		l.rank(e.GetDpRank()).gapped(v.Gap)
+		r.gapped(v.Gap)
 	case *kvcastv1.RouterEvent_GroupsOmitted:
-		l.counts.events[eventsGroupsOmitted]++
-		l.rank(e.GetDpRank()).groupsOmitted = true
+		r.groupsOmitted = true
 	case *kvcastv1.RouterEvent_Groups:
-		l.counts.events[eventsGroups]++
-		l.rank(e.GetDpRank()).groups = v.Groups
+		r.groups = v.Groups
 	case *kvcastv1.RouterEvent_Resolved:
-		l.counts.events[eventsResolved]++
-		l.rank(e.GetDpRank()).resolved(v.Resolved)
-	case *kvcastv1.RouterEvent_WorkerAdded:
-		l.counts.events[eventsWorkerAdded]++
-	case *kvcastv1.RouterEvent_WorkerRemoved:
-		l.counts.events[eventsWorkerRemoved]++
+		r.resolved(v.Resolved)
 	}
 }
 

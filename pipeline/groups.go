@@ -162,10 +162,8 @@ func (l *Lane) emitGroup(rank uint32, key groups.Key, kind protowire.Number, has
 		if kind == kvcastv1.RouterEventGroupStoredField {
 			l.rank(rank).used |= 1 << key.Tier
 			l.log.storeOp(l.entry.events-1, op, len(part))
-			l.counts.events[eventsGroupStored]++
-		} else {
-			l.counts.events[eventsGroupRemoved]++
 		}
+		l.counts.events[kind]++
 	}
 }
 

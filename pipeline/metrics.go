@@ -8,43 +8,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvcast/kvcast/pipeline/internal/consolidate"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
-
-// eventsKind indexes laneCounts.events.
-type eventsKind uint8
-
-const (
-	eventsStored eventsKind = iota
-	eventsRemoved
-	eventsCleared
-	eventsGap
-	eventsGroupsOmitted
-	eventsResolved
-	eventsWorkerAdded
-	eventsWorkerRemoved
-	eventsGroups
-	eventsGroupStored
-	eventsGroupRemoved
-	numEventsKinds
-)
-
-var eventsNames = [numEventsKinds]string{
-	eventsStored:        "stored",
-	eventsRemoved:       "removed",
-	eventsCleared:       "cleared",
-	eventsGap:           "gap",
-	eventsGroupsOmitted: "groups_omitted",
-	eventsResolved:      "resolved",
-	eventsWorkerAdded:   "worker_added",
-	eventsWorkerRemoved: "worker_removed",
-	eventsGroups:        "groups",
-	eventsGroupStored:   "group_stored",
-	eventsGroupRemoved:  "group_removed",
-}
 
 // laneCounts are a lane's counters, guarded by its lock.
 type laneCounts struct {
-	events            [numEventsKinds]uint64
+	events            [16]uint64 // by the number of the event's field in RouterEvent
 	flushes           [numFlushReasons]uint64
 	rawEventHoles     uint64
 	blocksStored      uint64
@@ -98,30 +67,25 @@ func (p *Pipeline) Collect(ch chan<- prometheus.Metric) {
 	lanes := slices.Collect(maps.Values(p.lanes))
 	p.mu.Unlock()
 	for _, l := range lanes {
-		l.collect(ch)
+		for _, m := range l.metrics() {
+			ch <- m
+		}
 	}
 }
 
-func (l *Lane) collect(ch chan<- prometheus.Metric) {
+// eventKinds are the kinds of RouterEvents. Their names are metric labels.
+var eventKinds = (*kvcastv1.RouterEvent)(nil).ProtoReflect().Descriptor().Oneofs().ByName("event")
+
+func (l *Lane) metrics() (all []prometheus.Metric) {
 	metric := func(d *prometheus.Desc, t prometheus.ValueType, v uint64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, t, float64(v), append([]string{l.worker}, labels...)...)
+		all = append(all, prometheus.MustNewConstMetric(d, t, float64(v), append([]string{l.worker}, labels...)...))
 	}
-	type trackerSize struct {
-		rank   string
-		blocks int
-		names  []int // by source
-	}
-	var trackers []trackerSize
 	l.mu.Lock()
-	counts := l.counts
-	for rank := range l.ranks {
-		if t := l.tracker(rank); t != nil {
-			trackers = append(trackers, trackerSize{strconv.FormatUint(uint64(rank), 10), t.Len(), t.Names()})
-		}
-	}
-	l.mu.Unlock()
-	for kind, n := range counts.events {
-		metric(descEvents, prometheus.CounterValue, n, eventsNames[kind])
+	defer l.mu.Unlock()
+	counts := &l.counts
+	for i := range eventKinds.Fields().Len() {
+		kind := eventKinds.Fields().Get(i)
+		metric(descEvents, prometheus.CounterValue, counts.events[kind.Number()], string(kind.Name()))
 	}
 	for why, n := range counts.flushes {
 		metric(descFlushes, prometheus.CounterValue, n, flushNames[why])
@@ -143,10 +107,14 @@ func (l *Lane) collect(ch chan<- prometheus.Metric) {
 		metric(descRemovesIgnored, prometheus.CounterValue, counts.tracker.UnknownRemoves, "unknown")
 		metric(descRemovesIgnored, prometheus.CounterValue, counts.tracker.IdleRemoves, "not_held")
 	}
-	for _, s := range trackers {
-		metric(descTracked, prometheus.GaugeValue, uint64(s.blocks), s.rank)
-		for source, n := range s.names {
-			metric(descNames, prometheus.GaugeValue, uint64(n), s.rank, l.sourceNames[source])
+	for rank := range l.ranks {
+		if t := l.tracker(rank); t != nil {
+			name := strconv.FormatUint(uint64(rank), 10)
+			metric(descTracked, prometheus.GaugeValue, uint64(t.Len()), name)
+			for source, n := range t.Names() {
+				metric(descNames, prometheus.GaugeValue, uint64(n), name, l.sourceNames[source])
+			}
 		}
 	}
+	return all
 }

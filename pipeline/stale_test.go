@@ -11,6 +11,7 @@ import (
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/pipeline/internal/copies"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // checkStale compares the stale blocks with a set, and checks that none precedes the search
@@ -121,7 +122,7 @@ func TestRankHasTooManyGaps(t *testing.T) {
 	if all, stale := l.ranks[0].blocks(), l.ranks[0].stale(); all != 0 || stale != 0 {
 		t.Errorf("blocks after a gap too many: got %d, %d of them stale, want none", all, stale)
 	}
-	if l.counts.gaps != 2 || l.counts.missedBatches != 3 || l.counts.events[eventsCleared] != 1 || l.counts.events[eventsGap] != 1 {
+	if l.counts.gaps != 2 || l.counts.missedBatches != 3 || l.counts.events[kvcastv1.RouterEventClearedField] != 1 || l.counts.events[kvcastv1.RouterEventGapField] != 1 {
 		t.Errorf("after a gap too many: got %+v", l.counts)
 	}
 	store(2)
