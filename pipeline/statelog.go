@@ -180,11 +180,14 @@ func (s *stateLog) recordTracker(t *consolidate.Tracker, rank uint32) {
 
 // addTrackerCalls adds the recorded calls as a change, if there are any.
 func (s *stateLog) addTrackerCalls() {
-	if s == nil || s.trackers.Len() == 0 {
+	if s == nil {
 		return
 	}
-	b := encode.AppendLength(s.body[:0], statev1.ChangeTrackerCallsField, s.trackers.Len())
-	s.body = s.trackers.AppendCalls(b)
+	calls := s.trackers.Calls()
+	if len(calls) == 0 {
+		return
+	}
+	s.body = encode.AppendString(s.body[:0], statev1.ChangeTrackerCallsField, calls)
 	s.addChange(0) // trackers and tables do not depend on each other
 	if cap(s.body) > maxIdleBytes {
 		s.body = nil

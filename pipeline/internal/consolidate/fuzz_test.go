@@ -52,7 +52,7 @@ func FuzzReplay(f *testing.F) {
 		stores(offload, storeOf(nil, 5, 6)), removes(engine, 1, 2), losesBatches(offload), clears(engine), resetAll,
 		func(tr *Tracker) { tr.RemoveBlocks([]uint64{3, 4}) }, func(tr *Tracker) { tr.CountChildren(engine) },
 	)
-	f.Add(r.AppendCalls(nil))
+	f.Add(r.Calls())
 	f.Fuzz(func(t *testing.T, calls []byte) {
 		blocks, attributes := budget.New("blocks", 10), budget.New("attribute_bytes", 1000)
 		tr := New(2, 3, blocks, attributes, new(Counts))

@@ -11,7 +11,7 @@ import (
 // follows from the tracker, the call, and checks against bounds, which depend on other workers and
 // on the configuration. The Recorder records the failed checks too.
 //
-// The zero value is ready. A nil Recorder records nothing. A Recorder is not safe for concurrent use.
+// The zero value is ready. A Recorder is not safe for concurrent use.
 type Recorder struct {
 	calls   []byte // encoded TrackerCalls
 	scratch []byte // reused for one call
@@ -31,34 +31,19 @@ type removedKey struct {
 // maxIdleCalls is the largest buffer in bytes that a Recorder keeps.
 const maxIdleCalls = 64 << 10
 
-// RecordTo records the following calls in r as those of a dp rank, or records no calls if r is nil.
+// RecordTo records the following calls in r as those of a dp rank.
 func (t *Tracker) RecordTo(r *Recorder, rank uint32) {
-	t.recorder, t.rank, t.checks = r, rank, nil
-	if r != nil {
-		t.checks = &r.checks
-	}
+	t.recorder, t.rank, t.checks = r, rank, &r.checks
 }
 
-// AppendCalls appends the calls recorded since AppendCalls was last called, an encoded kvcast.state.v1.TrackerCalls.
-func (r *Recorder) AppendCalls(b []byte) []byte {
-	if r == nil {
-		return b
-	}
+// Calls returns the calls recorded since it was last called, an encoded kvcast.state.v1.TrackerCalls. It is valid until the next recorded call.
+func (r *Recorder) Calls() []byte {
 	r.endRemoves()
-	b = append(b, r.calls...)
-	if r.calls = r.calls[:0]; cap(r.calls) > maxIdleCalls {
+	calls := r.calls
+	if r.calls = calls[:0]; cap(calls) > maxIdleCalls {
 		r.calls = nil
 	}
-	return b
-}
-
-// Len returns the length in bytes of the calls that AppendCalls would append.
-func (r *Recorder) Len() int {
-	if r == nil {
-		return 0
-	}
-	r.endRemoves()
-	return len(r.calls)
+	return calls
 }
 
 // store records a call of Store when it has ended.

@@ -48,7 +48,7 @@ func BenchmarkRecord(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
 					next()
-					calls = r.AppendCalls(calls[:0])
+					calls = r.Calls()
 				}
 				b.ReportMetric(float64(len(calls)), "B/batch")
 			})
@@ -76,7 +76,7 @@ func BenchmarkReplay(b *testing.B) {
 				for range batches {
 					next()
 				}
-				calls = r.AppendCalls(calls[:0])
+				calls = r.Calls()
 				b.StartTimer()
 				if err := Replay(calls, func(uint32) *Tracker { return restored }); err != nil {
 					b.Fatal(err)

@@ -4,61 +4,39 @@ import (
 	"errors"
 	"fmt"
 
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvcast/kvcast/internal/core/encode"
 	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/pipeline/internal/copies"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 
-// Replay repeats calls that Recorder.AppendCalls has appended, on the trackers of their dp ranks. If
-// these have the state that the recorded trackers had when AppendCalls was called before, they get
-// the state that the recorded trackers had when it appended the calls, whatever their bounds:
-// units are reserved even beyond the limits of the budgets. Replay records no calls, and the
-// trackers queue no changes, but count as during the recorded calls.
+// Replay repeats calls that Recorder.Calls has returned, on the trackers of their dp ranks. If these have the state that the recorded
+// trackers had when Calls was called before, they get the state that the recorded trackers had when it returned the calls, whatever their
+// bounds: units are reserved even beyond the limits of the budgets. Replay records no calls, and the trackers queue no changes, but count
+// as during the recorded calls.
 //
 // tracker returns the tracker of a rank; nil is an error. If Replay returns an error, which is for invalid
 // calls, some calls may have been repeated.
 func Replay(calls []byte, tracker func(rank uint32) *Tracker) error {
 	for n := 1; len(calls) > 0; n++ {
-		call, length := consumeCall(calls)
-		if length < 0 {
-			return fmt.Errorf("decode call %d of consolidated sources: %w", n, protowire.ParseError(length))
+		f, rest, err := encode.Next(calls)
+		if err != nil {
+			return fmt.Errorf("decode call %d of consolidated sources: %w", n, err)
 		}
-		calls = calls[length:]
-		if err := replay(call, tracker); err != nil {
+		calls = rest
+		if !f.IsBytes(statev1.TrackerCallsCallsField) {
+			continue
+		}
+		if err := replay(f.Bytes, tracker); err != nil {
 			return fmt.Errorf("replay call %d of consolidated sources: %w", n, err)
 		}
 	}
 	return nil
 }
 
-// consumeCall returns the first call of encoded TrackerCalls, and the length of its field, or a
-// negative length that is an error of protowire. The call is nil if the field is unknown.
-func consumeCall(b []byte) (call []byte, length int) {
-	number, wireType, length := protowire.ConsumeTag(b)
-	if length < 0 {
-		return nil, length
-	}
-	if number != statev1.TrackerCallsCallsField || wireType != protowire.BytesType {
-		n := protowire.ConsumeFieldValue(number, wireType, b[length:])
-		if n < 0 {
-			return nil, n
-		}
-		return nil, length + n
-	}
-	call, n := protowire.ConsumeBytes(b[length:])
-	if n < 0 {
-		return nil, n
-	}
-	return call, length + n
-}
-
 func replay(encoded []byte, tracker func(rank uint32) *Tracker) error {
-	if encoded == nil {
-		return nil
-	}
 	call := new(statev1.TrackerCall)
 	if err := proto.Unmarshal(encoded, call); err != nil {
 		return err

@@ -163,7 +163,7 @@ func TestRestoredTrackerDecidesAsTheOriginal(t *testing.T) {
 				_, step := drawStep(t)
 				original.apply(step)
 			}
-			calls := recorder.AppendCalls(nil)
+			calls := recorder.Calls()
 			if err := Replay(calls, func(rank uint32) *Tracker {
 				if rank != 7 {
 					t.Fatalf("replay on rank %d", rank)
@@ -173,7 +173,7 @@ func TestRestoredTrackerDecidesAsTheOriginal(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		original.RecordTo(nil, 0)
+		original.recorder, original.checks = nil, nil
 		checkTracker(t, restored.Tracker)
 		if diff := cmp.Diff(original.counts, restored.counts); diff != "" {
 			t.Fatalf("counts of the replay (-want +got):\n%s", diff)
