@@ -10,15 +10,12 @@ import (
 	"github.com/kvcast/kvcast/internal/wire"
 )
 
-// effects are what is reported of the reasons with an effect on trust, in the log and as a Gap.
-var effects = map[wire.Effect]struct {
-	gap feed.GapReason
-	msg string
-}{
-	wire.EffectSkipped:        {feed.GapEventsSkipped, "events skipped: blocks may be missing, or known although they are gone"},
-	wire.EffectBlockSize:      {feed.GapBlockSizeMismatch, "blocks skipped: not the worker's block size"},
-	wire.EffectUnknownContent: {feed.GapUnknownContent, "content of blocks unknown: no prompt matches them"},
-	wire.EffectConnector:      {feed.GapConnectorTier, "a connector keeps chunks of several blocks below device memory, and may not tell which it removes"},
+// doubtTexts are the log lines for the doubts that follow from wire.Rules.
+var doubtTexts = map[feed.GapReason]string{
+	feed.GapEventsSkipped:     "events skipped: blocks may be missing, or known although they are gone",
+	feed.GapBlockSizeMismatch: "blocks skipped: not the worker's block size",
+	feed.GapUnknownContent:    "content of blocks unknown: no prompt matches them",
+	feed.GapConnectorTier:     "a connector keeps chunks of several blocks below device memory, and may not tell which it removes",
 }
 
 // doubts returns what the rules have left out or not understood of the batch that the intake has decoded, and logs it.
@@ -26,7 +23,7 @@ func (p *publisher) doubts(in *intake, now time.Time, rank uint32, seq uint64) (
 	if p.relayed {
 		all = append(all, feed.Doubt{Reason: feed.GapRelayed, Tiers: kvblock.AllTiers})
 	}
-	if !in.batch.HasDoubts {
+	if in.batch.Doubts == (wire.Doubts{}) {
 		return all
 	}
 	for reason, tiers := range in.batch.Doubts {
@@ -34,10 +31,10 @@ func (p *publisher) doubts(in *intake, now time.Time, rank uint32, seq uint64) (
 			continue
 		}
 		reason := wire.Reason(reason)
-		e := effects[reason.Effect()]
+		gap := feed.GapReason(reason.Gap())
 		detail, args := p.detail(in, reason)
-		all = append(all, feed.Doubt{Reason: e.gap, Tiers: tiers, Detail: detail})
-		p.worker.warn(logDoubt+logKind(reason), now, e.msg, append([]any{"source", p.source, "rank", rank, "seq", seq, "reason", reason.String()}, args...)...)
+		all = append(all, feed.Doubt{Reason: gap, Tiers: tiers, Detail: detail})
+		p.worker.warn(logDoubt+logKind(reason), now, doubtTexts[gap], append([]any{"source", p.source, "rank", rank, "seq", seq, "reason", reason.String()}, args...)...)
 	}
 	return all
 }

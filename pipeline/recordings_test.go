@@ -212,12 +212,9 @@ func (p *recordingPlayer) play(t *testing.T, b recordedBatch) {
 
 // doubtsOf returns the doubts of a batch as ingest passes them on.
 func doubtsOf(b *wire.Batch) (all []feed.Doubt) {
-	gaps := map[wire.Effect]feed.GapReason{
-		wire.EffectSkipped: feed.GapEventsSkipped, wire.EffectBlockSize: feed.GapBlockSizeMismatch, wire.EffectUnknownContent: feed.GapUnknownContent, wire.EffectConnector: feed.GapConnectorTier,
-	}
 	for reason, tiers := range b.Doubts {
 		if tiers != 0 {
-			all = append(all, feed.Doubt{Reason: gaps[wire.Reason(reason).Effect()], Tiers: tiers})
+			all = append(all, feed.Doubt{Reason: feed.GapReason(wire.Reason(reason).Gap()), Tiers: tiers})
 		}
 	}
 	return all

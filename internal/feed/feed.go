@@ -143,7 +143,7 @@ const (
 	// GapJoinedLate: the first batch that ingest has read of the rank is not the engine's first batch. The gap
 	// precedes all batches of the rank.
 	GapJoinedLate GapReason = 7
-	// GapEventsSkipped, GapBlockSizeMismatch and GapUnknownContent are the reasons of a Doubt; see wire.Effect.
+	// GapEventsSkipped, GapBlockSizeMismatch and GapUnknownContent are the reasons of a Doubt; see wire.Reason.Gap.
 	GapEventsSkipped     GapReason = 10
 	GapBlockSizeMismatch GapReason = 11
 	GapUnknownContent    GapReason = 12

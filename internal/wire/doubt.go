@@ -1,60 +1,47 @@
 package wire
 
-import "github.com/kvcast/kvcast/internal/core/kvblock"
-
-// Effect is how an event that is left out, or whose content is unknown, concerns the trust in the blocks of its rank.
-type Effect uint8
-
-// The effects.
-const (
-	// EffectNone: the blocks are the engine's nevertheless.
-	EffectNone Effect = iota
-	// EffectUpperBound: other attention groups decide as well which prefix the engine reuses; see Batch.GroupsOmitted.
-	EffectUpperBound
-	// EffectSkipped: blocks may be missing, and the known ones may be gone.
-	EffectSkipped
-	// EffectBlockSize: blocks of another size are missing.
-	EffectBlockSize
-	// EffectUnknownContent: the engine may reuse blocks that no tokens match.
-	EffectUnknownContent
-	// EffectConnector: a connector keeps the blocks of the tier, and may not tell which it removes.
-	EffectConnector
+import (
+	"github.com/kvcast/kvcast/internal/core/kvblock"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // reasons are the rows of the table of all that Decoder and Rules leave out, or do not understand. Nothing is left out
 // without a row.
+//
+// An event without a gap leaves the blocks the engine's. Of those that Batch.GroupsOmitted reports, other attention groups decide as well
+// which prefix the engine reuses.
 var reasons = [NumReasons]struct {
-	name   string // metric label
-	effect Effect
-	tiers  kvblock.Tiers // that the effect concerns; 0: the event's tier
+	name  string // metric label
+	gap   kvcastv1.Gap_Reason
+	tiers kvblock.Tiers // that the gap concerns; 0: the event's tier
 }{
-	ReasonNone:                  {"none", EffectNone, 0},
-	ReasonUnknownTag:            {"unknown_tag", EffectSkipped, kvblock.AllTiers},
-	ReasonUnknownMedium:         {"unknown_medium", EffectSkipped, kvblock.LowerTiers},
-	ReasonNonLocalLocality:      {"non_local_locality", EffectNone, 0},
-	ReasonUnsupportedOwnership:  {"unsupported_ownership", EffectSkipped, 0},
-	ReasonNonMainAttentionGroup: {"non_main_attention_group", EffectUpperBound, 0},
-	ReasonBadEventShape:         {"bad_event_shape", EffectSkipped, kvblock.AllTiers},
-	ReasonBadTag:                {"bad_tag", EffectSkipped, kvblock.AllTiers},
-	ReasonMissingField:          {"missing_field", EffectSkipped, kvblock.AllTiers},
-	ReasonBadType:               {"bad_type", EffectSkipped, kvblock.AllTiers},
-	ReasonBadUTF8:               {"bad_utf8", EffectSkipped, kvblock.AllTiers},
-	ReasonBlockSizeMismatch:     {"block_size_mismatch", EffectBlockSize, 0},
-	ReasonTokensShort:           {"tokens_short", EffectSkipped, 0},
-	ReasonRepeatedHash:          {"repeated_hash", EffectSkipped, 0},
-	ReasonNameTooLong:           {"name_too_long", EffectSkipped, 0},
-	ReasonUnknownContent:        {"unknown_content", EffectUnknownContent, 0},
-	ReasonPartialBlock:          {"partial_block", EffectUpperBound, 0},
-	ReasonObjectKey:             {"object_key_only", EffectSkipped, 0},
-	ReasonChunks:                {"chunks", EffectConnector, 0},
-	ReasonNoExtraKeys:           {"no_extra_keys", EffectSkipped, 0},
+	ReasonNone:                  {"none", 0, 0},
+	ReasonUnknownTag:            {"unknown_tag", kvcastv1.Gap_REASON_EVENTS_SKIPPED, kvblock.AllTiers},
+	ReasonUnknownMedium:         {"unknown_medium", kvcastv1.Gap_REASON_EVENTS_SKIPPED, kvblock.LowerTiers},
+	ReasonNonLocalLocality:      {"non_local_locality", 0, 0},
+	ReasonUnsupportedOwnership:  {"unsupported_ownership", kvcastv1.Gap_REASON_EVENTS_SKIPPED, 0},
+	ReasonNonMainAttentionGroup: {"non_main_attention_group", 0, 0},
+	ReasonBadEventShape:         {"bad_event_shape", kvcastv1.Gap_REASON_EVENTS_SKIPPED, kvblock.AllTiers},
+	ReasonBadTag:                {"bad_tag", kvcastv1.Gap_REASON_EVENTS_SKIPPED, kvblock.AllTiers},
+	ReasonMissingField:          {"missing_field", kvcastv1.Gap_REASON_EVENTS_SKIPPED, kvblock.AllTiers},
+	ReasonBadType:               {"bad_type", kvcastv1.Gap_REASON_EVENTS_SKIPPED, kvblock.AllTiers},
+	ReasonBadUTF8:               {"bad_utf8", kvcastv1.Gap_REASON_EVENTS_SKIPPED, kvblock.AllTiers},
+	ReasonBlockSizeMismatch:     {"block_size_mismatch", kvcastv1.Gap_REASON_BLOCK_SIZE_MISMATCH, 0},
+	ReasonTokensShort:           {"tokens_short", kvcastv1.Gap_REASON_EVENTS_SKIPPED, 0},
+	ReasonRepeatedHash:          {"repeated_hash", kvcastv1.Gap_REASON_EVENTS_SKIPPED, 0},
+	ReasonNameTooLong:           {"name_too_long", kvcastv1.Gap_REASON_EVENTS_SKIPPED, 0},
+	ReasonUnknownContent:        {"unknown_content", kvcastv1.Gap_REASON_UNKNOWN_CONTENT, 0},
+	ReasonPartialBlock:          {"partial_block", 0, 0},
+	ReasonObjectKey:             {"object_key_only", kvcastv1.Gap_REASON_EVENTS_SKIPPED, 0},
+	ReasonChunks:                {"chunks", kvcastv1.Gap_REASON_CONNECTOR_TIER, 0},
+	ReasonNoExtraKeys:           {"no_extra_keys", kvcastv1.Gap_REASON_EVENTS_SKIPPED, 0},
 }
 
 // String returns the reason's metric label.
 func (r Reason) String() string { return reasons[r].name }
 
-// Effect returns what the reason means for the trust in the rank's blocks, in the tiers of Doubts.
-func (r Reason) Effect() Effect { return reasons[r].effect }
+// Gap returns why the rank's blocks may differ from the engine's, in the tiers of Doubts; 0: they do not.
+func (r Reason) Gap() kvcastv1.Gap_Reason { return reasons[r].gap }
 
 // Doubts are the tiers of a rank whose blocks may differ from the engine's after a batch, by reason.
 type Doubts [NumReasons]kvblock.Tiers
@@ -64,7 +51,7 @@ type Doubts [NumReasons]kvblock.Tiers
 func (r *Rules) doubt(reason Reason, tier kvblock.Tier, counts *Counts) {
 	counts[reason]++
 	row := &reasons[reason]
-	if row.effect < EffectSkipped {
+	if row.gap == 0 {
 		return
 	}
 	tiers := row.tiers
@@ -75,7 +62,6 @@ func (r *Rules) doubt(reason Reason, tier kvblock.Tier, counts *Counts) {
 		tiers = kvblock.AllTiers
 	}
 	r.doubts[reason] |= tiers
-	r.hasDoubts = true
 }
 
 // resolve forgets the doubts about tiers that are cleared.

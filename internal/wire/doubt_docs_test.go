@@ -5,6 +5,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -28,24 +29,18 @@ func TestTrustTableIsDocumented(t *testing.T) {
 		}
 		documented[m[1]] = row{m[2], m[3]}
 	}
-	trust := map[wire.Effect]string{
-		wire.EffectNone: "stays exact", wire.EffectUpperBound: "`UPPER_BOUND`",
-		wire.EffectSkipped: "`EVENTS_SKIPPED`", wire.EffectBlockSize: "`BLOCK_SIZE_MISMATCH`", wire.EffectUnknownContent: "`UNKNOWN_CONTENT`",
-		wire.EffectConnector: "`CONNECTOR_TIER`",
-	}
 	tiers := map[kvblock.Tiers]string{0: "its tier", kvblock.AllTiers: "all", kvblock.LowerTiers: "all below the device"}
 	want := make(map[string]row)
 	for reason := wire.ReasonNone + 1; reason < wire.NumReasons; reason++ {
-		r := row{trust[reason.Effect()], tiers[reason.Tiers()]}
-		switch reason.Effect() {
-		case wire.EffectNone:
-			r.tiers = "none"
-		case wire.EffectUpperBound:
-			r.tiers = "all"
-		case wire.EffectSkipped, wire.EffectBlockSize, wire.EffectUnknownContent, wire.EffectConnector:
+		r := row{"`" + strings.TrimPrefix(reason.Gap().String(), "REASON_") + "`", tiers[reason.Tiers()]}
+		switch {
+		case reason == wire.ReasonNonMainAttentionGroup || reason == wire.ReasonPartialBlock:
+			r = row{"`UPPER_BOUND`", "all"}
+		case reason.Gap() == 0:
+			r = row{"stays exact", "none"}
 		}
-		if r.trust == "" || r.tiers == "" {
-			t.Errorf("%s: effect %d or tiers %b have no words", reason, reason.Effect(), reason.Tiers())
+		if r.tiers == "" {
+			t.Errorf("%s: tiers %b have no words", reason, reason.Tiers())
 		}
 		want[reason.String()] = r
 	}

@@ -6,12 +6,20 @@ import (
 
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/wire"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // TestTrustTable walks the table of what is left out or not understood: for each reason there are events that cause it, and
 // the tiers whose blocks may differ then. A reason without events fails.
 func TestTrustTable(t *testing.T) {
-	const none = kvblock.Tiers(0)
+	const (
+		none           = kvblock.Tiers(0)
+		noGap          = kvcastv1.Gap_REASON_UNSPECIFIED
+		skipped        = kvcastv1.Gap_REASON_EVENTS_SKIPPED
+		otherSize      = kvcastv1.Gap_REASON_BLOCK_SIZE_MISMATCH
+		unknownContent = kvcastv1.Gap_REASON_UNKNOWN_CONTENT
+		connector      = kvcastv1.Gap_REASON_CONNECTOR_TIER
+	)
 	tier := func(tiers ...kvblock.Tier) (set kvblock.Tiers) {
 		for _, t := range tiers {
 			set |= 1 << t
@@ -33,57 +41,57 @@ func TestTrustTable(t *testing.T) {
 		name   string
 		events []any
 		tiers  kvblock.Tiers
-		effect wire.Effect
+		gap    kvcastv1.Gap_Reason
 	}
 	table := map[wire.Reason][]tableRow{
 		wire.ReasonUnknownTag: {
-			{"array", []any{[]any{"TierBlocksCleared", "CPU"}}, kvblock.AllTiers, wire.EffectSkipped},
-			{"map", []any{obj{"type": "BlockTransferred", "block_hashes": []any{1}}}, kvblock.AllTiers, wire.EffectSkipped},
-			{"before a clear", []any{[]any{"X"}, obj{"type": "AllBlocksCleared"}}, none, wire.EffectSkipped},
+			{"array", []any{[]any{"TierBlocksCleared", "CPU"}}, kvblock.AllTiers, skipped},
+			{"map", []any{obj{"type": "BlockTransferred", "block_hashes": []any{1}}}, kvblock.AllTiers, skipped},
+			{"before a clear", []any{[]any{"X"}, obj{"type": "AllBlocksCleared"}}, none, skipped},
 			{"before a clear of host memory", []any{[]any{"X"}, obj{"type": "AllBlocksCleared", "medium": "CPU"}},
-				tier(kvblock.TierDevice, kvblock.TierDisk, kvblock.TierExternal), wire.EffectSkipped},
-			{"after a clear", []any{obj{"type": "AllBlocksCleared"}, []any{"X"}}, kvblock.AllTiers, wire.EffectSkipped},
+				tier(kvblock.TierDevice, kvblock.TierDisk, kvblock.TierExternal), skipped},
+			{"after a clear", []any{obj{"type": "AllBlocksCleared"}, []any{"X"}}, kvblock.AllTiers, skipped},
 		},
 		wire.ReasonUnknownMedium: {
-			{"store", []any{stored(obj{"medium": "TAPE"}, 1)}, kvblock.LowerTiers, wire.EffectSkipped},
-			{"remove", []any{removed(obj{"medium": "TAPE"}, 1)}, kvblock.LowerTiers, wire.EffectSkipped},
-			{"clear", []any{obj{"type": "AllBlocksCleared", "medium": "TAPE"}}, kvblock.LowerTiers, wire.EffectSkipped},
+			{"store", []any{stored(obj{"medium": "TAPE"}, 1)}, kvblock.LowerTiers, skipped},
+			{"remove", []any{removed(obj{"medium": "TAPE"}, 1)}, kvblock.LowerTiers, skipped},
+			{"clear", []any{obj{"type": "AllBlocksCleared", "medium": "TAPE"}}, kvblock.LowerTiers, skipped},
 		},
-		wire.ReasonNonLocalLocality: {{"store", []any{stored(obj{"locality": "REMOTE"}, 1)}, none, wire.EffectNone}},
+		wire.ReasonNonLocalLocality: {{"store", []any{stored(obj{"locality": "REMOTE"}, 1)}, none, noGap}},
 		wire.ReasonUnsupportedOwnership: {
-			{"store", []any{stored(obj{"ownership": "x"}, 1)}, device, wire.EffectSkipped},
-			{"remove in host memory", []any{removed(with(host, obj{"ownership": "x"}), 1)}, tier(kvblock.TierHostPinned), wire.EffectSkipped},
-			{"clear", []any{obj{"type": "AllBlocksCleared", "ownership": "x"}}, kvblock.AllTiers, wire.EffectSkipped},
+			{"store", []any{stored(obj{"ownership": "x"}, 1)}, device, skipped},
+			{"remove in host memory", []any{removed(with(host, obj{"ownership": "x"}), 1)}, tier(kvblock.TierHostPinned), skipped},
+			{"clear", []any{obj{"type": "AllBlocksCleared", "ownership": "x"}}, kvblock.AllTiers, skipped},
 		},
-		wire.ReasonNonMainAttentionGroup: {{"store", []any{stored(obj{"kv_cache_spec_kind": "mamba"}, 1)}, none, wire.EffectUpperBound}},
-		wire.ReasonBadEventShape:         {{"number", []any{5}, kvblock.AllTiers, wire.EffectSkipped}},
-		wire.ReasonBadTag:                {{"number", []any{[]any{5}}, kvblock.AllTiers, wire.EffectSkipped}},
+		wire.ReasonNonMainAttentionGroup: {{"store", []any{stored(obj{"kv_cache_spec_kind": "mamba"}, 1)}, none, noGap}},
+		wire.ReasonBadEventShape:         {{"number", []any{5}, kvblock.AllTiers, skipped}},
+		wire.ReasonBadTag:                {{"number", []any{[]any{5}}, kvblock.AllTiers, skipped}},
 		wire.ReasonMissingField: {
-			{"remove", []any{obj{"type": "BlockRemoved"}}, kvblock.AllTiers, wire.EffectSkipped},
-			{"store", []any{obj{"type": "BlockStored", "block_hashes": []any{1}}}, kvblock.AllTiers, wire.EffectSkipped},
+			{"remove", []any{obj{"type": "BlockRemoved"}}, kvblock.AllTiers, skipped},
+			{"store", []any{obj{"type": "BlockStored", "block_hashes": []any{1}}}, kvblock.AllTiers, skipped},
 		},
 		wire.ReasonBadType: {
-			{"remove", []any{removed(nil, "x")}, kvblock.AllTiers, wire.EffectSkipped},
-			{"store", []any{stored(obj{"block_size": -1}, 1)}, kvblock.AllTiers, wire.EffectSkipped},
+			{"remove", []any{removed(nil, "x")}, kvblock.AllTiers, skipped},
+			{"store", []any{stored(obj{"block_size": -1}, 1)}, kvblock.AllTiers, skipped},
 		},
-		wire.ReasonBadUTF8: {{"medium", []any{stored(obj{"medium": raw("\xa1\xff")}, 1)}, kvblock.AllTiers, wire.EffectSkipped}},
+		wire.ReasonBadUTF8: {{"medium", []any{stored(obj{"medium": raw("\xa1\xff")}, 1)}, kvblock.AllTiers, skipped}},
 		wire.ReasonBlockSizeMismatch: {
-			{"device", []any{good, stored(obj{"block_size": 2, "token_ids": []any{1, 2}}, 1)}, device, wire.EffectBlockSize},
-			{"host memory", []any{sized(2, nil, 1), sized(3, host, 2)}, tier(kvblock.TierHostPinned), wire.EffectBlockSize},
+			{"device", []any{good, stored(obj{"block_size": 2, "token_ids": []any{1, 2}}, 1)}, device, otherSize},
+			{"host memory", []any{sized(2, nil, 1), sized(3, host, 2)}, tier(kvblock.TierHostPinned), otherSize},
 		},
 		wire.ReasonChunks: {
-			{"host memory", []any{sized(2, nil, 1), sized(4, host, 2)}, tier(kvblock.TierHostPinned), wire.EffectConnector},
-			{"before the blocks of the device", []any{sized(3, host, 2), sized(2, nil, 1)}, kvblock.LowerTiers, wire.EffectConnector},
+			{"host memory", []any{sized(2, nil, 1), sized(4, host, 2)}, tier(kvblock.TierHostPinned), connector},
+			{"before the blocks of the device", []any{sized(3, host, 2), sized(2, nil, 1)}, kvblock.LowerTiers, connector},
 		},
-		wire.ReasonTokensShort:  {{"store", []any{stored(obj{"token_ids": []any{1}}, 1, 2)}, device, wire.EffectSkipped}},
-		wire.ReasonRepeatedHash: {{"store", []any{stored(host, 1, 1)}, tier(kvblock.TierHostPinned), wire.EffectSkipped}},
-		wire.ReasonNameTooLong:  {{"adapter", []any{stored(obj{"lora_name": strings.Repeat("x", 1025)}, 1)}, device, wire.EffectSkipped}},
+		wire.ReasonTokensShort:  {{"store", []any{stored(obj{"token_ids": []any{1}}, 1, 2)}, device, skipped}},
+		wire.ReasonRepeatedHash: {{"store", []any{stored(host, 1, 1)}, tier(kvblock.TierHostPinned), skipped}},
+		wire.ReasonNameTooLong:  {{"adapter", []any{stored(obj{"lora_name": strings.Repeat("x", 1025)}, 1)}, device, skipped}},
 		wire.ReasonUnknownContent: {
-			{"adapter without a name", []any{stored(obj{"lora_id": 1}, 1)}, device, wire.EffectUnknownContent},
-			{"placeholders", []any{stored(obj{"token_ids": []any{"x"}}, 1)}, device, wire.EffectUnknownContent},
-			{"unknown extra key", []any{stored(with(host, obj{"extra_keys": []any{nil, []any{"x"}}}), 1, 2)}, tier(kvblock.TierHostPinned), wire.EffectUnknownContent},
-			{"tokens of more blocks", []any{stored(obj{"token_ids": []any{1, 2, 3}}, 1, 2)}, device, wire.EffectUnknownContent},
-			{"two salts of a block", []any{stored(obj{"cache_salt": "s"}, 1), stored(obj{"cache_salt": "t"}, 1)}, device, wire.EffectUnknownContent},
+			{"adapter without a name", []any{stored(obj{"lora_id": 1}, 1)}, device, unknownContent},
+			{"placeholders", []any{stored(obj{"token_ids": []any{"x"}}, 1)}, device, unknownContent},
+			{"unknown extra key", []any{stored(with(host, obj{"extra_keys": []any{nil, []any{"x"}}}), 1, 2)}, tier(kvblock.TierHostPinned), unknownContent},
+			{"tokens of more blocks", []any{stored(obj{"token_ids": []any{1, 2, 3}}, 1, 2)}, device, unknownContent},
+			{"two salts of a block", []any{stored(obj{"cache_salt": "s"}, 1), stored(obj{"cache_salt": "t"}, 1)}, device, unknownContent},
 		},
 	}
 	mooncake := func(kind string, fields obj) obj {
@@ -91,19 +99,19 @@ func TestTrustTable(t *testing.T) {
 	}
 	legacy := obj{"type": "BlockRemoved", "block_hashes": []any{}, "medium": "disk"}
 	table[wire.ReasonObjectKey] = append(table[wire.ReasonObjectKey], []tableRow{
-		{"store", []any{mooncake("stored", nil)}, tier(kvblock.TierHostPinned), wire.EffectSkipped},
-		{"remove with the keys of vLLM", []any{mooncake("removed", legacy)}, tier(kvblock.TierDisk), wire.EffectSkipped},
-		{"a key of another type", []any{mooncake("stored", obj{"object_key": 5})}, tier(kvblock.TierHostPinned), wire.EffectSkipped},
-		{"no medium", []any{mooncake("stored", obj{"medium": nil})}, kvblock.AllTiers, wire.EffectSkipped},
-		{"before a clear", []any{mooncake("stored", nil), obj{"event_type": "cleared"}}, none, wire.EffectSkipped},
+		{"store", []any{mooncake("stored", nil)}, tier(kvblock.TierHostPinned), skipped},
+		{"remove with the keys of vLLM", []any{mooncake("removed", legacy)}, tier(kvblock.TierDisk), skipped},
+		{"a key of another type", []any{mooncake("stored", obj{"object_key": 5})}, tier(kvblock.TierHostPinned), skipped},
+		{"no medium", []any{mooncake("stored", obj{"medium": nil})}, kvblock.AllTiers, skipped},
+		{"before a clear", []any{mooncake("stored", nil), obj{"event_type": "cleared"}}, none, skipped},
 	}...)
 	grouped := obj{"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
-	table[wire.ReasonPartialBlock] = append(table[wire.ReasonPartialBlock], tableRow{"store", []any{stored(with(grouped, obj{"block_size": 4, "token_ids": []any{1, 2, 3, 4}}), 1), stored(with(grouped, obj{"block_size": 2, "token_ids": []any{1, 2}}), 2)}, none, wire.EffectUpperBound})
+	table[wire.ReasonPartialBlock] = append(table[wire.ReasonPartialBlock], tableRow{"store", []any{stored(with(grouped, obj{"block_size": 4, "token_ids": []any{1, 2, 3, 4}}), 1), stored(with(grouped, obj{"block_size": 2, "token_ids": []any{1, 2}}), 2)}, none, noGap})
 	// vLLM 0.16 and earlier have salts and no extra keys in their events.
 	withoutKeys := []any{"BlockStored", []any{1}, nil, []any{1}, 1, nil, "CPU", nil}
 	table[wire.ReasonNoExtraKeys] = append(table[wire.ReasonNoExtraKeys],
-		tableRow{"host memory", []any{withoutKeys}, tier(kvblock.TierHostPinned), wire.EffectSkipped},
-		tableRow{"device", []any{withoutKeys[:6]}, device, wire.EffectSkipped})
+		tableRow{"host memory", []any{withoutKeys}, tier(kvblock.TierHostPinned), skipped},
+		tableRow{"device", []any{withoutKeys[:6]}, device, skipped})
 	for reason := wire.ReasonNone + 1; reason < wire.NumReasons; reason++ {
 		if len(table[reason]) == 0 {
 			t.Errorf("%s: no events cause it", reason)
@@ -119,10 +127,10 @@ func TestTrustTable(t *testing.T) {
 			rules := wire.NewRules(&size)
 			rules.NeedsExtraKeys = true
 			rules.Admit(b, 0, &counts)
-			if counts[reason] == 0 || reason.Effect() != c.effect {
-				t.Errorf("%s, %s: counted %d times, effect %d; want effect %d", reason, c.name, counts[reason], reason.Effect(), c.effect)
+			if counts[reason] == 0 || reason.Gap() != c.gap {
+				t.Errorf("%s, %s: counted %d times, gap %d; want gap %d", reason, c.name, counts[reason], reason.Gap(), c.gap)
 			}
-			if b.Doubts != want || b.HasDoubts != (c.tiers != 0) {
+			if b.Doubts != want {
 				t.Errorf("%s, %s: doubts %v, want %v", reason, c.name, b.Doubts, want)
 			}
 		}
@@ -149,7 +157,7 @@ func TestWhatIsUnderstoodLeavesNoDoubt(t *testing.T) {
 		)
 		b := decodeOf(t, ev)
 		wire.NewRules(&size).Admit(b, 0, &counts)
-		if b.HasDoubts || counts != (wire.Counts{}) {
+		if b.Doubts != (wire.Doubts{}) || counts != (wire.Counts{}) {
 			t.Errorf("%s: doubts %v, counts %v", name, b.Doubts, counts)
 		}
 	}

@@ -61,8 +61,7 @@ type Rules struct {
 	// NeedsExtraKeys reports whether the engine has cache salts and multimodal inputs that it tells in extra keys alone.
 	NeedsExtraKeys bool
 	// doubts are those of the current Admit.
-	doubts    Doubts
-	hasDoubts bool
+	doubts Doubts
 	// groups are the attention groups of earlier stores by rank; numGroups is their number.
 	groups    map[uint32]*rankGroups
 	numGroups int
@@ -151,7 +150,7 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 	skipped := b.Skipped
 	kept, followed := 0, false
 	r.ForeignBlockSize, r.ForeignTier, r.ChunkSize = 0, 0, 0
-	r.doubts, r.hasDoubts = Doubts{}, false
+	r.doubts = Doubts{}
 	for k := range b.Events {
 		ev := &b.Events[k]
 		for len(skipped) > 0 && skipped[0].Index < ev.Index {
@@ -208,7 +207,7 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 	b.Events = b.Events[:kept]
 	b.GroupsOmitted = followed || counts[ReasonNonMainAttentionGroup]+counts[ReasonPartialBlock] != omitted
 	b.Groups = r.describeGroups(rank)
-	b.Doubts, b.HasDoubts = r.doubts, r.hasDoubts && r.doubts != Doubts{}
+	b.Doubts = r.doubts
 	// The memory is released now because the next batch may come late, and there may be many
 	// sources.
 	r.hashes.release(maxRulesKept / 8)
@@ -430,7 +429,6 @@ func (r *Rules) learnBlockSize(ev *Event, counts *Counts) {
 	if r.blockSize.offDevice { // the blocks of a connector, which are removed
 		counts[ReasonChunks]++
 		r.doubts[ReasonChunks] |= kvblock.LowerTiers
-		r.hasDoubts = true
 	}
 	ev.ReplacesBlockSize = r.blockSize.Tokens != 0
 	*r.blockSize = BlockSize{Tokens: ev.BlockSize, offDevice: ev.Tier != kvblock.TierDevice}

@@ -56,9 +56,8 @@ type Batch struct {
 	// if Rules do not follow other groups. It does not change.
 	Groups *kvcastv1.Groups
 	// Doubts are the tiers whose blocks may differ from the engine's because of events that Rules.Admit has left out or
-	// does not understand; HasDoubts reports whether there are any.
-	Doubts    Doubts
-	HasDoubts bool
+	// does not understand.
+	Doubts Doubts
 	// UnknownTag is the first unknown tag of the events; cut to maxTagBytes.
 	UnknownTag string
 }
