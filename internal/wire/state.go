@@ -3,6 +3,7 @@ package wire
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/kvcast/kvcast/internal/core/index/hybrid/vllmhash"
@@ -23,44 +24,55 @@ func (r *Rules) Changed() bool { return len(r.changes.ranks) > 0 }
 
 // Changes returns the changes of groups and scoped blocks since the last call. There must be some: see Changed.
 func (r *Rules) Changes() *statev1.IngestSource {
-	e := stateEncoder{rules: r, source: new(statev1.IngestSource)}
-	for i := range r.changes.ranks {
-		c := &r.changes.ranks[i]
-		rank := e.rank(c.rank, len(c.blocks))
-		rank.Cleared, rank.SaltsCleared = c.reset, c.saltsCleared && !c.reset
-		if c.groups {
-			e.groups(rank)
-		}
-		for _, hash := range c.blocks {
-			e.block(rank, hash)
-		}
-	}
+	source := r.encode(r.changes.ranks)
 	r.changes.clear()
-	return e.source
+	return source
 }
 
 // State returns the groups and scoped blocks.
 func (r *Rules) State() *statev1.IngestSource {
-	e := stateEncoder{rules: r, source: new(statev1.IngestSource)}
-	ranks := make(map[uint32]*statev1.IngestRank)
-	rankOf := func(rank uint32) *statev1.IngestRank {
-		if ranks[rank] == nil {
-			n := 0
-			if salted := r.scopes.ranks[rank]; salted != nil {
-				n = len(salted.blocks)
-			}
-			ranks[rank] = e.rank(rank, n)
-		}
-		return ranks[rank]
-	}
+	var all []rankChanges
 	for rank := range r.groups {
-		e.groups(rankOf(rank))
+		all = append(all, rankChanges{rank: rank, groups: true, blocks: r.scopes.hashes(rank)})
 	}
-	for rank, salted := range r.scopes.ranks {
-		s := rankOf(rank)
-		for hash := range salted.blocks {
-			e.block(s, hash)
+	for rank := range r.scopes.ranks {
+		if r.groups[rank] == nil {
+			all = append(all, rankChanges{rank: rank, blocks: r.scopes.hashes(rank)})
 		}
+	}
+	return r.encode(all)
+}
+
+// hashes returns the blocks of a rank.
+func (s *scopes) hashes(rank uint32) []uint64 {
+	if r := s.ranks[rank]; r != nil {
+		return slices.AppendSeq(make([]uint64, 0, len(r.blocks)), maps.Keys(r.blocks))
+	}
+	return nil
+}
+
+// encode returns the changed parts of the state.
+func (r *Rules) encode(all []rankChanges) *statev1.IngestSource {
+	e := stateEncoder{rules: r, source: new(statev1.IngestSource)}
+	for i := range all {
+		c := &all[i]
+		rank := &statev1.IngestRank{Rank: c.rank, Cleared: c.reset, SaltsCleared: c.saltsCleared && !c.reset}
+		if salted := r.scopes.ranks[c.rank]; salted != nil {
+			rank.Incomplete = salted.incomplete
+		}
+		if g := r.groups[c.rank]; c.groups && g != nil {
+			for _, a := range g.all {
+				rank.Groups = append(rank.Groups, &statev1.IngestGroup{Index: a.idx, Kind: a.kind, BlockSize: a.blockSize, Window: a.window})
+			}
+			rank.HashUnit, rank.HashAlgorithm, rank.HashSeed, rank.GroupsLost = g.unit, uint32(g.algorithm), g.seed, g.lost
+		}
+		if n := len(c.blocks); n > 0 {
+			rank.SaltedBlocks, rank.BlockSalts, rank.BlockCopies = make([]uint64, 0, n), make([]uint32, 0, n), make([]uint32, 0, n)
+		}
+		for _, hash := range c.blocks {
+			e.block(rank, hash)
+		}
+		e.source.Ranks = append(e.source.Ranks, rank)
 	}
 	return e.source
 }
@@ -70,31 +82,6 @@ type stateEncoder struct {
 	rules  *Rules
 	source *statev1.IngestSource
 	salts  map[scopeID]uint32 // 1 plus the index in the message
-}
-
-// rank adds a dp rank, with room for a number of salted blocks.
-func (e *stateEncoder) rank(rank uint32, blocks int) *statev1.IngestRank {
-	s := &statev1.IngestRank{Rank: rank}
-	if blocks > 0 {
-		s.SaltedBlocks, s.BlockSalts, s.BlockCopies = make([]uint64, 0, blocks), make([]uint32, 0, blocks), make([]uint32, 0, blocks)
-	}
-	if salted := e.rules.scopes.ranks[rank]; salted != nil {
-		s.Incomplete = salted.incomplete
-	}
-	e.source.Ranks = append(e.source.Ranks, s)
-	return s
-}
-
-// groups adds all groups of a rank.
-func (e *stateEncoder) groups(to *statev1.IngestRank) {
-	g := e.rules.groups[to.Rank]
-	if g == nil {
-		return
-	}
-	for _, a := range g.all {
-		to.Groups = append(to.Groups, &statev1.IngestGroup{Index: a.idx, Kind: a.kind, BlockSize: a.blockSize, Window: a.window})
-	}
-	to.HashUnit, to.HashAlgorithm, to.HashSeed, to.GroupsLost = g.unit, uint32(g.algorithm), g.seed, g.lost
 }
 
 func (e *stateEncoder) block(to *statev1.IngestRank, hash uint64) {
