@@ -4,9 +4,10 @@
 package feed
 
 import (
-	"github.com/kvcast/kvcast/internal/wire"
+	"strings"
 
 	"github.com/kvcast/kvcast/internal/core/kvblock"
+	"github.com/kvcast/kvcast/internal/wire"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -162,26 +163,8 @@ const (
 	GapRelayed GapReason = 18
 )
 
-var gapReasonNames = [...]string{
-	GapReplayUnavailable:  "replay_unavailable",
-	GapReplayIncomplete:   "replay_incomplete",
-	GapReplayForgotten:    "replay_forgotten",
-	GapPossibleRestart:    "possible_restart",
-	GapAmbiguousPublisher: "ambiguous_publisher",
-	GapJoinedLate:         "joined_late",
-	GapEventsSkipped:      "events_skipped",
-	GapBlockSizeMismatch:  "block_size_mismatch",
-	GapUnknownContent:     "unknown_content",
-	GapTierNotCleared:     "tier_not_cleared",
-	GapReplayUnproved:     "replay_unproved",
-	GapReplayForeign:      "replay_foreign",
-	GapCopiesUnsure:       "copies_unsure",
-	GapConnectorTier:      "connector_tier",
-	GapRelayed:            "relayed",
-}
-
 // String returns the reason's name, which is also its metric label.
-func (r GapReason) String() string { return reasonName(gapReasonNames[:], int(r)) }
+func (r GapReason) String() string { return reasonName(kvcastv1.Gap_Reason_name, int32(r)) }
 
 // RemoveReason is why a worker was removed. The values are those of kvcast.v1.WorkerRemoved.Reason.
 type RemoveReason uint8
@@ -193,19 +176,15 @@ const (
 	RemovedDiscovery
 )
 
-var removeReasonNames = [...]string{
-	RemovedDeregistered: "deregistered",
-	RemovedDisconnected: "disconnected",
-	RemovedDiscovery:    "discovery",
+// String returns the reason's name.
+func (r RemoveReason) String() string {
+	return reasonName(kvcastv1.WorkerRemoved_Reason_name, int32(r))
 }
 
-// String returns the reason's name.
-func (r RemoveReason) String() string { return reasonName(removeReasonNames[:], int(r)) }
-
-// reasonName returns the name of a reason, or unknown for one without a name.
-func reasonName(names []string, reason int) string {
-	if reason >= len(names) || names[reason] == "" {
+// reasonName returns the name of a reason in the contract without its prefix, in lower case; unknown for one without a name.
+func reasonName(names map[int32]string, reason int32) string {
+	if reason == 0 || names[reason] == "" {
 		return "unknown"
 	}
-	return names[reason]
+	return strings.ToLower(strings.TrimPrefix(names[reason], "REASON_"))
 }
