@@ -85,7 +85,7 @@ func (c *checkpointPosition) due(bytes int64) bool {
 func (p *Pipeline) CheckpointDue() (names []string) {
 	p.mu.Lock()
 	lanes := maps.Clone(p.lanes)
-	if p.cfg.Durable && !p.cfg.Shared && p.removed.unstored > 0 {
+	if p.cfg.Durable && !p.cfg.Shared && len(p.removed.needed()) > 0 {
 		names = append(names, RemovedWorkers)
 	}
 	p.mu.Unlock()
@@ -200,7 +200,7 @@ func (p *Pipeline) retire(removed []removedWorker) {
 func (p *Pipeline) ObsoleteCheckpoints() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.cfg.Shared && p.removed.unstored > 0 {
+	if p.cfg.Shared && len(p.removed.needed()) > 0 {
 		_, acknowledged := p.removed.state()
 		p.retire(acknowledged)
 	}

@@ -1,7 +1,7 @@
 package pipeline
 
 import (
-	"container/list"
+	"slices"
 
 	"github.com/kvcast/kvcast/internal/journal"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
@@ -15,11 +15,9 @@ const maxRemovedNames = 16_384
 // continues from there. Beyond maxRemovedNames it evicts the worker that was removed first. A new
 // name then continues from the largest evicted id, since the name may have been evicted.
 type eventIDs struct {
-	byName  map[string]*list.Element
-	removed *list.List // of *removedWorker, the first removed in front
-	floor   uint64     // the largest evicted id
-	// unstored is the number of workers that no stored checkpoint has.
-	unstored int
+	byName map[string]*removedWorker
+	all    []*removedWorker // the first removed in front
+	floor  uint64           // the largest evicted id
 }
 
 type removedWorker struct {
@@ -40,74 +38,58 @@ func (w *removedWorker) state() *statev1.RemovedWorker {
 }
 
 func newEventIDs() eventIDs {
-	return eventIDs{byName: make(map[string]*list.Element), removed: list.New()}
+	return eventIDs{byName: make(map[string]*removedWorker)}
 }
 
 // resume returns the id after which a worker of that name continues, and deletes the name. earlier is what was remembered
 // of it; nil if nothing was.
 func (ids *eventIDs) resume(name string) (id uint64, earlier *removedWorker) {
-	e := ids.byName[name]
-	if e == nil {
+	if earlier = ids.byName[name]; earlier == nil {
 		return ids.floor, nil
 	}
-	earlier = ids.drop(e)
+	ids.drop(earlier)
 	return earlier.lastID, earlier
 }
 
 // drop deletes a name.
-func (ids *eventIDs) drop(e *list.Element) *removedWorker {
-	w := ids.removed.Remove(e).(*removedWorker)
+func (ids *eventIDs) drop(w *removedWorker) {
 	delete(ids.byName, w.name)
-	if !w.stored {
-		ids.unstored--
-	}
-	return w
+	i := slices.Index(ids.all, w)
+	ids.all = slices.Delete(ids.all, i, i+1)
 }
 
-// remember keeps the last id of a removed worker. The caller must have called resume for the name
-// when the worker was added.
+// remember keeps the last id of a removed worker, and forgets an earlier one of the name.
 func (ids *eventIDs) remember(w removedWorker) {
-	ids.byName[w.name] = ids.removed.PushBack(&w)
-	if !w.stored {
-		ids.unstored++
+	if known := ids.byName[w.name]; known != nil {
+		ids.drop(known)
 	}
-	if ids.removed.Len() > maxRemovedNames {
-		ids.floor = max(ids.floor, ids.drop(ids.removed.Front()).lastID)
+	ids.byName[w.name], ids.all = &w, append(ids.all, &w)
+	if len(ids.all) > maxRemovedNames {
+		ids.floor = max(ids.floor, ids.all[0].lastID)
+		ids.drop(ids.all[0])
 	}
 }
 
 // raise is remember, unless a larger id of the worker is known.
 func (ids *eventIDs) raise(w removedWorker) {
-	if e := ids.byName[w.name]; e != nil {
-		if e.Value.(*removedWorker).lastID >= w.lastID {
-			return
-		}
-		ids.drop(e)
+	if known := ids.byName[w.name]; known == nil || known.lastID < w.lastID {
+		ids.remember(w)
 	}
-	ids.remember(w)
 }
 
 // merge adds the workers of other.
 func (ids *eventIDs) merge(other *eventIDs) {
 	ids.floor = max(ids.floor, other.floor)
-	for _, w := range other.all() {
+	for _, w := range other.all {
 		ids.raise(*w)
 	}
-}
-
-// all returns the removed workers, the first removed in front.
-func (ids *eventIDs) all() (workers []*removedWorker) {
-	for e := ids.removed.Front(); e != nil; e = e.Next() {
-		workers = append(workers, e.Value.(*removedWorker))
-	}
-	return workers
 }
 
 // state returns the stored form of the removed workers, and those of them that no stored checkpoint has. It omits workers
 // whose last entry is not acknowledged: the entry may get lost, and its event id would be missing in the journal.
 func (ids *eventIDs) state() (state *statev1.RemovedWorkers, unstored []removedWorker) {
 	state = &statev1.RemovedWorkers{LargestForgottenId: ids.floor}
-	for _, w := range ids.all() {
+	for _, w := range ids.all {
 		if !w.isDurable() {
 			continue
 		}
@@ -122,21 +104,15 @@ func (ids *eventIDs) state() (state *statev1.RemovedWorkers, unstored []removedW
 // setStored marks workers that a stored checkpoint has.
 func (ids *eventIDs) setStored(workers []removedWorker) {
 	for _, w := range workers {
-		if e := ids.byName[w.name]; e != nil {
-			if known := e.Value.(*removedWorker); !known.stored && known.lastID == w.lastID {
-				known.stored = true
-				ids.unstored--
-			}
+		if known := ids.byName[w.name]; known != nil && known.lastID == w.lastID {
+			known.stored = true
 		}
 	}
 }
 
 // needed returns the entries that recovery needs: those that removed the workers which no stored checkpoint has.
 func (ids *eventIDs) needed() (entries []journal.Pending) {
-	if ids.unstored == 0 {
-		return nil
-	}
-	for _, w := range ids.all() {
+	for _, w := range ids.all {
 		if !w.stored {
 			entries = append(entries, w.appended)
 		}
@@ -148,9 +124,6 @@ func (ids *eventIDs) needed() (entries []journal.Pending) {
 func (ids *eventIDs) restore(state *statev1.RemovedWorkers) {
 	ids.floor = max(ids.floor, state.GetLargestForgottenId())
 	for _, w := range state.GetWorkers() {
-		if e := ids.byName[w.GetName()]; e != nil {
-			ids.drop(e)
-		}
 		ids.remember(removedWorker{name: w.GetName(), lastID: w.GetLastEventId(), stored: true})
 	}
 }

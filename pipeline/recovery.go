@@ -117,7 +117,7 @@ func (r *Recovery) dropOlder(name string) {
 	w, e := r.workers[name], r.removed.byName[name]
 	switch {
 	case w == nil || e == nil:
-	case e.Value.(*removedWorker).lastID >= w.lastEventID:
+	case e.lastID >= w.lastEventID:
 		delete(r.workers, name)
 		w.discard()
 		r.obsolete = append(r.obsolete, name)
@@ -148,13 +148,14 @@ func (r *Recovery) entry(seq uint64, name string, body, encodedState []byte) err
 			w.seq = seq
 		}
 		return nil
-	case w != nil && first.id <= w.lastEventID || e != nil && first.id <= e.Value.(*removedWorker).lastID:
+	case w != nil && first.id <= w.lastEventID || e != nil && first.id <= e.lastID:
 		return nil
 	case w == nil:
 		w = &recoveredWorker{name: name, model: first.model, cause: errors.New("its WorkerAdded is missing")}
 		r.workers[name] = w
 		if e != nil {
-			w.lastEventID = r.removed.drop(e).lastID
+			w.lastEventID = e.lastID
+			r.removed.drop(e)
 		}
 	}
 	state := new(statev1.EntryState)
@@ -291,7 +292,7 @@ func (r *Recovery) Known(name, model string, lastEventID uint64) {
 	case w != nil && w.lastEventID == unknownEventID && lastEventID > 0: // it was reported without its id
 		w.lastEventID, w.model = lastEventID, model
 		return
-	case w != nil && w.lastEventID >= lastEventID || e != nil && e.Value.(*removedWorker).lastID >= lastEventID:
+	case w != nil && w.lastEventID >= lastEventID || e != nil && e.lastID >= lastEventID:
 		return
 	case w == nil:
 		w = &recoveredWorker{name: name, model: model}
