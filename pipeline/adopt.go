@@ -64,7 +64,8 @@ func (p *Pipeline) adopt(r *Recovery) (lost []string, _ error) {
 	return lost, nil
 }
 
-// resume adds the lane of a recovered worker. appended is checkpointTotals.appended before the entries of the worker.
+// resume adds the lane of a recovered worker, and counts the children of the blocks of engines that announce blocks. appended is
+// checkpointTotals.appended before the entries of the worker.
 func (p *Pipeline) resume(w *recoveredWorker, appended int64) {
 	l := w.lane
 	l.lock() // others get to know it when its blocks of lower tiers are counted
@@ -73,6 +74,12 @@ func (p *Pipeline) resume(w *recoveredWorker, appended int64) {
 	p.attach(l)
 	for rank, r := range l.ranks {
 		l.resumeRank(rank, r)
+	}
+	for a := range l.announcements.All() {
+		if r := l.ranks[a.GetDpRank()]; r != nil && r.tables[kvblock.TierDevice] != nil && l.consolidation != dedup {
+			for !r.tables[kvblock.TierDevice].countChildren() {
+			}
+		}
 	}
 	l.counts = laneCounts{}
 	l.entry.appended = journal.Acknowledged(w.seq)
@@ -90,29 +97,18 @@ func (p *Pipeline) resume(w *recoveredWorker, appended int64) {
 	p.lanes[w.name] = l
 }
 
-// resumeRank reserves the blocks and attributes of a recovered rank in the lane's budgets, and counts the children of the
-// blocks of an engine that announces blocks.
+// resumeRank reserves the blocks and attributes of a recovered rank in the lane's budgets.
 func (l *Lane) resumeRank(rank uint32, r *rankState) {
 	l.tableBlocks.Adjust(int64(r.blocks()))
 	for tier, t := range &r.tables {
 		if t != nil {
 			l.countLower(kvblock.Tier(tier), t.blocks.len())
+			t.attrs.SetBudget(l.attributes)
 		}
 	}
 	if tracker := l.tracker(rank); tracker != nil {
 		tracker.SetEvict(l.reserveEvicting)
 		l.log.recordTracker(tracker, rank)
-	}
-	for _, t := range &r.tables {
-		if t != nil {
-			t.attrs.SetBudget(l.attributes)
-		}
-	}
-	for v := range l.announcements.All() {
-		if t := r.tables[kvblock.TierDevice]; t != nil && v.Rank == rank && l.consolidation != dedup {
-			for !t.countChildren() {
-			}
-		}
 	}
 }
 

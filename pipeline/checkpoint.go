@@ -14,7 +14,6 @@ import (
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/wire"
-	"github.com/kvcast/kvcast/pipeline/internal/copies"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 
@@ -282,9 +281,7 @@ func (l *Lane) checkpoint(ingest []byte) []byte {
 	for source, id := range l.lastRawIDs {
 		lane.RawEventIds = append(lane.RawEventIds, &statev1.RawEventId{Source: uint32(source), Id: id})
 	}
-	for v := range l.announcements.All() {
-		lane.Announcements = append(lane.Announcements, announcementsState(v))
-	}
+	lane.Announcements = slices.Collect(l.announcements.All())
 	if !l.pending.empty() {
 		lane.Pending = l.pending.state()
 	}
@@ -397,12 +394,6 @@ func (l *Lane) rankSourcesState(rank uint32) *statev1.RankSources {
 		}
 	}
 	return state
-}
-
-func announcementsState(v copies.Verdict) *statev1.Announcements {
-	return &statev1.Announcements{
-		DpRank: v.Rank, Source: uint32(v.Source), Count: v.Announcements, Loads: v.Announcements - v.Certain, Branches: v.Branches,
-	}
 }
 
 // state returns the state of a run that is not empty.

@@ -21,10 +21,17 @@ type LaneState struct {
 	Blocks        map[Place]map[uint64]BlockState
 	Ranks         map[uint32]RankState // without those in which nothing is set
 	RawIDs        map[int]uint64       // without 0
-	Announcements map[copies.Verdict]bool
+	Announcements map[EngineCounts]bool
 	Pending       string // encoded
 	Trackers      map[uint32]string
 	Units         int64 // of Config.Blocks
+}
+
+// EngineCounts are the counts of an engine that may announce blocks.
+type EngineCounts struct {
+	Rank   uint32
+	Source int
+	Counts copies.Counts
 }
 
 // BlockState is the state of a block in a table.
@@ -61,7 +68,7 @@ func StateOfLocked(lane feed.Lane) LaneState {
 	l.checkLower()
 	state := LaneState{
 		LastEventID: l.lastEventID, Blocks: make(map[Place]map[uint64]BlockState), Ranks: make(map[uint32]RankState),
-		RawIDs: make(map[int]uint64), Announcements: make(map[copies.Verdict]bool), Trackers: make(map[uint32]string),
+		RawIDs: make(map[int]uint64), Announcements: make(map[EngineCounts]bool), Trackers: make(map[uint32]string),
 	}
 	for number, r := range l.ranks {
 		if l.consolidation != dedup {
@@ -113,8 +120,9 @@ func StateOfLocked(lane feed.Lane) LaneState {
 			state.RawIDs[source] = id
 		}
 	}
-	for v := range l.announcements.All() {
-		state.Announcements[v] = true
+	for a := range l.announcements.All() {
+		counts := copies.Counts{Announcements: a.GetCount(), Certain: a.GetCount() - a.GetLoads(), Branches: a.GetBranches()}
+		state.Announcements[EngineCounts{a.GetDpRank(), int(a.GetSource()), counts}] = true
 	}
 	if !l.pending.empty() {
 		b, err := proto.MarshalOptions{Deterministic: true}.Marshal(l.pending.state())

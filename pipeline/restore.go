@@ -129,11 +129,7 @@ func (l *Lane) restoreState(rawIDs []*statev1.RawEventId, announcements []*state
 		if a.GetSource() >= maxSourceIndex {
 			return fmt.Errorf("announcements of source %d", a.GetSource())
 		}
-		l.announcements.Restore(copies.Verdict{
-			Rank: a.GetDpRank(), Source: int(a.GetSource()), Counts: copies.Counts{
-				Announcements: a.GetCount(), Certain: a.GetCount() - min(a.GetCount(), a.GetLoads()), Branches: a.GetBranches(),
-			},
-		})
+		l.announcements.Restore(a)
 	}
 	l.pending.reset()
 	if pending != nil {

@@ -281,8 +281,8 @@ func (l *Lane) state() []byte {
 			b = appendRawID(b, uint32(source), id)
 		}
 	}
-	for v := range l.announcements.Changes() {
-		b = appendMessage(b, statev1.EntryStateAnnouncementsField, announcementsState(v))
+	for a := range l.announcements.Changes() {
+		b = appendMessage(b, statev1.EntryStateAnnouncementsField, a)
 	}
 	if len(s.ranks) > 0 {
 		for _, rank := range slices.Sorted(maps.Keys(s.ranks)) {

@@ -4,6 +4,7 @@ import (
 	"iter"
 
 	"github.com/kvcast/kvcast/internal/wire"
+	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 
 // Detector finds out which engines of a worker announce blocks that they reuse. An announcement is a store without a
@@ -39,13 +40,6 @@ type Counts struct {
 	Certain uint32
 	// Branches is the number of branches. It is counted while there are lower tiers.
 	Branches uint32
-}
-
-// Verdict has the counts of an engine.
-type Verdict struct {
-	Rank   uint32
-	Source int
-	Counts
 }
 
 const (
@@ -118,35 +112,41 @@ func (d *Detector) set(e engine, c Counts) {
 // RecordChanges records changes for Changes from now on.
 func (d *Detector) RecordChanges() { d.changed = make(map[engine]struct{}) }
 
-// Changes yields the engines whose counts have changed since it was last called.
-func (d *Detector) Changes() iter.Seq[Verdict] {
-	return func(yield func(Verdict) bool) {
+// Changes yields the counts of the engines whose counts have changed since it was last called.
+func (d *Detector) Changes() iter.Seq[*statev1.Announcements] {
+	return func(yield func(*statev1.Announcements) bool) {
 		for e := range d.changed {
 			delete(d.changed, e)
-			if !yield(Verdict{e.rank, e.source, d.counts[e]}) {
+			if !yield(d.state(e)) {
 				return
 			}
 		}
 	}
 }
 
-// All yields the engines whose counts are not zero.
-func (d *Detector) All() iter.Seq[Verdict] {
-	return func(yield func(Verdict) bool) {
-		for e, c := range d.counts {
-			if !yield(Verdict{e.rank, e.source, c}) {
+// All yields the counts that are not zero.
+func (d *Detector) All() iter.Seq[*statev1.Announcements] {
+	return func(yield func(*statev1.Announcements) bool) {
+		for e := range d.counts {
+			if !yield(d.state(e)) {
 				return
 			}
 		}
+	}
+}
+
+func (d *Detector) state(e engine) *statev1.Announcements {
+	c := d.counts[e]
+	return &statev1.Announcements{
+		DpRank: e.rank, Source: uint32(e.source), Count: c.Announcements, Loads: c.Announcements - c.Certain, Branches: c.Branches,
 	}
 }
 
 // Restore sets the counts of an engine. It records no change.
-func (d *Detector) Restore(v Verdict) {
-	changed := d.changed
+func (d *Detector) Restore(s *statev1.Announcements) {
+	changed, n := d.changed, s.GetCount()
 	d.changed = nil
-	v.Certain = min(v.Certain, minAnnouncements, v.Announcements)
-	d.set(engine{v.Rank, v.Source}, v.Counts)
+	d.set(engine{s.GetDpRank(), int(s.GetSource())}, Counts{n, min(n-min(n, s.GetLoads()), minAnnouncements), s.GetBranches()})
 	d.changed = changed
 }
 
