@@ -152,7 +152,7 @@ type childCounts struct {
 	upTo     uint64
 	complete bool
 	// many are the counts above two, and the counts of blocks that the table does not have.
-	many copies.Children
+	many map[uint64]uint32
 }
 
 const (
@@ -169,7 +169,7 @@ const countSegments = 64
 func (t *table) countChildren() bool {
 	c := &t.children
 	if !c.counting {
-		*c = childCounts{counting: true, many: make(copies.Children)}
+		*c = childCounts{counting: true, many: make(map[uint64]uint32)}
 	}
 	for range countSegments {
 		if c.complete {

@@ -62,8 +62,8 @@ func checkTracker(t interface{ Errorf(string, ...any) }, tr *Tracker) {
 		t.Errorf("live names: got %v, %d in all, want %v, %d", tr.live, tr.liveNames, live, liveNames)
 	}
 	for source, c := range tr.children {
-		if !maps.Equal(children[source], c.Children) {
-			t.Errorf("children of source %d: got %v, want %v", source, c.Children, children[source])
+		if !maps.Equal(children[source], c.byParent) {
+			t.Errorf("children of source %d: got %v, want %v", source, c.byParent, children[source])
 		}
 	}
 	if last != tr.newest || blocks != tr.Len() || unidentified != tr.unidentified {

@@ -3,7 +3,6 @@ package consolidate
 import (
 	"math"
 
-	"github.com/kvcast/kvcast/pipeline/internal/copies"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 
@@ -11,7 +10,7 @@ import (
 // counts nothing before CountChildren is first called, which is for engines that announce
 // blocks; see package copies.
 type childCounts struct {
-	copies.Children
+	byParent map[uint64]uint32 // without zeros
 	// upTo is the highest name that is counted; allNames if every name is.
 	upTo uint32
 }
@@ -31,8 +30,8 @@ func (t *Tracker) CountChildren(source int) bool {
 		return true
 	}
 	t.recorder.call(statev1.TrackerCall_KIND_COUNT_CHILDREN, t.rank, source)
-	if c.Children == nil {
-		c.Children = make(copies.Children)
+	if c.byParent == nil {
+		c.byParent = make(map[uint64]uint32)
 	}
 	for range namesPerStep {
 		if c.upTo >= t.names.peak {
@@ -44,25 +43,20 @@ func (t *Tracker) CountChildren(source int) bool {
 			continue
 		}
 		if n := t.names.at(c.upTo); n.block != 0 && n.source() == source && n.live() {
-			t.addToParent(c.upTo)
+			t.countChild(c.upTo, 1)
 		}
 	}
 	return false
 }
 
-// addToParent counts a name that becomes live as a child.
-func (t *Tracker) addToParent(nameID uint32) {
+// countChild counts a name that becomes live as a child (1), or stops counting a live one (-1).
+func (t *Tracker) countChild(nameID uint32, by int) {
 	n := t.names.at(nameID)
 	if c := &t.children[n.source()]; n.flags&flagParent != 0 && nameID <= c.upTo {
-		c.Add(n.parent)
-	}
-}
-
-// removeFromParent stops counting a live name as a child.
-func (t *Tracker) removeFromParent(nameID uint32) {
-	n := t.names.at(nameID)
-	if c := &t.children[n.source()]; n.flags&flagParent != 0 && nameID <= c.upTo {
-		c.Remove(n.parent)
+		c.byParent[n.parent] += uint32(by)
+		if by < 0 && c.byParent[n.parent] == 0 {
+			delete(c.byParent, n.parent)
+		}
 	}
 }
 
@@ -70,19 +64,19 @@ func (t *Tracker) removeFromParent(nameID uint32) {
 func (t *Tracker) setParent(nameID uint32, s *blockStore) {
 	n := t.names.at(nameID)
 	if n.live() {
-		t.removeFromParent(nameID)
+		t.countChild(nameID, -1)
 	}
 	n.flags &^= flagParent
 	if n.parent = s.parent; !s.rooted {
 		n.flags |= flagParent
 	}
 	if n.live() {
-		t.addToParent(nameID)
+		t.countChild(nameID, 1)
 	}
 }
 
 // hasLiveChild reports whether the source of a name has a child of the block of that name.
 func (t *Tracker) hasLiveChild(nameID uint32) bool {
 	n := t.names.at(nameID)
-	return t.children[n.source()].Children[n.hash] > 0
+	return t.children[n.source()].byParent[n.hash] > 0
 }

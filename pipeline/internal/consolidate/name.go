@@ -237,7 +237,7 @@ func (t *Tracker) eraseName(nameID uint32) {
 	t.byName.Remove(nameKey(n.source(), n.hash), nameID)
 	t.named[n.source()]--
 	if n.live() {
-		t.removeFromParent(nameID)
+		t.countChild(nameID, -1)
 		t.live[n.source()]--
 		t.liveNames--
 	}
@@ -251,7 +251,7 @@ func (t *Tracker) eraseName(nameID uint32) {
 func (t *Tracker) makeIdle(nameID uint32) {
 	n := t.names.at(nameID)
 	block, source := n.block, n.source()
-	t.removeFromParent(nameID)
+	t.countChild(nameID, -1)
 	t.setCount(nameID, copies.Count{})
 	t.unlink(nameID)
 	n.flags |= flagIdle
@@ -292,7 +292,7 @@ func (t *Tracker) makeLive(nameID uint32) {
 	}
 	n.flags &^= flagIdle
 	t.link(nameID, n.block)
-	t.addToParent(nameID)
+	t.countChild(nameID, 1)
 	t.live[n.source()]++
 	t.liveNames++
 }

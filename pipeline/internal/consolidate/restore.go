@@ -116,7 +116,7 @@ func (r *restoration) sourceState() error {
 			return fmt.Errorf("source %d: children of %d names counted, of up to %d", source, upTo, s.PeakNames)
 		}
 		if upTo > 0 {
-			r.children[source] = childCounts{Children: make(copies.Children), upTo: upTo}
+			r.children[source] = childCounts{byParent: make(map[uint64]uint32), upTo: upTo}
 		}
 	}
 	copy(r.generations, s.Generations)
@@ -302,6 +302,6 @@ func (r *restoration) name(block uint32, live bool) error {
 		}
 		n.flags -= 1 << generationShift
 	}
-	r.addToParent(nameID)
+	r.countChild(nameID, 1)
 	return nil
 }
