@@ -102,7 +102,7 @@ func (l *Lane) resumeRank(rank uint32, r *rankState) {
 	l.tableBlocks.Adjust(int64(r.blocks()))
 	for tier, t := range &r.tables {
 		if t != nil {
-			l.countLower(kvblock.Tier(tier), t.blocks.len())
+			l.countLower(kvblock.Tier(tier), t.blocks.table.Len())
 			t.attrs.SetBudget(l.attributes)
 		}
 	}

@@ -29,9 +29,7 @@ type group struct {
 
 const groupBits = 6
 
-type (
-	slot = hashtable.Slot[block]
-)
+type slot = hashtable.Slot[block]
 
 // block is a block's record, without the block hash. It has no pointers, so that the garbage
 // collector does not scan the table.
@@ -57,13 +55,6 @@ const (
 	// maxGeneration is the largest generation that fits beside the flags.
 	maxGeneration = 1<<(32-generationShift) - 1
 )
-
-func newBlocks() blocks { return blocks{table: hashtable.New[block]()} }
-
-func (t *blocks) len() int { return t.table.Len() }
-
-// find returns the slot of a block, valid until the next put or delete; nil if there is none.
-func (t *blocks) find(hash uint64) *slot { return t.table.Find(hash) }
 
 // put returns the slot of a block, valid until the next put or delete, and whether the block
 // existed. A new block has only its generation. An existing block is no longer stale.
@@ -102,7 +93,7 @@ func (t *blocks) gap() bool {
 		return false
 	}
 	t.generation++
-	t.stale, t.staleFrom, t.staleSlot = t.len(), 0, 0
+	t.stale, t.staleFrom, t.staleSlot = t.table.Len(), 0, 0
 	return true
 }
 

@@ -17,8 +17,8 @@ func (t *blocks) all(f func(*slot)) {
 
 // checkBlocks compares the table with a map of parents.
 func checkBlocks(t interface{ Fatalf(string, ...any) }, got *blocks, want map[uint64]uint64) {
-	if got.len() != len(want) {
-		t.Fatalf("length: got %d, want %d", got.len(), len(want))
+	if n := got.table.Len(); n != len(want) {
+		t.Fatalf("length: got %d, want %d", n, len(want))
 	}
 	all := make(map[uint64]uint64)
 	got.all(func(b *slot) { all[b.Key()] = b.Value.parent })

@@ -33,7 +33,7 @@ import (
 // stale block is removed without need.
 func (l *Lane) storeWithin(rank *rankState, t *table, r *run, slot uint32) {
 	for _, hash := range r.hashes {
-		if b := t.blocks.find(hash); b != nil && t.blocks.isStale(b) {
+		if b := t.blocks.table.Find(hash); b != nil && t.blocks.isStale(b) {
 			t.blocks.refresh(b)
 		}
 	}
@@ -149,7 +149,7 @@ func (l *Lane) reportOmitted(rank *rankState, name uint32, tiers kvblock.Tiers, 
 func (r *rankState) blocks() (n int) {
 	for _, t := range &r.tables {
 		if t != nil {
-			n += t.blocks.len()
+			n += t.blocks.table.Len()
 		}
 	}
 	return n + r.otherGroups.Len()

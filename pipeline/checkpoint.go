@@ -274,7 +274,7 @@ func (l *Lane) checkpoint(ingest []byte) []byte {
 		lane.Ranks = append(lane.Ranks, state)
 		for _, t := range r.tables {
 			if t != nil {
-				size += tableBlockBytes*t.blocks.len() + tableCopiesBytes*len(t.copies) + 4096
+				size += tableBlockBytes*t.blocks.table.Len() + tableCopiesBytes*len(t.copies) + 4096
 			}
 		}
 	}
@@ -288,7 +288,7 @@ func (l *Lane) checkpoint(ingest []byte) []byte {
 	b := appendState(make([]byte, 0, size), &statev1.Checkpoint{Version: stateVersion, Lane: lane})
 	for _, r := range lane.Ranks {
 		for tier, t := range l.ranks[r.DpRank].tables {
-			if t != nil && t.blocks.len() > 0 {
+			if t != nil && t.blocks.table.Len() > 0 {
 				b = t.appendState(b, r.DpRank, kvblock.Tier(tier))
 			}
 		}
@@ -320,7 +320,7 @@ func (t *table) appendState(b []byte, rank uint32, tier kvblock.Tier) []byte {
 		head.Attributes = append(head.Attributes, &statev1.Attributes{Id: id, LoraName: set.LoRA, BlockSize: set.BlockSize})
 	}
 	encodedHead := appendState(nil, head)
-	n, copied := t.blocks.len(), len(t.copies)
+	n, copied := t.blocks.table.Len(), len(t.copies)
 	size := len(encodedHead)
 	for _, array := range []int{8 * n, 8 * n, 4 * n, 8 * copied, 4 * copied, 4 * copied} {
 		if array > 0 {

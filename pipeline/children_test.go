@@ -96,7 +96,7 @@ func TestChildrenOfALargeTableAreCountedInSteps(t *testing.T) {
 		t.Errorf("steps: got %d, want several", steps)
 	}
 	checkChildren(t, table)
-	if b := table.blocks.find(blocks - 2); b.Value.flags&flagChildren != oneChild {
+	if b := table.blocks.table.Find(blocks - 2); b.Value.flags&flagChildren != oneChild {
 		t.Errorf("children of the last parent: got flags %b, want one", b.Value.flags)
 	}
 }

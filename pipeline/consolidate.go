@@ -245,7 +245,7 @@ func (l *Lane) clearTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_R
 			continue
 		}
 		if others&bit != 0 {
-			if t == nil || t.blocks.len() == 0 {
+			if t == nil || t.blocks.table.Len() == 0 {
 				continue
 			}
 			if l.cfg.OnGap != OnGapClear && t.gap() {

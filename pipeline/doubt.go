@@ -140,7 +140,7 @@ func (l *Lane) contradicts(b *feed.Batch, e *wire.Event, hasParent bool) bool {
 	parent := e.Parent
 	for _, hash := range e.BlockHashes {
 		// A chunk's blocks have parents within the chunk, and blocks that were stored by their hashes alone have none.
-		held, inChunk := device.blocks.find(hash), hasParent && parent == wire.PartBefore(hash)
+		held, inChunk := device.blocks.table.Find(hash), hasParent && parent == wire.PartBefore(hash)
 		if held != nil && device.attrs.At(held.Value.attr).BlockSize > 0 && !inChunk {
 			if heldParent := held.Value.flags&flagParent != 0; heldParent != hasParent || hasParent && held.Value.parent != parent {
 				return true
@@ -180,7 +180,7 @@ func (l *Lane) clearEvent(b *feed.Batch, e *wire.Event) {
 	r := l.rank(b.Rank)
 	others := r.used &^ (1 << e.Tier)
 	for tier := range r.tables {
-		if t := r.tables[tier]; (t == nil || t.blocks.len() == 0) && r.reported[tier] == 0 && !r.otherGroups.HasTier(kvblock.Tier(tier)) {
+		if t := r.tables[tier]; (t == nil || t.blocks.table.Len() == 0) && r.reported[tier] == 0 && !r.otherGroups.HasTier(kvblock.Tier(tier)) {
 			others &^= 1 << tier
 		}
 	}

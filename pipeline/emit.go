@@ -38,13 +38,13 @@ func (l *Lane) flushStores(r *run) {
 		return
 	}
 	l.prefetchRun(t, r)
-	before, n := t.blocks.len(), len(r.hashes)
+	before, n := t.blocks.table.Len(), len(r.hashes)
 	if rank.blocks()+n > l.cfg.MaxBlocksPerRank || !l.tableBlocks.Reserve(int64(n)) {
 		l.storeWithin(rank, t, r, slot)
 	} else {
 		t.storeRun(r, slot)
-		l.tableBlocks.Release(int64(before + n - t.blocks.len())) // the blocks that existed
-		l.countLower(r.key.tier, t.blocks.len()-before)
+		l.tableBlocks.Release(int64(before + n - t.blocks.table.Len())) // the blocks that existed
+		l.countLower(r.key.tier, t.blocks.table.Len()-before)
 		l.emitStored(r)
 	}
 	t.attrs.Release(slot)
@@ -57,7 +57,7 @@ func (l *Lane) flushRemoves(r *run) {
 	t := l.newTable(rank, r.key.tier)
 	skipped := rank.reported[r.key.tier].has(kvcastv1.Gap_REASON_BLOCK_SIZE_MISMATCH)
 	l.prefetchRun(t, r)
-	before := t.blocks.len()
+	before := t.blocks.table.Len()
 	gone := r.hashes[:0]
 	for i, hash := range r.hashes {
 		op := r.op(i)
@@ -71,7 +71,7 @@ func (l *Lane) flushRemoves(r *run) {
 		}
 	}
 	l.log.endSuppressed(&r.key, l.entry.events)
-	l.releaseBlocks(r.key.tier, before-t.blocks.len())
+	l.releaseBlocks(r.key.tier, before-t.blocks.table.Len())
 	l.counts.removesSuppressed += uint64(len(r.hashes) - len(gone))
 	l.emitRemoved(r.key.rank, r.key.tier, gone)
 }
@@ -233,7 +233,7 @@ func (l *Lane) known(rank uint32, hash uint64) bool {
 		return true
 	}
 	for _, t := range l.rank(rank).tables {
-		if t != nil && t.has(hash) {
+		if t.has(hash) {
 			return true
 		}
 	}
@@ -260,7 +260,7 @@ func (l *Lane) newTable(r *rankState, tier kvblock.Tier) *table {
 // dropTable drops the blocks of a rank's tier.
 func (l *Lane) dropTable(r *rankState, tier kvblock.Tier) {
 	if t := r.tables[tier]; t != nil {
-		l.releaseBlocks(tier, t.blocks.len())
+		l.releaseBlocks(tier, t.blocks.table.Len())
 		t.attrs.Reset()
 		r.tables[tier] = nil
 	}

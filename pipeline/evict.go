@@ -247,14 +247,14 @@ func (l *Lane) evictTables(ranks map[uint32]*rankState, n int, s *storing, why c
 
 // evictable returns how many blocks evict can remove.
 func (t *table) evictable(rank *rankState, s *storing) int {
-	n := t.blocks.len()
+	n := t.blocks.table.Len()
 	if s == nil || s.rank != rank {
 		return n
 	}
 	n -= t.blocks.stale
 	if s.table == t {
 		for hash := range s.hashes {
-			if b := t.blocks.find(hash); b != nil && !t.blocks.isStale(b) {
+			if b := t.blocks.table.Find(hash); b != nil && !t.blocks.isStale(b) {
 				n--
 			}
 		}
@@ -312,7 +312,7 @@ func (s *storing) has(t *table, hash uint64) bool {
 func (r *rankState) lower() (n int) {
 	for _, t := range r.tables[kvblock.TierDevice+1:] {
 		if t != nil {
-			n += t.blocks.len()
+			n += t.blocks.table.Len()
 		}
 	}
 	return n

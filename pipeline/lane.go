@@ -352,9 +352,6 @@ func (l *Lane) remove(b *feed.Batch, e *wire.Event) {
 		return
 	}
 	t := l.rank(b.Rank).tables[e.Tier]
-	if t == nil {
-		return
-	}
 	// The blocks may stay in the table until the run is flushed, so that those of this event are listed: each is removed once.
 	var listed map[uint64]struct{}
 	for i, hash := range e.BlockHashes {
@@ -490,10 +487,7 @@ var _ copies.Blocks = (*engineBlocks)(nil)
 func (s *engineBlocks) HasAll(e *wire.Event) bool {
 	t, tr := s.lane.rank(s.batch.Rank).tables[e.Tier], s.lane.tracker(s.batch.Rank)
 	for _, hash := range e.BlockHashes {
-		switch {
-		case tr != nil && tr.Has(s.batch.Source, hash):
-		case tr == nil && t != nil && t.has(hash):
-		default:
+		if tr != nil && !tr.Has(s.batch.Source, hash) || tr == nil && !t.has(hash) {
 			return false
 		}
 	}
@@ -503,7 +497,7 @@ func (s *engineBlocks) HasAll(e *wire.Event) bool {
 func (s *engineBlocks) LowerHasAll(e *wire.Event) bool {
 	lower := s.lane.rank(s.batch.Rank).tables[kvblock.TierDevice+1:]
 	for _, hash := range e.BlockHashes {
-		if !slices.ContainsFunc(lower, func(t *table) bool { return t != nil && t.has(hash) }) {
+		if !slices.ContainsFunc(lower, func(t *table) bool { return t.has(hash) }) {
 			return false
 		}
 	}
@@ -515,7 +509,7 @@ func (s *engineBlocks) HasChild(block uint64) bool {
 	if t == nil || !t.children.complete {
 		return false
 	}
-	b := t.blocks.find(block)
+	b := t.blocks.table.Find(block)
 	return b != nil && b.Value.flags&flagChildren != 0
 }
 

@@ -75,7 +75,7 @@ func StateOfLocked(lane feed.Lane) LaneState {
 			state.Units += int64(r.blocks())
 		}
 		for tier, t := range r.tables {
-			if t != nil && t.blocks.len() > 0 {
+			if t != nil && t.blocks.table.Len() > 0 {
 				state.Blocks[Place{Rank: number, Tier: kvcastv1.Tier(tier)}] = t.state()
 			}
 		}

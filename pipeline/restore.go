@@ -294,7 +294,7 @@ func (t *table) restoreCopies(state *statev1.Table) error {
 		return fmt.Errorf("%d blocks with %d copies and %d unsure stores", len(state.GetCopiedHashes()), len(further), len(unsure))
 	}
 	for i, hash := range state.GetCopiedHashes() {
-		b := t.blocks.find(hash)
+		b := t.blocks.table.Find(hash)
 		if b == nil {
 			return fmt.Errorf("copies of block %d, which is missing", hash)
 		}

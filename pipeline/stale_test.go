@@ -153,8 +153,8 @@ func TestStaleBlocksAreFoundFromAnySlotOn(t *testing.T) {
 			}
 			checkStale(t, &got.blocks, stale)
 		}
-		if len(stale) > 0 || got.blocks.len() > 0 {
-			t.Errorf("from slot %d on: %d blocks are left, %d of them in the table", slot, len(stale), got.blocks.len())
+		if len(stale) > 0 || got.blocks.table.Len() > 0 {
+			t.Errorf("from slot %d on: %d blocks are left, %d of them in the table", slot, len(stale), got.blocks.table.Len())
 		}
 	}
 }

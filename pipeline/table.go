@@ -3,6 +3,7 @@ package pipeline
 import (
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/attribute"
+	"github.com/kvcast/kvcast/internal/core/hashtable"
 	"github.com/kvcast/kvcast/pipeline/internal/copies"
 )
 
@@ -19,7 +20,7 @@ type table struct {
 }
 
 func newTable(bytes *budget.Budget) *table {
-	return &table{blocks: newBlocks(), copies: make(map[uint64]copies.Count), attrs: attribute.NewInterner(bytes)}
+	return &table{blocks: blocks{table: hashtable.New[block]()}, copies: make(map[uint64]copies.Count), attrs: attribute.NewInterner(bytes)}
 }
 
 // acquireAttributes returns the slot of a run's attributes, which the caller must release. ok is
@@ -86,7 +87,7 @@ func (t *table) storeAgain(s *slot, b *block, op copies.Op, hashed bool) {
 // unknown block has none, since a router may have the block, unless the engine reports remaining
 // copies.
 func (t *table) remove(hash uint64, op copies.Op) (gone bool) {
-	b := t.blocks.find(hash)
+	b := t.blocks.table.Find(hash)
 	if b == nil {
 		return op <= copies.RemoveDownTo || op == copies.RemoveCopy
 	}
@@ -140,7 +141,8 @@ func (t *table) expire(n int, removed []uint64) []uint64 {
 	return removed
 }
 
-func (t *table) has(hash uint64) bool { return t.blocks.find(hash) != nil }
+// has reports whether there is a block. A nil table has none.
+func (t *table) has(hash uint64) bool { return t != nil && t.blocks.table.Find(hash) != nil }
 
 // childCounts counts the children of blocks in a table. It counts nothing before countChildren is
 // first called, which is for engines that announce blocks; see package copies. The flags of a block
@@ -208,7 +210,7 @@ func (t *table) removeFromParent(b *slot) {
 
 // addChild counts one more child of a block, which the table need not have.
 func (t *table) addChild(parent uint64) {
-	b := t.blocks.find(parent)
+	b := t.blocks.table.Find(parent)
 	if b == nil {
 		t.children.many[parent]++
 		return
@@ -226,7 +228,7 @@ func (t *table) addChild(parent uint64) {
 
 // dropChild counts one child less of a block.
 func (t *table) dropChild(parent uint64) {
-	b := t.blocks.find(parent)
+	b := t.blocks.table.Find(parent)
 	if b != nil && b.Value.flags&flagChildren != flagChildren {
 		b.Value.flags -= oneChild
 		return

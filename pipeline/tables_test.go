@@ -23,7 +23,7 @@ func (p *Pipeline) Tables() map[Place]map[uint64]bool {
 		l.checkLower()
 		for number, r := range l.ranks {
 			for tier, t := range r.tables {
-				if t == nil || t.blocks.len() == 0 {
+				if t == nil || t.blocks.table.Len() == 0 {
 					continue
 				}
 				at := Place{name, number, kvcastv1.Tier(tier)}
