@@ -51,13 +51,17 @@ const (
 //
 // The error is an Error. An invalid event is no error: it is in Batch.Skipped.
 func (d *Decoder) Decode(payload []byte) (*Batch, error) {
+	return d.decode(payload, (*Decoder).readBatch)
+}
+
+func (d *Decoder) decode(payload []byte, read func(*Decoder) (end int, f fault)) (*Batch, error) {
 	d.p = payload
 	if cap(d.events) > maxKept/int(unsafe.Sizeof(Event{})) {
 		d.events = nil
 	}
 	d.batch = Batch{Events: d.events[:0], Skipped: reuse(d.batch.Skipped, maxKept/int(unsafe.Sizeof(Skip{})))}
 	d.release()
-	end, f := d.readBatch()
+	end, f := read(d)
 	if f == 0 && end != len(payload) {
 		f = trailingBytes
 	}
@@ -66,6 +70,9 @@ func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 		d.batch.PublisherID = nil
 		d.clearEvents(0)
 		d.release()
+		if f >= reasonFault { // of a record
+			f = badBatchShape
+		}
 		return nil, Error(f)
 	}
 	d.clearEvents(len(d.batch.Events))

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"strings"
-	"unsafe"
 )
 
 // sglangSnapshotVersion is the version of the protocol.
@@ -115,30 +114,11 @@ func (s *SGLangSnapshot) header(body []byte) (p SnapshotPart, err error) {
 // contents: hash-only blocks in device memory, each of which continues the one before it. More than maxRecords, or a
 // record without hashes, is an error. The batch is valid as that of Decode.
 func (d *Decoder) DecodeRecords(payload []byte) (*Batch, error) {
-	d.p = payload
-	if cap(d.events) > maxKept/int(unsafe.Sizeof(Event{})) {
-		d.events = nil
-	}
-	d.batch = Batch{Form: FormArray, Events: d.events[:0], Skipped: d.batch.Skipped[:0]}
-	d.release()
-	end, f := d.readRecords()
-	if f == 0 && end != len(payload) {
-		f = trailingBytes
-	}
-	d.p = nil
-	if f != 0 {
-		d.clearEvents(0)
-		d.release()
-		if f >= reasonFault {
-			f = badBatchShape
-		}
-		return nil, Error(f)
-	}
-	d.clearEvents(len(d.batch.Events))
-	return &d.batch, nil
+	return d.decode(payload, (*Decoder).readRecords)
 }
 
 func (d *Decoder) readRecords() (int, fault) {
+	d.batch.Form = FormArray
 	class, n, i, f := readHeader(d.p, 0)
 	if f != 0 || class != classArray {
 		return i, cmp.Or(f, badBatchShape)
