@@ -113,21 +113,6 @@ func (t *interner) string(b []byte) (string, bool) {
 	return s, true
 }
 
-// Budget bounds the bytes that all Rules of a process use together. Package internal/budget
-// implements it.
-type Budget interface {
-	// Reserve reserves bytes and reports whether there was room.
-	Reserve(bytes int64) bool
-	// Release returns bytes that Reserve reserved.
-	Release(bytes int64)
-}
-
-// unlimited is a Budget without a bound.
-type unlimited struct{}
-
-func (unlimited) Reserve(int64) bool { return true }
-func (unlimited) Release(int64)      {}
-
 const (
 	// fewHashes is the length of the longest list whose hashes are compared pairwise, which is
 	// cheaper than a table.

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
@@ -77,7 +78,7 @@ type Rules struct {
 	scopes       scopes
 	// names caches the salts in extra keys.
 	names  interner
-	budget Budget
+	budget *budget.Budget // nil: no limit
 	// changes are recorded after TrackChanges; nil before.
 	changes *changes
 }
@@ -90,15 +91,14 @@ func NewRules(blockSize *BlockSize) *Rules {
 		blockSize:    blockSize,
 		groups:       make(map[uint32]*rankGroups),
 		repeatFinder: newRepeatFinder(),
-		scopes:       scopes{budget: unlimited{}, maxBlocks: maxScopedBlocks},
-		budget:       unlimited{},
+		scopes:       scopes{maxBlocks: maxScopedBlocks},
 	}
 }
 
 // SetBudget sets a budget for the memory of groups and salts, which several Rules may share.
 // If the budget is used up, a scope or a scoped block counts as unknown, and an attention group
 // as never seen. Call SetBudget before the first Admit. Close releases the reserved bytes.
-func (r *Rules) SetBudget(b Budget) { r.budget, r.scopes.budget = b, b }
+func (r *Rules) SetBudget(b *budget.Budget) { r.budget, r.scopes.budget = b, b }
 
 // Close forgets all groups and scopes. Admit must not be called afterwards.
 func (r *Rules) Close() {

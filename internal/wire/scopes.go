@@ -3,6 +3,7 @@ package wire
 import (
 	"slices"
 
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
@@ -73,7 +74,7 @@ type scopes struct {
 	names  []scopeName
 	free   []scopeID
 	bytes  int
-	budget Budget
+	budget *budget.Budget // nil: no limit
 	// maxBlocks is maxScopedBlocks, or fewer in tests.
 	maxBlocks int
 	// peers are the scopes of the worker's other sources.
