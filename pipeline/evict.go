@@ -37,29 +37,13 @@ const (
 // holders are the lanes with blocks in lower tiers.
 type holders struct {
 	blocks atomic.Int64 // in lower tiers, of all lanes
-	mu     sync.Mutex   // guards lanes; locked after the mu of a lane
-	lanes  map[*Lane]struct{}
-}
-
-func newHolders() *holders { return &holders{lanes: make(map[*Lane]struct{})} }
-
-func (h *holders) add(l *Lane) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.lanes[l] = struct{}{}
-}
-
-func (h *holders) remove(l *Lane) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.lanes, l)
+	lanes  sync.Map     // the keys are *Lane
 }
 
 // bySize returns the lanes that have blocks in lower tiers, the one with most of them first.
 func (h *holders) bySize() (lanes []holder) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for l := range h.lanes {
+	for key := range h.lanes.Range {
+		l := key.(*Lane)
 		if n := l.lower.Load(); n > 0 {
 			lanes = append(lanes, holder{l, n})
 		}
@@ -85,7 +69,7 @@ func (l *Lane) countLower(tier kvblock.Tier, n int) {
 	l.holders.blocks.Add(int64(n))
 	if !l.isHolder {
 		l.isHolder = true
-		l.holders.add(l)
+		l.holders.lanes.Store(l, nil)
 	}
 }
 

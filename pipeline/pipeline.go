@@ -68,7 +68,7 @@ func New(cfg Config, j Journal) (*Pipeline, error) {
 		failed:  make(chan error, 1),
 		lanes:   make(map[string]*Lane),
 		removed: newEventIDs(),
-		holders: newHolders(),
+		holders: new(holders),
 	}
 	p.appends, p.cancelAppends = context.WithCancel(context.Background())
 	return p, nil
@@ -163,7 +163,7 @@ func newLane(cfg *Config, w feed.Worker) *Lane {
 		consolidation: consolidationOf(w),
 		sourceNames:   sourceNames(w),
 		ranks:         make(map[uint32]*rankState),
-		holders:       newHolders(),
+		holders:       new(holders),
 	}
 }
 
@@ -272,7 +272,7 @@ func (l *Lane) leaveStream(e *kvcastv1.RouterEvent) (removed removedWorker, ok b
 // leave makes the lane not count any more, since the pipeline has the worker no longer.
 func (l *Lane) leave() {
 	l.end.left = true
-	l.holders.remove(l)
+	l.holders.lanes.Delete(l)
 	l.cancelAppends(nil)
 	if l.log != nil {
 		at := &l.log.position
