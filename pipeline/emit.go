@@ -100,7 +100,7 @@ func (l *Lane) emitRemoved(rank uint32, tier kvblock.Tier, gone []uint64) {
 	if len(gone) == 0 {
 		return
 	}
-	l.entry.removed(l.head(rank, tier), gone)
+	l.entry.added(encode.AppendRemoved(l.entry.buf, kvcastv1.EntryEventsField, l.head(rank, tier), gone), 1<<tier)
 	l.counts.events[kvcastv1.RouterEventRemovedField]++
 	l.counts.blocksRemoved += uint64(len(gone))
 }

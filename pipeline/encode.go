@@ -5,7 +5,6 @@ import (
 	"slices"
 	"sync"
 
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/internal/core/encode"
@@ -60,15 +59,6 @@ func (e *entry) stored(h encode.Head, r *run) {
 		BlockSize: r.key.blockSize, LoRA: r.key.lora, TokenIDs: r.tokens,
 	}
 	e.added(encode.AppendStored(e.buf, kvcastv1.EntryEventsField, h, &s), kvblock.TierBit(uint8(h.Tier)))
-}
-
-func (e *entry) removed(h encode.Head, hashes []uint64) {
-	e.added(encode.AppendRemoved(e.buf, kvcastv1.EntryEventsField, h, hashes), kvblock.TierBit(uint8(h.Tier)))
-}
-
-// group adds an event of blocks of another attention group than the main group.
-func (e *entry) group(h encode.Head, kind protowire.Number, group uint32, hashes []uint64) {
-	e.added(encode.AppendGroup(e.buf, kvcastv1.EntryEventsField, h, kind, group, hashes), kvblock.TierBit(uint8(h.Tier)))
 }
 
 // other adds an event of a rare kind.

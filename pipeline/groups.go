@@ -158,7 +158,8 @@ func keepHashes(hashes []uint64) []uint64 {
 // emitGroup adds events for blocks of a group, if there are any. op is the effect of stores on blocks that exist.
 func (l *Lane) emitGroup(rank uint32, key groups.Key, kind protowire.Number, hashes []uint64, op copies.Op) {
 	for part := range slices.Chunk(hashes, l.cfg.MaxBlocks) {
-		l.entry.group(l.head(rank, key.Tier), kind, uint32(key.Group)-1, part)
+		event := encode.AppendGroup(l.entry.buf, kvcastv1.EntryEventsField, l.head(rank, key.Tier), kind, uint32(key.Group)-1, part)
+		l.entry.added(event, 1<<key.Tier)
 		if kind == kvcastv1.RouterEventGroupStoredField {
 			l.rank(rank).used |= 1 << key.Tier
 			l.log.storeOp(l.entry.events-1, op, len(part))
