@@ -121,9 +121,7 @@ func (p *Pipeline) Checkpoint(worker string, ingest []byte) (_ Checkpoint, ok bo
 	if worker == RemovedWorkers && p.cfg.Durable && !p.cfg.Shared {
 		return p.checkpointRemoved(), true
 	}
-	p.mu.Lock()
-	l := p.lanes[worker]
-	p.mu.Unlock()
+	l := p.lane(worker)
 	if l == nil || !l.turn.TryLock() {
 		return Checkpoint{}, false
 	}

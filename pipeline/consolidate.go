@@ -308,9 +308,7 @@ func (l *Lane) tracker(rank uint32) *consolidate.Tracker {
 // by the block hash that events have, the names of the sources that hold the block. It returns nil for a worker with one
 // source.
 func (p *Pipeline) Aliases(worker string, rank uint32, hashes []uint64) map[uint64][]string {
-	p.mu.Lock()
-	l := p.lanes[worker]
-	p.mu.Unlock()
+	l := p.lane(worker)
 	if l == nil {
 		return nil
 	}

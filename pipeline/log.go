@@ -53,16 +53,10 @@ var doubtTexts = map[feed.GapReason]struct{ msg, hint string }{
 }
 
 // doubtLog limits the lines of each reason.
-type doubtLog map[feed.GapReason]*loglimit.Limit
+type doubtLog [feed.GapConnectorTier + 1]loglimit.Limit
 
 // logDoubt logs a doubt that was reported.
 func (l *Lane) logDoubt(b *feed.Batch, d feed.Doubt) {
-	if l.doubtLog == nil {
-		l.doubtLog = make(doubtLog, len(doubtTexts))
-	}
-	if l.doubtLog[d.Reason] == nil {
-		l.doubtLog[d.Reason] = new(loglimit.Limit)
-	}
 	suppressed, ok := l.doubtLog[d.Reason].Allow(time.Now())
 	if l.cfg.Logger == nil || !ok {
 		return
