@@ -165,7 +165,7 @@ func ExampleConfig_Validate() {
 // Package wire encodes and decodes what engines publish.
 func Example_encoder() {
 	encoder := wire.Encoder{} // arrays, as vLLM writes them
-	payload, err := encoder.AppendBatch(nil, &wire.Batch{
+	payload := encoder.AppendBatch(nil, &wire.Batch{
 		Time:    1_700_000_000,
 		HasTime: true,
 		Events: []wire.Event{
@@ -173,9 +173,6 @@ func Example_encoder() {
 			{Kind: wire.KindRemoved, BlockHashes: []uint64{5}},
 		},
 	})
-	if err != nil {
-		log.Fatal(err)
-	}
 
 	var decoder wire.Decoder
 	batch, err := decoder.Decode(payload)

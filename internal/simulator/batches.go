@@ -43,19 +43,19 @@ func newEncoder(cfg BatchConfig) (encoder, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	e := encoder{cfg: cfg, wire: wire.Encoder{BatchForm: cfg.BatchForm, EventForm: cfg.EventForm}}
-	_, err := e.wire.AppendBatch(nil, &wire.Batch{})
-	return e, err
+	if max(cfg.BatchForm, cfg.EventForm) > wire.FormMap {
+		return encoder{}, fmt.Errorf("unknown forms: %d of batches, %d of events", cfg.BatchForm, cfg.EventForm)
+	}
+	return encoder{cfg: cfg, wire: wire.Encoder{BatchForm: cfg.BatchForm, EventForm: cfg.EventForm}}, nil
 }
 
-// encode returns an encoded batch of events in memory of its own. If the events cannot be encoded,
-// there is an error, and the encoder does not change.
-func (e *encoder) encode(events []wire.Event) ([]byte, error) {
+// encode returns an encoded batch of events in memory of its own.
+func (e *encoder) encode(events []wire.Event) []byte {
 	now := e.cfg.Now().Truncate(time.Microsecond)
 	if !now.After(e.last) {
 		now = e.last.Add(time.Microsecond)
 	}
-	payload, err := e.wire.AppendBatch(make([]byte, 0, e.size), &wire.Batch{
+	payload := e.wire.AppendBatch(make([]byte, 0, e.size), &wire.Batch{
 		Time:    float64(now.UnixMicro()) / 1e6,
 		HasTime: true,
 		Rank:    e.cfg.Rank,
@@ -64,11 +64,8 @@ func (e *encoder) encode(events []wire.Event) ([]byte, error) {
 
 		PublisherID: e.publisher,
 	})
-	if err != nil {
-		return nil, err
-	}
 	e.last, e.size = now, len(payload)
-	return payload, nil
+	return payload
 }
 
 // feed numbers, encodes, buffers, sends and delays the batches of an engine. Only the goroutine that owns the sockets
@@ -93,20 +90,15 @@ func newFeed(s *sockets, e encoder) *feed {
 	return f
 }
 
-// add encodes events as the batch with the next seq, and optionally buffers it for replay. An encoding error uses no
-// seq.
-func (f *feed) add(events []wire.Event, buffer bool) (batch, error) {
-	payload, err := f.encoder.encode(events)
-	if err != nil {
-		return batch{}, err
-	}
-	b := batch{f.next, payload}
+// add encodes events as the batch with the next seq, and optionally buffers it for replay.
+func (f *feed) add(events []wire.Event, buffer bool) batch {
+	b := batch{f.next, f.encoder.encode(events)}
 	f.next++
 	f.snapshot.apply(events)
 	if buffer {
 		f.replayBuffer.add(b.seq, b.payload)
 	}
-	return b, nil
+	return b
 }
 
 // transmit sends a batch live.

@@ -144,10 +144,7 @@ func (e *Engine) deliver(events []wire.Event) error {
 	t, n := &e.faults, e.summary.Batches
 	toAll := e.feed.pub != nil && !e.feed.silent && e.subscribed()
 	lost := n < t.lostBefore || slices.Contains(t.batch, FaultLose)
-	b, err := e.feed.add(events, e.cfg.Replay != "" && !lost)
-	if err != nil {
-		return err
-	}
+	b := e.feed.add(events, e.cfg.Replay != "" && !lost)
 	e.observe(Change{e.feed.encoder.last, events})
 	t.last, t.lastSentLive = b, false
 	switch {
@@ -165,6 +162,7 @@ func (e *Engine) deliver(events []wire.Event) error {
 		e.feed.transmit(b)
 		t.lastSentLive = toAll
 	}
+	var err error
 	for err == nil && len(t.delayed) > 0 && t.delayed[0].due <= n {
 		err = e.feed.sendDelayed(t.delayed[0].seq)
 		t.delayed = t.delayed[1:]

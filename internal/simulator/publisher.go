@@ -78,7 +78,7 @@ func (p *Publisher) ReplayEndpoint() string { return p.replay }
 func (p *Publisher) SnapshotEndpoint() string { return p.snapshot }
 
 // Publish sends a batch of these events with the next seq, which it returns, and buffers the batch
-// for replay. Events that cannot be encoded are rejected with an error, and use no seq.
+// for replay. See wire.Encoder for which events can be encoded.
 func (p *Publisher) Publish(events ...wire.Event) (seq uint64, err error) {
 	return p.batch(events, true, true)
 }
@@ -100,10 +100,7 @@ func (p *Publisher) PublishUnbuffered(events ...wire.Event) (seq uint64, err err
 
 func (p *Publisher) batch(events []wire.Event, send, buffer bool) (seq uint64, err error) {
 	err = p.run(func() error {
-		b, err := p.feed.add(events, buffer)
-		if err != nil {
-			return err
-		}
+		b := p.feed.add(events, buffer)
 		seq = b.seq
 		if send {
 			p.feed.transmit(b)

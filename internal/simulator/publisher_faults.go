@@ -36,10 +36,7 @@ func (p *Publisher) SendFrames(frames ...[]byte) error {
 // returns the whole payload.
 func (p *Publisher) Truncate(n int, events ...wire.Event) (seq uint64, err error) {
 	err = p.run(func() error {
-		b, err := p.feed.add(events, true)
-		if err != nil {
-			return err
-		}
+		b := p.feed.add(events, true)
 		seq = b.seq
 		p.feed.publish(seq, b.payload[:min(n, len(b.payload))])
 		return nil
@@ -51,10 +48,7 @@ func (p *Publisher) Truncate(n int, events ...wire.Event) (seq uint64, err error
 // once.
 func (p *Publisher) PublishDelayed(events ...wire.Event) (seq uint64, err error) {
 	err = p.run(func() error {
-		b, err := p.feed.add(events, true)
-		if err != nil {
-			return err
-		}
+		b := p.feed.add(events, true)
 		seq = b.seq
 		p.feed.delay(b)
 		return nil

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -286,25 +285,6 @@ func TestModes(t *testing.T) {
 	}
 	if _, err := simulator.NewPublisher(simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Endpoint: "inproc://e"}}); err == nil {
 		t.Error("bound to an endpoint of inproc")
-	}
-}
-
-// TestPublishRejectsUnencodableEvents publishes events that have no encoding: each is rejected, and
-// uses no seq.
-func TestPublishRejectsUnencodableEvents(t *testing.T) {
-	t.Parallel()
-	p := newPublisher(t, simulator.PublisherConfig{})
-	for name, publish := range map[string]func(...wire.Event) (uint64, error){
-		"Publish": p.Publish, "Drop": p.Drop, "Forget": p.Lose, "PublishOnce": p.PublishUnbuffered, "Hold": p.PublishDelayed,
-		"Truncate": func(events ...wire.Event) (uint64, error) { return p.Truncate(1, events...) },
-	} {
-		_, err := publish(removal(1), wire.Event{})
-		if err == nil || !strings.Contains(err.Error(), "event 1: Kind: ") {
-			t.Errorf("%s: error %v, want an error about event 1, field Kind", name, err)
-		}
-	}
-	if seq := must(t)(p.Publish(removal(1))); seq != 0 {
-		t.Errorf("the first batch has seq %d, want 0", seq)
 	}
 }
 

@@ -168,11 +168,7 @@ func (f *feed) makeBatches(unavailable bool) [][]byte {
 	events := f.snapshot.events()
 	for len(events) > 0 {
 		n := min(len(events), snapshotBatchEvents)
-		payload, err := f.encoder.encode(events[:n])
-		if err != nil {
-			return nil // they were encoded before
-		}
-		frames, events = append(frames, payload), events[n:]
+		frames, events = append(frames, f.encoder.encode(events[:n])), events[n:]
 	}
 	return frames
 }
@@ -184,10 +180,7 @@ func (f *feed) makeRecords(unavailable bool) (messages [][][]byte) {
 		message("error", []byte("snapshot provider busy"))
 		return messages
 	}
-	barrier, err := f.add(nil, true)
-	if err != nil {
-		return nil // a batch without events can be encoded
-	}
+	barrier := f.add(nil, true)
 	id := rand.Text()
 	f.publishAs(f.liveTopic()+"\x00sgl-kv-snapshot="+id, barrier.seq, barrier.payload)
 	var records [][]byte

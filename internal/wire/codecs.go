@@ -2,8 +2,6 @@ package wire
 
 import (
 	"encoding/binary"
-	"fmt"
-	"unicode/utf8"
 
 	"github.com/tinylib/msgp/msgp"
 )
@@ -15,12 +13,6 @@ type codec interface {
 	isSet(ev *Event) bool
 	// append appends the value in MessagePack: nil or an empty value if it is not set.
 	append(dst []byte, ev *Event) []byte
-}
-
-// checker is a codec whose field may have values that cannot be encoded.
-type checker interface {
-	// check returns why the value cannot be encoded, or "".
-	check(ev *Event) string
 }
 
 // readCommon reads the value at i as the field k if k and the value's code are among the
@@ -66,8 +58,6 @@ type scalar struct {
 	setFunc    func(d *Decoder, ev *Event, v value) bool
 	isSetFunc  func(ev *Event) bool
 	appendFunc func(dst []byte, ev *Event) []byte
-	// checkFunc is nil if every value can be encoded.
-	checkFunc func(ev *Event) string
 }
 
 func (s scalar) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
@@ -87,13 +77,6 @@ func (s scalar) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
 func (s scalar) isSet(ev *Event) bool { return s.isSetFunc(ev) }
 
 func (s scalar) append(dst []byte, ev *Event) []byte { return s.appendFunc(dst, ev) }
-
-func (s scalar) check(ev *Event) string {
-	if s.checkFunc == nil {
-		return ""
-	}
-	return s.checkFunc(ev)
-}
 
 // flag is a property of the tokens. It is written in JSON only.
 func flag(get func(ev *Event) bool) scalar {
@@ -186,13 +169,6 @@ func (t text) append(dst []byte, ev *Event) []byte {
 	return msgp.AppendString(dst, *t.get(ev))
 }
 
-func (t text) check(ev *Event) string {
-	if !utf8.ValidString(*t.get(ev)) {
-		return "is not UTF-8"
-	}
-	return ""
-}
-
 // loraName is a text. SGLang 0.5.18 sends a map of cache salt and session id instead.
 type loraName struct{ text }
 
@@ -226,13 +202,6 @@ func (u unused) read(d *Decoder, ev *Event, k key, i int) (int, fault) {
 	return end, f
 }
 
-func (u unused) check(ev *Event) string {
-	if c, ok := u.codec.(checker); ok {
-		return c.check(ev)
-	}
-	return ""
-}
-
 // rawList is a list that is kept encoded.
 type rawList struct{ get func(r *Raw) *[]byte }
 
@@ -254,13 +223,4 @@ func (l rawList) append(dst []byte, ev *Event) []byte {
 		return msgp.AppendNil(dst)
 	}
 	return append(dst, *l.get(ev.raw())...)
-}
-
-func (l rawList) check(ev *Event) string {
-	p := *l.get(ev.raw())
-	end, f := skip(p, 0, fieldDepth)
-	if p != nil && (f != 0 || end != len(p) || !isArray(p, 0)) {
-		return fmt.Sprintf("is not one MessagePack list, of at most %d nested arrays and maps", maxDepth-fieldDepth)
-	}
-	return ""
 }

@@ -1,8 +1,6 @@
 package wire
 
 import (
-	"fmt"
-
 	"github.com/tinylib/msgp/msgp"
 )
 
@@ -52,9 +50,8 @@ func (s *keySet) add(k key)     { *s |= 1 << (k & 31) }
 
 // field declares a field of events. Its positions in array events are in forms.go.
 type field struct {
-	// mapKey is the key in map events, jsonKey the key in the output of AppendJSON, and
-	// goName the name in errors of the Encoder.
-	mapKey, jsonKey, goName string
+	// mapKey is the key in map events, jsonKey the key in the output of AppendJSON.
+	mapKey, jsonKey string
 	// kinds are the kinds of events that have the field.
 	kinds    kinds
 	presence presence
@@ -84,9 +81,9 @@ const (
 
 // fields are the fields of events.
 var fields = [numKeys]field{
-	keyHashes:          {"block_hashes", "block_hashes", "BlockHashes", stores | removes, required, hashList{}},
-	keyRemainingCopies: {"remaining_copy_counts", "remaining_copy_counts", "Rare.RemainingCopies", removes, optional, copyCounts{}},
-	keyParent: {"parent_block_hash", "parent", "Parent", stores, required, scalar{
+	keyHashes:          {"block_hashes", "block_hashes", stores | removes, required, hashList{}},
+	keyRemainingCopies: {"remaining_copy_counts", "remaining_copy_counts", removes, optional, copyCounts{}},
+	keyParent: {"parent_block_hash", "parent", stores, required, scalar{
 		setFunc: func(_ *Decoder, ev *Event, v value) bool {
 			ev.Parent, ev.HasParent = v.hash()
 			return ev.HasParent
@@ -99,10 +96,10 @@ var fields = [numKeys]field{
 			return msgp.AppendUint64(dst, ev.Parent)
 		},
 	}},
-	keyTokens: {"token_ids", "token_ids", "Tokens", stores, required, tokenList{}},
-	keyEagle:  {"", "is_eagle", "Eagle", stores, optional, flag(func(ev *Event) bool { return ev.Eagle })},
-	keyOpaque: {"", "opaque_tokens", "OpaqueTokens", stores, optional, flag(func(ev *Event) bool { return ev.OpaqueTokens })},
-	keyBlockSize: {"block_size", "block_size", "BlockSize", stores, required, scalar{
+	keyTokens: {"token_ids", "token_ids", stores, required, tokenList{}},
+	keyEagle:  {"", "is_eagle", stores, optional, flag(func(ev *Event) bool { return ev.Eagle })},
+	keyOpaque: {"", "opaque_tokens", stores, optional, flag(func(ev *Event) bool { return ev.OpaqueTokens })},
+	keyBlockSize: {"block_size", "block_size", stores, required, scalar{
 		setFunc: func(_ *Decoder, ev *Event, v value) (ok bool) {
 			ev.BlockSize, ok = v.uint32()
 			return ok
@@ -110,47 +107,41 @@ var fields = [numKeys]field{
 		isSetFunc:  func(ev *Event) bool { return ev.BlockSize != 0 },
 		appendFunc: func(dst []byte, ev *Event) []byte { return msgp.AppendUint32(dst, ev.BlockSize) },
 	}},
-	keyLoRAID: {"lora_id", "lora_id", "LoRAID", stores, nullable,
+	keyLoRAID: {"lora_id", "lora_id", stores, nullable,
 		number{field: func(ev *Event) (*int64, *bool) { return &ev.LoRAID, &ev.HasLoRAID }}},
-	keyOrigin: {"origin", "origin", "Origin", stores, optional, scalar{
+	keyOrigin: {"origin", "origin", stores, optional, scalar{
 		setFunc: func(_ *Decoder, ev *Event, v value) bool {
 			ev.Origin = originOf(v)
 			return true
 		},
 		isSetFunc:  func(ev *Event) bool { return ev.Origin != OriginUnknown },
 		appendFunc: func(dst []byte, ev *Event) []byte { return msgp.AppendString(dst, originNames[ev.Origin]) },
-		checkFunc: func(ev *Event) string {
-			if ev.Origin > OriginReused {
-				return fmt.Sprintf("is %d, want OriginUnknown, OriginNew or OriginReused", ev.Origin)
-			}
-			return ""
-		},
 	}},
-	keyMedium: {"medium", "medium", "Medium", anyKind, nullable,
+	keyMedium: {"medium", "medium", anyKind, nullable,
 		text{get: func(ev *Event) *string { return &ev.Medium }}},
-	keyLoRAName: {"lora_name", "lora_name", "LoRAName", stores, nullable,
+	keyLoRAName: {"lora_name", "lora_name", stores, nullable,
 		loraName{text{get: func(ev *Event) *string { return &ev.LoRAName }}}},
-	keyExtraKeys: {"extra_keys", "extra_keys", "Raw.ExtraKeys", stores, optional,
+	keyExtraKeys: {"extra_keys", "extra_keys", stores, optional,
 		rawList{get: func(r *Raw) *[]byte { return &r.ExtraKeys }}},
-	keyGroupIdx: {"group_idx", "group_idx", "GroupIdx", stores | removes, optional,
+	keyGroupIdx: {"group_idx", "group_idx", stores | removes, optional,
 		number{field: func(ev *Event) (*int64, *bool) { return &ev.GroupIdx, &ev.HasGroupIdx }}},
-	keySpecKind: {"kv_cache_spec_kind", "spec_kind", "SpecKind", stores | removes, optional,
+	keySpecKind: {"kv_cache_spec_kind", "spec_kind", stores | removes, optional,
 		text{get: func(ev *Event) *string { return &ev.SpecKind }}},
-	keySlidingWindow: {"kv_cache_spec_sliding_window", "sliding_window", "Rare.SlidingWindow", stores | removes, optional,
+	keySlidingWindow: {"kv_cache_spec_sliding_window", "sliding_window", stores | removes, optional,
 		number{field: func(ev *Event) (*int64, *bool) { return &ev.rare().SlidingWindow, &ev.rare().HasSlidingWindow }, rare: true}},
-	keyLocality: {"locality", "locality", "Rare.Locality", anyKind, optional,
+	keyLocality: {"locality", "locality", anyKind, optional,
 		text{get: func(ev *Event) *string { return &ev.rare().Locality }, rare: true}},
-	keyOwnership: {"ownership", "ownership", "Rare.Ownership", anyKind, optional,
+	keyOwnership: {"ownership", "ownership", anyKind, optional,
 		text{get: func(ev *Event) *string { return &ev.rare().Ownership }, rare: true}},
-	keyCacheSalt: {"cache_salt", "cache_salt", "CacheSalt", anyKind, optional,
+	keyCacheSalt: {"cache_salt", "cache_salt", anyKind, optional,
 		text{get: func(ev *Event) *string { return &ev.CacheSalt }, perRequest: true}},
-	keySessionID: {"session_id", "session_id", "Rare.SessionID", anyKind, optional,
+	keySessionID: {"session_id", "session_id", anyKind, optional,
 		unused{text{get: func(ev *Event) *string { return &ev.rare().SessionID }, rare: true, perRequest: true}}},
-	keyMMInfos: {"block_mm_infos", "block_mm_infos", "Raw.BlockMMInfos", stores, optional,
+	keyMMInfos: {"block_mm_infos", "block_mm_infos", stores, optional,
 		rawList{get: func(r *Raw) *[]byte { return &r.BlockMMInfos }}},
-	keyMMKeys: {"mm_keys", "mm_keys", "Raw.MMKeys", stores, optional,
+	keyMMKeys: {"mm_keys", "mm_keys", stores, optional,
 		rawList{get: func(r *Raw) *[]byte { return &r.MMKeys }}},
-	keyTime: {"timestamp", "ts", "Rare.Time", anyKind, optional, unused{scalar{
+	keyTime: {"timestamp", "ts", anyKind, optional, unused{scalar{
 		setFunc: func(d *Decoder, ev *Event, v value) bool {
 			t, ok := v.float()
 			if ok {
@@ -164,11 +155,10 @@ var fields = [numKeys]field{
 		},
 		isSetFunc:  func(ev *Event) bool { return ev.rare().HasTime },
 		appendFunc: func(dst []byte, ev *Event) []byte { return msgp.AppendFloat64(dst, ev.rare().Time) },
-		checkFunc:  func(ev *Event) string { return checkTime(ev.rare().Time) },
 	}}},
-	keyModelName: {"model_name", "model_name", "Rare.ModelName", anyKind, optional,
+	keyModelName: {"model_name", "model_name", anyKind, optional,
 		unused{text{get: func(ev *Event) *string { return &ev.rare().ModelName }, rare: true}}},
-	keyObjectKey: {"object_key", "has_object_key", "Rare.HasObjectKey", stores | removes, optional, scalar{
+	keyObjectKey: {"object_key", "has_object_key", stores | removes, optional, scalar{
 		setFunc: func(d *Decoder, ev *Event, _ value) bool {
 			d.rareOf(ev).HasObjectKey = true
 			return true

@@ -229,7 +229,7 @@ func (e *Encoder) appendMapBatch(dst []byte, b *Batch) []byte {
 func (d *Decoder) readTime(i int) (int, fault) {
 	if bits, ok := readFixed64(d.p, i, float64Code); ok {
 		// The comparison is false for NaN.
-		if t := math.Float64frombits(bits); math.Abs(t) <= maxSeconds {
+		if t := math.Float64frombits(bits); math.Abs(t) <= MaxSeconds {
 			d.batch.Time, d.batch.HasTime = t, true
 			return i + 9, 0
 		}
@@ -252,16 +252,16 @@ func (d *Decoder) readTime(i int) (int, fault) {
 	return v.end, 0
 }
 
-// maxSeconds is the largest time in seconds, in the year 5138. Larger numbers are
+// MaxSeconds is the largest time in seconds, in the year 5138. Larger numbers are
 // milliseconds.
-const maxSeconds = 1e11
+const MaxSeconds = 1e11
 
 // seconds converts an engine's time to seconds, and reports whether it is finite.
 func seconds(t float64) (float64, bool) {
 	if math.IsNaN(t) || math.IsInf(t, 0) {
 		return 0, false
 	}
-	if t > maxSeconds {
+	if t > MaxSeconds {
 		t /= 1000
 	}
 	return t, true

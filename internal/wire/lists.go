@@ -2,7 +2,6 @@ package wire
 
 import (
 	"encoding/binary"
-	"fmt"
 
 	"github.com/tinylib/msgp/msgp"
 )
@@ -96,13 +95,6 @@ func (copyCounts) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
 
 func (copyCounts) isSet(ev *Event) bool { return len(ev.rare().RemainingCopies) > 0 }
 
-func (copyCounts) check(ev *Event) string {
-	if copies := ev.rare().RemainingCopies; copies != nil && len(copies) != len(ev.BlockHashes) {
-		return fmt.Sprintf("has %d counts for %d hashes", len(copies), len(ev.BlockHashes))
-	}
-	return ""
-}
-
 func (copyCounts) append(dst []byte, ev *Event) []byte {
 	return appendList(dst, ev.rare().RemainingCopies, msgp.AppendUint32)
 }
@@ -190,19 +182,6 @@ func (d *Decoder) readNestedTokens(ev *Event, n, i int) (int, fault) {
 }
 
 func (tokenList) isSet(ev *Event) bool { return len(ev.Tokens) > 0 }
-
-func (tokenList) check(ev *Event) string {
-	switch n := len(ev.Tokens); {
-	case ev.OpaqueTokens && ev.Eagle:
-		return "are opaque, but only pairs of token ids can be EAGLE's"
-	case ev.OpaqueTokens && n > 0:
-		return fmt.Sprintf("has %d tokens, want none because they are opaque", n)
-	case ev.Eagle && n < 2:
-		return fmt.Sprintf("has %d tokens, want at least 2 for EAGLE", n)
-	default:
-		return ""
-	}
-}
 
 func (tokenList) append(dst []byte, ev *Event) []byte {
 	tokens := ev.Tokens

@@ -250,7 +250,7 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 			if batch == counted {
 				e.EventForm = wire.FormMap // arrays have no counts
 			}
-			payload := encode(t, e, batch)
+			payload := e.AppendBatch(nil, batch)
 			blocks := len(batch.Events[0].BlockHashes)
 			var (
 				d      wire.Decoder

@@ -372,7 +372,7 @@ func TestRepeatedHashes(t *testing.T) {
 			repeats = repeats || seen[h]
 			seen[h] = true
 		}
-		payload := encode(t, e, &wire.Batch{Events: []wire.Event{{
+		payload := e.AppendBatch(nil, &wire.Batch{Events: []wire.Event{{
 			Kind: wire.KindStored, BlockHashes: hashes, Tokens: make([]uint32, len(hashes)), BlockSize: 1,
 		}}})
 		b, err := d.Decode(payload)

@@ -172,12 +172,9 @@ func TestDecodeRecordsOfAnyBytes(t *testing.T) {
 		if (b == nil) == (err == nil) {
 			t.Fatalf("got %v and error %v", b, err)
 		}
-		payload, err := (&wire.Encoder{BatchForm: wire.FormArray, EventForm: wire.FormArray}).AppendBatch(nil, &wire.Batch{Events: []wire.Event{
+		payload := (&wire.Encoder{BatchForm: wire.FormArray, EventForm: wire.FormArray}).AppendBatch(nil, &wire.Batch{Events: []wire.Event{
 			{Kind: wire.KindRemoved, BlockHashes: []uint64{7}},
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
 		if b, err := d.Decode(payload); err != nil || len(b.Events) != 1 || b.Events[0].BlockHashes[0] != 7 || b.Events[0].HasParent {
 			t.Fatalf("batch after records: %+v, %v", b, err)
 		}

@@ -110,10 +110,7 @@ func newLoad(s shape) *load {
 	r := rand.New(rand.NewPCG(uint64(s.blocks), 5))
 	encoder := wire.Encoder{}
 	encode := func(events ...wire.Event) []byte {
-		payload, err := encoder.AppendBatch(nil, &wire.Batch{Time: 1757500000.25, HasTime: true, HasRank: true, Events: events})
-		if err != nil {
-			panic(err) // the events are built here and always encode
-		}
+		payload := encoder.AppendBatch(nil, &wire.Batch{Time: 1757500000.25, HasTime: true, HasRank: true, Events: events})
 		return payload
 	}
 	parent := uint64(0)

@@ -310,10 +310,7 @@ func TestPeersCannotAddMetricsWithoutBound(t *testing.T) {
 	defer func() { _ = peer.Close() }()
 	var enc wire.Encoder
 	for i := range uint32(messages) {
-		payload, err := enc.AppendBatch(nil, &wire.Batch{Time: 1, HasTime: true, Rank: i, HasRank: true, Events: []wire.Event{enginetest.Stored(1)}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		payload := enc.AppendBatch(nil, &wire.Batch{Time: 1, HasTime: true, Rank: i, HasRank: true, Events: []wire.Event{enginetest.Stored(1)}})
 		topic := fmt.Sprintf("kv@pod-%d@model-%d", i%7, i)
 		if i%2 == 0 {
 			topic = fmt.Sprintf("kv@pod-%d@model", i)

@@ -48,10 +48,7 @@ func TestSubscribersGetEveryBatchOnceInOrder(t *testing.T) {
 		version := uint64(0)
 		followers := make([]*follower, 2)
 		publish := func(s *vllm.Stream, last bool) {
-			payload, seq, err := s.Batch(1)
-			if err != nil {
-				t.Fatal(err)
-			}
+			payload, seq := s.Batch(1)
 			history.Append(vllm.Batch{Stream: s, Seq: seq, Payload: payload, Last: last})
 			for _, f := range followers {
 				f.consumer.Skip(history, s, version)
@@ -189,10 +186,7 @@ func TestLogFindsBatchesBySeq(t *testing.T) {
 		t.Error("an empty log has a batch")
 	}
 	for n := range 8 {
-		payload, seq, err := s.Batch(1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		payload, seq := s.Batch(1)
 		history.Append(vllm.Batch{Stream: s, Seq: seq, Payload: payload})
 		if n == 2 {
 			for _, seq := range []uint64{0, 10} { // an older seq: all batches of the stream are there
@@ -236,10 +230,7 @@ func TestSubscriberOfOtherTopicsIsNotWoken(t *testing.T) {
 			t.Fatalf("batch %d must be read", n)
 		}
 	}
-	payload, seq, err := wanted.Batch(1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	payload, seq := wanted.Batch(1)
 	l.Append(vllm.Batch{Stream: wanted.Stream, Seq: seq, Payload: payload})
 	if c.Skip(l.History, wanted.Stream, 1) {
 		t.Fatal("a batch that is wanted is skipped")
@@ -273,10 +264,7 @@ func (l *streamHistory) publish(t *testing.T, batches int) {
 	for range batches {
 		s := l.streams[l.next%len(l.streams)].Stream
 		l.next++
-		payload, seq, err := s.Batch(1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		payload, seq := s.Batch(1)
 		l.Append(vllm.Batch{Stream: s, Seq: seq, Payload: payload})
 	}
 }
@@ -343,10 +331,7 @@ func TestSubscriberThatMissesTheEndOfAStreamGetsIt(t *testing.T) {
 			c.Next(l.History, l.streams, 1, states)
 		}
 		gone.Clear()
-		payload, seq, err := gone.Batch(1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		payload, seq := gone.Batch(1)
 		l.Append(vllm.Batch{Stream: gone, Seq: seq, Payload: payload, Last: true})
 		l.streams = l.streams[1:]
 		l.publish(t, 10)

@@ -256,11 +256,7 @@ func (e *Egress) publish(w *worker, at float64, last bool) {
 		if s.Empty() {
 			continue
 		}
-		payload, seq, err := s.Batch(at)
-		if err != nil {
-			e.logger.Error("a batch cannot be encoded, and consumers see a gap", "worker", w.name, "rank", s.rank, "error", err)
-			continue
-		}
+		payload, seq := s.Batch(at)
 		e.metrics.batches.Inc()
 		for _, p := range e.endpoints {
 			p.publish(Batch{Stream: s, Seq: seq, Payload: payload, Last: last})

@@ -55,14 +55,12 @@ func (n *conn) buildState(ctx context.Context, s *Stream, state *State) (batches
 	snapshot, ok := n.index.Snapshot(s.worker)
 	snapshot.TokenIDs = true
 	if ok {
-		err = apply.EachBlocks(ctx, &snapshot, s.rank, func(events []*kvcastv1.RouterEvent, size int) (err error) {
+		err = apply.EachBlocks(ctx, &snapshot, s.rank, func(events []*kvcastv1.RouterEvent, size int) error {
 			if err := n.reserve(s, &bytes, int64(size)); err != nil { // until the size of the batches is known
 				return err
 			}
 			for _, e := range events {
-				if batches, err = state.Apply(e, at, batches); err != nil {
-					return err
-				}
+				batches = state.Apply(e, at, batches)
 			}
 			return nil
 		})
@@ -70,9 +68,7 @@ func (n *conn) buildState(ctx context.Context, s *Stream, state *State) (batches
 	if err != nil {
 		return nil, bytes, err
 	}
-	if batches, err = state.End(at, batches); err != nil {
-		return nil, bytes, err
-	}
+	batches = state.End(at, batches)
 	size := int64(0)
 	for i := range batches {
 		size += int64(batchBytes + len(batches[i].Payload))

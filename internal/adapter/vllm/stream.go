@@ -245,17 +245,17 @@ func (s *Stream) Present() *Stream {
 
 // Batch ends the next batch, and returns it in the encoding of vLLM with its seq. A batch may have no events. The time is in
 // seconds since the Unix epoch.
-func (s *Stream) Batch(time float64) (payload []byte, seq uint64, err error) {
+func (s *Stream) Batch(time float64) (payload []byte, seq uint64) {
 	seq = s.next
 	s.next++
-	payload, err = encode(time, s.rank, s.form, s.events)
+	payload = encode(time, s.rank, s.form, s.events)
 	clear(s.events) // they reference entries
 	s.events, s.blocks = s.events[:0], 0
-	return payload, seq, err
+	return payload, seq
 }
 
 // encode encodes a batch: an array, of maps or arrays, as vLLM does.
-func encode(time float64, rank uint32, form wire.Form, events []wire.Event) ([]byte, error) {
+func encode(time float64, rank uint32, form wire.Form, events []wire.Event) []byte {
 	e := wire.Encoder{BatchForm: wire.FormArray, EventForm: form}
 	return e.AppendBatch(nil, &wire.Batch{Time: time, HasTime: true, Rank: rank, HasRank: true, Events: events})
 }
@@ -298,26 +298,26 @@ func (s *Stream) State(from uint64, fill bool) *State {
 // Apply adds blocks of a snapshot of the index, parents before their children. The snapshot may be of a later entry.
 // Blocks that the stream does not hold are left out. It appends the batches that are complete. The event must not change
 // until then.
-func (s *State) Apply(e *kvcastv1.RouterEvent, time float64, to []Batch) ([]Batch, error) {
+func (s *State) Apply(e *kvcastv1.RouterEvent, time float64, to []Batch) []Batch {
 	s.stream.Apply(e)
 	if s.stream.blocks < s.perBatch || s.batches == 1 {
-		return to, nil
+		return to
 	}
 	return s.batch(time, to)
 }
 
 // End returns the last batches. Batches without events make up for blocks that have left the index meanwhile.
-func (s *State) End(time float64, to []Batch) (_ []Batch, err error) {
-	for s.batches > 0 && err == nil {
-		to, err = s.batch(time, to)
+func (s *State) End(time float64, to []Batch) []Batch {
+	for s.batches > 0 {
+		to = s.batch(time, to)
 	}
-	return to, err
+	return to
 }
 
-func (s *State) batch(time float64, to []Batch) ([]Batch, error) {
-	payload, seq, err := s.stream.Batch(time)
+func (s *State) batch(time float64, to []Batch) []Batch {
+	payload, seq := s.stream.Batch(time)
 	s.batches--
-	return append(to, Batch{Stream: s.stream, Seq: seq, Payload: payload}), err
+	return append(to, Batch{Stream: s.stream, Seq: seq, Payload: payload})
 }
 
 // Batch is a batch of a stream.

@@ -131,9 +131,9 @@ func TestBatchesAreThoseOfVLLM(t *testing.T) {
 			BlockHashes: []uint64{7}, BlockSize: 2, TokensHashes: plain, TokenIds: []uint32{1, 2}, LoraName: proto.String("l"),
 		}}})
 		s.Apply(&kvcastv1.RouterEvent{Tier: 1, Event: &kvcastv1.RouterEvent_Removed{Removed: &kvcastv1.Removed{BlockHashes: []uint64{7, 8}}}})
-		payload, seq, err := s.Batch(1.5)
-		if err != nil || seq != 5 || string(payload) != want {
-			t.Errorf("form %d: seq %d, error %v (-want +got):\n%s", form, seq, err, cmp.Diff(want, string(payload)))
+		payload, seq := s.Batch(1.5)
+		if seq != 5 || string(payload) != want {
+			t.Errorf("form %d: seq %d (-want +got):\n%s", form, seq, cmp.Diff(want, string(payload)))
 		}
 	}
 }
@@ -144,10 +144,7 @@ func TestCutStateIsFollowedByAnotherState(t *testing.T) {
 	t.Parallel()
 	history, s := vllm.NewHistory(3, 1<<30), vllm.NewStream("w", 0, "t", wire.FormMap, 0)
 	publish := func() {
-		payload, seq, err := s.Batch(1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		payload, seq := s.Batch(1)
 		history.Append(vllm.Batch{Stream: s, Seq: seq, Payload: payload})
 	}
 	chains := []*kvcastv1.RouterEvent{chain(1, 5000), chain(5001, 10_000), chain(10_001, 15_000)}
@@ -162,15 +159,12 @@ func TestCutStateIsFollowedByAnotherState(t *testing.T) {
 		t.Fatalf("before a state, batch 5 is at %d, %t", at, ok)
 	}
 	var batches []vllm.Batch
-	var err error
 	state := s.State(0, false)
 	for _, e := range chains {
-		if batches, err = state.Apply(e, 1, batches); err != nil {
-			t.Fatal(err)
-		}
+		batches = state.Apply(e, 1, batches)
 	}
-	if batches, err = state.End(1, batches); err != nil || len(batches) < 2 {
-		t.Fatalf("the state has %d batches, %v", len(batches), err)
+	if batches = state.End(1, batches); len(batches) < 2 {
+		t.Fatalf("the state has %d batches", len(batches))
 	}
 	for _, b := range batches {
 		if at, ok := history.Find(s, b.Seq); ok {
@@ -189,18 +183,13 @@ func TestStateKeepsTheTiersOfTheStream(t *testing.T) {
 	t.Parallel()
 	s := vllm.NewStream("w", 0, "t", wire.FormMap, 0)
 	s.Apply(chain(1, 2))
-	if _, _, err := s.Batch(1); err != nil {
-		t.Fatal(err)
-	}
+	s.Batch(1)
 	state := s.State(0, false)
 	moved := chain(1, 2)
 	moved.Tier = 2
-	batches, err := state.Apply(moved, 1, nil)
-	if err == nil {
-		batches, err = state.End(1, batches)
-	}
-	if err != nil || len(batches) != 1 {
-		t.Fatalf("the state has %d batches, %v", len(batches), err)
+	batches := state.End(1, state.Apply(moved, 1, nil))
+	if len(batches) != 1 {
+		t.Fatalf("the state has %d batches", len(batches))
 	}
 	var d wire.Decoder
 	b, err := d.Decode(batches[0].Payload)

@@ -2,6 +2,7 @@ package enginegrpc
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/kvcast/kvcast/internal/transport"
@@ -96,8 +97,11 @@ func (c *converter) encode(h header) ([]byte, error) {
 	if h.begins && !c.clears() {
 		c.batch.Events = slices.Insert(c.batch.Events, 0, wire.Event{Kind: wire.KindCleared}) // a snapshot takes the place of all blocks
 	}
+	if math.IsNaN(h.time) || math.IsInf(h.time, 0) || h.time > wire.MaxSeconds {
+		return nil, fmt.Errorf("the batch has the time %v", h.time)
+	}
 	encoder := wire.Encoder{EventForm: wire.FormMap}
-	return encoder.AppendBatch(nil, &c.batch)
+	return encoder.AppendBatch(nil, &c.batch), nil
 }
 
 // clears reports whether the batch begins with a clear of all blocks. wire.Rules may ignore a clear with rare fields.

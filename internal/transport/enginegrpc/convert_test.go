@@ -324,6 +324,8 @@ func TestBatchThatCannotBeConverted(t *testing.T) {
 		"a string not UTF-8": message{}.message(3, message{}.message(2, message{}.message(1, smgBlock(1, 1, 2)).text(4, "\xff"))),
 		"a key not UTF-8":    message{}.message(3, message{}.message(2, message{}.message(1, smgBlock(1, 1, 2).message(6, message{}.text(1, "\xff"))))),
 		"infinite time":      message{}.double(2, math.Inf(1)),
+		"no time":            message{}.double(2, math.NaN()),
+		"time in ms":         message{}.double(2, 1.7e12),
 		"too many events":    events,
 		"too long":           message{}.message(3, message{}.message(2, append(large, large...))),
 	} {
