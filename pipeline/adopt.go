@@ -16,10 +16,9 @@ import (
 // errDropped is why the lane of a dropped worker fails.
 var errDropped = errors.New("the worker was dropped")
 
-// Adopt continues with the workers of a Recovery that has the pipeline's Config. Until a worker is added again, it stays in
-// the stream; RemoveWorker removes it. The blocks count against the budgets, even beyond their limits. Workers whose state
-// is lost are removed from the stream. Workers that the Recovery knows as removed continue their event ids when they are
-// added. The Recovery must not be used any more.
+// Adopt continues with the workers of a Recovery that has the pipeline's Config. Until a worker is added again, it stays in the stream;
+// RemoveWorker removes it. The blocks count against the budgets, even beyond their limits. Workers whose state is lost are removed from the
+// stream. Workers that the Recovery knows as removed continue their event ids when they are added. The Recovery must not be used any more.
 //
 // It returns an error, and has discarded the Recovery, if one of its workers has a lane already or Close was called.
 func (p *Pipeline) Adopt(r *Recovery) error {

@@ -35,8 +35,7 @@ type run struct {
 	hashes       []uint64
 	tokensHashes []uint64
 	tokens       []uint32
-	// ops are the operations on the copies of each block; empty if all are 0: copies.Add or
-	// copies.Remove.
+	// ops are the operations on the copies of each block; empty if all are 0: copies.Add or copies.Remove.
 	ops []copies.Op
 	// Times of the last batch that contributed.
 	engineTime int64
@@ -101,8 +100,7 @@ func (r *run) slice(i, j int) run {
 	return p
 }
 
-// cloneStrings copies the run's strings, which are memory of the batch, so that the run can outlive
-// the batch.
+// cloneStrings copies the run's strings, which are memory of the batch, so that the run can outlive the batch.
 func (r *run) cloneStrings() {
 	r.key.lora, r.key.salt = strings.Clone(r.key.lora), strings.Clone(r.key.salt)
 }

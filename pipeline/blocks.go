@@ -18,8 +18,7 @@ type blocks struct {
 	staleSlot int
 }
 
-// group is a part of a table. Without groups, the search for the last stale block of a table would visit
-// all segments.
+// group is a part of a table. Without groups, the search for the last stale block of a table would visit all segments.
 type group struct {
 	blocks uint32
 	stale  uint32 // number of stale blocks in that generation; later, all blocks are stale
@@ -31,8 +30,7 @@ const groupBits = 6
 
 type slot = hashtable.Slot[block]
 
-// block is a block's record, without the block hash. It has no pointers, so that the garbage
-// collector does not scan the table.
+// block is a block's record, without the block hash. It has no pointers, so that the garbage collector does not scan the table.
 type block struct {
 	parent uint64
 	attr   uint32 // slot in the table's attributes
@@ -97,8 +95,7 @@ func (t *blocks) gap() bool {
 	return true
 }
 
-// refresh moves a stale block to the current generation. It is rarely called, and inlining it would
-// slow down put.
+// refresh moves a stale block to the current generation. It is rarely called, and inlining it would slow down put.
 //
 //go:noinline
 func (t *blocks) refresh(b *slot) {
@@ -107,8 +104,7 @@ func (t *blocks) refresh(b *slot) {
 	t.stale--
 }
 
-// group returns the group of a cursor, with the number of its stale blocks: all, if the group has not
-// changed since the last gap.
+// group returns the group of a cursor, with the number of its stale blocks: all, if the group has not changed since the last gap.
 func (t *blocks) group(cursor uint64) *group {
 	g := &t.groups[cursor>>(64-groupBits)]
 	if g.generation != t.generation {

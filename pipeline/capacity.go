@@ -13,9 +13,8 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// storeWithin stores and emits as much of a run as fits into a rank. After each engine batch a rank
-// has at most MaxBlocksPerRank blocks, in all its tiers together; within a batch it has at most a
-// run more:
+// storeWithin stores and emits as much of a run as fits into a rank. After each engine batch a rank has at most MaxBlocksPerRank blocks, in
+// all its tiers together; within a batch it has at most a run more:
 //
 //  1. Blocks that the run's tier has are stored again, and are no longer stale.
 //  2. For new blocks that do not fit beside the rank's blocks that are not stale, blocks of lower
@@ -27,10 +26,9 @@ import (
 //  5. Stale blocks are removed until the rank is within its limit, with a Removed for each tier.
 //     Which stale blocks is unspecified.
 //
-// If the process has reached the limit of blocks of all workers, each new block replaces a stale
-// block of the rank. Hence nothing is refused while the rank has a stale block or, for a block in
-// device memory, while any lane has a block of a lower tier that it can evict; see evict.go. No
-// stale block is removed without need.
+// If the process has reached the limit of blocks of all workers, each new block replaces a stale block of the rank. Hence nothing is
+// refused while the rank has a stale block or, for a block in device memory, while any lane has a block of a lower tier that it can evict;
+// see evict.go. No stale block is removed without need.
 func (l *Lane) storeWithin(rank *rankState, t *table, r *run, slot uint32) {
 	for _, hash := range r.hashes {
 		if b := t.blocks.table.Find(hash); b != nil && t.blocks.isStale(b) {
@@ -165,8 +163,7 @@ func (r *rankState) stale() (n int) {
 	return n
 }
 
-// gap makes all blocks of the rank stale, with one copy each. It returns false if a table has had
-// maxGeneration gaps.
+// gap makes all blocks of the rank stale, with one copy each. It returns false if a table has had maxGeneration gaps.
 func (r *rankState) gap() bool {
 	ok := true
 	for _, t := range &r.tables {
@@ -178,9 +175,8 @@ func (r *rankState) gap() bool {
 	return ok
 }
 
-// replaceBlockSize removes the blocks of all ranks that have another size, in tokens. They are partial
-// blocks, which are no prefix of any request. Usually they are the few blocks that the engine stored
-// before its first whole block.
+// replaceBlockSize removes the blocks of all ranks that have another size, in tokens. They are partial blocks, which are no prefix of any
+// request. Usually they are the few blocks that the engine stored before its first whole block.
 func (l *Lane) replaceBlockSize(size uint32) {
 	l.flush(flushUnmergeable)
 	for _, name := range slices.Sorted(maps.Keys(l.ranks)) {
@@ -201,8 +197,7 @@ func (l *Lane) replaceBlockSize(size uint32) {
 	}
 }
 
-// removeOtherSizes removes the blocks of a known size other than this, and returns their hashes,
-// sorted.
+// removeOtherSizes removes the blocks of a known size other than this, and returns their hashes, sorted.
 func (t *table) removeOtherSizes(size uint32) (gone []uint64) {
 	other := func(a attribute.Set) bool { return a.BlockSize != 0 && a.BlockSize != size }
 	found := false

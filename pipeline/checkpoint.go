@@ -73,8 +73,7 @@ func (c *checkpointPosition) entryAppended(a journal.Pending, size int) {
 	c.totals.appended.Add(int64(size))
 }
 
-// due reports whether the lane has appended entries since its last stored checkpoint, and all lanes together enough
-// bytes.
+// due reports whether the lane has appended entries since its last stored checkpoint, and all lanes together enough bytes.
 func (c *checkpointPosition) due(bytes int64) bool {
 	return c.needed.exists && c.totals.appended.Load()-c.at >= max(bytes, c.totals.stored.Load())
 }
@@ -113,10 +112,9 @@ func (c *checkpointPosition) isOlder(seq uint64) bool {
 	return ok && needed < seq
 }
 
-// Checkpoint returns the state of a worker, or of the removed workers, which ingest's state of the worker becomes part of.
-// ingest must be its state after the last call of the worker's lane. The lane is locked for some 20 ns a block. ok is false if
-// there is no such worker, if its state is lost after a failed append, or while a call of its lane is in progress, which may
-// wait for an append.
+// Checkpoint returns the state of a worker, or of the removed workers, which ingest's state of the worker becomes part of. ingest must be
+// its state after the last call of the worker's lane. The lane is locked for some 20 ns a block. ok is false if there is no such worker, if
+// its state is lost after a failed append, or while a call of its lane is in progress, which may wait for an append.
 func (p *Pipeline) Checkpoint(worker string, ingest []byte) (_ Checkpoint, ok bool) {
 	if worker == RemovedWorkers && p.cfg.Durable && !p.cfg.Shared {
 		return p.checkpointRemoved(), true
@@ -206,8 +204,7 @@ func (p *Pipeline) ObsoleteCheckpoints() []string {
 	return names
 }
 
-// RetainAfter returns the seq after which recovery needs the entries, given the newest seq of the journal. Only Adopt may
-// decrease it.
+// RetainAfter returns the seq after which recovery needs the entries, given the newest seq of the journal. Only Adopt may decrease it.
 func (p *Pipeline) RetainAfter(newest uint64) uint64 {
 	p.mu.Lock()
 	needed, lanes, adopted := p.removed.needed(), maps.Clone(p.lanes), p.adopted

@@ -14,23 +14,20 @@ type Config struct {
 	// Timeout is how long the last events of a batch may wait to be merged with those of the
 	// next: 0, the default, to 15 s. With 0 each engine batch is an entry of its own.
 	Timeout time.Duration
-	// MaxBlocks is the maximum number of blocks in an event: 1 to 16,384, default 128. Larger
-	// events of engines are split.
+	// MaxBlocks is the maximum number of blocks in an event: 1 to 16,384, default 128. Larger events of engines are split.
 	MaxBlocks int
 	// EmitTokenIDs adds the tokens to stored events. These are users' prompts.
 	EmitTokenIDs bool
 	// OnGap is the effect of lost batches on a rank's blocks; default OnGapReport.
 	OnGap OnGap
-	// MaxBlocksPerRank is the maximum number of blocks of a dp rank, in all its tiers: 1 to
-	// 2,147,483,647, default 4,000,000. A block uses some 90 bytes, 50 of them in the index,
-	// or 245 where two sources hold it. A full rank removes stale blocks, which were last stored before its last gap, and
-	// then blocks of lower tiers. If it has none, it refuses new blocks: see the contract's Gap.
+	// MaxBlocksPerRank is the maximum number of blocks of a dp rank, in all its tiers: 1 to 2,147,483,647, default 4,000,000. A block uses
+	// some 90 bytes, 50 of them in the index, or 245 where two sources hold it. A full rank removes stale blocks, which were last stored
+	// before its last gap, and then blocks of lower tiers. If it has none, it refuses new blocks: see the contract's Gap.
 	MaxBlocksPerRank int
-	// Blocks bounds the blocks of all workers together, AttributeBytes the memory of all LoRA
-	// adapter names and cache salts. Blocks beyond either bound are refused: see the contract's
-	// Gap. Before, stale blocks of the rank are removed, and blocks of lower tiers of the worker with most of
-	// them. nil means no bound. A block uses 1 unit of Blocks, some 90 bytes. A block of a worker
-	// with consolidated sources uses 2 units, and 1 unit for each of its names.
+	// Blocks bounds the blocks of all workers together, AttributeBytes the memory of all LoRA adapter names and cache salts. Blocks beyond
+	// either bound are refused: see the contract's Gap. Before, stale blocks of the rank are removed, and blocks of lower tiers of the
+	// worker with most of them. nil means no bound. A block uses 1 unit of Blocks, some 90 bytes. A block of a worker with consolidated
+	// sources uses 2 units, and 1 unit for each of its names.
 	Blocks, AttributeBytes *budget.Budget
 	// Logger logs blocks that are refused or evicted, and doubts; nil: nothing is logged. Lines of one kind are at most one in
 	// 10 s for each worker.
@@ -52,10 +49,9 @@ type Config struct {
 	// earlier ones. A checkpoint is due of a worker that needs an earlier one, so that a worker with few entries does not make
 	// the journal retain all those of others.
 	Oldest func() uint64
-	// Fenced, if not nil, is called in a goroutine of its own when an append of a worker's lane has failed with
-	// journal.ErrFenced: another pipeline appends for the worker now. It is called once for a lane. Calls of the lane, and
-	// AddWorker and RemoveWorker of the worker, have no effect until Pipeline.Drop. The call may come after Drop. If it is
-	// nil, Pipeline.Failed reports the error.
+	// Fenced, if not nil, is called in a goroutine of its own when an append of a worker's lane has failed with journal.ErrFenced: another
+	// pipeline appends for the worker now. It is called once for a lane. Calls of the lane, and AddWorker and RemoveWorker of the worker,
+	// have no effect until Pipeline.Drop. The call may come after Drop. If it is nil, Pipeline.Failed reports the error.
 	Fenced func(worker string)
 }
 
@@ -75,8 +71,7 @@ const (
 	DefaultMaxBlocks        = 128
 	MaxMaxBlocks            = 16_384
 	DefaultMaxBlocksPerRank = 4_000_000
-	// DefaultBlocks and DefaultAttributeBytes are the recommended sizes of Config.Blocks and
-	// Config.AttributeBytes: 1.5 GB of blocks.
+	// DefaultBlocks and DefaultAttributeBytes are the recommended sizes of Config.Blocks and Config.AttributeBytes: 1.5 GB of blocks.
 	DefaultBlocks         = 16_000_000
 	DefaultAttributeBytes = 64 << 20
 	// DefaultCheckpointBytes is the default of Config.CheckpointBytes.

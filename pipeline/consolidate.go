@@ -39,8 +39,7 @@ func consolidationOf(w feed.Worker) consolidation {
 	return dedup
 }
 
-// sourceNames returns the sources' names in lookups: the engine, followed by the source's index
-// if several sources have the same engine.
+// sourceNames returns the sources' names in lookups: the engine, followed by the source's index if several sources have the same engine.
 func sourceNames(w feed.Worker) []string {
 	names, engines := make([]string, len(w.Sources)), make(map[feed.Engine]int)
 	for _, engine := range w.Sources {
@@ -58,8 +57,7 @@ func sourceNames(w feed.Worker) []string {
 // rankSources is the state of a dp rank with several sources. Slices are indexed by source.
 type rankSources struct {
 	tracker *consolidate.Tracker // for dedup; nil for passthrough
-	// incomplete reports whether events of the source were lost or its blocks refused since the
-	// source last cleared its cache or restarted.
+	// incomplete reports whether events of the source were lost or its blocks refused since the source last cleared its cache or restarted.
 	incomplete []bool
 	// unproved reports whether batches of the source came from a replay socket that may be another engine's.
 	unproved []bool
@@ -142,8 +140,7 @@ func (l *Lane) consolidateStore(b *feed.Batch, e *wire.Event, r *rankState) {
 	}
 }
 
-// emitChanges stores and removes the blocks of a tracker's changes. stored is the store event
-// that caused them, if it was one.
+// emitChanges stores and removes the blocks of a tracker's changes. stored is the store event that caused them, if it was one.
 func (l *Lane) emitChanges(b *feed.Batch, t *consolidate.Tracker, stored *wire.Event) {
 	changes, removed := t.Drain()
 	for _, c := range changes {
@@ -208,8 +205,7 @@ func (l *Lane) clearSourceEvent(b *feed.Batch, e *wire.Event) {
 	}
 }
 
-// emitEmpty emits Cleared for a rank of which no source has a block. The rank is complete again
-// unless a source is incomplete.
+// emitEmpty emits Cleared for a rank of which no source has a block. The rank is complete again unless a source is incomplete.
 func (l *Lane) emitEmpty(rank uint32, r *rankState, reason kvcastv1.Cleared_Reason) {
 	l.drop(r)
 	if slices.Contains(r.sources.incomplete, true) {
@@ -304,9 +300,8 @@ func (l *Lane) tracker(rank uint32) *consolidate.Tracker {
 	return nil
 }
 
-// Aliases returns the blocks of a worker with several sources that one of the block hashes names for one of the sources:
-// by the block hash that events have, the names of the sources that hold the block. It returns nil for a worker with one
-// source.
+// Aliases returns the blocks of a worker with several sources that one of the block hashes names for one of the sources: by the block hash
+// that events have, the names of the sources that hold the block. It returns nil for a worker with one source.
 func (p *Pipeline) Aliases(worker string, rank uint32, hashes []uint64) map[uint64][]string {
 	l := p.lane(worker)
 	if l == nil {

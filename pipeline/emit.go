@@ -50,8 +50,7 @@ func (l *Lane) flushStores(r *run) {
 	t.attrs.Release(slot)
 }
 
-// flushRemoves applies removes. The block that is unknown may be one that was skipped for its size: such a remove is not
-// emitted.
+// flushRemoves applies removes. The block that is unknown may be one that was skipped for its size: such a remove is not emitted.
 func (l *Lane) flushRemoves(r *run) {
 	rank := l.rank(r.key.rank)
 	t := l.newTable(rank, r.key.tier)
@@ -121,8 +120,7 @@ func (l *Lane) head(rank uint32, tier kvblock.Tier) encode.Head {
 	return encode.Head{ID: l.lastEventID, Rank: rank, Tier: kvcastv1.Tier(tier)}
 }
 
-// emit adds an event of any other kind than stored and removed to the current entry, with the next
-// event id.
+// emit adds an event of any other kind than stored and removed to the current entry, with the next event id.
 func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 	l.lastEventID++
 	e.EventId = l.lastEventID
@@ -194,9 +192,8 @@ func (r *rankState) resolved(v *kvcastv1.Resolved) {
 
 // omitGroups emits GroupsOmitted for a rank unless it still holds.
 //
-// It is not recorded which source of a worker has other groups. If another source restarts while
-// the rank has no blocks, GroupsOmitted ends too early, and the next batch with omitted events
-// emits it again.
+// It is not recorded which source of a worker has other groups. If another source restarts while the rank has no blocks, GroupsOmitted ends
+// too early, and the next batch with omitted events emits it again.
 func (l *Lane) omitGroups(rank uint32) {
 	if l.rank(rank).groupsOmitted {
 		return
@@ -207,8 +204,7 @@ func (l *Lane) omitGroups(rank uint32) {
 	}})
 }
 
-// clear removes all blocks of a rank and emits Cleared. The rank is then complete, unless the reason
-// is UNREPAIRED_GAP.
+// clear removes all blocks of a rank and emits Cleared. The rank is then complete, unless the reason is UNREPAIRED_GAP.
 func (l *Lane) clear(rank uint32, reason kvcastv1.Cleared_Reason) {
 	r := l.rank(rank)
 	l.announcements.ResetRank(rank)

@@ -13,8 +13,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// entry is the entry being built: an encoded kvcast.v1.Entry without its seq, to which events are
-// appended.
+// entry is the entry being built: an encoded kvcast.v1.Entry without its seq, to which events are appended.
 type entry struct {
 	ctx     context.Context // of appends
 	mu      *sync.Mutex     // of the lane, not held while an append waits
@@ -24,8 +23,7 @@ type entry struct {
 	buf     []byte
 	start   int           // where the events begin in buf
 	tiers   kvblock.Tiers // of the events
-	// appended is the last append. err is the error of a failed append, after which the entry
-	// appends nothing more.
+	// appended is the last append. err is the error of a failed append, after which the entry appends nothing more.
 	appended journal.Pending
 	err      error
 	// appending reports whether an append waits, so that appended does not include it yet, though it may be visible.

@@ -7,8 +7,7 @@ import (
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 
-// maxRemovedNames bounds the removed workers whose last event id is kept. Publishers choose the
-// names, of up to 2 KiB each.
+// maxRemovedNames bounds the removed workers whose last event id is kept. Publishers choose the names, of up to 2 KiB each.
 const maxRemovedNames = 16_384
 
 // eventIDs keeps the last event ids of removed workers, so that a worker that returns under its name

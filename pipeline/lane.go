@@ -17,16 +17,14 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Lane is one worker's part of the pipeline. It has no goroutine of its own: ingest calls it, and
-// the timer of a pending run does.
+// Lane is one worker's part of the pipeline. It has no goroutine of its own: ingest calls it, and the timer of a pending run does.
 type Lane struct {
 	worker        string
 	cfg           Config
 	limits        limits
 	consolidation consolidation
 	sourceNames   []string // by source
-	// tableBlocks is the budget of the tables' blocks; nil for dedup, where trackers reserve
-	// the blocks of tables too.
+	// tableBlocks is the budget of the tables' blocks; nil for dedup, where trackers reserve the blocks of tables too.
 	tableBlocks *budget.Budget
 	attributes  *budget.Budget // of the tables' attributes
 	failures    chan<- error   // see Pipeline.Failed
@@ -204,8 +202,7 @@ func splitByContent(e *wire.Event) (known, rest wire.Event) {
 	return known, rest
 }
 
-// maxPrefetch is the number of blocks up to which a batch is prefetched as a whole. So many entries
-// and slots fit into a first-level cache.
+// maxPrefetch is the number of blocks up to which a batch is prefetched as a whole. So many entries and slots fit into a first-level cache.
 const maxPrefetch = 128
 
 // prefetch loads what is needed to find a batch's blocks, so that the cache misses of all its events
@@ -228,10 +225,9 @@ func (l *Lane) prefetch(b *feed.Batch) {
 	l.prefetched = true
 }
 
-// Gap emits that batches are missing. The rank is then incomplete, and each block has one copy,
-// since removes of other copies may have been lost. With OnGapClear, or when generations are
-// exhausted, it clears the rank's blocks instead. The rank is incomplete then too, since the engine
-// may have blocks. OnGapClear does not apply to a late join, at which no block can be stale.
+// Gap emits that batches are missing. The rank is then incomplete, and each block has one copy, since removes of other copies may have been
+// lost. With OnGapClear, or when generations are exhausted, it clears the rank's blocks instead. The rank is incomplete then too, since the
+// engine may have blocks. OnGapClear does not apply to a late join, at which no block can be stale.
 func (l *Lane) Gap(g feed.Gap) {
 	l.lock()
 	defer l.unlock()
@@ -470,8 +466,7 @@ func (l *Lane) removeOp(b *feed.Batch, e *wire.Event) copies.Op {
 	}
 }
 
-// usesLowerTiers reports whether blocks of a rank have been stored in tiers below device memory. Trackers do not tell tiers
-// apart.
+// usesLowerTiers reports whether blocks of a rank have been stored in tiers below device memory. Trackers do not tell tiers apart.
 func (l *Lane) usesLowerTiers(rank uint32) bool {
 	return l.consolidation != dedup && l.rank(rank).used&kvblock.LowerTiers != 0
 }
@@ -513,8 +508,7 @@ func (s *engineBlocks) HasChild(block uint64) bool {
 	return b != nil && b.Value.flags&flagChildren != 0
 }
 
-// countChildren starts or continues counting the children of a source's blocks, and reports whether
-// all are counted.
+// countChildren starts or continues counting the children of a source's blocks, and reports whether all are counted.
 func (l *Lane) countChildren(b *feed.Batch, tier kvblock.Tier) bool {
 	if tr := l.tracker(b.Rank); tr != nil {
 		return tr.CountChildren(b.Source)
@@ -532,8 +526,7 @@ func (l *Lane) flushIncompatible(key *runKey) {
 	}
 }
 
-// deferFlush lets the next batch extend the pending run, for up to Config.Timeout. If the timeout is
-// 0, it emits the run.
+// deferFlush lets the next batch extend the pending run, for up to Config.Timeout. If the timeout is 0, it emits the run.
 func (l *Lane) deferFlush() {
 	switch {
 	case l.cfg.Timeout == 0:

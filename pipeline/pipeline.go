@@ -1,11 +1,9 @@
 // Package pipeline turns engines' batches into the events that routers apply.
 //
-// Each worker's decoded batches flow in, in order. The worker's RouterEvents flow out to the
-// journal, one entry a batch. The pipeline consolidates the events of a worker's sources, merges
-// adjacent events, and suppresses removes of blocks of which the engine has another copy.
-// Guarantees: the order of a worker's events is kept, its event ids are contiguous, and its tables
-// equal the state of a router that has applied all entries so far. If an append fails, the
-// worker's lane discards its state and reports the failure; see Pipeline.Failed.
+// Each worker's decoded batches flow in, in order. The worker's RouterEvents flow out to the journal, one entry a batch. The pipeline
+// consolidates the events of a worker's sources, merges adjacent events, and suppresses removes of blocks of which the engine has another
+// copy. Guarantees: the order of a worker's events is kept, its event ids are contiguous, and its tables equal the state of a router that
+// has applied all entries so far. If an append fails, the worker's lane discards its state and reports the failure; see Pipeline.Failed.
 //
 // With a durable journal, each entry has state beside its events, and the pipeline makes checkpoints.
 // From both, Recovery makes a pipeline that continues after a crash.
@@ -74,10 +72,9 @@ func New(cfg Config, j Journal) (*Pipeline, error) {
 	return p, nil
 }
 
-// Failed returns a channel that receives the error of the first append that fails. The worker's
-// lane has then discarded its state, which has changes that no router will see. It emits no
-// further events. The pipeline's owner must end the process or make a new
-// pipeline, so that the engines' caches are read again.
+// Failed returns a channel that receives the error of the first append that fails. The worker's lane has then discarded its state, which
+// has changes that no router will see. It emits no further events. The pipeline's owner must end the process or make a new pipeline, so
+// that the engines' caches are read again.
 func (p *Pipeline) Failed() <-chan error { return p.failed }
 
 // AddWorker emits WorkerAdded and returns the Lane for the worker's batches. A recovered worker continues without an
@@ -214,9 +211,8 @@ func (p *Pipeline) lane(name string) *Lane {
 	return p.lanes[strings.ToValidUTF8(name, "\uFFFD")]
 }
 
-// Close emits pending events and waits until all entries are acknowledged. Later calls of lanes
-// have no effect. When ctx is done, appends in progress are canceled, and fail. The error joins the
-// errors of all lanes.
+// Close emits pending events and waits until all entries are acknowledged. Later calls of lanes have no effect. When ctx is done, appends
+// in progress are canceled, and fail. The error joins the errors of all lanes.
 func (p *Pipeline) Close(ctx context.Context) error {
 	defer context.AfterFunc(ctx, p.cancelAppends)()
 	p.mu.Lock()

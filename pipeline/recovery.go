@@ -331,8 +331,7 @@ func (r *Recovery) Workers() (all []feed.Recovered) {
 	return all
 }
 
-// Pipeline returns a new pipeline that appends to a journal and has adopted the Recovery. The errors are those of
-// Config.Validate.
+// Pipeline returns a new pipeline that appends to a journal and has adopted the Recovery. The errors are those of Config.Validate.
 func (r *Recovery) Pipeline(j Journal) (*Pipeline, error) {
 	p, err := New(r.cfg, j)
 	if err != nil {

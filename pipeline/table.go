@@ -7,8 +7,7 @@ import (
 	"github.com/kvcast/kvcast/pipeline/internal/copies"
 )
 
-// table has the blocks of one worker, dp rank and tier, with the number of the engine's copies of
-// each, and with their attributes.
+// table has the blocks of one worker, dp rank and tier, with the number of the engine's copies of each, and with their attributes.
 type table struct {
 	blocks blocks
 	// copies are the counts of the few blocks with more than one copy.
@@ -83,9 +82,8 @@ func (t *table) storeAgain(s *slot, b *block, op copies.Op, hashed bool) {
 	}
 }
 
-// remove applies a remove of a block, and reports whether to emit it: whether no copy is left. An
-// unknown block has none, since a router may have the block, unless the engine reports remaining
-// copies.
+// remove applies a remove of a block, and reports whether to emit it: whether no copy is left. An unknown block has none, since a router
+// may have the block, unless the engine reports remaining copies.
 func (t *table) remove(hash uint64, op copies.Op) (gone bool) {
 	b := t.blocks.table.Find(hash)
 	if b == nil {
@@ -144,9 +142,8 @@ func (t *table) expire(n int, removed []uint64) []uint64 {
 // has reports whether there is a block. A nil table has none.
 func (t *table) has(hash uint64) bool { return t != nil && t.blocks.table.Find(hash) != nil }
 
-// childCounts counts the children of blocks in a table. It counts nothing before countChildren is
-// first called, which is for engines that announce blocks; see package copies. The flags of a block
-// have its count up to two, which is faster than a map.
+// childCounts counts the children of blocks in a table. It counts nothing before countChildren is first called, which is for engines that
+// announce blocks; see package copies. The flags of a block have its count up to two, which is faster than a map.
 type childCounts struct {
 	// counting reports whether there are any counts.
 	counting bool
@@ -163,8 +160,7 @@ const (
 	oneChild     blockFlags = 1 << childrenShift
 )
 
-// countSegments is the number of segments that countChildren counts, in some tenths of a
-// millisecond.
+// countSegments is the number of segments that countChildren counts, in some tenths of a millisecond.
 const countSegments = 64
 
 // countChildren starts or continues counting children, and reports whether all are counted.
