@@ -97,9 +97,8 @@ func (t *Tracker) removeBlock(id uint32) {
 	t.eraseBlock(id)
 }
 
-// removeIfStale removes a block unless it has a live name that is not stale, and reports
-// whether it did. It moves the name found to the front of its ring, so that the next call
-// checks the names before it last.
+// removeIfStale removes a block unless it has a live name that is not stale, and reports whether it did. It moves the name found to the
+// front of its ring, so that the next call checks the names before it last.
 func (t *Tracker) removeIfStale(id uint32) bool {
 	b := t.blocks.at(id)
 	for nameID, n := range t.ring(b.live) {
@@ -137,8 +136,7 @@ func (t *Tracker) removeStale() bool {
 	return false
 }
 
-// reserve reserves units of the budget for a whole event, if the budget has them. If not, use
-// reserves the units of each record.
+// reserve reserves units of the budget for a whole event, if the budget has them. If not, use reserves the units of each record.
 func (t *Tracker) reserve(units int) {
 	if t.check(t.budget.Reserve(int64(units))) {
 		t.reserved += int64(units)

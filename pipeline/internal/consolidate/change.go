@@ -1,8 +1,7 @@
 package consolidate
 
-// Change is a change that routers apply. If Removed is set, the hashes that Drain returns are
-// removed from index I up to J. Otherwise the blocks of the stored event are stored from index I
-// up to J, after Parent, or without a parent if Rooted is set.
+// Change is a change that routers apply. If Removed is set, the hashes that Drain returns are removed from index I up to J. Otherwise the
+// blocks of the stored event are stored from index I up to J, after Parent, or without a parent if Rooted is set.
 type Change struct {
 	Removed bool
 	I, J    int

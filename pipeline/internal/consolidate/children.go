@@ -6,9 +6,8 @@ import (
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 
-// childCounts counts, by block hash, the live names of a source whose parent is that block. It
-// counts nothing before CountChildren is first called, which is for engines that announce
-// blocks; see package copies.
+// childCounts counts, by block hash, the live names of a source whose parent is that block. It counts nothing before CountChildren is first
+// called, which is for engines that announce blocks; see package copies.
 type childCounts struct {
 	byParent map[uint64]uint32 // without zeros
 	// upTo is the highest name that is counted; allNames if every name is.
@@ -17,13 +16,11 @@ type childCounts struct {
 
 const (
 	allNames = math.MaxUint32
-	// namesPerStep is the number of names that CountChildren counts, in some tenths of a
-	// millisecond.
+	// namesPerStep is the number of names that CountChildren counts, in some tenths of a millisecond.
 	namesPerStep = 4096
 )
 
-// CountChildren starts or continues counting the children of a source's blocks, and reports
-// whether all are counted.
+// CountChildren starts or continues counting the children of a source's blocks, and reports whether all are counted.
 func (t *Tracker) CountChildren(source int) bool {
 	c := &t.children[source]
 	if c.upTo == allNames {

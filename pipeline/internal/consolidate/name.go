@@ -19,8 +19,7 @@ type name struct {
 	flags      nameFlags
 }
 
-// nameFlags are a source, flags, and above them the source's generation in which it last stored
-// the name.
+// nameFlags are a source, flags, and above them the source's generation in which it last stored the name.
 type nameFlags uint32
 
 const (
@@ -129,8 +128,7 @@ func (t *Tracker) blocksNamed(hash uint64) iter.Seq[*block] {
 	}
 }
 
-// liveName returns the live name of a source for a block: that of the lowest hash if there are
-// several, 0 if there is none.
+// liveName returns the live name of a source for a block: that of the lowest hash if there are several, 0 if there is none.
 func (t *Tracker) liveName(source int, block uint32) (lowest uint32) {
 	for nameID, n := range t.ring(t.blocks.at(block).live) {
 		if n.source() == source && (lowest == 0 || n.hash < t.names.at(lowest).hash) {
@@ -170,8 +168,7 @@ func (t *Tracker) addName(source int, hash uint64, block uint32) uint32 {
 	return nameID
 }
 
-// ring yields the names of a ring, beginning with the first; none if that is 0. The caller may
-// change the name that it was given.
+// ring yields the names of a ring, beginning with the first; none if that is 0. The caller may change the name that it was given.
 func (t *Tracker) ring(first uint32) iter.Seq2[uint32, *name] {
 	return func(yield func(uint32, *name) bool) {
 		for id := first; id != 0; {
@@ -246,8 +243,7 @@ func (t *Tracker) eraseName(nameID uint32) {
 	t.reserved++
 }
 
-// makeIdle makes a live name idle. It then erases a name if the source has too many idle names
-// for the block.
+// makeIdle makes a live name idle. It then erases a name if the source has too many idle names for the block.
 func (t *Tracker) makeIdle(nameID uint32) {
 	n := t.names.at(nameID)
 	block, source := n.block, n.source()
@@ -261,9 +257,8 @@ func (t *Tracker) makeIdle(nameID uint32) {
 	t.boundIdle(source, block)
 }
 
-// boundIdle erases an idle name of a source for a block, if there are more than maxIdleNames: of
-// those that no store has named as a parent the one that became idle first, else of all. It never
-// erases the router hash, since other sources' stores may name it as a parent.
+// boundIdle erases an idle name of a source for a block, if there are more than maxIdleNames: of those that no store has named as a parent
+// the one that became idle first, else of all. It never erases the router hash, since other sources' stores may name it as a parent.
 func (t *Tracker) boundIdle(source int, block uint32) {
 	b := t.blocks.at(block)
 	idle, first, unnamed := 0, uint32(0), uint32(0)

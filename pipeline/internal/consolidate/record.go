@@ -7,9 +7,8 @@ import (
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 
-// Recorder records the calls that change trackers, so that Replay can repeat them. What a call does
-// follows from the tracker, the call, and checks against bounds, which depend on other workers and
-// on the configuration. The Recorder records the failed checks too.
+// Recorder records the calls that change trackers, so that Replay can repeat them. What a call does follows from the tracker, the call, and
+// checks against bounds, which depend on other workers and on the configuration. The Recorder records the failed checks too.
 //
 // The zero value is ready. A Recorder is not safe for concurrent use.
 type Recorder struct {
@@ -36,7 +35,7 @@ func (t *Tracker) RecordTo(r *Recorder, rank uint32) {
 	t.recorder, t.rank, t.checks = r, rank, &r.checks
 }
 
-// Calls returns the calls recorded since it was last called, an encoded kvcast.state.v1.TrackerCalls. It is valid until the next recorded call.
+// Calls returns the calls recorded since it was last called, an encoded kvcast.state.v1.TrackerCalls, valid until the next recorded call.
 func (r *Recorder) Calls() []byte {
 	r.endRemoves()
 	calls := r.calls

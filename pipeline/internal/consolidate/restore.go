@@ -12,13 +12,11 @@ import (
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 
-// Restore makes a tracker, as New does, with a state that AppendState has appended. The budgets and maxBlocks
-// may be lower than before: Restore reserves what the tracker has even beyond their limits, and the
-// tracker stores no further blocks until it is within them.
+// Restore makes a tracker, as New does, with a state that AppendState has appended. The budgets and maxBlocks may be lower than before:
+// Restore reserves what the tracker has even beyond their limits, and the tracker stores no further blocks until it is within them.
 //
-// Restore returns an error, and reserves nothing, if the state is invalid or has another number of
-// sources. It uses memory of up to some ten times the length of the state, and 60 times that of the
-// LoRA adapters and cache salts.
+// Restore returns an error, and reserves nothing, if the state is invalid or has another number of sources. It uses memory of up to some
+// ten times the length of the state, and 60 times that of the LoRA adapters and cache salts.
 func Restore(
 	state []byte, sources, maxBlocks int, blocks, attributeBytes *budget.Budget, counts *Counts,
 ) (*Tracker, error) {
@@ -36,8 +34,7 @@ func Restore(
 	return t, nil
 }
 
-// withoutLimit calls do, in which no budget refuses anything, and then reserves in the budgets what the
-// tracker has more than before.
+// withoutLimit calls do, in which no budget refuses anything, and then reserves in the budgets what the tracker has more than before.
 func (t *Tracker) withoutLimit(do func()) {
 	b, before := t.budget, t.units()
 	t.budget = nil

@@ -1,7 +1,6 @@
 package consolidate
 
-// slab stores records in chunks, so that adding a record moves no other. Records are identified
-// by numbers from 1.
+// slab stores records in chunks, so that adding a record moves no other. Records are identified by numbers from 1.
 type slab[R any] struct {
 	chunks [][]R
 	last   uint32 // highest number allocated so far
@@ -15,8 +14,7 @@ const slabChunk = 1024
 
 func (s *slab[R]) at(id uint32) *R { return &s.chunks[id/slabChunk][id%slabChunk] }
 
-// allocate returns the number of a free record. The caller must overwrite the record, which may
-// have its previous value.
+// allocate returns the number of a free record. The caller must overwrite the record, which may have its previous value.
 func (s *slab[R]) allocate() uint32 {
 	if n := len(s.free); n > 0 {
 		id := s.free[n-1]

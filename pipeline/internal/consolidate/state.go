@@ -31,9 +31,8 @@ func storedFlags(n *name) uint64 {
 	return flags
 }
 
-// AppendState appends the tracker's state, an encoded kvcast.state.v1.Tracker, from which Restore makes
-// a tracker that decides everything as this tracker does. The state does not include changes that
-// were not drained.
+// AppendState appends the tracker's state, an encoded kvcast.state.v1.Tracker, from which Restore makes a tracker that decides everything
+// as this tracker does. The state does not include changes that were not drained.
 func (t *Tracker) AppendState(b []byte) []byte {
 	blocks, names := t.blocks.len(), t.names.len()
 	c := columns{

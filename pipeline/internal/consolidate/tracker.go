@@ -77,8 +77,7 @@ type Tracker struct {
 
 // allowance is what a tracker has of the budget of the process.
 type allowance struct {
-	// budget bounds the blocks of the process: a block uses unitsPerBlock, a name one unit.
-	// reserved units are not used yet.
+	// budget bounds the blocks of the process: a block uses unitsPerBlock, a name one unit. reserved units are not used yet.
 	budget   *budget.Budget
 	reserved int64
 	// evict reserves units that the budget does not have; nil if nothing can.
@@ -99,13 +98,11 @@ const (
 	unitsPerBlock = 2
 	// MaxSources is the number of sources that a name can represent.
 	MaxSources = int(flagsSource) + 1
-	// maxIdleNames bounds a source's idle names for a block. Most sources have one name for a
-	// block, and another after a restart.
+	// maxIdleNames bounds a source's idle names for a block. Most sources have one name for a block, and another after a restart.
 	maxIdleNames = 4
 	// maxRecords bounds the blocks, and the names.
 	maxRecords = math.MaxUint32 - 2*slabChunk
-	// maxIdleRemoved is the largest capacity of Tracker.removed that Drain keeps, and the greatest
-	// number of blocks in one recorded remove.
+	// maxIdleRemoved is the largest capacity of Tracker.removed that Drain keeps, and the greatest number of blocks in one recorded remove.
 	maxIdleRemoved = 8192
 )
 
@@ -249,8 +246,7 @@ func (t *Tracker) parentBlock(id uint32, hash uint64) parentBlock {
 	return parentBlock{hash: b.routerHash, content: b.content}
 }
 
-// storeBlock stores a block for a source. It returns the block, and whether the block is new to
-// routers. The block is 0 if it was refused:
+// storeBlock stores a block for a source. It returns the block, and whether the block is new to routers. The block is 0 if it was refused:
 //
 //  1. Find the block by its content if that is known, else by its name.
 //  2. If the name refers to an unidentified block and the content is known, identify the
@@ -389,8 +385,7 @@ func (t *Tracker) Gap(source int) bool {
 	return true
 }
 
-// RemoveBlocks removes the blocks of sorted router hashes, whichever sources have them. It
-// queues no changes.
+// RemoveBlocks removes the blocks of sorted router hashes, whichever sources have them. It queues no changes.
 func (t *Tracker) RemoveBlocks(routerHashes []uint64) {
 	if len(routerHashes) == 0 {
 		return
