@@ -1,15 +1,12 @@
 // Package copies decides how many physical copies of a block an engine has.
 //
-// An engine's store and remove events flow in; the effect of each on a block's count flows out.
-// A block counts as removed when its engine removed the last copy, whether or not the engine
-// also announces blocks that it reuses.
+// An engine's store and remove events flow in; the effect of each on a block's count flows out. A block counts as removed when its engine
+// removed the last copy, whether or not the engine also announces blocks that it reuses.
 //
-// An engine may have a block in several physical copies, each stored and removed by its own
-// event. vLLM also announces the blocks that a request reuses, if the request asks for it
-// (report mode full). An announcement is a store event of the same form that adds no copy. If
-// announcements counted as copies, announced blocks would never be removed. If blocks were a
-// set, a block with two copies would be removed with the first copy. The rules for a source
-// with CopyRuleDetected, in the device tier:
+// An engine may have a block in several physical copies, each stored and removed by its own event. vLLM also announces the blocks that a
+// request reuses, if the request asks for it (report mode full). An announcement is a store event of the same form that adds no copy. If
+// announcements counted as copies, announced blocks would never be removed. If blocks were a set, a block with two copies would be removed
+// with the first copy. The rules for a source with CopyRuleDetected, in the device tier:
 //
 //  1. A store of a present block without a parent is unsure: it is a copy or an announcement.
 //     Unsure stores are counted apart from the copies. Every other store of a present block
@@ -86,8 +83,7 @@ func (c *Count) Removed(op Op, hasChild bool) (gone bool) {
 	return false
 }
 
-// StoreOp returns the effect of a store event. rooted reports whether its first block has no
-// parent.
+// StoreOp returns the effect of a store event. rooted reports whether its first block has no parent.
 func StoreOp(rule feed.CopyRule, e *wire.Event, rooted bool) Op {
 	switch {
 	case rule == feed.CopyRuleAnnouncedLast || e.Origin == wire.OriginReused:

@@ -7,9 +7,8 @@ import (
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 
-// Detector finds out which engines of a worker announce blocks that they reuse. An announcement is a store without a
-// parent, of at least two blocks that are all present, which the next store of the same attention group in the same batch
-// continues.
+// Detector finds out which engines of a worker announce blocks that they reuse. An announcement is a store without a parent, of at least
+// two blocks that are all present, which the next store of the same attention group in the same batch continues.
 //
 // Blocks that an engine loads from a lower tier are stored in the same way, as further copies. An engine that announces does
 // so whenever it reuses blocks: it stores nothing below a present block with another child unless an announcement of that
@@ -32,8 +31,7 @@ type Detector struct {
 
 // Counts are the numbers of an engine's stores by which it is decided whether it announces.
 type Counts struct {
-	// Announcements is the number of stores that may be announcements. Without lower tiers it is counted up to
-	// minAnnouncements.
+	// Announcements is the number of stores that may be announcements. Without lower tiers it is counted up to minAnnouncements.
 	Announcements uint32
 	// Certain is the number of those with a block that no lower tier has, up to minAnnouncements, and minAnnouncements if
 	// the engine announces.
