@@ -29,8 +29,7 @@ func (ev *Event) readCommon(k key, p []byte, i int) int {
 	return 0
 }
 
-// readField reads the value at i, which is not nil, as the event's field k. It reads
-// common encodings of common fields without the table.
+// readField reads the value at i, which is not nil, as the event's field k. It reads common encodings of common fields without the table.
 func (d *Decoder) readField(ev *Event, k key, i int) (int, fault) {
 	switch k {
 	case keyHashes:

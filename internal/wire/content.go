@@ -20,14 +20,12 @@ func MMHash(identifier []byte) uint64 {
 	return xxh3.Hash(identifier)
 }
 
-// mmReader reads the mm_hashes in a store's extra_keys, block_mm_infos or mm_keys. It reuses
-// its memory. It skips unknown values, because engines use extra keys for other purposes as
-// well.
+// mmReader reads the mm_hashes in a store's extra_keys, block_mm_infos or mm_keys. It reuses its memory. It skips unknown values, because
+// engines use extra keys for other purposes as well.
 type mmReader struct {
 	// hashes are the mm_hashes of all blocks.
 	hashes []uint64
-	// blocks are the mm_hashes of each block: views of hashes, or of its earlier, smaller
-	// memory.
+	// blocks are the mm_hashes of each block: views of hashes, or of its earlier, smaller memory.
 	blocks [][]uint64
 }
 
@@ -38,8 +36,7 @@ func (r *mmReader) release() {
 	r.blocks = reuse(r.blocks, maxRulesKept/24)
 }
 
-// read returns the mm_hashes of each of the event's blocks, valid until the next read.
-// There may be fewer than there are blocks.
+// read returns the mm_hashes of each of the event's blocks, valid until the next read. There may be fewer than there are blocks.
 func (r *mmReader) read(ev *Event) [][]uint64 {
 	// Producers that send several of the lists send the same mm_hashes in each.
 	switch raw := ev.raw(); {
@@ -54,8 +51,7 @@ func (r *mmReader) read(ev *Event) [][]uint64 {
 	}
 }
 
-// readBlocks calls add for the elements of the list p, which are about one block each, up to n
-// blocks.
+// readBlocks calls add for the elements of the list p, which are about one block each, up to n blocks.
 func (r *mmReader) readBlocks(p []byte, n int, add func(p []byte, i int)) [][]uint64 {
 	r.release()
 	for i := range elements(p, 0) {
@@ -69,8 +65,7 @@ func (r *mmReader) readBlocks(p []byte, n int, add func(p []byte, i int)) [][]ui
 	return r.blocks
 }
 
-// addInfo reads {"mm_objects": [{"mm_hash": number or identifier, ...}]}, or arrays instead of
-// the maps: [[[number or identifier, ...]]].
+// addInfo reads {"mm_objects": [{"mm_hash": number or identifier, ...}]}, or arrays instead of the maps: [[[number or identifier, ...]]].
 func (r *mmReader) addInfo(p []byte, i int) {
 	for i := range membersNamed(p, i, "mm_objects") {
 		for i := range elements(p, i) {
@@ -118,8 +113,7 @@ func (r *mmReader) addIdentifier(p []byte, i int) {
 	}
 }
 
-// elements yields where each element of the list at i begins. It yields nothing for other
-// values.
+// elements yields where each element of the list at i begins. It yields nothing for other values.
 func elements(p []byte, i int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		list, f := readValue(p, i)
@@ -133,8 +127,7 @@ func elements(p []byte, i int) iter.Seq[int] {
 	}
 }
 
-// members yields each string key of the map at i, and where its value begins. It yields
-// nothing for other values.
+// members yields each string key of the map at i, and where its value begins. It yields nothing for other values.
 func members(p []byte, i int) iter.Seq2[[]byte, int] {
 	return func(yield func([]byte, int) bool) {
 		m, f := readValue(p, i)
@@ -154,8 +147,7 @@ func members(p []byte, i int) iter.Seq2[[]byte, int] {
 	}
 }
 
-// membersNamed yields where each value of a key in the map at i begins. For an array, it
-// yields where the first element begins.
+// membersNamed yields where each value of a key in the map at i begins. For an array, it yields where the first element begins.
 func membersNamed(p []byte, i int, key string) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		if v, f := readValue(p, i); f == 0 && v.class == classArray && v.n > 0 {

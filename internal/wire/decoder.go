@@ -6,16 +6,14 @@ import (
 
 // Decoder decodes batches. The zero value is ready. It is not safe for concurrent use.
 //
-// The Decoder reuses its memory, which grows with the batches. It never allocates what a
-// length prefix declares: a list that does not fit is allocated after its elements are known
-// to be present. When the memory has grown, decoding allocates only strings that were not
-// seen recently. The worst payloads need 16 bytes per byte of the payload. The next Decode
-// frees memory beyond 18 MiB, more than the batches of any engine need.
+// The Decoder reuses its memory, which grows with the batches. It never allocates what a length prefix declares: a list that does not fit
+// is allocated after its elements are known to be present. When the memory has grown, decoding allocates only strings that were not seen
+// recently. The worst payloads need 16 bytes per byte of the payload. The next Decode frees memory beyond 18 MiB, more than the batches of
+// any engine need.
 type Decoder struct {
 	p     []byte
 	batch Batch
-	// events is the memory of Batch.Events. Unused events in it are zero, so that they do not
-	// reference an earlier payload.
+	// events is the memory of Batch.Events. Unused events in it are zero, so that they do not reference an earlier payload.
 	events []Event
 	hashes slab[uint64]
 	// tokens allocates the remaining copies of removes as well.
@@ -27,17 +25,15 @@ type Decoder struct {
 	ids   interner
 	// last is the most recent string of each field.
 	last [numKeys]string
-	// after is the key that followed each key most recently in a map event: an engine always
-	// writes keys in the same order.
+	// after is the key that followed each key most recently in a map event: an engine always writes keys in the same order.
 	after [numKeys]key
 	// nesting is the nesting of the current event's tokens.
 	nesting nesting
 }
 
 const (
-	// maxKept is how many bytes of each of events, skipped events, hashes and tokens a
-	// Decoder keeps from one batch to the next. An engine step that stores 128 Ki tokens and
-	// removes as many, one block per event, needs less.
+	// maxKept is how many bytes of each of events, skipped events, hashes and tokens a Decoder keeps from one batch to the next. An engine
+	// step that stores 128 Ki tokens and removes as many, one block per event, needs less.
 	maxKept = 4 << 20
 	// maxRareKept is maxKept for Raw and Rare.
 	maxRareKept = 1 << 20
@@ -45,9 +41,8 @@ const (
 	maxLast = 1024
 )
 
-// Decode decodes the batch in payload. The batch and everything it points to are the
-// Decoder's memory, valid until the next Decode; the encoded values in it are views of
-// payload, which must not change while the batch is used. Strings may be kept.
+// Decode decodes the batch in payload. The batch and everything it points to are the Decoder's memory, valid until the next Decode; the
+// encoded values in it are views of payload, which must not change while the batch is used. Strings may be kept.
 //
 // The error is an Error. An invalid event is no error: it is in Batch.Skipped.
 func (d *Decoder) Decode(payload []byte) (*Batch, error) {
@@ -112,8 +107,7 @@ func (d *Decoder) readEvents(i int) (int, fault) {
 	return i, f
 }
 
-// readEvent reads the event at i, or skips it if it is invalid, and returns where it ends.
-// left is the declared number of events from i on.
+// readEvent reads the event at i, or skips it if it is invalid, and returns where it ends. left is the declared number of events from i on.
 func (d *Decoder) readEvent(i, index, left int) (int, fault) {
 	class, n, end, f := readHeader(d.p, i)
 	if f != 0 {
@@ -140,8 +134,7 @@ func (d *Decoder) readEvent(i, index, left int) (int, fault) {
 	return skip(d.p, i, eventDepth)
 }
 
-// newEvent adds the event at i to the batch. left is the declared number of events from i
-// on.
+// newEvent adds the event at i to the batch. left is the declared number of events from i on.
 func (d *Decoder) newEvent(index, left, i int) *Event {
 	n := len(d.batch.Events)
 	if n == cap(d.batch.Events) {
@@ -161,9 +154,8 @@ func (d *Decoder) newEvent(index, left, i int) *Event {
 // minEventBytes is the size of the smallest event: a BlockRemoved of no blocks.
 const minEventBytes = 15
 
-// countEvents counts the events from i on, of which left are declared. large is the number
-// of events that are not too small to be valid. Memory is allocated only for large events,
-// once per batch, because an Event takes many times the bytes of the smallest encoded event.
+// countEvents counts the events from i on, of which left are declared. large is the number of events that are not too small to be valid.
+// Memory is allocated only for large events, once per batch, because an Event takes many times the bytes of the smallest encoded event.
 func (d *Decoder) countEvents(i, left int) (all, large int) {
 	for all < left {
 		end, f := skip(d.p, i, eventDepth)

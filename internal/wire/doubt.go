@@ -5,8 +5,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// reasons are the rows of the table of all that Decoder and Rules leave out, or do not understand. Nothing is left out
-// without a row.
+// reasons are the rows of the table of all that Decoder and Rules leave out, or do not understand. Nothing is left out without a row.
 //
 // An event without a gap leaves the blocks the engine's. Of those that Batch.GroupsOmitted reports, other attention groups decide as well
 // which prefix the engine reuses.

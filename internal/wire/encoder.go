@@ -6,11 +6,9 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// Encoder encodes batches as vLLM does, each number in its shortest encoding. The zero
-// value writes arrays.
+// Encoder encodes batches as vLLM does, each number in its shortest encoding. The zero value writes arrays.
 type Encoder struct {
-	// BatchForm and EventForm are the forms of batches and of their events; 0 means
-	// FormArray.
+	// BatchForm and EventForm are the forms of batches and of their events; 0 means FormArray.
 	BatchForm, EventForm Form
 }
 

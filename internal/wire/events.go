@@ -67,9 +67,8 @@ func isMedium(p []byte, i int) bool {
 	return f == 0 && len(name) > 0 && known
 }
 
-// readFields reads the values from i on as the fields keys, and returns how many it read.
-// It stops after a map in the place of the LoRA name: SGLang has other fields after the map
-// than vLLM.
+// readFields reads the values from i on as the fields keys, and returns how many it read. It stops after a map in the place of the LoRA
+// name: SGLang has other fields after the map than vLLM.
 func (d *Decoder) readFields(ev *Event, keys []key, i int, seen *keySet) (n, end int, f fault) {
 	p := d.p
 	for n, k := range keys {
@@ -94,9 +93,8 @@ func (d *Decoder) readFields(ev *Event, keys []key, i int, seen *keySet) (n, end
 	return len(keys), i, 0
 }
 
-// readMapEvent reads {"type": tag, ...} and returns where it ends. It reads the fields in
-// known, and skips the others. The tag may be anywhere, and decides which fields the event
-// has: a bad field is reported only after the tag is known.
+// readMapEvent reads {"type": tag, ...} and returns where it ends. It reads the fields in known, and skips the others. The tag may be
+// anywhere, and decides which fields the event has: a bad field is reported only after the tag is known.
 func (d *Decoder) readMapEvent(ev *Event, n, i int, known keySet) (int, fault) {
 	var (
 		seen keySet
@@ -178,8 +176,7 @@ type mapEvent struct {
 	fault  fault
 }
 
-// read reads the value at i of a key that belongs to no field, and returns where the value
-// ends.
+// read reads the value at i of a key that belongs to no field, and returns where the value ends.
 func (m *mapEvent) read(k key, p []byte, i int) (end int, f fault) {
 	switch k {
 	case keyType:
@@ -222,9 +219,8 @@ func (m *mapEvent) kind(d *Decoder) (kind Kind, producer producer, f fault) {
 	return kind, producer, 0
 }
 
-// keyHead is the encoding of a key in a map event, header included. words are its first 16
-// bytes, and masks select the bytes that belong to the key. Comparing words is faster than
-// calling a function that compares strings.
+// keyHead is the encoding of a key in a map event, header included. words are its first 16 bytes, and masks select the bytes that belong to
+// the key. Comparing words is faster than calling a function that compares strings.
 type keyHead struct {
 	words, masks [2]uint64
 	rest         string // the bytes after the first 16
@@ -256,8 +252,7 @@ func init() {
 	}
 }
 
-// begins reports whether the key's first 16 bytes are at i. It returns false in the last 15
-// bytes of the payload.
+// begins reports whether the key's first 16 bytes are at i. It returns false in the last 15 bytes of the payload.
 func (h *keyHead) begins(p []byte, i int) bool {
 	if i+16 > len(p) {
 		return false
@@ -284,8 +279,7 @@ func (d *Decoder) unknownTagFault(tag []byte) fault {
 	return unknownTag
 }
 
-// finishEvent checks that an event has the fields that its kind requires, and flattens
-// nested tokens.
+// finishEvent checks that an event has the fields that its kind requires, and flattens nested tokens.
 func (d *Decoder) finishEvent(ev *Event, producer producer, seen keySet) fault {
 	if ev.Rare != nil {
 		if len(ev.Rare.RemainingCopies) != len(ev.BlockHashes) {

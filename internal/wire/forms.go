@@ -13,11 +13,9 @@ type producer uint8
 const (
 	// producerVLLM is vLLM, and every engine that uses its tags.
 	producerVLLM producer = iota
-	// producerAIBrix sends map events only, with one list of tokens per block. The length
-	// of the first list is the block size.
+	// producerAIBrix sends map events only, with one list of tokens per block. The length of the first list is the block size.
 	producerAIBrix
-	// producerMooncake sends map events only, with seq_hashes, and without tokens and
-	// block size where they are unknown.
+	// producerMooncake sends map events only, with seq_hashes, and without tokens and block size where they are unknown.
 	producerMooncake
 )
 
@@ -73,8 +71,7 @@ var (
 		KindRemoved: {keyHashes, keyMedium, keyGroupIdx},
 		KindCleared: {keyMedium},
 	}
-	// groupFields follow in stores. Producers of Dynamo's lineage send mmGroupFields
-	// instead.
+	// groupFields follow in stores. Producers of Dynamo's lineage send mmGroupFields instead.
 	groupFields   = []key{keyGroupIdx, keySpecKind, keySlidingWindow}
 	mmGroupFields = slices.Concat([]key{keyMMInfos}, groupFields)
 
@@ -86,9 +83,8 @@ var (
 	}
 )
 
-// groupFieldsAt returns the fields of the values from i on, which follow a store's
-// extra_keys, and of which the first nils values are nil. Producers of Dynamo's lineage send
-// block_mm_infos first. The type of the first value that is not nil decides.
+// groupFieldsAt returns the fields of the values from i on, which follow a store's extra_keys, and of which the first nils values are nil.
+// Producers of Dynamo's lineage send block_mm_infos first. The type of the first value that is not nil decides.
 func groupFieldsAt(p []byte, i, nils int) []key {
 	v, _ := readValue(p, i+nils)
 	shifted := false
@@ -252,8 +248,7 @@ func (d *Decoder) readTime(i int) (int, fault) {
 	return v.end, 0
 }
 
-// MaxSeconds is the largest time in seconds, in the year 5138. Larger numbers are
-// milliseconds.
+// MaxSeconds is the largest time in seconds, in the year 5138. Larger numbers are milliseconds.
 const MaxSeconds = 1e11
 
 // seconds converts an engine's time to seconds, and reports whether it is finite.
@@ -283,8 +278,7 @@ func (d *Decoder) readRank(i int) (int, fault) {
 	return v.end, 0
 }
 
-// readPublisherID reads the publisher id at i. A value of another type or length is skipped:
-// it may be an element of an unknown version.
+// readPublisherID reads the publisher id at i. A value of another type or length is skipped: it may be an element of an unknown version.
 func (d *Decoder) readPublisherID(i int) (int, fault) {
 	d.batch.PublisherID = nil
 	v, f := readValue(d.p, i)

@@ -30,8 +30,7 @@ func (t Topic) Host() string {
 	return strings.TrimSuffix(strings.TrimPrefix(t.Pod, "["), "]")
 }
 
-// ParseTopic parses kv@<pod[:port]>@<model>. SGLang may append an epoch in hexadecimal, and other
-// suffixes.
+// ParseTopic parses kv@<pod[:port]>@<model>. SGLang may append an epoch in hexadecimal, and other suffixes.
 func ParseTopic(topic []byte) (Topic, error) {
 	name, epoch := CutTopic(topic)
 	if len(bytes.Trim(epoch, "0123456789abcdefABCDEF")) != 0 {
@@ -45,9 +44,8 @@ func ParseTopic(topic []byte) (Topic, error) {
 	return Topic{Pod: string(pod), Model: string(model)}, nil
 }
 
-// CutTopic splits a topic of any form into the part before the first NUL, and the epoch that
-// SGLang appends, which identifies the engine's incarnation; empty if it is absent. The results
-// are views of topic: CutTopic does not allocate, because it is called for each message.
+// CutTopic splits a topic of any form into the part before the first NUL, and the epoch that SGLang appends, which identifies the engine's
+// incarnation; empty if it is absent. The results are views of topic: CutTopic does not allocate, because it is called for each message.
 func CutTopic(topic []byte) (name, epoch []byte) {
 	name, rest, _ := bytes.Cut(topic, []byte{0})
 	for len(rest) > 0 {
@@ -60,10 +58,9 @@ func CutTopic(topic []byte) (name, epoch []byte) {
 	return name, epoch
 }
 
-// ParseReply parses a message that a DEALER receives from an engine's replay socket. It
-// counts frames from the last one, because newer engines put a topic before the seq. end
-// reports whether the message is the marker after the last batch; then seq and payload are
-// empty. The payload is one of the frames.
+// ParseReply parses a message that a DEALER receives from an engine's replay socket. It counts frames from the last one, because newer
+// engines put a topic before the seq. end reports whether the message is the marker after the last batch; then seq and payload are empty.
+// The payload is one of the frames.
 func ParseReply(frames [][]byte) (seq uint64, payload []byte, end bool, err error) {
 	if len(frames) < 2 {
 		return 0, nil, false, fmt.Errorf("parse reply: %d frames: %w", len(frames), ErrReply)

@@ -95,10 +95,9 @@ func (r *Rules) groupsOf(rank uint32) *rankGroups {
 	return r.lastGroups
 }
 
-// inMainGroup reports whether the event concerns the main group. A group that no store has named is the main group if it is
-// group 0, unless the rank has another group with main attention: most models have one, of any index. Groups of a rank that is
-// read from the middle are unknown until they store a block. If other groups are not followed, the main group is all groups with
-// main attention.
+// inMainGroup reports whether the event concerns the main group. A group that no store has named is the main group if it is group 0, unless
+// the rank has another group with main attention: most models have one, of any index. Groups of a rank that is read from the middle are
+// unknown until they store a block. If other groups are not followed, the main group is all groups with main attention.
 func (r *Rules) inMainGroup(ev *Event, rank uint32) bool {
 	if !ev.HasGroupIdx {
 		return ev.SpecKind == "" || isMainAttention(ev.SpecKind)

@@ -10,11 +10,10 @@ import (
 // AppendJSON appends the batch to dst as one JSON object, with the fields of the payload.
 // It leaves out the fields that Admit sets, and optional fields that are absent.
 //
-// Block hashes are decimal strings, and a publisher id is a string of hexadecimal digits. In
-// extra_keys, block_mm_infos and mm_keys, bytes and extensions are strings of hexadecimal
-// digits, keys of maps are strings, and numbers that JSON lacks are null. The type of an
-// mm_key is left out. flags lists anomalies of the batch: tokens_mismatch means that the
-// number of a store's tokens does not fit the number of its blocks.
+// Block hashes are decimal strings, and a publisher id is a string of hexadecimal digits. In extra_keys, block_mm_infos and mm_keys, bytes
+// and extensions are strings of hexadecimal digits, keys of maps are strings, and numbers that JSON lacks are null. The type of an mm_key
+// is left out. flags lists anomalies of the batch: tokens_mismatch means that the number of a store's tokens does not fit the number of its
+// blocks.
 func (b *Batch) AppendJSON(dst []byte) []byte {
 	type skip struct {
 		Index  int    `json:"index"`
@@ -107,8 +106,7 @@ func (ev *Event) jsonField(k key) any {
 
 // jsonReader converts MessagePack to values of package encoding/json.
 type jsonReader struct {
-	// quoteNumbers converts non-negative numbers to strings, for readers that have no 64-bit
-	// integers.
+	// quoteNumbers converts non-negative numbers to strings, for readers that have no 64-bit integers.
 	quoteNumbers bool
 	// dropType leaves out the key "type" of maps.
 	dropType bool

@@ -6,8 +6,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// growList makes room for the n elements of the list at i, after checking that they are
-// present.
+// growList makes room for the n elements of the list at i, after checking that they are present.
 func growList[T any](s *slab[T], p []byte, i, n int) fault {
 	_, f := skip(p, i, fieldDepth)
 	if f == 0 {
@@ -108,8 +107,7 @@ func appendList[T any](dst []byte, list []T, appendElement func(dst []byte, v T)
 	return dst
 }
 
-// tokenList is a list of tokens, or a list of lists of tokens. A token is a number, or a
-// string as a placeholder.
+// tokenList is a list of tokens, or a list of lists of tokens. A token is a number, or a string as a placeholder.
 type tokenList struct{}
 
 func (tokenList) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
@@ -199,8 +197,7 @@ func (tokenList) append(dst []byte, ev *Event) []byte {
 	}
 }
 
-// readTokens fills tokens with the numbers from p[i] on. opaque reports whether there are
-// strings among them.
+// readTokens fills tokens with the numbers from p[i] on. opaque reports whether there are strings among them.
 func readTokens(tokens []uint32, p []byte, i int) (end int, opaque bool, f fault) {
 	for len(tokens) > 0 {
 		if k, at := scanTokens(tokens, p, i); k > 0 {
@@ -261,8 +258,7 @@ func (n *nesting) flattenPairs(ev *Event) fault {
 	return 0
 }
 
-// flattenBlocks treats the lists as blocks. Their length is the block size. The last block
-// may be shorter.
+// flattenBlocks treats the lists as blocks. Their length is the block size. The last block may be shorter.
 func (n *nesting) flattenBlocks(ev *Event) fault {
 	if n.ragged || n.last > n.inner {
 		return badType
@@ -271,9 +267,8 @@ func (n *nesting) flattenBlocks(ev *Event) fault {
 	return 0
 }
 
-// tokenShifts are indexed by the code of a number. To extract the number, the eight bytes
-// that begin with the code are shifted left and then right by this many bits. right is 0 for
-// codes that engines do not use for tokens.
+// tokenShifts are indexed by the code of a number. To extract the number, the eight bytes that begin with the code are shifted left and
+// then right by this many bits. right is 0 for codes that engines do not use for tokens.
 var tokenShifts = func() (t [256]struct{ left, right uint8 }) {
 	for c := range 0x80 {
 		t[c].right = 56
@@ -287,14 +282,12 @@ var tokenShifts = func() (t [256]struct{ left, right uint8 }) {
 // manyTokens is the length from which scanTokens tests first whether all tokens are wide.
 const manyTokens = 64
 
-// scanTokens fills tokens with the numbers from p[i] on. It stops at a number with another
-// code than the four codes that engines use, and where fewer than eight bytes are left. It
-// returns how many numbers it read, and where it stopped.
+// scanTokens fills tokens with the numbers from p[i] on. It stops at a number with another code than the four codes that engines use, and
+// where fewer than eight bytes are left. It returns how many numbers it read, and where it stopped.
 //
-// The widths of tokens vary at random. A branch on the width would be mispredicted for every
-// other token, which costs more than the rest of decoding. So the width is computed from the
-// code. Then each token depends on the previous one, except in the loop for encoders that
-// write all tokens with one width.
+// The widths of tokens vary at random. A branch on the width would be mispredicted for every other token, which costs more than the rest of
+// decoding. So the width is computed from the code. Then each token depends on the previous one, except in the loop for encoders that write
+// all tokens with one width.
 func scanTokens(tokens []uint32, p []byte, i int) (k, end int) {
 	for len(tokens) >= manyTokens && k+8 <= len(tokens) && i+40 <= len(p) && allWide(p[i:i+40:i+40]) {
 		for range 8 {
@@ -312,8 +305,7 @@ func scanTokens(tokens []uint32, p []byte, i int) (k, end int) {
 		}
 		tokens[k] = uint32(w << (shift.left & 63) >> (shift.right & 63))
 		k++
-		// 1 for codes up to 0x7f, which are the number itself; 2, 3 and 5 for 0xcc, 0xcd
-		// and 0xce.
+		// 1 for codes up to 0x7f, which are the number itself; 2, 3 and 5 for 0xcc, 0xcd and 0xce.
 		i += 1 + int(c>>7)<<(c&3)
 	}
 	return k, i

@@ -6,10 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// slab allocates slices that are valid until release. A slice that does not fit into the
-// buffer gets a new buffer of its exact length. The next batch that needs a new buffer gets
-// one for as many elements as the earlier batch used. Doubling the buffer instead would
-// reserve memory that may never be used.
+// slab allocates slices that are valid until release. A slice that does not fit into the buffer gets a new buffer of its exact length. The
+// next batch that needs a new buffer gets one for as many elements as the earlier batch used. Doubling the buffer instead would reserve
+// memory that may never be used.
 type slab[T any] struct {
 	// buf is the used part of the current buffer; its spare capacity is available.
 	buf []T
@@ -81,14 +80,12 @@ func reuse[T any](s []T, limit int) []T {
 }
 
 const (
-	// maxInterned is the number of strings of an interner, and maxInternedBytes the length of
-	// each: 16 KiB together.
+	// maxInterned is the number of strings of an interner, and maxInternedBytes the length of each: 16 KiB together.
 	maxInterned      = 64
 	maxInternedBytes = 256
 )
 
-// interner caches strings: converting the same bytes again does not allocate. The zero value
-// is ready.
+// interner caches strings: converting the same bytes again does not allocate. The zero value is ready.
 type interner struct{ strings map[string]string }
 
 // string converts b to a string, and reports whether it is valid UTF-8.
@@ -114,8 +111,7 @@ func (t *interner) string(b []byte) (string, bool) {
 }
 
 const (
-	// fewHashes is the length of the longest list whose hashes are compared pairwise, which is
-	// cheaper than a table.
+	// fewHashes is the length of the longest list whose hashes are compared pairwise, which is cheaper than a table.
 	fewHashes = 6
 	// maxRepeatSlots is the size of the largest table that is kept: 1 MiB.
 	maxRepeatSlots = 1 << 16

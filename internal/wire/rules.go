@@ -9,23 +9,19 @@ import (
 )
 
 const (
-	// maxNameBytes is the length of the longest LoRA name and cache salt. A store may become
-	// many router events, and each of them has both.
+	// maxNameBytes is the length of the longest LoRA name and cache salt. A store may become many router events, and each of them has both.
 	maxNameBytes = 1024
-	// MaxBlockSize is the number of tokens in the largest block of a worker. Engines have blocks
-	// of up to some hundred tokens. A store with larger ones is dropped, since a wrong size that is
-	// learned drops the stores with the right one.
+	// MaxBlockSize is the number of tokens in the largest block of a worker. Engines have blocks of up to some hundred tokens. A store with
+	// larger ones is dropped, since a wrong size that is learned drops the stores with the right one.
 	MaxBlockSize = 65_536
-	// maxRulesKept is how many bytes of each kind of memory a Rules keeps from one batch to
-	// the next: enough for a store of 128 Ki tokens.
+	// maxRulesKept is how many bytes of each kind of memory a Rules keeps from one batch to the next: enough for a store of 128 Ki tokens.
 	maxRulesKept = 1 << 20
 )
 
 // BlockSize is the number of tokens in the blocks of a worker.
 //
-// vLLM also stores partial blocks: single blocks of a smaller size, which divides the block
-// size. Other requests cannot reuse them, and their parents may not be stored. A learned size
-// may be the size of a partial block.
+// vLLM also stores partial blocks: single blocks of a smaller size, which divides the block size. Other requests cannot reuse them, and
+// their parents may not be stored. A learned size may be the size of a partial block.
 type BlockSize struct {
 	// Tokens is at most MaxBlockSize; 0 while the size is unknown.
 	Tokens uint32
@@ -83,9 +79,8 @@ type Rules struct {
 	changes *changes
 }
 
-// NewRules returns the rules of a source. blockSize is the block size of the source's worker.
-// All sources of the worker share it, and their stores set it unless it is configured. It must
-// not be nil.
+// NewRules returns the rules of a source. blockSize is the block size of the source's worker. All sources of the worker share it, and their
+// stores set it unless it is configured. It must not be nil.
 func NewRules(blockSize *BlockSize) *Rules {
 	return &Rules{
 		blockSize:    blockSize,
@@ -95,9 +90,8 @@ func NewRules(blockSize *BlockSize) *Rules {
 	}
 }
 
-// SetBudget sets a budget for the memory of groups and salts, which several Rules may share.
-// If the budget is used up, a scope or a scoped block counts as unknown, and an attention group
-// as never seen. Call SetBudget before the first Admit. Close releases the reserved bytes.
+// SetBudget sets a budget for the memory of groups and salts, which several Rules may share. If the budget is used up, a scope or a scoped
+// block counts as unknown, and an attention group as never seen. Call SetBudget before the first Admit. Close releases the reserved bytes.
 func (r *Rules) SetBudget(b *budget.Budget) { r.budget, r.scopes.budget = b, b }
 
 // Close forgets all groups and scopes. Admit must not be called afterwards.
@@ -118,8 +112,7 @@ func (r *Rules) FollowGroups(settings *GroupSettings) { r.followed = settings }
 // and salt. It must be called before the first Admit.
 func (r *Rules) AddPeer(peer *Rules) { r.scopes.peers = append(r.scopes.peers, &peer.scopes) }
 
-// Reset forgets the groups and scopes of a dp rank whose engine restarted. Raw event ids
-// continue.
+// Reset forgets the groups and scopes of a dp rank whose engine restarted. Raw event ids continue.
 func (r *Rules) Reset(rank uint32) {
 	g := r.groups[rank]
 	if g != nil {
@@ -141,9 +134,8 @@ func (r *Rules) SkipRaw(n uint64) { r.rawID += min(n, MaxRawID-r.rawID) }
 // Admit removes from the batch of a dp rank all events that must not be applied. It counts
 // them by reason, together with the events that the Decoder skipped.
 //
-// Admit sets Tier, RawID and TokensHashes of the other events, cuts stores to whole blocks,
-// and sets CacheSalt if the salt is in an extra key or the store continues a salted block.
-// TokensHashes is the Rules' memory, valid until the next Admit. Admit also sets the batch's
+// Admit sets Tier, RawID and TokensHashes of the other events, cuts stores to whole blocks, and sets CacheSalt if the salt is in an extra
+// key or the store continues a salted block. TokensHashes is the Rules' memory, valid until the next Admit. Admit also sets the batch's
 // Groups and GroupsOmitted. Events of followed groups have Group, and no raw event id.
 func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 	omitted := counts[ReasonNonMainAttentionGroup] + counts[ReasonPartialBlock]
@@ -208,8 +200,7 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 	b.GroupsOmitted = followed || counts[ReasonNonMainAttentionGroup]+counts[ReasonPartialBlock] != omitted
 	b.Groups = r.describeGroups(rank)
 	b.Doubts = r.doubts
-	// The memory is released now because the next batch may come late, and there may be many
-	// sources.
+	// The memory is released now because the next batch may come late, and there may be many sources.
 	r.hashes.release(maxRulesKept / 8)
 	r.multimodal.release()
 }
@@ -253,11 +244,9 @@ func (r *Rules) ignore(ev *Event, rank uint32) Reason {
 	}
 }
 
-// admitStore validates a store, cuts it to whole blocks and hashes them. It reports
-// whether any block is left.
+// admitStore validates a store, cuts it to whole blocks and hashes them. It reports whether any block is left.
 func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
-	// The scope is applied first: the engine also has the blocks of a store that is dropped or
-	// cut, and other stores may continue them.
+	// The scope is applied first: the engine also has the blocks of a store that is dropped or cut, and other stores may continue them.
 	known, told, ok := r.applyScope(ev, rank)
 	if !ok || len(ev.LoRAName) > maxNameBytes {
 		r.doubt(ReasonNameTooLong, ev.Tier, counts)
@@ -413,8 +402,7 @@ func (r *Rules) fitsBlockSize(ev *Event, rank uint32) bool {
 	case size.offDevice:
 		return true
 	default:
-		// The size of partial blocks is replaced by a larger multiple, of a group that is known
-		// to have main attention.
+		// The size of partial blocks is replaced by a larger multiple, of a group that is known to have main attention.
 		return ev.BlockSize > size.Tokens && ev.BlockSize%size.Tokens == 0 &&
 			(ev.SpecKind != "" || r.isKnownMain(ev, rank))
 	}

@@ -8,19 +8,16 @@ import (
 )
 
 const (
-	// maxScopedBlocks bounds the scoped blocks of a source, over all its ranks: enough for
-	// 16 Mi tokens in blocks of 16.
+	// maxScopedBlocks bounds the scoped blocks of a source, over all its ranks: enough for 16 Mi tokens in blocks of 16.
 	maxScopedBlocks = 1 << 20
 	// scopedBlockCost is the size of a scoped block in bytes.
 	scopedBlockCost = 64
-	// maxScopeBytes bounds the memory of the scopes of a source. Each scope counts as the length of
-	// its names plus scopeCost, in bytes.
+	// maxScopeBytes bounds the memory of the scopes of a source. Each scope counts as the length of its names plus scopeCost, in bytes.
 	maxScopeBytes = 4 << 20
 	scopeCost     = 128
 )
 
-// scope is what a block was computed with beside its tokens: the name of a LoRA adapter, and a cache salt. Each is empty
-// for none.
+// scope is what a block was computed with beside its tokens: the name of a LoRA adapter, and a cache salt. Each is empty for none.
 type scope struct{ lora, salt string }
 
 func (s scope) bytes() int { return scopeCost + len(s.lora) + len(s.salt) }
@@ -37,9 +34,8 @@ const (
 	firstScope
 )
 
-// scopes records the scoped blocks of a source. Most engines send a cache salt only with the
-// first block of a request. Later stores name a parent, which has the salt. Invariant: if the
-// engine's events determine the scope of a store, the store gets that scope.
+// scopes records the scoped blocks of a source. Most engines send a cache salt only with the first block of a request. Later stores name a
+// parent, which has the salt. Invariant: if the engine's events determine the scope of a store, the store gets that scope.
 //
 //  1. If a store has a salt, its blocks have that salt. Otherwise its blocks have the scope of
 //     its parent, if the parent is recorded.
@@ -61,8 +57,7 @@ const (
 //     Blocks with an adapter alone are recorded only for peers: an engine names its adapter in
 //     each store.
 //
-// Scopes in lost batches, and before the first batch, are not known. Blocks that continue them
-// count as blocks of the base scope.
+// Scopes in lost batches, and before the first batch, are not known. Blocks that continue them count as blocks of the base scope.
 //
 // Equal hashes of two ranks are two blocks. Blocks take at most 64 MiB, and scopes at most
 // 4 MiB. A source that never sent a salt, of a worker without others, takes no memory.
@@ -96,8 +91,7 @@ type scopedRank struct {
 	incomplete bool
 }
 
-// scopedBlock is a block's scope, its tokens hash in that scope (0: unknown), and its copies in each tier from
-// TierDevice on.
+// scopedBlock is a block's scope, its tokens hash in that scope (0: unknown), and its copies in each tier from TierDevice on.
 type scopedBlock struct {
 	tokens uint64
 	scope  scopeID

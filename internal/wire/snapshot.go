@@ -46,16 +46,14 @@ type SnapshotPart struct {
 type SnapshotReader interface {
 	// Request returns the frames of the request, as a DEALER sends them.
 	Request() [][]byte
-	// Next reads the next frame. more reports whether the message has further frames. Slices of the part are views of
-	// the frame.
+	// Next reads the next frame. more reports whether the message has further frames. Slices of the part are views of the frame.
 	Next(frame []byte, more bool) (SnapshotPart, error)
 }
 
-// VLLMSnapshot reads the reply to a request for a snapshot, frame by frame. The reply is that of the proposal for
-// vLLM of November 2026 (vllm-project/vllm, pull request 57789), as a DEALER receives it: one message of an empty
-// frame, a seq of 8 bytes, signed and in network byte order, the publisher id of 16 bytes, and the payloads of batches.
-// The seq is -1 if the publisher has recorded no batch, and -2 if there can be no snapshot now. The zero value is ready
-// for use.
+// VLLMSnapshot reads the reply to a request for a snapshot, frame by frame. The reply is that of the proposal for vLLM of November 2026
+// (vllm-project/vllm, pull request 57789), as a DEALER receives it: one message of an empty frame, a seq of 8 bytes, signed and in network
+// byte order, the publisher id of 16 bytes, and the payloads of batches. The seq is -1 if the publisher has recorded no batch, and -2 if
+// there can be no snapshot now. The zero value is ready for use.
 type VLLMSnapshot struct {
 	frames int
 	seq    int64

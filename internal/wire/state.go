@@ -248,8 +248,7 @@ func (s *BlockSize) State() *statev1.IngestBlockSize {
 	return &statev1.IngestBlockSize{Tokens: s.Tokens, OffDevice: s.offDevice}
 }
 
-// Restore sets the size, unless it was configured. A size above MaxBlockSize, which earlier versions
-// learned, stays unknown.
+// Restore sets the size, unless it was configured. A size above MaxBlockSize, which earlier versions learned, stays unknown.
 func (s *BlockSize) Restore(state *statev1.IngestBlockSize) {
 	if !s.Configured && state.Tokens <= MaxBlockSize {
 		*s = BlockSize{Tokens: state.Tokens, offDevice: state.OffDevice}
@@ -265,8 +264,7 @@ type changes struct {
 // rankChanges are the changes of a dp rank.
 type rankChanges struct {
 	rank uint32
-	// reset reports whether groups and scoped blocks were forgotten before the other changes, and saltsCleared whether
-	// salted blocks were.
+	// reset reports whether groups and scoped blocks were forgotten before the other changes, and saltsCleared whether salted blocks were.
 	reset, saltsCleared bool
 	groups              bool     // whether a group has changed
 	blocks              []uint64 // hashes; may repeat

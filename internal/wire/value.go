@@ -5,8 +5,7 @@ import (
 	"math"
 )
 
-// maxDepth is how many arrays and maps may be nested, the batch included. Engines nest up to
-// eight.
+// maxDepth is how many arrays and maps may be nested, the batch included. Engines nest up to eight.
 const maxDepth = 16
 
 // Depths of values: the numbers of arrays and maps around them.
@@ -16,9 +15,8 @@ const (
 	fieldDepth = 3 // a field of an event
 )
 
-// fault is the result of reading: 0 if the input is valid, otherwise an Error, or
-// reasonFault plus the Reason to leave out an event. It has one byte so that the results of
-// readers stay in registers.
+// fault is the result of reading: 0 if the input is valid, otherwise an Error, or reasonFault plus the Reason to leave out an event. It has
+// one byte so that the results of readers stay in registers.
 type fault uint8
 
 const reasonFault fault = 0x80
@@ -63,8 +61,7 @@ const (
 // value is a MessagePack value, or the header of an array or a map.
 type value struct {
 	class class
-	// bits is a number: an integer in two's complement, a bool as 0 or 1, or the bits of a
-	// float64.
+	// bits is a number: an integer in two's complement, a bool as 0 or 1, or the bits of a float64.
 	bits uint64
 	// bytes are the contents of a str, bin or ext, a view of the payload.
 	bytes []byte
@@ -197,8 +194,7 @@ func (v value) uint32() (uint32, bool) {
 	return uint32(v.bits), v.class == classUint && v.bits <= math.MaxUint32
 }
 
-// hash returns a block hash: an integer in two's complement, or the last eight bytes of a
-// bin.
+// hash returns a block hash: an integer in two's complement, or the last eight bytes of a bin.
 func (v value) hash() (uint64, bool) {
 	switch v.class {
 	case classUint, classInt:
@@ -214,8 +210,7 @@ func (v value) hash() (uint64, bool) {
 	}
 }
 
-// skip validates the value at i, which is nested in depth arrays and maps, and returns where
-// it ends.
+// skip validates the value at i, which is nested in depth arrays and maps, and returns where it ends.
 func skip(p []byte, i, depth int) (int, fault) {
 	class, n, i, f := readHeader(p, i)
 	switch class {
@@ -269,8 +264,7 @@ func readHeader(p []byte, i int) (class class, n, end int, f fault) {
 	return readAnyHeader(p, i)
 }
 
-// readAnyHeader is readHeader for any value. It is a function of its own because readHeader
-// would be slower with it.
+// readAnyHeader is readHeader for any value. It is a function of its own because readHeader would be slower with it.
 func readAnyHeader(p []byte, i int) (class class, n, end int, f fault) {
 	v, f := readValue(p, i)
 	return v.class, v.n, v.end, f
@@ -288,8 +282,7 @@ func readText(p []byte, i int) (s []byte, end int, f fault) {
 	return v.bytes, v.end, f
 }
 
-// readName is readText, but skips a value that is not a string, and returns nil for it. The
-// value is nested in depth arrays and maps.
+// readName is readText, but skips a value that is not a string, and returns nil for it. The value is nested in depth arrays and maps.
 func readName(p []byte, i, depth int) (s []byte, end int, f fault) {
 	s, end, f = readText(p, i)
 	if f == badType {
@@ -298,8 +291,7 @@ func readName(p []byte, i, depth int) (s []byte, end int, f fault) {
 	return s, end, f
 }
 
-// shortText returns the string at i if it has fewer than 32 bytes. It returns nil for other
-// values and for a truncated string.
+// shortText returns the string at i if it has fewer than 32 bytes. It returns nil for other values and for a truncated string.
 func shortText(p []byte, i int) []byte {
 	if i < len(p) {
 		c := p[i]

@@ -1,22 +1,18 @@
 // Package wire decodes and encodes the KV-cache events that LLM engines publish.
 //
-// In: the MessagePack payload of a ZeroMQ message. Out: a Batch of events, in memory that
-// the Decoder reuses. Rules then drop the events that do not concern prefix reuse, and
-// set tier, raw event id and tokens hashes of the others. The Encoder is the inverse of the
-// Decoder for vLLM's form.
+// In: the MessagePack payload of a ZeroMQ message. Out: a Batch of events, in memory that the Decoder reuses. Rules then drop the events
+// that do not concern prefix reuse, and set tier, raw event id and tokens hashes of the others. The Encoder is the inverse of the Decoder
+// for vLLM's form.
 //
-// Guarantee: the Decoder reads the forms of all known engines, and detects the form of the
-// batch and of each event. Invalid input yields an Error for the batch or a Reason for the
-// event, never a panic. Memory use is proportional to the payload's size.
+// Guarantee: the Decoder reads the forms of all known engines, and detects the form of the batch and of each event. Invalid input yields an
+// Error for the batch or a Reason for the event, never a panic. Memory use is proportional to the payload's size.
 //
-// To add a field of events, declare it in Event (wire.go) and in the table fields (fields.go).
-// If array events have the field, add its position to forms.go. rules.go has the rules that
-// use fields.
+// To add a field of events, declare it in Event (wire.go) and in the table fields (fields.go). If array events have the field, add its
+// position to forms.go. rules.go has the rules that use fields.
 //
-// Package msgp writes MessagePack. The Decoder reads it itself: all values in value.go, keys in
-// events.go, and lists of hashes and tokens in lists.go. With msgp for the values, decoding a
-// batch of 16 blocks would be 10 % slower, and a batch of one block 38 % (array) or 52 % (map)
-// slower.
+// Package msgp writes MessagePack. The Decoder reads it itself: all values in value.go, keys in events.go, and lists of hashes and tokens
+// in lists.go. With msgp for the values, decoding a batch of 16 blocks would be 10 % slower, and a batch of one block 38 % (array) or 52 %
+// (map) slower.
 //
 // It has more than 15 files: Decoder, Encoder and Rules share the fields of Event that other packages do not need, and each form, cache and
 // limit has a file.
@@ -33,8 +29,7 @@ import (
 // Batch is one decoded payload of an engine. The Batch and everything it points to, except
 // strings, is the Decoder's memory, valid until the next Decode.
 type Batch struct {
-	// Time is the engine's time of the batch in seconds since the Unix epoch, valid if
-	// HasTime.
+	// Time is the engine's time of the batch in seconds since the Unix epoch, valid if HasTime.
 	Time    float64
 	HasTime bool
 	// Rank is the dp rank that the batch names, valid if HasRank.
@@ -45,8 +40,7 @@ type Batch struct {
 	PublisherID []byte
 	// Form is how the batch itself was encoded. Each event may have either form.
 	Form Form
-	// Events are the valid events, in their order in the batch. A batch without events
-	// is a heartbeat.
+	// Events are the valid events, in their order in the batch. A batch without events is a heartbeat.
 	Events []Event
 	// Skipped are the events that were left out, in their order in the batch.
 	Skipped []Skip
@@ -77,10 +71,9 @@ type Skip struct {
 
 // Event is one event of a batch.
 //
-// The fields are as in the payload, except for Tier, TokensHashes, ReplacesBlockSize,
-// HashesOnly, Group and RawID, which Rules.Admit sets. Admit also cuts BlockHashes and Tokens to whole
-// blocks, and sets CacheSalt where an extra key holds it or the store continues a
-// salted block.
+// The fields are as in the payload, except for Tier, TokensHashes, ReplacesBlockSize, HashesOnly, Group and RawID, which Rules.Admit sets.
+// Admit also cuts BlockHashes and Tokens to whole blocks, and sets CacheSalt where an extra key holds it or the store continues a salted
+// block.
 type Event struct {
 	// Index counts all events of the batch from 0, the skipped ones included.
 	Index int
@@ -95,8 +88,7 @@ type Event struct {
 	HasParent   bool
 	HasLoRAID   bool
 	HasGroupIdx bool
-	// OpaqueTokens reports whether the tokens included placeholders that are not token
-	// ids. Tokens is then empty.
+	// OpaqueTokens reports whether the tokens included placeholders that are not token ids. Tokens is then empty.
 	OpaqueTokens bool
 	// Eagle reports whether the tokens were encoded as pairs: each block has one token more
 	// than BlockSize, which is the first token of the next block.
@@ -135,12 +127,10 @@ type Event struct {
 	Raw  *Raw
 	Rare *Rare
 
-	// TokensHashes identify the contents of the blocks: one hash for each block, or none if
-	// the contents are unknown.
+	// TokensHashes identify the contents of the blocks: one hash for each block, or none if the contents are unknown.
 	TokensHashes []uint64
-	// RawID is the raw event id. It counts the events of the source from 1, except for
-	// ignored events. Dropped events are counted as well, so that admitted events may have
-	// gaps between them. The count stops at MaxRawID.
+	// RawID is the raw event id. It counts the events of the source from 1, except for ignored events. Dropped events are counted as well,
+	// so that admitted events may have gaps between them. The count stops at MaxRawID.
 	RawID uint64
 }
 
@@ -220,8 +210,7 @@ const (
 	KindCleared
 )
 
-// Origin is how an engine came by the blocks of a store. It decides whether the store
-// adds a copy of a block that is already stored.
+// Origin is how an engine came by the blocks of a store. It decides whether the store adds a copy of a block that is already stored.
 type Origin uint8
 
 // The origins.
