@@ -17,13 +17,8 @@ import (
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/entry"
 )
 
-// mayAppend starts the loops with the first append, if Load has not.
-func (d *directory) mayAppend() error {
-	d.j.startLoops()
-	return nil
-}
-
 func (d *directory) push(r journal.Record, m *nats.Msg) (journal.Pending, error) {
+	d.j.startLoops() // unless Load has
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	err := d.j.refusal()

@@ -17,7 +17,6 @@ import (
 
 // directory is the mode of a journal in Config.Dir. This process is the only one that uses the streams, whose server it runs.
 type directory struct {
-	noOwners
 	j       *Journal
 	server  *embedded.Server // nil before connect
 	renewed time.Time        // when the position was renewed; used by the retention loop alone
@@ -105,10 +104,6 @@ func (d *directory) openStores(ctx context.Context) (err error) {
 	}
 	d.j.registrations, err = kv.OpenInDirectory(ctx, d.j.client, d.j.cfg.Dir, d.server.SyncMessages)
 	return err
-}
-
-func (d *directory) openInstances(ctx context.Context) (*KV, error) {
-	return kv.OpenInstances(ctx, d.j.client)
 }
 
 // SyncEntries implements durability.

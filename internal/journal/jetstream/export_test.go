@@ -7,10 +7,7 @@ import (
 )
 
 // IsShared reports whether other processes may append to the stream.
-func (j *Journal) IsShared() bool {
-	_, ok := j.mode.(*directory)
-	return !ok
-}
+func (j *Journal) IsShared() bool { return j.shared != nil }
 
 // SetCheckpointTimeout changes the time that a write of a checkpoint may take, and returns a function that changes it back.
 func SetCheckpointTimeout(d time.Duration) (restore func()) {

@@ -66,6 +66,7 @@ type Journal struct {
 
 	client        *client.Client
 	mode          mode
+	shared        *shared // nil in a directory
 	checkpoints   *Checkpoints
 	registrations *Registrations                 // nil with Config.Follow
 	mirror        atomic.Pointer[journal.Memory] // the acknowledged entries; replaced by Load and Discard
@@ -177,8 +178,8 @@ func (j *Journal) startLoops() { j.start.Do(j.mode.start) }
 // Append starts to append an entry. It blocks while Config.InFlight appends are not acknowledged, until ctx ends or the
 // journal fails.
 func (j *Journal) Append(ctx context.Context, r journal.Record) (journal.Pending, error) {
-	if err := j.mode.mayAppend(); err != nil {
-		return journal.Pending{}, err
+	if j.cfg.Follow {
+		return journal.Pending{}, errors.New("the journal follows another process, and appends no entries")
 	}
 	m, err := j.codec.Encode(r)
 	if err == nil {

@@ -16,7 +16,6 @@ import (
 type mode interface {
 	streams
 	writer
-	ownership
 }
 
 // newMode returns the mode of a journal that is configured.
@@ -41,7 +40,6 @@ type streams interface {
 	adoptStream(ctx context.Context, info *jetstream.StreamInfo) (streamState, error)
 	// openStores sets the checkpoints and the registrations of the journal.
 	openStores(ctx context.Context) error
-	openInstances(ctx context.Context) (*KV, error)
 
 	// mark remembers the oldest entry of the stream, and checkRange returns an error if the entries that the stream has now are not
 	// those that it must have.
@@ -73,8 +71,6 @@ type streams interface {
 type writer interface {
 	// start starts the loops of the journal.
 	start()
-	// mayAppend returns an error if this process must not append entries.
-	mayAppend() error
 	// push starts an append that has a slot. cancel makes the later ones of a source fail, since one before them was not started.
 	push(r journal.Record, m *nats.Msg) (journal.Pending, error)
 	cancel(source *journal.Source, err error)
@@ -90,14 +86,6 @@ type writer interface {
 	oldest() time.Time
 	// fail ends all appends.
 	fail(err error)
-}
-
-// ownership says who owns a worker; see the methods of Journal.
-type ownership interface {
-	owner(worker string) Owner
-	claim(ctx context.Context, source journal.Source, seen Owner) (uint64, error)
-	release(ctx context.Context, worker, next string) (uint64, error)
-	forget(worker string)
 }
 
 // admission decides which appends are taken: as many as there are slots, until Close or a failure.

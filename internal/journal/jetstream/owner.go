@@ -13,36 +13,21 @@ import (
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 )
 
-// Owner returns who owns a worker, by the records that were delivered so far.
+// Owner returns who owns a worker, by the records that were delivered so far. Only a journal in Servers has owners: Owner, Claim,
+// Release and Forget must not be called for one in a directory, which has one writer.
 func (j *Journal) Owner(worker string) Owner {
-	return j.mode.owner(worker)
-}
-
-func (s *shared) owner(worker string) Owner {
+	s := j.shared
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.owners[worker]
 }
-
-// noOwners is the ownership in a directory, which has one writer.
-type noOwners struct{}
-
-func (noOwners) owner(string) Owner { return Owner{} }
-
-func (noOwners) claim(context.Context, journal.Source, Owner) (uint64, error) {
-	return 0, errors.New("a directory has one writer, and no owners of workers")
-}
-
-func (noOwners) release(context.Context, string, string) (uint64, error) { return 0, nil }
-
-func (noOwners) forget(string) {}
 
 // Claim makes this instance the owner of a worker, if its owner is still the one that the caller has seen. It returns the
 // seq of the record that says so, which Read returns by then. All entries of the worker before it are there, and all after
 // it are those of this instance, until another instance writes a record: then its appends fail with journal.ErrFenced. It
 // returns an ErrFenced too if there is another owner now.
 func (j *Journal) Claim(ctx context.Context, source journal.Source, seen Owner) (uint64, error) {
-	seq, err := j.mode.claim(ctx, source, seen)
+	seq, err := j.shared.claim(ctx, source, seen)
 	if err != nil {
 		return 0, fmt.Errorf("claim worker %q: %w", source.Worker, err)
 	}
@@ -140,10 +125,7 @@ func (j *Journal) awaitDelivery(ctx context.Context, seq uint64) error {
 // waits until it is visible. It returns the record's seq; 0 without an error if this instance does not own the worker.
 // Appends of the worker after the call fail with journal.ErrFenced.
 func (j *Journal) Release(ctx context.Context, worker, next string) (uint64, error) {
-	return j.mode.release(ctx, worker, next)
-}
-
-func (s *shared) release(ctx context.Context, worker, next string) (uint64, error) {
+	s := j.shared
 	s.mu.Lock()
 	c := s.chains[worker]
 	s.mu.Unlock()
@@ -178,9 +160,8 @@ func (s *shared) release(ctx context.Context, worker, next string) (uint64, erro
 
 // Forget ends the appends of a worker without a record: those that are in flight and all later ones fail with
 // journal.ErrFenced, though some of those in flight may be stored.
-func (j *Journal) Forget(worker string) { j.mode.forget(worker) }
-
-func (s *shared) forget(worker string) {
+func (j *Journal) Forget(worker string) {
+	s := j.shared
 	s.mu.Lock()
 	c := s.chains[worker]
 	s.mu.Unlock()

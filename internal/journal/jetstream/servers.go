@@ -84,10 +84,6 @@ func (s *shared) openStores(ctx context.Context) error {
 	})
 }
 
-func (s *shared) openInstances(ctx context.Context) (*KV, error) {
-	return kv.OpenInstances(ctx, s.j.client)
-}
-
 // SyncEntries implements durability: the servers' configuration decides.
 func (s *shared) SyncEntries() error { return nil }
 
@@ -163,12 +159,4 @@ func (f follower) openStores(ctx context.Context) error {
 	})
 }
 
-func (f follower) openInstances(ctx context.Context) (*KV, error) {
-	return kv.FollowInstances(ctx, f.j.client)
-}
-
 func (f follower) start() { f.j.loops.Go(f.tail.loop) }
-
-var errFollowing = errors.New("the journal follows another process, and appends no entries")
-
-func (follower) mayAppend() error { return errFollowing }

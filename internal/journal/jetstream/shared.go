@@ -58,7 +58,7 @@ func newShared(j *Journal) *shared {
 		chains: make(map[string]*chain), units: make(map[uint64]*chain), owners: make(map[string]Owner),
 	}
 	s.tail = &tail{j: j, suspect: s.suspect, firstRecord: s.firstRecord}
-	s.tail.lost = s.tail.beginEpoch
+	s.tail.lost, j.shared = s.tail.beginEpoch, s
 	return s
 }
 
@@ -67,8 +67,6 @@ func (s *shared) start() {
 	s.j.loops.Go(s.loop)
 	s.j.loops.Go(s.j.retention.loop)
 }
-
-func (s *shared) mayAppend() error { return nil }
 
 func (s *shared) push(r journal.Record, m *nats.Msg) (journal.Pending, error) {
 	s.mu.Lock()

@@ -59,8 +59,12 @@ func (j *Journal) Registrations() *Registrations { return j.registrations }
 // removed a minute after it was written. With Config.Follow, the bucket must exist. Instances tries again while the servers do
 // not answer, until ctx ends.
 func (j *Journal) Instances(ctx context.Context) (bucket *KV, err error) {
+	open := kv.OpenInstances
+	if j.cfg.Follow {
+		open = kv.FollowInstances
+	}
 	err = j.client.UntilAnswered(ctx, func() error {
-		bucket, err = j.mode.openInstances(ctx)
+		bucket, err = open(ctx, j.client)
 		return err
 	})
 	return bucket, err
