@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"log/slog"
@@ -47,8 +48,7 @@ const (
 	minPingInterval     = time.Second
 )
 
-// Limits are those of a server. A zero or negative value means the default. Other values outside the bounds are replaced by the nearest
-// bound.
+// Limits are those of a server. Zero means the default. Other values outside the bounds are replaced by the nearest bound.
 type Limits struct {
 	// ProgressInterval is the maximum time between two messages to an idle subscriber; up to a fifth is subtracted
 	// at random. At least 1 ms; default 10 s.
@@ -171,12 +171,8 @@ func (c Config) withDefaults() Config {
 	if c.Workers == nil {
 		c.Workers = func(s *Server) kvcastv1.WorkerServiceServer { return noWorkers{bounds: s.Bounds} }
 	}
-	if c.Incidents == nil {
-		c.Incidents = new(incident.Log)
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
+	c.Incidents = cmp.Or(c.Incidents, new(incident.Log))
+	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	if c.Registerer == nil {
 		c.Registerer = prometheus.NewRegistry()
 	}
@@ -184,27 +180,19 @@ func (c Config) withDefaults() Config {
 }
 
 func (l Limits) withDefaults() Limits {
-	l.ProgressInterval = max(positiveOr(l.ProgressInterval, DefaultProgressInterval), minProgressInterval)
-	l.MaxConnections = positiveOr(l.MaxConnections, DefaultMaxConnections)
-	l.MaxConnectionsPerAddress = positiveOr(l.MaxConnectionsPerAddress, DefaultMaxConnectionsPerAddress)
-	l.MaxSubscribers = positiveOr(l.MaxSubscribers, DefaultMaxSubscribers)
-	l.StallTimeout = max(positiveOr(l.StallTimeout, DefaultStallTimeout), minStallTimeout)
-	l.MaxSnapshots = positiveOr(l.MaxSnapshots, DefaultMaxSnapshots)
-	l.MaxSnapshotWait = max(positiveOr(l.MaxSnapshotWait, DefaultMaxSnapshotWait), minSnapshotWait)
-	l.MaxEvictedBytes = positiveOr(l.MaxEvictedBytes, DefaultMaxEvictedBytes)
-	l.MaxFilterBytes = max(positiveOr(l.MaxFilterBytes, DefaultMaxFilterBytes), MinFilterBytes)
-	l.MaxMatchBytes = positiveOr(l.MaxMatchBytes, DefaultMaxMatchBytes)
-	l.ResponseBytes = min(max(positiveOr(l.ResponseBytes, DefaultResponseBytes), MinResponseBytes), MaxResponseBytes)
-	l.ReceiveTimeout = positiveOr(l.ReceiveTimeout, DefaultReceiveTimeout)
-	l.PingInterval = max(positiveOr(l.PingInterval, DefaultPingInterval), minPingInterval)
-	l.MaxConnectionAge = max(l.MaxConnectionAge, 0)
-	l.MaxConnectionAgeGrace = positiveOr(l.MaxConnectionAgeGrace, DefaultMaxConnectionAgeGrace)
+	l.ProgressInterval = max(cmp.Or(l.ProgressInterval, DefaultProgressInterval), minProgressInterval)
+	l.MaxConnections = cmp.Or(l.MaxConnections, DefaultMaxConnections)
+	l.MaxConnectionsPerAddress = cmp.Or(l.MaxConnectionsPerAddress, DefaultMaxConnectionsPerAddress)
+	l.MaxSubscribers = cmp.Or(l.MaxSubscribers, DefaultMaxSubscribers)
+	l.StallTimeout = max(cmp.Or(l.StallTimeout, DefaultStallTimeout), minStallTimeout)
+	l.MaxSnapshots = cmp.Or(l.MaxSnapshots, DefaultMaxSnapshots)
+	l.MaxSnapshotWait = max(cmp.Or(l.MaxSnapshotWait, DefaultMaxSnapshotWait), minSnapshotWait)
+	l.MaxEvictedBytes = cmp.Or(l.MaxEvictedBytes, DefaultMaxEvictedBytes)
+	l.MaxFilterBytes = max(cmp.Or(l.MaxFilterBytes, DefaultMaxFilterBytes), MinFilterBytes)
+	l.MaxMatchBytes = cmp.Or(l.MaxMatchBytes, DefaultMaxMatchBytes)
+	l.ResponseBytes = min(max(cmp.Or(l.ResponseBytes, DefaultResponseBytes), MinResponseBytes), MaxResponseBytes)
+	l.ReceiveTimeout = cmp.Or(l.ReceiveTimeout, DefaultReceiveTimeout)
+	l.PingInterval = max(cmp.Or(l.PingInterval, DefaultPingInterval), minPingInterval)
+	l.MaxConnectionAgeGrace = cmp.Or(l.MaxConnectionAgeGrace, DefaultMaxConnectionAgeGrace)
 	return l
-}
-
-func positiveOr[T int | int64 | time.Duration](v, otherwise T) T {
-	if v > 0 {
-		return v
-	}
-	return otherwise
 }

@@ -16,6 +16,7 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 )
@@ -44,24 +45,12 @@ type Config struct {
 
 // withDefaults returns c with defaults for what is zero.
 func (c Config) withDefaults() Config {
-	if c.TTL <= 0 {
-		c.TTL = 3 * time.Second
-	}
-	if c.Settle <= 0 {
-		c.Settle = 2 * c.TTL
-	}
-	if c.Grace <= 0 {
-		c.Grace = time.Minute
-	}
-	if c.Retry <= 0 {
-		c.Retry = c.TTL / 3
-	}
-	if c.MaxHandOvers <= 0 {
-		c.MaxHandOvers = 4
-	}
-	if c.MaxActions <= 0 {
-		c.MaxActions = 64
-	}
+	c.TTL = cmp.Or(c.TTL, 3*time.Second)
+	c.Settle = cmp.Or(c.Settle, 2*c.TTL)
+	c.Grace = cmp.Or(c.Grace, time.Minute)
+	c.Retry = cmp.Or(c.Retry, c.TTL/3)
+	c.MaxHandOvers = cmp.Or(c.MaxHandOvers, 4)
+	c.MaxActions = cmp.Or(c.MaxActions, 64)
 	return c
 }
 

@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -70,21 +71,13 @@ func NewEpoch() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 
 // NewMemory returns an empty journal.
 func NewMemory(cfg Config) *Memory {
-	if cfg.MaxBytes <= 0 {
-		cfg.MaxBytes = DefaultMaxBytes
-	}
-	if cfg.MaxAge <= 0 {
-		cfg.MaxAge = DefaultMaxAge
-	}
-	if cfg.Epoch == "" {
-		cfg.Epoch = NewEpoch()
-	}
+	cfg.MaxBytes = cmp.Or(cfg.MaxBytes, DefaultMaxBytes)
 	return &Memory{
 		pinned:      math.MaxUint64,
-		epoch:       cfg.Epoch,
+		epoch:       cmp.Or(cfg.Epoch, NewEpoch()),
 		newest:      cfg.After,
 		maxBytes:    cfg.MaxBytes,
-		maxAge:      cfg.MaxAge,
+		maxAge:      cmp.Or(cfg.MaxAge, DefaultMaxAge),
 		evicted:     new(atomic.Int64),
 		segmentSize: min(max(cfg.MaxBytes/64, minSegmentBytes), maxSegmentBytes),
 	}

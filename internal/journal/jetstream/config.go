@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -122,23 +123,13 @@ func (c Config) Validate() error {
 }
 
 func (c Config) withDefaults() Config {
-	if c.Stream == "" {
-		c.Stream = DefaultStream
-	}
-	if c.Instance == "" {
-		c.Instance = rand.Text()
-	}
-	if c.InFlight == 0 {
-		c.InFlight = DefaultInFlight
-	}
-	if c.SyncInterval == 0 {
-		c.SyncInterval = DefaultSyncInterval
-	}
+	c.Stream = cmp.Or(c.Stream, DefaultStream)
+	c.Instance = cmp.Or(c.Instance, rand.Text())
+	c.InFlight = cmp.Or(c.InFlight, DefaultInFlight)
+	c.SyncInterval = cmp.Or(c.SyncInterval, DefaultSyncInterval)
 	if c.Owned == nil {
 		c.Owned = func(journal.Source, Owner) {}
 	}
-	if c.Log == nil {
-		c.Log = slog.Default()
-	}
+	c.Log = cmp.Or(c.Log, slog.Default())
 	return c
 }
