@@ -3,8 +3,6 @@ package jetstream
 import (
 	"cmp"
 	"crypto/rand"
-	"errors"
-	"fmt"
 	"log/slog"
 	"regexp"
 	"time"
@@ -19,16 +17,14 @@ const (
 	DefaultInFlight     = 512
 )
 
-// Bounds of Config.
+// Bounds of Config.SyncInterval.
 const (
 	MinSyncInterval = 100 * time.Millisecond
 	MaxSyncInterval = time.Hour
-	// maxInFlight is below the 10,000 messages that nats-server queues for a stream before it discards some.
-	maxInFlight = 8192
-	maxReplicas = 5
 )
 
-// Config configures a journal. Exactly one of Dir and Servers is set; all else has defaults.
+// Config configures a journal. Exactly one of Dir and Servers is set; all else has defaults. The caller has checked the values: package
+// cmd/kvcast/internal/config does.
 type Config struct {
 	// Dir is the directory of the embedded nats-server's files. It is created if it does not exist. One process uses
 	// it at a time.
@@ -43,7 +39,8 @@ type Config struct {
 	// Retention bounds the entries that Read can return, in memory, and those that the stream keeps. Its fields Epoch
 	// and After are ignored.
 	Retention journal.Config
-	// InFlight bounds the appends that are not acknowledged yet: 1 to 8192; default DefaultInFlight.
+	// InFlight bounds the appends that are not acknowledged yet: 1 to 8192; default DefaultInFlight. It is below the 10,000 messages that
+	// nats-server queues for a stream before it discards some.
 	InFlight int
 
 	// SyncAlways makes the embedded nats-server sync each entry to the disk before it acknowledges it.
@@ -86,41 +83,6 @@ func IsStream(name string) bool { return streamName.MatchString(name) }
 
 // IsServer reports whether a text has the form of one of Config.Servers.
 func IsServer(url string) bool { return serverURL.MatchString(url) }
-
-// Validate returns an error for each field whose value is not allowed, joined.
-func (c Config) Validate() error {
-	var errs []error
-	check := func(ok bool, format string, args ...any) {
-		if !ok {
-			errs = append(errs, fmt.Errorf(format, args...))
-		}
-	}
-	embedded := c.Dir != ""
-	check(embedded == (len(c.Servers) == 0), "dir %q and servers %q: want exactly one of them", c.Dir, c.Servers)
-	for _, s := range c.Servers {
-		check(IsServer(s), "server %q: want nats://HOST, nats://HOST:PORT or tls://HOST:PORT", s)
-	}
-	check(c.Stream == "" || IsStream(c.Stream), "stream %q: want %s", c.Stream, streamName)
-	check(c.InFlight >= 0 && c.InFlight <= maxInFlight, "in flight %d: want 1 to %d, or 0 for %d", c.InFlight, maxInFlight, DefaultInFlight)
-	check(c.Retention.MaxBytes >= 0, "max bytes %d: want at least 0", c.Retention.MaxBytes)
-	check(c.Retention.MaxAge >= 0, "max age %v: want at least 0", c.Retention.MaxAge)
-	check(c.SyncInterval == 0 || c.SyncInterval >= MinSyncInterval && c.SyncInterval <= MaxSyncInterval,
-		"sync interval %v: want %v to %v, or 0 for %v", c.SyncInterval, MinSyncInterval, MaxSyncInterval, DefaultSyncInterval)
-	check(!c.SyncAlways || c.SyncInterval == 0, "sync interval %v: want none with sync always", c.SyncInterval)
-	check(c.Replicas >= 0 && c.Replicas <= maxReplicas && c.Replicas != 2 && c.Replicas != 4, "replicas %d: want 1, 3 or 5", c.Replicas)
-	check((c.TLSCert == "") == (c.TLSKey == ""), "tls cert %q and key %q: want both or none", c.TLSCert, c.TLSKey)
-	check(c.Instance == "" || IsStream(c.Instance), "instance %q: want %s", c.Instance, streamName)
-	check(!c.Follow || !embedded, "follow: want servers, not dir %q", c.Dir)
-	check(!c.Follow || c.Replicas == 0, "follow: want no replicas, which the process that appends sets")
-	if embedded {
-		check(c.Credentials == "", "credentials %q: want none with dir", c.Credentials)
-		check(c.TLSCA == "" && c.TLSCert == "", "tls: want no files with dir")
-		check(c.Replicas <= 1, "replicas %d: want at most 1 with dir", c.Replicas)
-	} else {
-		check(!c.SyncAlways && c.SyncInterval == 0, "sync: want none with servers, whose configuration decides")
-	}
-	return errors.Join(errs...)
-}
 
 func (c Config) withDefaults() Config {
 	c.Stream = cmp.Or(c.Stream, DefaultStream)

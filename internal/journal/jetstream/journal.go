@@ -87,9 +87,6 @@ var _ journal.Journal = (*Journal)(nil)
 // Load. With Dir, Open fails if another process uses the directory, and moves files aside that nats-server cannot read:
 // the journal is then empty and has a new epoch.
 func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
 	cfg = cfg.withDefaults()
 	j := &Journal{
 		cfg:       cfg,

@@ -5,7 +5,6 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream"
@@ -148,34 +147,4 @@ func TestDirectoryIsUsedByOneProcess(t *testing.T) {
 	}
 	mustClose(t, j)
 	open(t, config(dir))
-}
-
-func TestConfigErrorsSayWhatIsAllowed(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		cfg  jetstream.Config
-		want []string
-	}{
-		{jetstream.Config{}, []string{"want exactly one of them"}},
-		{jetstream.Config{Dir: "d", Servers: []string{"nats://h"}}, []string{"want exactly one of them"}},
-		{jetstream.Config{Servers: []string{"http://h"}}, []string{"want nats://HOST"}},
-		{jetstream.Config{Dir: "d", Stream: "a.b", InFlight: 9000}, []string{"stream \"a.b\": want", "want 1 to 8192"}},
-		{jetstream.Config{Dir: "d", Retention: journal.Config{MaxBytes: -1, MaxAge: -1}}, []string{"max bytes -1", "max age -1ns"}},
-		{jetstream.Config{Dir: "d", SyncInterval: 1}, []string{"want 100ms to 1h0m0s"}},
-		{jetstream.Config{Dir: "d", SyncInterval: time.Second, SyncAlways: true}, []string{"want none with sync always"}},
-		{jetstream.Config{Dir: "d", Replicas: 3, Credentials: "c", TLSCA: "ca"}, []string{"want at most 1", "credentials", "tls: want no files"}},
-		{jetstream.Config{Servers: []string{"tls://h:4222"}, Replicas: 2, TLSCert: "c", SyncAlways: true}, []string{"want 1, 3 or 5", "want both or none", "sync: want none"}},
-	} {
-		err := tt.cfg.Validate()
-		for _, want := range tt.want {
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%+v: got %v, want an error with %q", tt.cfg, err, want)
-			}
-		}
-	}
-	for _, cfg := range []jetstream.Config{{Dir: "d"}, {Servers: []string{"nats://a:1", "tls://b"}, Replicas: 3, TLSCert: "c", TLSKey: "k"}} {
-		if err := cfg.Validate(); err != nil {
-			t.Errorf("%+v: %v", cfg, err)
-		}
-	}
 }
