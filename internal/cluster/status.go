@@ -30,31 +30,10 @@ func (m *Machine) Instances() []InstanceStatus {
 	return all
 }
 
-// Ownership is who owns a worker by the log.
-type Ownership struct {
-	// Instance is empty if the worker was released to nobody, or never claimed.
-	Instance string
-	// Released reports whether the worker was released to Instance, which is to claim it.
-	Released bool
-	// Seq is of the record that says so; 0 if there is none.
-	Seq uint64
-	// Assigned is the instance that is first by rendezvous, if the worker is wanted.
-	Assigned string
-	// Ingested reports whether this instance ingests the worker.
-	Ingested bool
-}
-
-// Owners returns the owners of all workers that are wanted, connected here, owned, or in the log.
-func (m *Machine) Owners() map[string]Ownership {
-	all := make(map[string]Ownership, len(m.workers))
-	for name, w := range m.workers {
-		o := Ownership{Instance: w.owner, Released: w.released, Seq: w.seq, Ingested: w.progress == ingesting}
-		if next := first(m.candidates, name); w.wanted && next != nil {
-			o.Assigned = next.id
-		}
-		all[name] = o
-	}
-	return all
+// Ingested reports whether this instance ingests a worker.
+func (m *Machine) Ingested(name string) bool {
+	w := m.workers[name]
+	return w != nil && w.progress == ingesting
 }
 
 // Isolated reports whether own heartbeats have not been read back for TTL/2: others may soon hold this instance for dead,

@@ -702,7 +702,11 @@ func (w *world) check() string {
 			if n.m.draining && !n.m.Drained() {
 				return n.id + " does not drain"
 			}
-			if got := n.m.Owners()[name]; got.Instance != o.owner || got.Released != (o.released && o.owner != "") {
+			got := n.m.workers[name]
+			if got == nil {
+				got = new(worker)
+			}
+			if got.owner != o.owner || got.released != (o.released && o.owner != "") {
 				return fmt.Sprintf("%s: owner of %s %+v, want %+v", n.id, name, got, *o)
 			}
 			for _, l := range n.m.limits {

@@ -53,7 +53,7 @@ func (l *listened) forgetLost(ttl time.Duration) {
 // Claim is ingest's config.Config.Claim.
 func (m *Member) Claim(ctx context.Context, worker string) (*feed.Recovered, error) {
 	m.mu.Lock()
-	if m.machine.Owners()[worker].Ingested { // the grace time has removed it from the stream, or it was to be removed
+	if m.machine.Ingested(worker) { // the grace time has removed it from the stream, or it was to be removed
 		defer m.mu.Unlock()
 		m.listened.connected[worker] = true
 		m.machine.Connected(worker)

@@ -308,11 +308,10 @@ func (m *Member) settle() {
 	for _, i := range m.machine.Instances() {
 		live[i.ID] = i.Live
 	}
-	for name, o := range m.machine.Owners() {
-		if m.wanted[name] && (o.Instance == "" || !live[o.Instance] || o.Instance == m.cfg.ID && !o.Ingested) {
-			return
-		}
-		if m.wanted[name] && m.confirmed(name, m.owners[name], time.Time{}).IsZero() {
+	for name := range m.wanted {
+		o := m.owners[name]
+		if o.Instance == "" || !live[o.Instance] || o.Instance == m.cfg.ID && !m.machine.Ingested(name) ||
+			m.confirmed(name, o, time.Time{}).IsZero() {
 			return
 		}
 	}
