@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"slices"
@@ -162,12 +163,8 @@ func (s *Server) entry(ctx context.Context, seq uint64) (*kvcastv1.Entry, error)
 	if err != nil {
 		return nil, err
 	}
-	var encoded []byte
-	for _, b := range chunk.Slices {
-		encoded = append(encoded, b...)
-	}
 	var message kvcastv1.SubscribeResponse
-	if err := proto.Unmarshal(encoded, &message); err != nil || len(message.GetEntries()) != 1 {
+	if err := proto.Unmarshal(bytes.Join(chunk.Slices, nil), &message); err != nil || len(message.GetEntries()) != 1 {
 		return nil, callerror.Bug(s.journal.Bounds())
 	}
 	entry := message.GetEntries()[0]

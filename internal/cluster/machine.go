@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"maps"
 	"slices"
 	"time"
 )
@@ -267,7 +268,7 @@ func (m *Machine) Next(now time.Time) (actions []Action, again time.Time) {
 			}
 		}
 	}
-	for _, name := range m.dirtyNames() {
+	for _, name := range slices.Sorted(maps.Keys(m.dirty)) {
 		actions = m.appendAction(actions, m.workers[name], now)
 	}
 	clear(m.dirty)
@@ -320,15 +321,6 @@ func (m *Machine) reached(a Action) limitID {
 	default:
 		return noLimit
 	}
-}
-
-func (m *Machine) dirtyNames() []string {
-	names := make([]string, 0, len(m.dirty))
-	for name := range m.dirty {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }
 
 // begin notes that an action is in progress.

@@ -6,6 +6,7 @@
 package apply
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -172,12 +173,8 @@ func (r *run) read(ctx context.Context, after uint64) (uint64, error) {
 	if err != nil || chunk.Last == after {
 		return after, err
 	}
-	var encoded []byte
-	for _, s := range chunk.Slices {
-		encoded = append(encoded, s...)
-	}
 	entries := new(kvcastv1.SubscribeResponse)
-	if err := proto.Unmarshal(encoded, entries); err != nil {
+	if err := proto.Unmarshal(bytes.Join(chunk.Slices, nil), entries); err != nil {
 		return after, err
 	}
 	for _, entry := range entries.GetEntries() {

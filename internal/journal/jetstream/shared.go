@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -365,10 +367,7 @@ func (s *shared) fence(c *chain, err error) {
 
 func (s *shared) fail(err error) {
 	s.mu.Lock()
-	chains := make([]*chain, 0, len(s.chains))
-	for _, c := range s.chains {
-		chains = append(chains, c)
-	}
+	chains := slices.Collect(maps.Values(s.chains))
 	s.mu.Unlock()
 	for _, c := range chains {
 		s.fence(c, err)

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -82,11 +84,7 @@ func (c *Checkpoints) subjects(ctx context.Context, kind string) ([]string, erro
 	if err != nil {
 		return nil, err
 	}
-	subjects := make([]string, 0, len(info.State.Subjects))
-	for subject := range info.State.Subjects {
-		subjects = append(subjects, subject)
-	}
-	return subjects, nil
+	return slices.Collect(maps.Keys(info.State.Subjects)), nil
 }
 
 // info returns an object's description, and its seq in the bucket's stream.
