@@ -14,12 +14,7 @@ import (
 
 // Journal is the log that the server reads. Its methods must be safe for concurrent use and must not block.
 type Journal interface {
-	// Bounds returns the epoch and the range of retained entries.
-	Bounds() journal.Bounds
-	// Read returns entries; see journal.Journal.
-	Read(ctx context.Context, q journal.Query) (journal.Chunk, error)
-	// Changed returns a channel that is closed when Bounds().Newest next grows.
-	Changed() <-chan struct{}
+	journal.Reader
 	// Bytes returns the size of the retained entries.
 	Bytes() int
 	// EvictedBytes returns the size of the evicted entries that streams still reference.

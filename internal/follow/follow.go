@@ -18,9 +18,7 @@ import (
 
 // Journal is what a Follower reads.
 type Journal interface {
-	Bounds() journal.Bounds
-	Read(context.Context, journal.Query) (journal.Chunk, error)
-	Changed() <-chan struct{}
+	journal.Reader
 	// Pin makes the journal retain all entries after a seq until the next call. Appends may wait for it.
 	Pin(seq uint64)
 	Bytes() int

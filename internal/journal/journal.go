@@ -14,14 +14,8 @@ import (
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
-// Journal is a log of entries. All methods are safe for concurrent use.
-type Journal interface {
-	// Append starts to append an entry. The entries of one Source are appended in the order of the calls. The
-	// number of appends that are not acknowledged yet is bounded: at the bound, Append blocks until ctx ends.
-	// Append returns an error if the append has failed at once; otherwise Pending.Wait returns the result. After
-	// a failed append, all later appends of the Source fail, so that no entry is visible without the earlier
-	// entries of its Source.
-	Append(ctx context.Context, r Record) (Pending, error)
+// Reader reads a log of entries. All methods are safe for concurrent use.
+type Reader interface {
 	// Read returns the first entries that a query selects: as many as fit into Query.MaxBytes, but at least one
 	// if there is one. It does not wait for entries. With a filter, it may return no entry and a larger
 	// Chunk.Last, after it has examined many entries. The error is a *PositionError if the entry after
@@ -32,6 +26,17 @@ type Journal interface {
 	// Changed returns a channel that is closed when Bounds().Newest next grows. A reader that waits for entries
 	// calls Changed before Read, so that it misses no entry. Changed never blocks.
 	Changed() <-chan struct{}
+}
+
+// Journal is a log of entries. All methods are safe for concurrent use.
+type Journal interface {
+	Reader
+	// Append starts to append an entry. The entries of one Source are appended in the order of the calls. The
+	// number of appends that are not acknowledged yet is bounded: at the bound, Append blocks until ctx ends.
+	// Append returns an error if the append has failed at once; otherwise Pending.Wait returns the result. After
+	// a failed append, all later appends of the Source fail, so that no entry is visible without the earlier
+	// entries of its Source.
+	Append(ctx context.Context, r Record) (Pending, error)
 	// Close waits until every append is acknowledged or has failed, or until ctx ends, and then releases the
 	// journal's resources. Append and Read then return ErrClosed.
 	Close(ctx context.Context) error

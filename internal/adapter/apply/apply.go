@@ -22,13 +22,6 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Journal is what is read: an *follow.Follower.
-type Journal interface {
-	Bounds() journal.Bounds
-	Read(context.Context, journal.Query) (journal.Chunk, error)
-	Changed() <-chan struct{}
-}
-
 // Target gets the blocks of workers.
 type Target interface {
 	// Begin adds a worker with its dp ranks, or changes it. Its ranks have no blocks then.
@@ -44,7 +37,7 @@ type Target interface {
 
 // Source is where the blocks of a target come from.
 type Source struct {
-	Journal Journal
+	Journal journal.Reader // an *follow.Follower
 	// Index is the index that has applied the entries of the journal.
 	Index *index.Index
 	// Lock is held from the first call for an entry, or for a part of the index's blocks, until after Flush or End.

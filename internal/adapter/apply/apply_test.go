@@ -109,7 +109,7 @@ func (g *target) want(want blocks) {
 
 // pausedJournal is a journal whose entries are compacted before they are read, while it is paused.
 type pausedJournal struct {
-	apply.Journal
+	journal.Reader
 	mu        sync.Mutex // held while it is paused
 	compacted atomic.Bool
 }
@@ -120,7 +120,7 @@ func (j *pausedJournal) Read(ctx context.Context, q journal.Query) (journal.Chun
 	if j.compacted.Swap(false) {
 		return journal.Chunk{}, journal.ErrCompacted
 	}
-	return j.Journal.Read(ctx, q)
+	return j.Reader.Read(ctx, q)
 }
 
 // world is a journal with its index, which has applied all entries when append returns.
@@ -198,7 +198,7 @@ func TestTargetFollowsTheIndex(t *testing.T) {
 	w.append("a", now, added(), store(1), store(2))
 	w.append("b", now, added(), store(3))
 	g, restarts := newTarget(t), atomic.Int32{}
-	j := &pausedJournal{Journal: w.follower}
+	j := &pausedJournal{Reader: w.follower}
 	source := &apply.Source{
 		Journal: j, Index: w.index, Lock: &g.lock, Logger: slog.New(slog.DiscardHandler), Restarted: func() { restarts.Add(1) },
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/kvcast/kvcast/internal/adapter/vllm"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/index"
+	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/wire"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -47,7 +48,7 @@ type Config struct {
 // Service is the events of all workers.
 type Service struct {
 	cfg     Config
-	journal apply.Journal
+	journal journal.Reader
 	index   *index.Index
 	slots   *semaphore.Weighted // subscribers
 	states  *semaphore.Weighted // states that are being built
@@ -159,7 +160,7 @@ const (
 )
 
 // New returns a service. Its subscribers are served while Run runs.
-func New(c Config, j apply.Journal, x *index.Index) *Service {
+func New(c Config, j journal.Reader, x *index.Index) *Service {
 	c.StallTimeout = cmp.Or(c.StallTimeout, defaultStallTimeout)
 	create := promauto.With(c.Registerer)
 	s := &Service{

@@ -26,6 +26,7 @@ import (
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/core/loglimit"
+	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/wire"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -54,7 +55,7 @@ type Config struct {
 // Egress publishes the events of all workers. New opens its ports.
 type Egress struct {
 	cfg     Config
-	journal apply.Journal
+	journal journal.Reader
 	index   *index.Index
 	metrics *metrics
 	memory  *budget.Budget // of states
@@ -93,7 +94,7 @@ const (
 )
 
 // New opens the ports of an egress. The caller runs it with Run, or closes it with Close.
-func New(ctx context.Context, c Config, j apply.Journal, x *index.Index) (*Egress, error) {
+func New(ctx context.Context, c Config, j journal.Reader, x *index.Index) (*Egress, error) {
 	e := &Egress{
 		cfg: c, journal: j, index: x, logger: c.Logger,
 		memory:      budget.New("egress_state_bytes", c.StateBytes),
