@@ -20,7 +20,8 @@ func SetCheckpointTimeout(d time.Duration) (restore func()) {
 // acknowledged nothing since a time.
 func (j *Journal) StuckAfter(ticks int, since time.Time) error {
 	d := j.mode.(*directory)
-	j.stall.since, d.w.sent = since, 1
+	j.stall.since.Store(int64(since.Sub(base)))
+	d.w.sent = 1
 	for range ticks {
 		d.checkProgress()
 	}

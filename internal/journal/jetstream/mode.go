@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -160,38 +161,26 @@ func (a *admission) Failed() <-chan struct{} { return a.failed }
 // InFlight returns the number of appends that are not acknowledged yet.
 func (a *admission) InFlight() int { return len(a.slots) }
 
-// stall is since when appends are in flight or the connection is lost, and nothing is acknowledged.
-type stall struct {
-	mu    sync.Mutex
-	since time.Time // guarded by mu; zero: there is progress, or nothing to do
-}
+// base is what times of a stall are relative to.
+var base = time.Now()
+
+// stall is since when appends are in flight or the connection is lost, and nothing is acknowledged: the nanoseconds after base.
+// 0: there is progress, or nothing to do.
+type stall struct{ since atomic.Int64 }
 
 // begin records that progress is missing from now on, unless it is already.
-func (s *stall) begin() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.since.IsZero() {
-		s.since = time.Now()
-	}
-}
+func (s *stall) begin() { s.since.CompareAndSwap(0, int64(time.Since(base))) }
 
 // restart records progress while there is more to do.
-func (s *stall) restart() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.since = time.Now()
-}
+func (s *stall) restart() { s.since.Store(int64(time.Since(base))) }
 
 // end records that there is nothing to do.
-func (s *stall) end() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.since = time.Time{}
-}
+func (s *stall) end() { s.since.Store(0) }
 
 // began returns since when there is no progress.
 func (s *stall) began() time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.since
+	if since := s.since.Load(); since != 0 {
+		return base.Add(time.Duration(since))
+	}
+	return time.Time{}
 }

@@ -29,7 +29,7 @@ type shared struct {
 	wake    chan struct{} // there is a message to publish
 	suspect chan struct{} // the fate of messages in flight is unknown
 
-	mu      sync.Mutex // guards all below; taken before those of Journal.admission and Journal.stall
+	mu      sync.Mutex // guards all below; taken before that of Journal.admission
 	chains  map[string]*chain
 	ready   []*chain          // those with something to publish, in the order in which they became so
 	units   map[uint64]*chain // chains with a unit, by its number
