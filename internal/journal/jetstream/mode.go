@@ -25,7 +25,7 @@ func newMode(j *Journal) mode {
 	case j.cfg.Dir != "":
 		return newDirectory(j)
 	case j.cfg.Follow:
-		return newFollower(j)
+		return follower{newShared(j)}
 	default:
 		return newShared(j)
 	}

@@ -90,10 +90,10 @@ func (s *shared) SyncEntries() error { return nil }
 // CheckpointsStuck implements durability: the servers may be back at any time.
 func (s *shared) CheckpointsStuck(time.Duration) {}
 
-func (s *shared) mark(first uint64) { s.tail.marked = first }
+func (s *shared) mark(first uint64) { s.marked = first }
 
 func (s *shared) checkRange(first, _ uint64) error {
-	if first != s.tail.marked {
+	if first != s.marked {
 		return ErrPurged
 	}
 	return nil
@@ -137,12 +137,6 @@ func (s *shared) close() error { return nil }
 // follower is the mode of a journal in Servers with Config.Follow: it reads the stream of a shared one, and changes nothing.
 type follower struct{ *shared }
 
-func newFollower(j *Journal) follower {
-	f := follower{newShared(j)}
-	f.tail.lost = func(lost error, _ uint64) error { return lost }
-	return f
-}
-
 func (f follower) createStream(context.Context) (streamState, error) {
 	return streamState{}, fmt.Errorf("open %s: the stream does not exist; start an instance that reads engines first", f.j.client.Place())
 }
@@ -159,4 +153,4 @@ func (f follower) openStores(ctx context.Context) error {
 	})
 }
 
-func (f follower) start() { f.j.loops.Go(f.tail.loop) }
+func (f follower) start() { f.j.loops.Go(f.readLoop) }

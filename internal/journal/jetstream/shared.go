@@ -24,8 +24,8 @@ import (
 // owns. Who owns a worker stands in the stream, as ownership records among the worker's entries. One is an entry without
 // events; its header entry.OwnerHeader has the owner and the writer. Below, a record without another word is an ownership record.
 type shared struct {
+	tail
 	j       *Journal
-	tail    *tail
 	wake    chan struct{} // there is a message to publish
 	suspect chan struct{} // the fate of messages in flight is unknown
 
@@ -59,13 +59,12 @@ func newShared(j *Journal) *shared {
 		j: j, wake: make(chan struct{}, 1), suspect: make(chan struct{}, 1),
 		chains: make(map[string]*chain), units: make(map[uint64]*chain), owners: make(map[string]Owner),
 	}
-	s.tail = &tail{j: j, suspect: s.suspect, firstRecord: s.firstRecord}
-	s.tail.lost, j.shared = s.tail.beginEpoch, s
+	j.shared = s
 	return s
 }
 
 func (s *shared) start() {
-	s.j.loops.Go(s.tail.loop)
+	s.j.loops.Go(s.readLoop)
 	s.j.loops.Go(s.loop)
 	s.j.loops.Go(s.j.retention.loop)
 }
@@ -308,7 +307,7 @@ func (s *shared) delivered(source journal.Source, e *Entry, at time.Time, show f
 		s.fence(fenced, s.fencedBy(*e.Owner))
 	}
 	if err == nil {
-		s.tail.read = lastRead{e.Seq, at}
+		s.read = lastRead{e.Seq, at}
 	}
 	return err
 }
@@ -377,7 +376,7 @@ func (s *shared) fail(err error) {
 
 func (s *shared) reconnected() {
 	s.j.stall.end()
-	if sub := s.tail.following.Load(); sub != nil { // it may have missed deliveries
+	if sub := s.following.Load(); sub != nil { // it may have missed deliveries
 		_ = sub.Unsubscribe()
 	}
 	signal(s.suspect)
