@@ -267,7 +267,7 @@ func (j *Journal) Close(ctx context.Context) error {
 			select {
 			case j.slots <- struct{}{}:
 				continue
-			case <-j.failed:
+			case <-j.Failed():
 			case <-ctx.Done():
 				err = fmt.Errorf("close journal: %w", ctx.Err())
 				j.fail(ctx.Err())
@@ -322,7 +322,7 @@ func (r *retention) loop() {
 		select {
 		case <-ticker.C:
 		case <-r.changed:
-		case <-r.j.failed:
+		case <-r.j.Failed():
 			return
 		case <-r.j.ctx.Done():
 			return

@@ -91,17 +91,20 @@ type writer interface {
 
 // admission decides which appends are taken: as many as there are slots, until Close or a failure.
 type admission struct {
-	slots   chan struct{} // has one element per append in flight
-	closing chan struct{} // closed by Close
-	failed  chan struct{} // closed when err is set
+	slots   chan struct{}   // has one element per append in flight
+	closing context.Context // ends with Close, which calls endAdmission
+	failed  context.Context // ends with the first failure as its cause
 
-	mu       sync.Mutex // guards all below
-	err      error      // the first failure
-	refusing bool       // Close was called
+	endAdmission context.CancelFunc // makes later appends fail
+	failing      sync.Once
+	end          context.CancelCauseFunc // ends failed
 }
 
 func newAdmission(inFlight int) *admission {
-	return &admission{slots: make(chan struct{}, inFlight), closing: make(chan struct{}), failed: make(chan struct{})}
+	a := &admission{slots: make(chan struct{}, inFlight)}
+	a.closing, a.endAdmission = context.WithCancel(context.Background())
+	a.failed, a.end = context.WithCancelCause(context.Background())
+	return a
 }
 
 // acquire waits for a slot. The error says why there is none.
@@ -111,52 +114,35 @@ func (a *admission) acquire(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-a.closing:
+	case <-a.closing.Done():
 		return journal.ErrClosed
-	case <-a.failed:
+	case <-a.Failed():
 		return a.Err()
 	}
 }
 
 // refusal returns why no append is taken any more; nil if appends are.
 func (a *admission) refusal() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.refusing {
+	if a.closing.Err() != nil {
 		return journal.ErrClosed
 	}
-	return a.err
-}
-
-// endAdmission makes later appends fail.
-func (a *admission) endAdmission() {
-	a.mu.Lock()
-	a.refusing = true
-	a.mu.Unlock()
-	close(a.closing)
+	return a.Err()
 }
 
 // fail records the first failure. It reports whether this is the first.
-func (a *admission) fail(err error) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.err != nil {
-		return false
-	}
-	a.err = err
-	close(a.failed)
-	return true
+func (a *admission) fail(err error) (first bool) {
+	a.failing.Do(func() {
+		a.end(err)
+		first = true
+	})
+	return first
 }
 
 // Err returns the error that has failed the journal, or nil.
-func (a *admission) Err() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.err
-}
+func (a *admission) Err() error { return context.Cause(a.failed) }
 
 // Failed returns a channel that is closed when the journal has failed; see Err.
-func (a *admission) Failed() <-chan struct{} { return a.failed }
+func (a *admission) Failed() <-chan struct{} { return a.failed.Done() }
 
 // InFlight returns the number of appends that are not acknowledged yet.
 func (a *admission) InFlight() int { return len(a.slots) }

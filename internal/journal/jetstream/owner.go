@@ -113,7 +113,7 @@ func (j *Journal) awaitDelivery(ctx context.Context, seq uint64) error {
 		}
 		select {
 		case <-changed:
-		case <-j.failed:
+		case <-j.Failed():
 			return j.Err()
 		case <-ctx.Done():
 			return ctx.Err()
@@ -139,7 +139,7 @@ func (j *Journal) Release(ctx context.Context, worker, next string) (uint64, err
 	}
 	select { // also after Close, which waits for it
 	case s.j.slots <- struct{}{}:
-	case <-s.j.failed:
+	case <-s.j.Failed():
 		return 0, s.j.Err()
 	case <-ctx.Done():
 		return 0, ctx.Err()

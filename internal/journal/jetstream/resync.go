@@ -33,7 +33,7 @@ func (d *directory) publishLoop() {
 			d.checkServer()
 		case <-ticker.C:
 			d.checkProgress()
-		case <-d.j.failed:
+		case <-d.j.Failed():
 			return
 		case <-d.j.ctx.Done():
 			return

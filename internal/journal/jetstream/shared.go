@@ -29,7 +29,7 @@ type shared struct {
 	wake    chan struct{} // there is a message to publish
 	suspect chan struct{} // the fate of messages in flight is unknown
 
-	mu      sync.Mutex // guards all below; taken before that of Journal.admission
+	mu      sync.Mutex // guards all below
 	chains  map[string]*chain
 	ready   []*chain          // those with something to publish, in the order in which they became so
 	units   map[uint64]*chain // chains with a unit, by its number
@@ -146,7 +146,7 @@ func (s *shared) loop() {
 			pause.Reset(suspectPause)
 		case <-ticker.C:
 			s.check(unitTimeout)
-		case <-s.j.failed:
+		case <-s.j.Failed():
 			return
 		case <-s.j.ctx.Done():
 			return
