@@ -159,39 +159,18 @@ func TierReasons(tiers *[NumTiers]Reasons) (all []*kvcastv1.TierReasons) {
 	return all
 }
 
-// gapReason returns the reason that a Gap causes.
+// gapReason returns the reason that a Gap causes: usually the one of the same name.
 func gapReason(g kvcastv1.Gap_Reason) kvcastv1.DegradedReason {
 	switch g {
-	case kvcastv1.Gap_REASON_JOINED_LATE:
-		return kvcastv1.DegradedReason_DEGRADED_REASON_JOINED_LATE
-	case kvcastv1.Gap_REASON_POSSIBLE_RESTART:
-		return kvcastv1.DegradedReason_DEGRADED_REASON_POSSIBLE_RESTART
 	case kvcastv1.Gap_REASON_AMBIGUOUS_PUBLISHER:
 		return kvcastv1.DegradedReason_DEGRADED_REASON_CONFLICT
 	case kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES:
 		return kvcastv1.DegradedReason_DEGRADED_REASON_BLOCKS_OMITTED
-	case kvcastv1.Gap_REASON_SHARED_TIER:
-		return kvcastv1.DegradedReason_DEGRADED_REASON_SHARED_TIER
-	case kvcastv1.Gap_REASON_EVENTS_SKIPPED:
-		return kvcastv1.DegradedReason_DEGRADED_REASON_EVENTS_SKIPPED
-	case kvcastv1.Gap_REASON_BLOCK_SIZE_MISMATCH:
-		return kvcastv1.DegradedReason_DEGRADED_REASON_BLOCK_SIZE_MISMATCH
-	case kvcastv1.Gap_REASON_UNKNOWN_CONTENT:
-		return kvcastv1.DegradedReason_DEGRADED_REASON_UNKNOWN_CONTENT
-	case kvcastv1.Gap_REASON_TIER_NOT_CLEARED:
-		return kvcastv1.DegradedReason_DEGRADED_REASON_TIER_NOT_CLEARED
-	case kvcastv1.Gap_REASON_REPLAY_UNPROVED:
-		return kvcastv1.DegradedReason_DEGRADED_REASON_REPLAY_UNPROVED
-	case kvcastv1.Gap_REASON_REPLAY_FOREIGN:
-		return kvcastv1.DegradedReason_DEGRADED_REASON_REPLAY_FOREIGN
-	case kvcastv1.Gap_REASON_COPIES_UNSURE:
-		return kvcastv1.DegradedReason_DEGRADED_REASON_COPIES_UNSURE
-	case kvcastv1.Gap_REASON_CONNECTOR_TIER:
-		return kvcastv1.DegradedReason_DEGRADED_REASON_CONNECTOR_TIER
-	case kvcastv1.Gap_REASON_RELAYED:
-		return kvcastv1.DegradedReason_DEGRADED_REASON_RELAYED
-	default: // also a reason of a later version
-		return kvcastv1.DegradedReason_DEGRADED_REASON_GAP
+	default:
+		if same := kvcastv1.DegradedReason_value["DEGRADED_"+g.String()]; same != 0 {
+			return kvcastv1.DegradedReason(same)
+		}
+		return kvcastv1.DegradedReason_DEGRADED_REASON_GAP // also for a reason of a later version
 	}
 }
 
