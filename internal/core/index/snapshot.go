@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvcast/kvcast/internal/core/attribute"
 	"github.com/kvcast/kvcast/internal/core/index/radix"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -87,16 +88,10 @@ func (s *Snapshot) rankBlocks(ctx context.Context, rank uint32, tiers kvblock.Ti
 // rankCopy is a copy of the blocks of a rank. Blocks are identified by their index in blocks.
 type rankCopy struct {
 	blocks []copiedBlock
-	attrs  []attributes
-	known  map[attributes]uint32 // index in attrs
+	attrs  attribute.Interner // without salts
 	// ids are token ids, if they are wanted. idsAt has for each block the index in ids plus one; 0 if it has none.
 	ids   []uint32
 	idsAt []uint32
-}
-
-type attributes struct {
-	lora      string
-	blockSize uint32
 }
 
 // copiedBlock is a block of a copy.
@@ -122,7 +117,7 @@ const (
 // copyRank copies the blocks of a rank in some tiers, part by part. The rank may change between two parts; the journal
 // has entries with the changes.
 func (s *Snapshot) copyRank(ctx context.Context, number uint32, tiers kvblock.Tiers) *rankCopy {
-	c := &rankCopy{known: make(map[attributes]uint32)}
+	c := &rankCopy{attrs: attribute.NewInterner(nil)}
 	var part []radix.Block
 	for from, first := uint64(0), true; first || from != 0 && ctx.Err() == nil; first = false {
 		part, from = s.scan(number, from, part[:0], uint8(tiers>>1), c)
@@ -155,7 +150,7 @@ func (c *rankCopy) idsOf(n uint32) []uint32 {
 		return nil
 	}
 	from := int(c.idsAt[n]) - 1
-	return c.ids[from : from+int(c.attrs[c.blocks[n].attr].blockSize)]
+	return c.ids[from : from+int(c.attrs.At(c.blocks[n].attr).BlockSize)]
 }
 
 // scan reads a part of a rank, and adds the token ids of the blocks in some tiers.
@@ -195,23 +190,8 @@ func (c *rankCopy) add(b *radix.Block, tiers uint8) {
 	if b.HasTokens {
 		copied.flags |= flagTokens
 	}
-	a := attributes{b.LoRA, b.BlockSize}
-	if n := len(c.blocks); n > 0 && c.attrs[c.blocks[n-1].attr] == a {
-		copied.attr = c.blocks[n-1].attr
-	} else {
-		copied.attr = c.attr(a)
-	}
+	copied.attr, _ = c.attrs.Acquire(attribute.Set{LoRA: b.LoRA, BlockSize: b.BlockSize})
 	c.blocks = append(c.blocks, copied)
-}
-
-func (c *rankCopy) attr(a attributes) uint32 {
-	n, ok := c.known[a]
-	if !ok {
-		n = uint32(len(c.attrs))
-		c.attrs = append(c.attrs, a)
-		c.known[a] = n
-	}
-	return n
 }
 
 const (

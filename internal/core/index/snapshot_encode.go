@@ -154,8 +154,8 @@ func (e *snapshotEncoder) add(n uint32) bool {
 		if !e.flush() {
 			return false
 		}
-		a := e.c.attrs[b.attr]
-		e.run.LoRA, e.run.BlockSize, e.run.HasParent = a.lora, a.blockSize, b.flags&flagParent != 0
+		a := e.c.attrs.At(b.attr)
+		e.run.LoRA, e.run.BlockSize, e.run.HasParent = a.LoRA, a.BlockSize, b.flags&flagParent != 0
 		if e.run.Parent = b.parent; b.flags&flagLinked != 0 {
 			e.run.Parent = e.c.blocks[b.parent].hash
 		}
