@@ -273,6 +273,19 @@ func content(lora, salt string) vllmhash.Content {
 // reuse is how much of a prompt an engine reuses: of device memory, the same without the prompt's last token, and then of both tiers.
 type reuse struct{ hit, effective, all int }
 
+// holderFunc reports whether a group holds the prefix of a number of tokens.
+type holderFunc func(group, tokens int) bool
+
+// Held implements hybrid.Holder.
+func (f holderFunc) Held(group, from, step, n int) (held uint64) {
+	for i := range n {
+		if f(group, from+(i+1)*step) {
+			held |= 1 << i
+		}
+	}
+	return held
+}
+
 // ask computes how much of a probe's prompt the engine reuses.
 func (e *engine) ask(p *probe) reuse {
 	e.t.Helper()
@@ -295,7 +308,7 @@ func (e *engine) ask(p *probe) reuse {
 		e.t.Fatal(err)
 	}
 	holder := func(tier string) hybrid.Holder {
-		return hybrid.HolderFunc(func(group, tokens int) bool { return e.copies[place{tier, group}][names[tokens / *e.unit - 1]] > 0 })
+		return holderFunc(func(group, tokens int) bool { return e.copies[place{tier, group}][names[tokens / *e.unit - 1]] > 0 })
 	}
 	hashed := len(names) * *e.unit
 	var r reuse

@@ -51,6 +51,10 @@ func (e *Egress) HoldStates(t *testing.T) {
 	}
 }
 
+// Held returns the blocks that consumers hold after the batches so far and the pending events, with their tiers: bit n is
+// kvcast.v1.Tier n. It must not be modified.
+func (s *Stream) Held() map[uint64]uint8 { return s.held }
+
 // Omitted returns how many blocks were omitted since the last call, by reason.
 func (s *Stream) Omitted() (all map[string]uint64) {
 	all = make(map[string]uint64)

@@ -67,10 +67,6 @@ func NewStream(worker string, rank uint32, topic string, form wire.Form, first u
 // called before the first event is applied.
 func (s *Stream) NeedTokens() { s.needsTokens = true }
 
-// Held returns the blocks that consumers hold after the batches so far and the pending events, with their tiers: bit n is
-// kvcast.v1.Tier n. It must not be modified.
-func (s *Stream) Held() map[uint64]uint8 { return s.held }
-
 // Next returns the seq of the next batch.
 func (s *Stream) Next() uint64 { return s.next }
 

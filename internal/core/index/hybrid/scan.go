@@ -18,20 +18,6 @@ type Runner interface {
 	Run(group, from, step, n int) (run int, ok bool)
 }
 
-// HolderFunc is a Holder that calls a function for each prefix: whether a group, by its index, holds the prefix of a number of
-// tokens. It takes some microseconds for 1,000 blocks; a Holder with bitmaps is many times faster.
-type HolderFunc func(group, tokens int) bool
-
-// Held calls the function n times.
-func (f HolderFunc) Held(group, from, step, n int) (held uint64) {
-	for i := range n {
-		if f(group, from+(i+1)*step) {
-			held |= 1 << i
-		}
-	}
-	return held
-}
-
 // prompt is what a Rule is applied to: the tokens of a prompt from start on. All other positions count from there.
 type prompt struct {
 	holder Holder
