@@ -192,26 +192,25 @@ func (n *conn) sendUntil(until time.Time, batches []Batch, before ...[]byte) err
 func (n *conn) follow(ctx context.Context) error {
 	for {
 		n.mu.Lock()
-		if n.consumer.NeedsState(n.history, n.streams, n.version, n.sendsStates()) {
+		a := n.consumer.Next(n.history, n.streams, n.version, n.sendsStates(), false)
+		missed := a.Missed
+		if a.State != nil {
 			n.mu.Unlock()
 			if err := n.states.Acquire(ctx, n.address, 1); err != nil {
 				return err
 			}
 			n.mu.Lock()
-			if !n.consumer.NeedsState(n.history, n.streams, n.version, n.sendsStates()) {
+			if a = n.consumer.Next(n.history, n.streams, n.version, n.sendsStates(), true); a.State == nil {
 				n.states.Release(n.address, 1)
-				n.mu.Unlock()
-				continue
 			}
 		}
-		a := n.consumer.Next(n.history, n.streams, n.version, n.sendsStates())
 		var state *State
 		if a.State != nil {
 			state = a.State.State(0, false)
 		}
 		idle := a.State == nil && len(a.Batches) == 0 && n.consumer.HasAll(n.history, n.version)
 		n.mu.Unlock()
-		if a.Missed {
+		if missed || a.Missed {
 			n.metrics.missed.Inc()
 		}
 		if state != nil {

@@ -77,7 +77,7 @@ func (c *Consumer) wants(s *Stream) bool {
 
 // Action is what to send to a subscriber next.
 type Action struct {
-	// State is a stream whose state must be sent; nil: none.
+	// State is a stream whose state must be sent; nil: none. Without a slot, Next must be called again with one.
 	State *Stream
 	// Batches are to be sent. They are valid until the next call.
 	Batches []Batch
@@ -98,8 +98,9 @@ type Published struct {
 // Next returns what to send next; nothing if the subscriber has everything. Version changes with the streams of the endpoint. If
 // states is set, the subscriber gets the state of a stream before its batches, and again after it has missed batches;
 // otherwise it must request what it has missed. If the stream has ended meanwhile, it gets the last batch, which clears all
-// blocks. Between two states it gets the batches of the streams that it follows, so that it misses none while there are many.
-func (c *Consumer) Next(h *History, streams []Published, version uint64, states bool) (a Action) {
+// blocks. Between two states it gets the batches of the streams that it follows, so that it misses none while there are many. slot reports
+// whether a state may be built.
+func (c *Consumer) Next(h *History, streams []Published, version uint64, states, slot bool) (a Action) {
 	if c.next < h.first && len(c.followed) > 0 {
 		a.Missed = true
 		maps.Copy(c.behind, c.followed)
@@ -130,9 +131,10 @@ func (c *Consumer) Next(h *History, streams []Published, version uint64, states 
 				later = true
 				break
 			}
-			c.followed[s.Stream] = h.End()
-			delete(c.behind, s.Stream)
-			a.State = s.Stream
+			if a.State = s.Stream; slot {
+				c.followed[s.Stream] = h.End()
+				delete(c.behind, s.Stream)
+			}
 			return a
 		}
 		if c.changed, c.version = later, version; !later {
@@ -168,31 +170,6 @@ func (c *Consumer) finals() []Batch {
 	}
 	c.batches = all
 	return all
-}
-
-// needsFinal reports whether finals would return batches of some streams.
-func (c *Consumer) needsFinal(of map[*Stream]uint64) bool {
-	for s := range of {
-		if s.final.Last && c.wants(s) {
-			return true
-		}
-	}
-	return false
-}
-
-// NeedsState reports whether Next would return a state.
-func (c *Consumer) NeedsState(h *History, streams []Published, version uint64, states bool) bool {
-	if !states || !c.changed && c.version == version && (c.next >= h.first || len(c.followed) == 0) {
-		return false
-	}
-	missed := c.next < h.first
-	if !missed && len(c.followed) > 0 && c.next < h.End() || c.needsFinal(c.behind) || missed && c.needsFinal(c.followed) {
-		return false // batches come first
-	}
-	return slices.ContainsFunc(streams, func(s Published) bool {
-		_, ok := c.followed[s.Stream]
-		return (!ok || missed) && c.wants(s.Stream)
-	})
 }
 
 // Skip passes over the last batch of a history if the subscriber has all batches before it and does not want it, and reports whether it

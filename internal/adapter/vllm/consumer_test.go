@@ -19,6 +19,7 @@ type follower struct {
 	ended    map[*vllm.Stream]bool
 	missed   int
 	behind   map[*vllm.Stream]bool // it missed batches, and has got no state since
+	waits    bool                  // it has been told to wait for a slot
 }
 
 func (f *follower) wants(topic string) bool {
@@ -58,11 +59,7 @@ func TestSubscribersGetEveryBatchOnceInOrder(t *testing.T) {
 			followers[i] = &follower{consumer: vllm.NewConsumer(), topics: make(map[string]bool), last: make(map[*vllm.Stream]uint64), ended: make(map[*vllm.Stream]bool)}
 		}
 		read := func(f *follower) {
-			needs := f.consumer.NeedsState(history, streams, version, states)
-			a := f.consumer.Next(history, streams, version, states)
-			if needs != (a.State != nil) {
-				t.Fatalf("a state is needed: %t, got one: %t", needs, a.State != nil)
-			}
+			a := f.consumer.Next(history, streams, version, states, false)
 			if a.Missed {
 				f.missed++
 				f.behind = make(map[*vllm.Stream]bool)
@@ -71,6 +68,13 @@ func TestSubscribersGetEveryBatchOnceInOrder(t *testing.T) {
 				}
 			}
 			if a.State != nil {
+				if f.waits = !f.waits && rapid.Bool().Draw(t, "waits"); f.waits { // for a slot, while other things happen
+					return
+				}
+				of := a.State
+				if a = f.consumer.Next(history, streams, version, states, true); a.State != of || a.Missed {
+					t.Fatalf("with a slot: got %+v, want the state of %s", a, name[of])
+				}
 				if !states || !f.wants(name[a.State]) {
 					t.Fatalf("got the state of %s", name[a.State])
 				}
@@ -222,7 +226,7 @@ func TestSubscriberOfOtherTopicsIsNotWoken(t *testing.T) {
 	c := vllm.NewConsumer()
 	c.Subscribe("wanted")
 	for !c.HasAll(l.History, 1) {
-		c.Next(l.History, all, 1, true)
+		c.Next(l.History, all, 1, true, true)
 	}
 	for n := range 10 {
 		l.publish(t, 1)
@@ -235,7 +239,7 @@ func TestSubscriberOfOtherTopicsIsNotWoken(t *testing.T) {
 	if c.Skip(l.History, wanted.Stream, 1) {
 		t.Fatal("a batch that is wanted is skipped")
 	}
-	if a := c.Next(l.History, all, 1, true); a.Missed || a.State != nil || len(a.Batches) != 1 {
+	if a := c.Next(l.History, all, 1, true, true); a.Missed || a.State != nil || len(a.Batches) != 1 {
 		t.Errorf("missed %t, state %t, %d batches; want one batch", a.Missed, a.State != nil, len(a.Batches))
 	}
 	c.Subscribe("wanted") // has no effect
@@ -279,7 +283,7 @@ func TestSubscriberJoinsWhileMuchIsPublished(t *testing.T) {
 	c.Subscribe("")
 	last := make(map[*vllm.Stream]uint64)
 	for n := 0; len(last) < streams || !c.HasAll(l.History, 1); n++ {
-		a := c.Next(l.History, l.streams, 1, true)
+		a := c.Next(l.History, l.streams, 1, true, true)
 		if n > streams*perState || a.Missed {
 			t.Fatalf("after %d reads: missed %t, %d of %d streams", n, a.Missed, len(last), streams)
 		}
@@ -304,17 +308,17 @@ func TestStreamThatBeginsIsReadFromItsFirstBatch(t *testing.T) {
 	t.Parallel()
 	l := newStreamLog(100, 0)
 	c := vllm.NewConsumer()
-	c.Next(l.History, nil, 0, false)
+	c.Next(l.History, nil, 0, false, true)
 	c.Subscribe("t")
 	l.streams = append(l.streams, vllm.Published{Stream: vllm.NewStream("w", 0, "t", 0, 1), At: l.End()})
 	l.publish(t, 3)
-	a := c.Next(l.History, l.streams, 1, false)
+	a := c.Next(l.History, l.streams, 1, false, true)
 	if len(a.Batches) != 3 || a.Batches[0].Seq != 1 || !c.HasAll(l.History, 1) {
 		t.Errorf("got %d batches, want those with the seqs 1 to 3", len(a.Batches))
 	}
 	late := vllm.NewConsumer()
 	late.Subscribe("t")
-	if a := late.Next(l.History, l.streams, 1, false); len(a.Batches) > 0 {
+	if a := late.Next(l.History, l.streams, 1, false, true); len(a.Batches) > 0 {
 		t.Errorf("one that comes later got %d batches, want none: it requests them", len(a.Batches))
 	}
 }
@@ -328,7 +332,7 @@ func TestSubscriberThatMissesTheEndOfAStreamGetsIt(t *testing.T) {
 		c := vllm.NewConsumer()
 		c.Subscribe("")
 		for !c.HasAll(l.History, 1) {
-			c.Next(l.History, l.streams, 1, states)
+			c.Next(l.History, l.streams, 1, states, true)
 		}
 		gone.Clear()
 		payload, seq := gone.Batch(1)
@@ -337,7 +341,7 @@ func TestSubscriberThatMissesTheEndOfAStreamGetsIt(t *testing.T) {
 		l.publish(t, 10)
 		ends := 0
 		for !c.HasAll(l.History, 2) {
-			for _, b := range c.Next(l.History, l.streams, 2, states).Batches {
+			for _, b := range c.Next(l.History, l.streams, 2, states, true).Batches {
 				if b.Stream == gone && b.Last && b.Seq == seq {
 					ends++
 				}
