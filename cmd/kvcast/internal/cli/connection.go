@@ -30,8 +30,7 @@ type Connection struct {
 	TokenFile string `placeholder:"FILE" predictor:"file" help:"File of the token to send ($KVCAST_TOKEN is the token itself)."`
 }
 
-// TokenVariable is the environment variable with the token that calls send. A flag would be visible to other users of the
-// machine.
+// TokenVariable is the environment variable with the token that calls send. A flag would be visible to other users of the machine.
 const TokenVariable = "KVCAST_TOKEN"
 
 // ConnectionFlags returns the flags as on a command line, each after a space.

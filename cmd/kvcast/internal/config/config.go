@@ -1,8 +1,7 @@
 // Package config is the configuration of kvcast serve.
 //
-// A YAML file, KVCAST_ variables and flags flow in; variables override the file, and flags override both. A Config flows
-// out, or an error that lists every mistake with its origin (file and line, variable or flag) and the allowed values. A
-// Config does not change after Read.
+// A YAML file, KVCAST_ variables and flags flow in; variables override the file, and flags override both. A Config flows out, or an error
+// that lists every mistake with its origin (file and line, variable or flag) and the allowed values. A Config does not change after Read.
 //
 // Each setting is declared once, in fields.go: its key, field, default, bounds and help. The file's form, the variables,
 // the flags, their help and what Write prints follow from that.

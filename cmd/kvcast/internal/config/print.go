@@ -10,8 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Write writes the configuration in the form of its file. Comments give the origin of each value that is not
-// the default.
+// Write writes the configuration in the form of its file. Comments give the origin of each value that is not the default.
 func (c *Config) Write(to io.Writer, from Origins) error {
 	e := yaml.NewEncoder(to)
 	e.SetIndent(2)

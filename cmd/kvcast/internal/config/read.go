@@ -112,8 +112,7 @@ func (o origin) String() string {
 	return o.place
 }
 
-// Origins are the origins of given values by path. Examples of paths are journal.max_bytes, workers[0] and
-// workers[0].name.
+// Origins are the origins of given values by path. Examples of paths are journal.max_bytes, workers[0] and workers[0].name.
 type Origins map[string]origin
 
 // byDefault is the origin of the listener at DefaultBind.

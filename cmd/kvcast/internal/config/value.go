@@ -325,8 +325,7 @@ func isAddress(s string) bool {
 	return err == nil
 }
 
-// isCollector reports whether s is the URL of a collector, or empty.
-// isInstanceName reports whether a text names a server of a cluster.
+// isCollector reports whether s is the URL of a collector, or empty. isInstanceName reports whether a text names a server of a cluster.
 func isInstanceName(s string) bool {
 	return len(s) <= 64 && strings.IndexFunc(s, func(c rune) bool {
 		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' && c != '_' && c != '.'

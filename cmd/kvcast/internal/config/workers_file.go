@@ -47,9 +47,8 @@ func (c *Config) CheckDiscovery() (warnings []string, err error) {
 	return warnings, errors.Join(errs...)
 }
 
-// ReadWorkers reads a file with at most the given number of workers. The file is a list as under the key workers of the
-// configuration, or a mapping with that key alone. An empty file is an error, since it may be incompletely written; use []
-// for no workers.
+// ReadWorkers reads a file with at most the given number of workers. The file is a list as under the key workers of the configuration, or a
+// mapping with that key alone. An empty file is an error, since it may be incompletely written; use [] for no workers.
 func ReadWorkers(file string, most int) ([]ingestconfig.Worker, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {

@@ -47,9 +47,8 @@ type heartbeat struct {
 	Over []sourceSince `json:"over,omitempty"`
 	// Stalled is how long the stream has not accepted what the instance appends.
 	Stalled time.Duration `json:"stalled_nano,omitempty"`
-	// States has the workers that the instance owned at Seq and that are not live, at most maxStates. OthersLive reports whether
-	// its other workers are live. Otherwise, their states are unknown: there are too many, or the heartbeat is of a version
-	// without states.
+	// States has the workers that the instance owned at Seq and that are not live, at most maxStates. OthersLive reports whether its other
+	// workers are live. Otherwise, their states are unknown: there are too many, or the heartbeat is of a version without states.
 	States     map[string]kvcastv1.WorkerState `json:"states,omitempty"`
 	OthersLive bool                            `json:"others_live,omitempty"`
 }

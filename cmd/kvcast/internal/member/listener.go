@@ -20,8 +20,7 @@ const lostWait = 2
 // claimWait is how many TTLs a message of an engine waits until this instance has claimed its worker.
 const claimWait = 2
 
-// errWanted means that an engine has connected to a listener under the name of a worker to whose engine instances connect
-// themselves.
+// errWanted means that an engine has connected to a listener under the name of a worker to whose engine instances connect themselves.
 var errWanted = errors.New("a worker of this name is configured, found or registered; give the engine another name")
 
 // listened are the workers whose engines connect to listeners of this instance. Member.mu guards them.

@@ -1,9 +1,8 @@
 // Package member makes this process one of the instances of kvcast that share a stream of NATS servers.
 //
-// Package cluster decides which workers the instance ingests. A Member gives it what it needs: the heartbeats of the
-// instances and the workers that they announce, from a KV bucket; the registered workers, from another one; the records of
-// owners, from the journal. It executes the decisions: it claims a worker, recovers it, and lets ingest read it; or it
-// releases or drops it.
+// Package cluster decides which workers the instance ingests. A Member gives it what it needs: the heartbeats of the instances and the
+// workers that they announce, from a KV bucket; the registered workers, from another one; the records of owners, from the journal. It
+// executes the decisions: it claims a worker, recovers it, and lets ingest read it; or it releases or drops it.
 package member
 
 import (

@@ -47,8 +47,7 @@ func (m *Member) Observe(ctx context.Context) {
 	}
 }
 
-// openBucket opens the bucket of the instances, which the first that ingests creates. It reports whether it has, before ctx
-// ended.
+// openBucket opens the bucket of the instances, which the first that ingests creates. It reports whether it has, before ctx ended.
 func (m *Member) openBucket(ctx context.Context) bool {
 	for {
 		kv, err := m.parts.Journal.Instances(ctx)

@@ -31,8 +31,7 @@ const (
 	overpredicted     = kvcastv1.DegradedReason_DEGRADED_REASON_OVERPREDICTED
 )
 
-// advice says what each reason means for the blocks of a rank, and after the semicolon what to do. docs/troubleshooting.md has
-// more.
+// advice says what each reason means for the blocks of a rank, and after the semicolon what to do. docs/troubleshooting.md has more.
 var advice = map[kvcastv1.DegradedReason]string{
 	joinedLate:        "blocks from before the first batch read are missing; give the engine a replay socket and kvcast its endpoint (replay), raise buffer_steps, or reset the engine's prefix cache",
 	gap:               "batches were lost: blocks may be missing or gone; give the engine a replay socket or raise buffer_steps, then reset its prefix cache",

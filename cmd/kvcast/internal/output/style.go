@@ -14,8 +14,7 @@ import (
 // Styler styles text for a terminal. The zero Styler returns text unchanged.
 type Styler struct{ enabled bool }
 
-// NewStyler returns a Styler that is enabled if w is a terminal with colours and NO_COLOR is not set, or
-// CLICOLOR_FORCE is 1.
+// NewStyler returns a Styler that is enabled if w is a terminal with colours and NO_COLOR is not set, or CLICOLOR_FORCE is 1.
 func NewStyler(w io.Writer) Styler {
 	return Styler{colorprofile.Detect(w, os.Environ()) > colorprofile.Ascii}
 }

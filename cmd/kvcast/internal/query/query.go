@@ -1,5 +1,4 @@
-// Package query contains the commands that read from a server: subscribe, replay, snapshot, match,
-// workers and status.
+// Package query contains the commands that read from a server: subscribe, replay, snapshot, match, workers and status.
 package query
 
 import (

@@ -23,8 +23,7 @@ type Checkpointer struct {
 	Store    Store
 	Log      *slog.Logger
 	Pipeline *pipeline.Pipeline
-	// State calls do with ingest's state of a worker, while the worker's lane cannot be called. It returns false if the
-	// worker does not exist.
+	// State calls do with ingest's state of a worker, while the worker's lane cannot be called. It returns false if the worker does not exist.
 	State func(worker string, do func(state []byte)) bool
 	// Follower has applied the journal's entries to its index.
 	Follower *follow.Follower

@@ -58,9 +58,8 @@ type Progress struct {
 	Seq, Until atomic.Uint64
 }
 
-// Recover brings the pipeline state that begin returns, and an empty index, to the state after the journal's newest entry.
-// If the journal cannot be read, Recover discards its entries, and begins anew with an empty journal. It returns the
-// workers to register again.
+// Recover brings the pipeline state that begin returns, and an empty index, to the state after the journal's newest entry. If the journal
+// cannot be read, Recover discards its entries, and begins anew with an empty journal. It returns the workers to register again.
 func Recover(
 	ctx context.Context, j Journal, s Store, registrations Registrations, log *slog.Logger, p *Progress, x *index.Index, begin func() Pipeline,
 ) ([]ingestconfig.Worker, error) {

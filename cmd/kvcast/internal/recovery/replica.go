@@ -76,9 +76,8 @@ type Instances interface {
 	Revisions(ctx context.Context) (map[string]uint64, error)
 }
 
-// Join is Replicate for a process that appends, too. If the journal cannot be read, also not at further attempts, and no
-// other process that reads it writes heartbeats meanwhile, Join begins anew with an empty journal and a new epoch. beat is the
-// time between two heartbeats.
+// Join is Replicate for a process that appends, too. If the journal cannot be read, also not at further attempts, and no other process that
+// reads it writes heartbeats meanwhile, Join begins anew with an empty journal and a new epoch. beat is the time between two heartbeats.
 func Join(
 	ctx context.Context, j Followed, s Store, instances Instances, beat time.Duration, log *slog.Logger, p *Progress, x *index.Index,
 ) error {

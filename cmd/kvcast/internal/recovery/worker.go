@@ -27,17 +27,15 @@ type Getter interface {
 type WorkerState struct {
 	// Recovery has the worker, unless routers do not know it.
 	Recovery *pipeline.Recovery
-	// EventIDFloor is an id that is larger than that of any event of the worker, if Recovery does not know it; 0 if there
-	// was no event.
+	// EventIDFloor is an id that is larger than that of any event of the worker, if Recovery does not know it; 0 if there was no event.
 	EventIDFloor uint64
 }
 
 // eventIDsPerSeq is more than the events of an entry, which has at most 8 MiB.
 const eventIDsPerSeq = 1 << 22
 
-// Worker returns the state of a worker after the entry with a seq, its claim, up to which the index has all entries. If its
-// checkpoint or entries cannot be read, the state is lost, which Recovery knows. An error means that reading may succeed
-// later.
+// Worker returns the state of a worker after the entry with a seq, its claim, up to which the index has all entries. If its checkpoint or
+// entries cannot be read, the state is lost, which Recovery knows. An error means that reading may succeed later.
 func Worker(ctx context.Context, j SharedJournal, s Getter, log *slog.Logger, x *index.Index, name string, claim uint64, cfg pipeline.Config) (WorkerState, error) {
 	known, exists := x.Worker(name)
 	r := pipeline.Recover(cfg)

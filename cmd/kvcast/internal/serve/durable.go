@@ -194,8 +194,7 @@ func (a alone) knowledge(behind []server.RankSince, now time.Time) server.Knowle
 	return a.s.ownKnowledge(behind, confirmed, now)
 }
 
-// beside registers the workers that were registered before, writes checkpoints, and notifies the server whether the journal
-// stalls.
+// beside registers the workers that were registered before, writes checkpoints, and notifies the server whether the journal stalls.
 func (a alone) beside(ctx context.Context, registered []ingestconfig.Worker, discovered <-chan struct{}) error {
 	s := a.s
 	a.register(ctx, registered)

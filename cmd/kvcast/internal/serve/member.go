@@ -217,8 +217,7 @@ func (c claimedStore) Delete(ctx context.Context, name string) error {
 	return c.checkpoints.Delete(ctx, name)
 }
 
-// sharedWorkers registers workers for all instances. Its methods return when the index has applied the change, or after
-// changeTimeout.
+// sharedWorkers registers workers for all instances. Its methods return when the index has applied the change, or after changeTimeout.
 type sharedWorkers struct {
 	*Service
 	cluster clustered

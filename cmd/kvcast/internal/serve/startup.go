@@ -10,8 +10,7 @@ import (
 const (
 	// startPollInterval is the interval at which a starting server checks whether the engines have been read.
 	startPollInterval = 10 * time.Millisecond
-	// catchUpTimeout bounds the wait for the initial replays of engines. A replay that never ends must not keep the
-	// server from serving.
+	// catchUpTimeout bounds the wait for the initial replays of engines. A replay that never ends must not keep the server from serving.
 	catchUpTimeout = time.Minute
 )
 
@@ -38,9 +37,8 @@ func (s startup) unread() (u unread) {
 	return u
 }
 
-// run waits until discovery has polled once and every source has been read. It waits at most s.wait for discovery and
-// connections, and at most catchUpTimeout for replays. It returns the sources that have not been read, and false if ctx is
-// done first.
+// run waits until discovery has polled once and every source has been read. It waits at most s.wait for discovery and connections, and at
+// most catchUpTimeout for replays. It returns the sources that have not been read, and false if ctx is done first.
 func (s startup) run(ctx context.Context) (unread, bool) {
 	if s.wait == 0 {
 		return s.unread(), ctx.Err() == nil

@@ -103,8 +103,7 @@ type progress struct {
 // barInterval is the interval at which a bar is updated.
 const barInterval = 200 * time.Millisecond
 
-// report reports until ctx is done. It draws a bar on a terminal if the total is known, and otherwise writes a line per
-// interval.
+// report reports until ctx is done. It draws a bar on a terminal if the total is known, and otherwise writes a line per interval.
 func (p progress) report(ctx context.Context, interval time.Duration) {
 	if interval == 0 {
 		return
