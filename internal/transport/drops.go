@@ -6,9 +6,8 @@ import (
 )
 
 const (
-	// maxDroppedTopics is how many topics of dropped messages are recorded. For messages with
-	// other topics, the connection is recorded. The number of connections is bounded by the
-	// number of file descriptors.
+	// maxDroppedTopics is how many topics of dropped messages are recorded. For messages with other topics, the connection is recorded. The
+	// number of connections is bounded by the number of file descriptors.
 	maxDroppedTopics = 1024
 	// maxDroppedTopicBytes is the length of the longest topic that is recorded.
 	maxDroppedTopicBytes = 2048
@@ -18,8 +17,7 @@ const (
 
 // Drops are messages that were dropped because a Receiver had no room for them.
 type Drops struct {
-	// topics are the messages' topics, up to a NUL, each with the connection of the first
-	// message.
+	// topics are the messages' topics, up to a NUL, each with the connection of the first message.
 	topics map[string]int
 	// connections are the connections whose topics were too many to be recorded.
 	connections map[int]struct{}
@@ -64,8 +62,7 @@ func (d *Drops) Merge(other *Drops) {
 	}
 }
 
-// MayInclude reports whether a message of a topic that arrived by one of these connections
-// may have been dropped.
+// MayInclude reports whether a message of a topic that arrived by one of these connections may have been dropped.
 func (d *Drops) MayInclude(topic string, connections ...int) bool {
 	if _, ok := d.topics[topic]; ok {
 		return true

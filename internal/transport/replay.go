@@ -27,12 +27,10 @@ const (
 	firstReplyTimeout = time.Second
 	// delayFactor is how much longer replies may take than the time limits, as a multiple of how late goroutines run.
 	delayFactor = 20
-	// transferShare is how long one replay is read while others wait. The replay continues
-	// after them.
+	// transferShare is how long one replay is read while others wait. The replay continues after them.
 	transferShare = 3 * time.Second
-	// replayPause is how long the next reply may take after the first one. An engine sends
-	// all at once, and its socket drops replies beyond its high-water mark, with the end
-	// marker. Missing batches are requested again.
+	// replayPause is how long the next reply may take after the first one. An engine sends all at once, and its socket drops replies beyond
+	// its high-water mark, with the end marker. Missing batches are requested again.
 	replayPause = time.Second
 	// slotPatience is how long a request waits for a slot.
 	slotPatience = 10 * time.Second
@@ -46,14 +44,11 @@ var (
 	ErrReplayBroken = errors.New("the connection has ended before the end of the answer")
 	// ErrReplaySilent means that no reply, or no further one, came in time.
 	ErrReplaySilent = errors.New("no answer")
-	// ErrReplayBusy means that the request was not sent, because too many others are in
-	// progress.
+	// ErrReplayBusy means that the request was not sent, because too many others are in progress.
 	ErrReplayBusy = errors.New("too many replays are in progress")
-	// ErrReplayYielded means that the request was interrupted after some replies, because
-	// others wait.
+	// ErrReplayYielded means that the request was interrupted after some replies, because others wait.
 	ErrReplayYielded = errors.New("interrupted: others are waiting")
-	// ErrReplayOverrun means that replies were dropped, because they came faster than they
-	// were applied.
+	// ErrReplayOverrun means that replies were dropped, because they came faster than they were applied.
 	ErrReplayOverrun = errors.New("replies were dropped")
 )
 
@@ -74,8 +69,7 @@ type Requests struct {
 	FirstReply, FirstPatience time.Duration
 	// Delay returns how late goroutines run at present: on a busy machine, replies may take longer. The default returns 0.
 	Delay func() time.Duration
-	// Frames sends the requests for snapshots, whose frames have SnapshotBytes together at most. The default is
-	// MaxSnapshotBytes.
+	// Frames sends the requests for snapshots, whose frames have SnapshotBytes together at most. The default is MaxSnapshotBytes.
 	Frames        FrameRequester
 	SnapshotBytes int64
 }
@@ -115,8 +109,7 @@ type Request struct {
 	Failures   int
 	// Patience is how long to wait for a transfer slot; 0 means 10 s.
 	Patience time.Duration
-	// Waited is called with how long the request has waited for a slot, and Sent before it
-	// is sent; both may be nil.
+	// Waited is called with how long the request has waited for a slot, and Sent before it is sent; both may be nil.
 	Waited func(time.Duration)
 	Sent   func()
 }
@@ -124,8 +117,7 @@ type Request struct {
 // Replay sends a request, and calls each with every batch of the replies until each returns
 // false. It returns nil then, and after the end marker.
 //
-// Each request has a socket of its own, so that its replies cannot be confused with the
-// replies to another request.
+// Each request has a socket of its own, so that its replies cannot be confused with the replies to another request.
 func (r *Requests) Replay(ctx context.Context, q Request, each func(seq uint64, payload []byte) bool) error {
 	if q.Patience == 0 {
 		q.Patience = slotPatience

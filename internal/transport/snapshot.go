@@ -50,10 +50,9 @@ type SnapshotRequest struct {
 	Sent   func()
 }
 
-// Snapshot sends a request for a snapshot, and calls each with every frame of the replies, as they arrive, until each
-// reports that it is done, or returns an error. more reports whether the frame's message has further ones. The frames
-// are received one by one, so that the memory does not depend on the size of the snapshot. Its bytes and its time are
-// bounded.
+// Snapshot sends a request for a snapshot, and calls each with every frame of the replies, as they arrive, until each reports that it is
+// done, or returns an error. more reports whether the frame's message has further ones. The frames are received one by one, so that the
+// memory does not depend on the size of the snapshot. Its bytes and its time are bounded.
 func (r *Requests) Snapshot(ctx context.Context, q SnapshotRequest, each func(frame []byte, more bool) (done bool, err error)) error {
 	x := &exchange{Requests: r, Request: Request{Endpoint: q.Endpoint, Waited: q.Waited}}
 	release, err := x.acquireSnapshot(ctx, cmp.Or(q.Worker, semaphore.NewWeighted(1)))

@@ -1,11 +1,9 @@
 // Package transport defines how package ingest receives from engines, and requests replays.
 //
-// In: endpoints. A Transport connects or binds SUB sockets, and Requests send requests to
-// replay sockets. Out: a Receiver has the messages of a socket in the order in which each
-// connection delivered them, and the events of the connections among them.
+// In: endpoints. A Transport connects or binds SUB sockets, and Requests send requests to replay sockets. Out: a Receiver has the messages
+// of a socket in the order in which each connection delivered them, and the events of the connections among them.
 //
-// Package libzmq implements Transport with libzmq, package native in Go. Package enginegrpc has Receivers of
-// engines that are read by gRPC.
+// Package libzmq implements Transport with libzmq, package native in Go. Package enginegrpc has Receivers of engines that are read by gRPC.
 package transport
 
 import (
@@ -17,8 +15,7 @@ import (
 )
 
 const (
-	// KeptFrames is how many frames of a message are kept: one more than an engine's
-	// messages and replies have.
+	// KeptFrames is how many frames of a message are kept: one more than an engine's messages and replies have.
 	KeptFrames = 4
 	// MaxPayloadBytes is the length of the longest payload. It is more than ten times the
 	// largest batch of an engine: a step that stores 128 K tokens takes some 700 KB.
@@ -40,8 +37,7 @@ var (
 	ErrInterrupted = errors.New("receiver was interrupted")
 	// ErrEnded is returned by Receiver.Next after the end of the only connection.
 	ErrEnded = errors.New("connection has ended")
-	// ErrLost is the error of a connection after which the next one cannot continue: batches were lost, or
-	// the engine restarted.
+	// ErrLost is the error of a connection after which the next one cannot continue: batches were lost, or the engine restarted.
 	ErrLost = errors.New("batches were lost")
 	// ErrTooLong is the error of a message above the limit, and of the end of a connection because of one.
 	ErrTooLong = errors.New("message is too long")
@@ -56,36 +52,29 @@ func TooLong(bytes int) error {
 //
 // onDrop is called with the number of messages that a Receiver had to drop; nil for nothing.
 type Transport interface {
-	// Subscribe connects a SUB socket to an endpoint, once, in the background, and
-	// subscribes to the topics with a prefix.
+	// Subscribe connects a SUB socket to an endpoint, once, in the background, and subscribes to the topics with a prefix.
 	Subscribe(endpoint, topic string, onDrop func(n int)) (Receiver, error)
-	// Bind binds a SUB socket for all topics. It returns the socket's endpoint, with the
-	// port that the system chose if the given one has none. A peer that sends a frame of
-	// more than MaxPayloadBytes is disconnected.
+	// Bind binds a SUB socket for all topics. It returns the socket's endpoint, with the port that the system chose if the given one has none.
+	// A peer that sends a frame of more than MaxPayloadBytes is disconnected.
 	Bind(endpoint string, onDrop func(n int)) (l Listener, bound string, err error)
-	// Request connects a DEALER socket to an endpoint, once, in the background, and sends
-	// a message.
+	// Request connects a DEALER socket to an endpoint, once, in the background, and sends a message.
 	Request(endpoint string, onDrop func(n int), frames ...[]byte) (Receiver, error)
 	// Close releases the transport. All Receivers must be closed before.
 	Close() error
 }
 
-// FrameRequester sends requests whose replies are not bounded by KeptFrames and MaxPayloadBytes. It is safe for
-// concurrent use.
+// FrameRequester sends requests whose replies are not bounded by KeptFrames and MaxPayloadBytes. It is safe for concurrent use.
 type FrameRequester interface {
 	// RequestFrames does what Transport.Request does, except that each frame of a reply is a message of its own,
 	// as soon as it has arrived. A frame has at most MaxPayloadBytes. Nothing is dropped.
 	RequestFrames(endpoint string, frames ...[]byte) (Receiver, error)
 }
 
-// Receiver is a socket that receives. One goroutine calls Next and Recycle; the other methods
-// are safe for concurrent use.
+// Receiver is a socket that receives. One goroutine calls Next and Recycle; the other methods are safe for concurrent use.
 type Receiver interface {
-	// Next waits for the next chunk, which the caller must pass to Recycle. It returns
-	// os.ErrDeadlineExceeded when the time that deadline returns has passed; the zero time
-	// means never. After Interrupt it returns what has arrived before, and then
-	// ErrInterrupted. After the end of the connection of a socket that has connected it
-	// returns ErrEnded.
+	// Next waits for the next chunk, which the caller must pass to Recycle. It returns os.ErrDeadlineExceeded when the time that deadline
+	// returns has passed; the zero time means never. After Interrupt it returns what has arrived before, and then ErrInterrupted. After the
+	// end of the connection of a socket that has connected it returns ErrEnded.
 	Next(deadline func() time.Time) (*Chunk, error)
 	// Recycle releases the memory of a chunk.
 	Recycle(c *Chunk)
@@ -109,8 +98,7 @@ type Listener interface {
 
 // Message is a message.
 type Message struct {
-	// Frames are the first KeptFrames frames, or all if there are fewer. They are valid
-	// until the chunk is recycled, and must not be changed.
+	// Frames are the first KeptFrames frames, or all if there are fewer. They are valid until the chunk is recycled, and must not be changed.
 	Frames [][]byte
 	// Count is the number of all frames; 0 for a dropped message.
 	Count int
@@ -122,8 +110,7 @@ type Message struct {
 	Foreign bool
 	// Partial reports whether the message begins with a clear, after which its publisher does not list all blocks.
 	Partial bool
-	// Peer is the address of the connection's peer. It is set for bound sockets, and
-	// invalid if the peer has no IP address.
+	// Peer is the address of the connection's peer. It is set for bound sockets, and invalid if the peer has no IP address.
 	Peer netip.Addr
 }
 
@@ -153,8 +140,7 @@ type Event struct {
 	Kind EventKind
 	// Conn identifies the connection until it is Disconnected.
 	Conn int
-	// Resumed reports whether the peer of a new connection was asked to begin with the last batch that was
-	// read, and did not refuse.
+	// Resumed reports whether the peer of a new connection was asked to begin with the last batch that was read, and did not refuse.
 	Resumed bool
 	// Err is why a connection has ended or failed; nil if that is unknown.
 	Err error
@@ -162,8 +148,7 @@ type Event struct {
 	Before int
 }
 
-// Chunk is messages in the order in which they arrived, and what happened between and after
-// them.
+// Chunk is messages in the order in which they arrived, and what happened between and after them.
 type Chunk struct {
 	Messages []Message
 	Events   []Event
@@ -173,8 +158,7 @@ type Chunk struct {
 	Private any
 }
 
-// Each calls event with each event and message with each message that was not dropped, in their
-// order. It returns the number of messages.
+// Each calls event with each event and message with each message that was not dropped, in their order. It returns the number of messages.
 func (c *Chunk) Each(event func(Event), message func(Message)) (messages int) {
 	events := c.Events
 	for i, m := range c.Messages {

@@ -1,5 +1,4 @@
-// Package configured opens the transports that a config names, from the implementations of package
-// transport in this build.
+// Package configured opens the transports that a config names, from the implementations of package transport in this build.
 package configured
 
 import (
@@ -14,8 +13,7 @@ import (
 	"github.com/kvcast/kvcast/internal/zmtp"
 )
 
-// maxReadBytes bounds the received messages that wait to be processed, of each listener and of all
-// sources, with package native.
+// maxReadBytes bounds the received messages that wait to be processed, of each listener and of all sources, with package native.
 const maxReadBytes = 16 << 20
 
 // maxSnapshotReadBytes bounds the memory of the frames of all snapshots that are being received, beside that of

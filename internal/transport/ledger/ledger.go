@@ -14,9 +14,8 @@ import (
 // Ledger grants the memory of messages: from before their bytes are read until they have been processed. A
 // connection is not read while it waits for memory. A Ledger is safe for concurrent use.
 //
-// If memory is exhausted, the address that uses the least comes next, and messages that are incomplete
-// are evicted: of an address that uses more than a quarter and than the one that waits, or after a
-// time. The memory of messages that wait to be processed is freed by that only.
+// If memory is exhausted, the address that uses the least comes next, and messages that are incomplete are evicted: of an address that uses
+// more than a quarter and than the one that waits, or after a time. The memory of messages that wait to be processed is freed by that only.
 type Ledger struct {
 	limit int64
 
@@ -171,8 +170,7 @@ func (l *Ledger) grant() {
 	}
 }
 
-// makeRoom evicts messages of addresses that use more than a quarter, and more than the address of a
-// claim will use when it is granted.
+// makeRoom evicts messages of addresses that use more than a quarter, and more than the address of a claim will use when it is granted.
 func (l *Ledger) makeRoom(c *Claim) {
 	fair := l.owners[c.address].used + c.bytes
 	missing := l.used + c.bytes - l.limit
@@ -212,8 +210,7 @@ func (l *Ledger) evict(c *Claim) int64 {
 	return c.bytes
 }
 
-// EvictSince evicts the message that is incomplete for the longest time, if it was granted before a
-// time.
+// EvictSince evicts the message that is incomplete for the longest time, if it was granted before a time.
 func (l *Ledger) EvictSince(before time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

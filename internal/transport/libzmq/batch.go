@@ -9,8 +9,7 @@ import (
 	"github.com/kvcast/kvcast/internal/transport"
 )
 
-// maxBatchBytes is the size of the frames, in bytes, from which on a batch is full. The last
-// message may exceed it.
+// maxBatchBytes is the size of the frames, in bytes, from which on a batch is full. The last message may exceed it.
 const maxBatchBytes = 1 << 20
 
 // Batch has room for a number of messages. It is not safe for concurrent use. Its memory
@@ -51,8 +50,7 @@ func (b *Batch) Drop(i int) {
 	runtime.KeepAlive(b)
 }
 
-// peer returns the IP address of the peer that sent the message at an index. It is invalid
-// if the connection has no IP addresses.
+// peer returns the IP address of the peer that sent the message at an index. It is invalid if the connection has no IP addresses.
 func (b *Batch) peer(i int) netip.Addr {
 	defer runtime.KeepAlive(b)
 	address, err := netip.ParseAddr(b.views.peer(i))

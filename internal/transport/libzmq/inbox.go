@@ -14,8 +14,7 @@ import (
 
 // Bounds of an inbox.
 const (
-	// maxInboxMessages and maxInboxBytes are the bounds of one socket: as many batches as
-	// an engine replays by default.
+	// maxInboxMessages and maxInboxBytes are the bounds of one socket: as many batches as an engine replays by default.
 	maxInboxMessages = 10_000
 	maxInboxBytes    = 64 << 20
 	// One of several connections of a socket may fill 1/connectionShare of the inbox.
@@ -24,41 +23,33 @@ const (
 	// how many bytes libzmq and Go need for a chunk without its frames.
 	batchSize     = 64
 	batchOverhead = 32 << 10
-	// inboxReserve is the number of bytes of each inbox that do not count for the budget:
-	// more than a batch has.
+	// inboxReserve is the number of bytes of each inbox that do not count for the budget: more than a batch has.
 	inboxReserve = 2 << 20
 )
 
-// inbox is a bounded buffer of the messages of a socket. One goroutine calls drain, another one
-// Next.
+// inbox is a bounded buffer of the messages of a socket. One goroutine calls drain, another one Next.
 //
-// libzmq must never stop reading a connection, as it does at a high-water mark: if the
-// connection then fails, libzmq 4.3 ends the process (assertion _io_error). So the sockets
-// have no high-water mark, and drain reads them even if Next is not called. A message that
-// does not fit is dropped and recorded in its chunk. The missing batches are repaired like
-// any other gap.
+// libzmq must never stop reading a connection, as it does at a high-water mark: if the connection then fails, libzmq 4.3 ends the process
+// (assertion _io_error). So the sockets have no high-water mark, and drain reads them even if Next is not called. A message that does not
+// fit is dropped and recorded in its chunk. The missing batches are repaired like any other gap.
 type inbox struct {
 	socket *Socket
 	budget *budget.Budget
 	pool   *pool
 	onDrop func(n int)
 	wake   chan struct{}
-	// bound reports whether the socket is bound. Each connection may then fill a quarter of
-	// the inbox.
+	// bound reports whether the socket is bound. Each connection may then fill a quarter of the inbox.
 	bound bool
-	// nextEvent returns the next event of a connection; ok is false if there is none now. It
-	// is called with mu locked.
+	// nextEvent returns the next event of a connection; ok is false if there is none now. It is called with mu locked.
 	nextEvent func() (e transport.Event, ok bool)
 
-	// order is locked from receiving messages or events until they are in chunks. It is
-	// locked before mu.
+	// order is locked from receiving messages or events until they are in chunks. It is locked before mu.
 	order sync.Mutex
 
 	mu     sync.Mutex // guards all below
 	chunks []*chunk   // oldest first
 	usage  usage
-	// connections are the usages of connections with messages, by file descriptor, if the
-	// socket is bound.
+	// connections are the usages of connections with messages, by file descriptor, if the socket is bound.
 	connections map[int]usage
 	// end is the end of the only connection, which interrupts drain; its kind is 0 before.
 	end transport.Event
@@ -114,8 +105,7 @@ func (u usage) fits(part int) bool {
 // budgeted returns the bytes that count for the budget.
 func (u usage) budgeted() int64 { return int64(max(0, u.bytes-inboxReserve)) }
 
-// drain reads the socket until it is interrupted or fails, and returns why. Nothing else may use the socket
-// meanwhile.
+// drain reads the socket until it is interrupted or fails, and returns why. Nothing else may use the socket meanwhile.
 func (b *inbox) drain() error {
 	for {
 		err := b.socket.Wait()
@@ -172,8 +162,7 @@ func (b *inbox) receive() (more bool, err error) {
 	return more, err
 }
 
-// fillingChunk returns the last chunk if that has room, so that messages that arrive one by
-// one share a batch, or a new one.
+// fillingChunk returns the last chunk if that has room, so that messages that arrive one by one share a batch, or a new one.
 func (b *inbox) fillingChunk() (c *chunk, isNew bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -192,8 +181,7 @@ func (b *inbox) last() *chunk {
 	return b.chunks[len(b.chunks)-1]
 }
 
-// admit counts the messages of a chunk from an index on, and drops messages that do not fit.
-// The caller holds mu.
+// admit counts the messages of a chunk from an index on, and drops messages that do not fit. The caller holds mu.
 func (b *inbox) admit(c *chunk, from int) (dropped int) {
 	messages := c.batch.Messages()
 	for i := from; i < len(messages); i++ {
@@ -210,8 +198,7 @@ func (b *inbox) admit(c *chunk, from int) (dropped int) {
 	return dropped
 }
 
-// reserve counts the message of a chunk at an index, and sets its peer. It reports false if
-// there is no room.
+// reserve counts the message of a chunk at an index, and sets its peer. It reports false if there is no room.
 func (b *inbox) reserve(c *chunk, i int, m *transport.Message) bool {
 	size := m.Bytes()
 	connection := b.connections[m.Conn].add(1, size)
@@ -302,8 +289,7 @@ func (b *inbox) Next(deadline func() time.Time) (*transport.Chunk, error) {
 	return transport.Await(b.wake, deadline, b.pop)
 }
 
-// pop removes the first chunk. It returns nil if there is none, or if messages are being
-// added to it.
+// pop removes the first chunk. It returns nil if there is none, or if messages are being added to it.
 func (b *inbox) pop() (*transport.Chunk, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

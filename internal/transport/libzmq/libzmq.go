@@ -1,12 +1,10 @@
 //go:build cgo
 
-// Package libzmq implements package transport with libzmq. It is the only package of the module
-// that uses cgo.
+// Package libzmq implements package transport with libzmq. It is the only package of the module that uses cgo.
 //
-// A goroutine waits for a Socket on the runtime's poller, as it waits for a file: a thousand
-// sockets need neither a thousand threads nor a common poll. Socket.Receive takes many messages
-// with one call to C, without allocating: their frames are views of libzmq's memory. No wakeup is
-// lost: Wait returns whenever there is a message.
+// A goroutine waits for a Socket on the runtime's poller, as it waits for a file: a thousand sockets need neither a thousand threads nor a
+// common poll. Socket.Receive takes many messages with one call to C, without allocating: their frames are views of libzmq's memory. No
+// wakeup is lost: Wait returns whenever there is a message.
 package libzmq
 
 import (
@@ -24,10 +22,8 @@ const (
 	// maxFrameBytes is the largest frame of an endpoint that is connected to: libzmq
 	// allocates the length that a frame declares, and closes the connection of a larger one.
 	maxFrameBytes = 64 << 20
-	// noHWM means no high-water mark. Where libzmq 4.3.4 stops reading a connection, it
-	// ends the process if that connection fails, or if heartbeats are on (assertions
-	// _io_error, _input_stopped). An inbox bounds what is received instead, and there are
-	// no ZMTP heartbeats.
+	// noHWM means no high-water mark. Where libzmq 4.3.4 stops reading a connection, it ends the process if that connection fails, or if
+	// heartbeats are on (assertions _io_error, _input_stopped). An inbox bounds what is received instead, and there are no ZMTP heartbeats.
 	noHWM = 0
 	// noReconnect is the interval at which libzmq reconnects: longer than any socket exists
 	// after its connection has broken, because a new socket replaces it.
@@ -44,8 +40,7 @@ func Version() string {
 type Config struct {
 	// MaxSockets is the most sockets of libzmq: three for each Receiver.
 	MaxSockets int
-	// Budget bounds the bytes that wait to be processed in all Receivers together, except
-	// for the first 2 MiB of each; nil means unlimited.
+	// Budget bounds the bytes that wait to be processed in all Receivers together, except for the first 2 MiB of each; nil means unlimited.
 	Budget *budget.Budget
 }
 

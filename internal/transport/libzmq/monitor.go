@@ -40,9 +40,8 @@ var bindEvents = eventKinds{
 	zmq4.EVENT_CLOSED:       {}, // see Monitor.awaitUnbound
 }
 
-// Monitor reads the events of a socket's connections. It has two sockets of its own in the
-// same context, which count for ZMQ_MAX_SOCKETS: libzmq's I/O threads write to one, and the
-// other is read here.
+// Monitor reads the events of a socket's connections. It has two sockets of its own in the same context, which count for ZMQ_MAX_SOCKETS:
+// libzmq's I/O threads write to one, and the other is read here.
 //
 // The queue between the two sockets is unbounded: otherwise libzmq's I/O threads could block,
 // and with them all sockets of the context. An event takes some 200 bytes until it is read.
@@ -61,9 +60,8 @@ type Monitor struct {
 // monitors counts all monitors, to name their endpoints.
 var monitors atomic.Uint64
 
-// NewMonitor returns a monitor of a socket, which should not be connected or bound yet:
-// earlier events are missed. A socket has one monitor at most. The monitor must be closed,
-// after the socket.
+// NewMonitor returns a monitor of a socket, which should not be connected or bound yet: earlier events are missed. A socket has one monitor
+// at most. The monitor must be closed, after the socket.
 func NewMonitor(watched *zmq4.Socket, kinds eventKinds) (*Monitor, error) {
 	zctx, err := watched.Context()
 	if err != nil {
@@ -104,8 +102,7 @@ func (m *Monitor) ready(fd uintptr) bool {
 	return m.socket.receivable(fd)
 }
 
-// Wait blocks until there is an event. After a call of Interrupt, it returns
-// ErrInterrupted.
+// Wait blocks until there is an event. After a call of Interrupt, it returns ErrInterrupted.
 func (m *Monitor) Wait() error { return m.socket.Wait() }
 
 // Interrupt ends the call of Wait in progress, and all later ones.
@@ -162,13 +159,11 @@ func (m *Monitor) next() (transport.Event, bool, error) {
 	return e, true, nil
 }
 
-// Stop ends the events. Only the user of the socket may call it, before closing the
-// socket. Socket.Close calls it as well.
+// Stop ends the events. Only the user of the socket may call it, before closing the socket. Socket.Close calls it as well.
 func (m *Monitor) Stop() error { return stopMonitor(m.watched) }
 
-// Close closes the monitor, and drops unread events. It fails unless the monitor was
-// stopped, because libzmq's I/O threads would block when they write to it. Closing again
-// does nothing.
+// Close closes the monitor, and drops unread events. It fails unless the monitor was stopped, because libzmq's I/O threads would block when
+// they write to it. Closing again does nothing.
 func (m *Monitor) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -119,9 +119,8 @@ static int transport_receive_message(transport_message *m, void *socket) {
 	return 0;
 }
 
-// transport_receive adds messages until there is no room, or their frames have that many
-// bytes. It returns an errno if it added none. libzmq delivers whole messages: only a first
-// frame can yield EAGAIN.
+// transport_receive adds messages until there is no room, or their frames have that many bytes. It returns an errno if it added none.
+// libzmq delivers whole messages: only a first frame can yield EAGAIN.
 static int transport_receive(transport_batch *b, void *socket, size_t bytes) {
 	int before = b->used;
 	while (b->used < b->room && b->size < bytes) {
@@ -162,8 +161,7 @@ import (
 // The C functions above are declared nocallback. They would call Go code if a message had a free
 // function in Go, and zmq4 creates no such message.
 
-// checkHandle returns an error unless a zmq4.Socket begins with libzmq's handle, for which
-// zmq4 has no method.
+// checkHandle returns an error unless a zmq4.Socket begins with libzmq's handle, for which zmq4 has no method.
 func checkHandle() error {
 	f := reflect.TypeFor[zmq4.Socket]().Field(0)
 	if f.Name != "soc" || f.Type.Kind() != reflect.UnsafePointer {
@@ -172,9 +170,8 @@ func checkHandle() error {
 	return nil
 }
 
-// handle returns libzmq's handle. It returns nil after the socket is closed, and libzmq returns
-// ENOTSOCK for nil. The socket must be kept alive while the handle is used, because the
-// socket's finalizer closes the handle.
+// handle returns libzmq's handle. It returns nil after the socket is closed, and libzmq returns ENOTSOCK for nil. The socket must be kept
+// alive while the handle is used, because the socket's finalizer closes the handle.
 func handle(s *zmq4.Socket) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(s)) }
 
 // views is libzmq's memory of a batch of messages.

@@ -11,8 +11,7 @@ import (
 	"github.com/kvcast/kvcast/internal/transport"
 )
 
-// receiver implements transport.Receiver: a socket, the monitor of its connections, and the
-// goroutines that read them into an inbox.
+// receiver implements transport.Receiver: a socket, the monitor of its connections, and the goroutines that read them into an inbox.
 type receiver struct {
 	inbox
 	monitor   *Monitor
@@ -81,8 +80,7 @@ func (r *receiver) nextOfMany() (transport.Event, bool) {
 	return e, ok && err == nil // Monitor.Wait returns the error as well
 }
 
-// nextOfOne returns the next event of the only connection. Its end interrupts drain, which adds it
-// after the messages.
+// nextOfOne returns the next event of the only connection. Its end interrupts drain, which adds it after the messages.
 func (r *receiver) nextOfOne() (transport.Event, bool) {
 	for {
 		e, ok := r.nextOfMany()

@@ -21,8 +21,7 @@ import (
 // and the zmq4 socket itself. Interrupt is safe for concurrent use.
 type Socket struct {
 	zmq *zmq4.Socket
-	// file is a duplicate of the file descriptor that libzmq signals, and conn waits for
-	// it on the poller.
+	// file is a duplicate of the file descriptor that libzmq signals, and conn waits for it on the poller.
 	file *os.File
 	conn syscall.RawConn
 	// ready reports whether Wait is over. readyErr is why ready failed.
@@ -30,8 +29,7 @@ type Socket struct {
 	readyErr error
 }
 
-// Open returns a Socket that owns s, which may be connected or bound before or after. If
-// Open fails, the caller still owns s.
+// Open returns a Socket that owns s, which may be connected or bound before or after. If Open fails, the caller still owns s.
 func Open(s *zmq4.Socket) (*Socket, error) {
 	if err := checkHandle(); err != nil {
 		return nil, err
@@ -59,13 +57,11 @@ func Open(s *zmq4.Socket) (*Socket, error) {
 	return socket, nil
 }
 
-// Wait blocks until there is a message. After a call of Interrupt, it returns
-// transport.ErrInterrupted, even if there is a message. It also executes the socket's pending
-// commands: a SUB socket subscribes to a new peer only during Wait or Receive.
+// Wait blocks until there is a message. After a call of Interrupt, it returns transport.ErrInterrupted, even if there is a message. It also
+// executes the socket's pending commands: a SUB socket subscribes to a new peer only during Wait or Receive.
 //
-// A readable descriptor does not mean that there is a message. It is readable while commands
-// of libzmq's I/O threads wait in the socket's mailbox, and the poller reports its edges
-// only. No message is missed:
+// A readable descriptor does not mean that there is a message. It is readable while commands of libzmq's I/O threads wait in the socket's
+// mailbox, and the poller reports its edges only. No message is missed:
 //
 //  1. RawConn.Read discards the edges so far, and then calls ready.
 //  2. ready reads ZMQ_EVENTS, which executes all commands until the mailbox is empty, and
@@ -137,9 +133,8 @@ func (s *Socket) unbind() error {
 	return nil
 }
 
-// Close closes the ZeroMQ socket, and stops its Monitor, which must be closed as well.
-// Batches stay valid. Close must not be called while Wait or Receive is in progress: call
-// Interrupt first. Closing again does nothing.
+// Close closes the ZeroMQ socket, and stops its Monitor, which must be closed as well. Batches stay valid. Close must not be called while
+// Wait or Receive is in progress: call Interrupt first. Closing again does nothing.
 func (s *Socket) Close() error {
 	// The poller's descriptor is closed first, so that it polls no closed one.
 	err := s.file.Close()

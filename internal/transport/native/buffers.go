@@ -18,9 +18,8 @@ var readBuffers = sync.Pool{New: func() any { return new([readBytes]byte) }}
 // largeBuffers has buffers of readBytes and more, by the logarithm of their capacity.
 var largeBuffers [bits.UintSize]sync.Pool
 
-// grown returns a buffer with the contents of b and room for need bytes in all, and releases b if
-// it returns another. Capacities are powers of two, so that a message that arrives in many parts is
-// copied twice at most, on average.
+// grown returns a buffer with the contents of b and room for need bytes in all, and releases b if it returns another. Capacities are powers
+// of two, so that a message that arrives in many parts is copied twice at most, on average.
 func grown(b []byte, need int) []byte {
 	if need <= cap(b) {
 		return b

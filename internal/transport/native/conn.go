@@ -20,8 +20,7 @@ import (
 const (
 	// writeTimeout bounds the writing of a greeting, a command or a request.
 	writeTimeout = 5 * time.Second
-	// chunksInFlight is how many chunks of a connection may wait to be recycled: one is
-	// processed while the next is read.
+	// chunksInFlight is how many chunks of a connection may wait to be recycled: one is processed while the next is read.
 	chunksInFlight = 2
 )
 
@@ -54,8 +53,7 @@ type conn struct {
 	ttl      time.Duration // of the PINGs that keepPinging sends; 0: none
 	event    zmtp.Event    // reused for each message
 
-	// rest are the bytes of an incomplete message. If the message is large, claim is for its
-	// memory, and rest grows in place up to need bytes.
+	// rest are the bytes of an incomplete message. If the message is large, claim is for its memory, and rest grows in place up to need bytes.
 	rest  []byte
 	claim *ledger.Claim
 	need  int
@@ -95,8 +93,7 @@ type notEstablished struct{ error }
 
 func (e *notEstablished) Unwrap() error { return e.error }
 
-// serve reads a connection until it ends, and closes it. It sends a request, if there is one,
-// when the connection is established.
+// serve reads a connection until it ends, and closes it. It sends a request, if there is one, when the connection is established.
 func (c *conn) serve(request []byte) error {
 	r := c.receiver
 	c.request, c.session = request, zmtp.New(r.session, time.Now())
@@ -206,8 +203,7 @@ func (c *conn) write(b []byte) error {
 
 // read waits for bytes, and appends them to rest or, with rest before them, to buffer.
 //
-// A connection has no read buffer while it waits: thousands of idle connections need no memory
-// for it.
+// A connection has no read buffer while it waits: thousands of idle connections need no memory for it.
 func (c *conn) read() error {
 	select {
 	case c.inFlight <- struct{}{}:
@@ -380,8 +376,7 @@ func (c *conn) keep(rest []byte) {
 	}
 }
 
-// grow makes room in rest for what follows, if the message is large. It waits until there is memory
-// for all of it.
+// grow makes room in rest for what follows, if the message is large. It waits until there is memory for all of it.
 func (c *conn) grow() error {
 	if len(c.rest) == 0 {
 		return nil

@@ -72,13 +72,11 @@ func (cs *connections) earlier(c *conn) (all []*conn) {
 // Linux, of which a read takes half a read buffer or more.
 const maxBacklogReads = 256
 
-// maxOrderWait bounds how long a connection waits for earlier ones. If kvcast is so far behind, the
-// order is not kept.
+// maxOrderWait bounds how long a connection waits for earlier ones. If kvcast is so far behind, the order is not kept.
 const maxOrderWait = 2 * time.Second
 
-// awaitEarlier waits until the ends of earlier connections from the same address are in the
-// queue, as far as the system knows of them. An engine that restarts closes its connection before it
-// opens the next, and its batches must be processed in that order.
+// awaitEarlier waits until the ends of earlier connections from the same address are in the queue, as far as the system knows of them. An
+// engine that restarts closes its connection before it opens the next, and its batches must be processed in that order.
 //
 // The caller must not have a read buffer: the other connections may need it.
 func (c *conn) awaitEarlier() {
@@ -121,8 +119,7 @@ func (c *conn) nextRead() <-chan struct{} {
 	return next
 }
 
-// peek reports whether there are bytes to be read, and whether the connection has ended. It does
-// not see an end that follows bytes.
+// peek reports whether there are bytes to be read, and whether the connection has ended. It does not see an end that follows bytes.
 func (c *conn) peek() (available, ended bool) {
 	var n int
 	var failed error

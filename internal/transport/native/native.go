@@ -1,9 +1,8 @@
 // Package native implements package transport in Go, over TCP and Unix sockets. The protocol is that
 // of package zmtp; this package adds the sockets.
 //
-// Whatever peers send, memory is bounded: see Config. A peer that exceeds a limit is disconnected,
-// and reported with its reason; the other peers keep their connections and their messages. Nothing
-// is dropped: a peer whose messages are not processed is not read.
+// Whatever peers send, memory is bounded: see Config. A peer that exceeds a limit is disconnected, and reported with its reason; the other
+// peers keep their connections and their messages. Nothing is dropped: a peer whose messages are not processed is not read.
 package native
 
 import (
@@ -34,8 +33,7 @@ type Config struct {
 	// LargeBytes bounds the memory of messages of more than 32 KiB that are being received or
 	// were not processed. A message takes up to twice its size. Default: 24 MiB.
 	LargeBytes int64
-	// LargePatience is how long a large message may be incomplete while others wait for
-	// memory. Default: 5 s.
+	// LargePatience is how long a large message may be incomplete while others wait for memory. Default: 5 s.
 	LargePatience time.Duration
 	// PeerTTL, if not 0, is how long a peer of ZMTP 3.1 that has connected to a listener may get nothing before it closes the
 	// connection, if it honours the TTL of PINGs. It ends the connections of a process that stands still.

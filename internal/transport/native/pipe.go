@@ -7,9 +7,8 @@ import (
 	"time"
 )
 
-// pipe wakes one goroutine, which runs when the goroutine that wakes it waits, on the same thread. A
-// channel makes the runtime wake another thread to look for work, which costs as much as all else
-// that is done for a message, if messages arrive one by one.
+// pipe wakes one goroutine, which runs when the goroutine that wakes it waits, on the same thread. A channel makes the runtime wake another
+// thread to look for work, which costs as much as all else that is done for a message, if messages arrive one by one.
 type pipe struct {
 	read, write *os.File
 	full        atomic.Bool // wake need not write: wait has not returned since the last time
