@@ -31,8 +31,7 @@ type Engines struct {
 	BlockSize uint32
 }
 
-// DNS finds workers by a DNS name that has an address for each engine, as the name of a headless service
-// does.
+// DNS finds workers by a DNS name that has an address for each engine, as the name of a headless service does.
 type DNS struct {
 	// Host is the name.
 	Host string
@@ -42,8 +41,7 @@ type DNS struct {
 	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
 }
 
-// Find returns a worker for each address, named ADDRESS:PORT. A name without addresses is not an error,
-// because all engines may be gone.
+// Find returns a worker for each address, named ADDRESS:PORT. A name without addresses is not an error, because all engines may be gone.
 func (d DNS) Find(ctx context.Context) ([]config.Worker, error) {
 	lookup := d.lookup
 	if lookup == nil {

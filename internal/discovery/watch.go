@@ -1,9 +1,8 @@
 // Package discovery finds workers while the program runs.
 //
-// A Watch polls for workers, for example the addresses of a DNS name, a list in a file or the pods of a Kubernetes
-// namespace, and adds them to and removes them from an Ingest. It polls at an interval, and when what it watches says
-// that it has changed. A poll that fails changes nothing: a broken name server or a half-written file
-// removes no worker. A worker that is no longer found is removed after Watch.Grace.
+// A Watch polls for workers, for example the addresses of a DNS name, a list in a file or the pods of a Kubernetes namespace, and adds them
+// to and removes them from an Ingest. It polls at an interval, and when what it watches says that it has changed. A poll that fails changes
+// nothing: a broken name server or a half-written file removes no worker. A worker that is no longer found is removed after Watch.Grace.
 package discovery
 
 import (
@@ -34,15 +33,13 @@ type Workers interface {
 type Watch struct {
 	// Name names the watch in the log.
 	Name string
-	// Find returns all workers that exist now, with unique names. If it fails with another error than Rejected, no
-	// worker is added or removed.
+	// Find returns all workers that exist now, with unique names. If it fails with another error than Rejected, no worker is added or removed.
 	Find func(context.Context) ([]config.Worker, error)
 	// Follow runs beside the polls until ctx is done; it may be nil. It calls changed to have a poll follow at once.
 	Follow func(ctx context.Context, changed func())
 	// Interval is the time between two polls; 0 means DefaultInterval.
 	Interval time.Duration
-	// Grace is how long a worker may be missing before it is removed; 0 means that the first poll without the
-	// worker removes it.
+	// Grace is how long a worker may be missing before it is removed; 0 means that the first poll without the worker removes it.
 	Grace time.Duration
 	// Polled is called after each poll, even if the poll failed; it may be nil.
 	Polled func()
@@ -71,8 +68,7 @@ type watcher struct {
 	workers Workers
 	// known are the workers that were added, by name.
 	known map[string]*knownWorker
-	// rejected are the workers that could not be added, by name. A worker is logged again only if it or the error has
-	// changed.
+	// rejected are the workers that could not be added, by name. A worker is logged again only if it or the error has changed.
 	rejected map[string]rejection
 	// lastError is the last error logged. It is logged again only after a successful poll or another error.
 	lastError string
@@ -93,8 +89,7 @@ type rejection struct {
 	err    string
 }
 
-// Run polls until ctx is done or workers return config.ErrEnded, and then returns nil. It does not remove the workers
-// that it added.
+// Run polls until ctx is done or workers return config.ErrEnded, and then returns nil. It does not remove the workers that it added.
 func (w Watch) Run(ctx context.Context, workers Workers) error {
 	if w.Interval <= 0 {
 		w.Interval = DefaultInterval
@@ -153,8 +148,7 @@ func (w *watcher) log(err error) {
 	}
 }
 
-// poll adds and removes workers so that they match the workers found. It returns the error of Find, or
-// config.ErrEnded.
+// poll adds and removes workers so that they match the workers found. It returns the error of Find, or config.ErrEnded.
 func (w *watcher) poll(ctx context.Context) error {
 	found, err := w.Find(ctx)
 	var rejected Rejected

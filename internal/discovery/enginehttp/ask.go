@@ -1,9 +1,8 @@
 // Package enginehttp asks engines at their HTTP servers where they publish KV-cache events.
 //
-// A worker with config.Worker.HTTP and one source goes in; it comes out with the ports, dp ranks, topic, block size and model
-// that its engine tells. An engine of a version that cannot tell keeps the configured ones. What an answer may take is
-// bounded in time and size, redirects are not followed, and only ports are taken from it: kvcast connects to no other host
-// than the one that it has asked.
+// A worker with config.Worker.HTTP and one source goes in; it comes out with the ports, dp ranks, topic, block size and model that its
+// engine tells. An engine of a version that cannot tell keeps the configured ones. What an answer may take is bounded in time and size,
+// redirects are not followed, and only ports are taken from it: kvcast connects to no other host than the one that it has asked.
 package enginehttp
 
 import (

@@ -18,8 +18,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 )
 
-// store has the pods that have been ready, and whether the API server can be reached. It implements
-// cache.ReflectorStore.
+// store has the pods that have been ready, and whether the API server can be reached. It implements cache.ReflectorStore.
 type store struct {
 	engines Engines
 	log     *slog.Logger
