@@ -23,8 +23,7 @@ type frameHeader struct {
 	size  uint64 // of the body
 }
 
-// parseHeader decodes the header at the beginning of in. It reports false if the header is
-// incomplete.
+// parseHeader decodes the header at the beginning of in. It reports false if the header is incomplete.
 func parseHeader(in []byte) (h frameHeader, ok bool) {
 	switch {
 	case len(in) < 2:

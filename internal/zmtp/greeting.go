@@ -33,8 +33,7 @@ func AppendGreeting(dst []byte) []byte {
 	return append(dst, g[:]...)
 }
 
-// CheckGreeting checks as much of a greeting as has arrived, so that a peer that waits for
-// more of ours is refused at its first wrong byte.
+// CheckGreeting checks as much of a greeting as has arrived, so that a peer that waits for more of ours is refused at its first wrong byte.
 func CheckGreeting(in []byte) error {
 	if len(in) > 0 && in[0] != 0xff || len(in) >= SignatureBytes && in[SignatureBytes-1]&1 == 0 {
 		return &Error{ReasonProtocol, "peer does not speak ZMTP 3.0 or 3.1"}
@@ -66,8 +65,7 @@ func appendProperty(dst []byte, name, value string) []byte {
 	return append(binary.BigEndian.AppendUint32(dst, uint32(len(value))), value...)
 }
 
-// parseReady returns the socket type of a READY command's properties. Other properties are
-// ignored. Names are case-insensitive.
+// parseReady returns the socket type of a READY command's properties. Other properties are ignored. Names are case-insensitive.
 func parseReady(data []byte) (socket SocketType, err error) {
 	malformed := &Error{ReasonProtocol, "malformed metadata in READY"}
 	for len(data) > 0 {

@@ -31,8 +31,7 @@ type Limits struct {
 	Frames int
 	// FrameBytes is the largest body of a frame. Default: 8 MiB.
 	FrameBytes int
-	// Bytes is the largest size of a message on the wire: frame headers and interleaved
-	// commands count. Default: 8 MiB + 64 KiB.
+	// Bytes is the largest size of a message on the wire: frame headers and interleaved commands count. Default: 8 MiB + 64 KiB.
 	Bytes int
 	// Commands is the most commands in any second, and subscriptions that come as messages. Default: 100.
 	Commands int
@@ -64,8 +63,7 @@ type Config struct {
 	Socket SocketType
 	// Topic is the prefix that a SUB socket subscribes to.
 	Topic string
-	// Split makes each frame of a message a Message event of its own. Limits.Frames then has no effect, and
-	// Limits.Bytes is of a frame.
+	// Split makes each frame of a message a Message event of its own. Limits.Frames then has no effect, and Limits.Bytes is of a frame.
 	Split  bool
 	Limits Limits
 }
@@ -121,8 +119,7 @@ type Session struct {
 	minor  byte // the peer's minor version
 	out    []byte
 
-	// What of an incomplete message was decoded, so that no byte is decoded twice. Offsets
-	// are relative to the first byte of the message.
+	// What of an incomplete message was decoded, so that no byte is decoded twice. Offsets are relative to the first byte of the message.
 	scanned int
 	frames  int
 	spans   [KeptFrames]span
@@ -142,8 +139,7 @@ func New(c Config, now time.Time) *Session {
 	return &Session{config: c, limits: c.Limits.withDefaults(), out: AppendGreeting(nil), heard: now}
 }
 
-// Out returns the bytes to send since the last call. They are valid until the next call of
-// another method.
+// Out returns the bytes to send since the last call. They are valid until the next call of another method.
 func (s *Session) Out() []byte {
 	out := s.out
 	s.out = s.out[:0]
@@ -168,8 +164,7 @@ func (s *Session) Deadline() time.Time {
 	}
 }
 
-// Tick processes that time has passed without bytes from the peer: it sends a PING, or
-// returns an *Error.
+// Tick processes that time has passed without bytes from the peer: it sends a PING, or returns an *Error.
 func (s *Session) Tick(now time.Time) error {
 	if at := s.Deadline(); at.IsZero() || now.Before(at) {
 		return nil
@@ -193,9 +188,8 @@ func (s *Session) Sent(now time.Time) {
 	}
 }
 
-// Next decodes the first event of in into e, and returns the number of its bytes. The next
-// call must begin with the byte after them. If in has no whole event, e is Incomplete and the
-// number is 0: the next call must begin with the same bytes, followed by more.
+// Next decodes the first event of in into e, and returns the number of its bytes. The next call must begin with the byte after them. If in
+// has no whole event, e is Incomplete and the number is 0: the next call must begin with the same bytes, followed by more.
 //
 // A non-nil error is an *Error, and final.
 func (s *Session) Next(now time.Time, in []byte, e *Event) (int, error) {
@@ -210,8 +204,7 @@ func (s *Session) Next(now time.Time, in []byte, e *Event) (int, error) {
 	return s.handshake(now, in, e)
 }
 
-// Need returns how many bytes the next event has at least, counted from the byte at which it
-// begins.
+// Need returns how many bytes the next event has at least, counted from the byte at which it begins.
 func (s *Session) Need(in []byte) int {
 	if s.phase == greeting {
 		return GreetingBytes
@@ -413,8 +406,7 @@ func (s *Session) countCommand(now time.Time) error {
 // maxContextBytes is the largest context of a PING: RFC 37.
 const maxContextBytes = 16
 
-// ping answers a PING: two bytes of time to live, which only the peer's silence needs, and the
-// context, which the PONG returns.
+// ping answers a PING: two bytes of time to live, which only the peer's silence needs, and the context, which the PONG returns.
 func (s *Session) ping(data []byte) error {
 	if len(data) < 2 || len(data) > 2+maxContextBytes {
 		return &Error{ReasonProtocol, fmt.Sprintf("PING of %d bytes, want 2 to %d", len(data), 2+maxContextBytes)}

@@ -1,8 +1,7 @@
 // Package outbound implements ZeroMQ's PUB and ROUTER sockets over TCP and Unix sockets.
 //
-// Messages flow in, and are written to the peers that subscribe to them, or to one peer;
-// subscriptions and requests flow out as events. As with libzmq, a message that does not fit the
-// queue of a slow peer is dropped for that peer, and the sender never waits.
+// Messages flow in, and are written to the peers that subscribe to them, or to one peer; subscriptions and requests flow out as events. As
+// with libzmq, a message that does not fit the queue of a slow peer is dropped for that peer, and the sender never waits.
 package outbound
 
 import (
@@ -29,11 +28,9 @@ const (
 type Config struct {
 	// Type is zmtp.PUB or zmtp.ROUTER.
 	Type zmtp.SocketType
-	// HighWater is how many messages a peer may be behind before further ones are dropped
-	// for it; at least 1.
+	// HighWater is how many messages a peer may be behind before further ones are dropped for it; at least 1.
 	HighWater int
-	// OnEvent is called with each event of a peer, in order, by the goroutine that reads the
-	// peer. Calls for different peers are concurrent.
+	// OnEvent is called with each event of a peer, in order, by the goroutine that reads the peer. Calls for different peers are concurrent.
 	OnEvent func(Event)
 }
 
@@ -41,8 +38,7 @@ type Config struct {
 type Event struct {
 	// Peer identifies the connection: 1, 2, 3 and so on.
 	Peer int
-	// Kind is zmtp.Subscribe, zmtp.Cancel or zmtp.Message. When a connection ends, its
-	// subscriptions are cancelled.
+	// Kind is zmtp.Subscribe, zmtp.Cancel or zmtp.Message. When a connection ends, its subscriptions are cancelled.
 	Kind zmtp.EventKind
 	// Topic is what a peer subscribed to, or no longer subscribes to.
 	Topic string
@@ -105,8 +101,7 @@ func (s *Socket) Addr() net.Addr {
 	return s.listener.Addr()
 }
 
-// Publish sends a message to all peers that subscribe to it. A topic is the beginning of the first
-// frame.
+// Publish sends a message to all peers that subscribe to it. A topic is the beginning of the first frame.
 func (s *Socket) Publish(frames ...[]byte) {
 	message := zmtp.AppendMessage(nil, frames...)
 	s.mu.Lock()
@@ -126,8 +121,7 @@ func (s *Socket) Send(to int, frames ...[]byte) {
 	}
 }
 
-// Close closes the connections, and waits for that. Messages in the queues are written within the
-// linger time, or dropped.
+// Close closes the connections, and waits for that. Messages in the queues are written within the linger time, or dropped.
 func (s *Socket) Close(linger time.Duration) {
 	if s.listener != nil {
 		_ = s.listener.Close()
@@ -326,8 +320,7 @@ func (p *peer) take() net.Buffers {
 	return batch
 }
 
-// flush writes what the session sends. Messages of the writer's goroutine may be written before or
-// after, but never between.
+// flush writes what the session sends. Messages of the writer's goroutine may be written before or after, but never between.
 func (p *peer) flush(b []byte) error {
 	if len(b) == 0 {
 		return nil
