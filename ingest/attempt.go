@@ -36,8 +36,7 @@ type attempt struct {
 	address string
 	state   attemptState
 	resumed bool // of the established connection: see transport.Event
-	// A replacement is read by await until it is used or closed. stopAwait closes stopping, and
-	// await closes awaited.
+	// A replacement is read by await until it is used or closed. stopAwait closes stopping, and await closes awaited.
 	stopping, awaited chan struct{}
 	// first is the chunk that await has read; nil for none. Its events are handled.
 	first *transport.Chunk
@@ -46,8 +45,7 @@ type attempt struct {
 // established reports whether there is an attempt, and its connection is established.
 func (a *attempt) established() bool { return a != nil && a.state == attemptEstablished }
 
-// open returns a new attempt after the previous one, with backoff after failures. It retries until ctx
-// is done, and then returns nil.
+// open returns a new attempt after the previous one, with backoff after failures. It retries until ctx is done, and then returns nil.
 func (l *link) open(ctx context.Context, previous *attempt) *attempt {
 	minWait, maxWait := l.worker.shared.config.ReconnectMin, l.worker.shared.config.ReconnectMax
 	for {
@@ -156,8 +154,7 @@ func (a *attempt) next(deadline func() time.Time) (*transport.Chunk, error) {
 	return a.Next(deadline)
 }
 
-// await waits until a replacement is established or has failed. An established replacement is put into
-// use after settleTime.
+// await waits until a replacement is established or has failed. An established replacement is put into use after settleTime.
 func (l *link) await(a *attempt) {
 	defer close(a.awaited)
 	c, err := a.Next(func() time.Time {

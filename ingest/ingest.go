@@ -1,16 +1,14 @@
 // Package ingest reads engines' KV-cache events from ZeroMQ, and from engines that stream them by gRPC.
 //
-// Inputs are the endpoints of engines, to connect to or to bind, which may be added at any time. Outputs
-// are calls of each worker's feed.Lane: each decoded batch once, in the engine's order. Lost batches are
-// requested from the engine's replay socket. Batches that it no longer has, and batches that were
-// published before the first connection, are reported as a feed.Gap, and a restart of an engine as a
-// feed.Restart. A worker is removed when it has had no connection for the grace time, and a last attempt
-// to connect has failed; silence alone never removes a worker.
+// Inputs are the endpoints of engines, to connect to or to bind, which may be added at any time. Outputs are calls of each worker's
+// feed.Lane: each decoded batch once, in the engine's order. Lost batches are requested from the engine's replay socket. Batches that it no
+// longer has, and batches that were published before the first connection, are reported as a feed.Gap, and a restart of an engine as a
+// feed.Restart. A worker is removed when it has had no connection for the grace time, and a last attempt to connect has failed; silence
+// alone never removes a worker.
 //
-// Package sequence decides about order and repair, package transport has the sockets, and this package
-// supervises both. One goroutine for each transport.Receiver processes its messages and calls the lanes.
-// While a lane blocks, a bounded number of messages waits in the Receiver. Then the native transport stops
-// reading, so that TCP stops the engine. With libzmq, messages that do not fit are dropped, and
+// Package sequence decides about order and repair, package transport has the sockets, and this package supervises both. One goroutine for
+// each transport.Receiver processes its messages and calls the lanes. While a lane blocks, a bounded number of messages waits in the
+// Receiver. Then the native transport stops reading, so that TCP stops the engine. With libzmq, messages that do not fit are dropped, and
 // requested again when the lane returns.
 //
 // If Config.Durable is set, each call of a lane carries the state after it, and a later Ingest continues there: as after
@@ -76,8 +74,7 @@ type connectedWorker struct {
 	done  chan struct{} // closed when reading has ended
 }
 
-// New validates the config and binds the listeners. Messages are read by Run. The
-// caller must call Run or Close.
+// New validates the config and binds the listeners. Messages are read by Run. The caller must call Run or Close.
 func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("check config: %w", err)
@@ -144,8 +141,7 @@ func (in *Ingest) open() error {
 	return nil
 }
 
-// Endpoints returns the addresses of the listeners, in the order of the Config, with the ports that the
-// system chose.
+// Endpoints returns the addresses of the listeners, in the order of the Config, with the ports that the system chose.
 func (in *Ingest) Endpoints() (all []string) {
 	for _, l := range in.listeners {
 		all = append(all, l.address)
@@ -177,9 +173,8 @@ func (in *Ingest) ResumeListeners() error {
 	return errors.Join(errs...)
 }
 
-// Run reads until ctx is done, and returns nil when everything is closed: no call of the Sink or a Lane
-// is in progress or follows. It waits for a call that blocks. It returns an error if ZeroMQ fails, and
-// ErrStarted after an earlier Run or Close.
+// Run reads until ctx is done, and returns nil when everything is closed: no call of the Sink or a Lane is in progress or follows. It waits
+// for a call that blocks. It returns an error if ZeroMQ fails, and ErrStarted after an earlier Run or Close.
 func (in *Ingest) Run(ctx context.Context) error {
 	if !in.used.CompareAndSwap(false, true) {
 		return ErrStarted
@@ -352,11 +347,10 @@ func (in *Ingest) RemoveWorker(ctx context.Context, name string, why feed.Remove
 	})
 }
 
-// Release ends the reading of a worker of the Config, of AddWorker or of a listener, or drops what Restore was given of it.
-// The worker stays in the stream: when Release returns without an error, no call of its lane is in progress or follows, and
-// Sink.RemoveWorker is not called. It is forgotten as if it had never been added. The worker of a listener enters the stream
-// again with the next message of its engine. Release returns config.ErrNoWorker, config.ErrEnded, or the error of ctx, after
-// which it goes on.
+// Release ends the reading of a worker of the Config, of AddWorker or of a listener, or drops what Restore was given of it. The worker
+// stays in the stream: when Release returns without an error, no call of its lane is in progress or follows, and Sink.RemoveWorker is not
+// called. It is forgotten as if it had never been added. The worker of a listener enters the stream again with the next message of its
+// engine. Release returns config.ErrNoWorker, config.ErrEnded, or the error of ctx, after which it goes on.
 func (in *Ingest) Release(ctx context.Context, name string) error {
 	return in.end(ctx, name, func(w *connectedWorker) (found bool) {
 		found = in.shared.recovered.drop(in.shared, name)
@@ -394,8 +388,7 @@ func (in *Ingest) end(ctx context.Context, name string, end func(*connectedWorke
 	}
 }
 
-// end stops the reading of a worker, calls last with the worker's mutex held, and forgets the worker. It returns false if w
-// is nil.
+// end stops the reading of a worker, calls last with the worker's mutex held, and forgets the worker. It returns false if w is nil.
 func (w *connectedWorker) end(last func()) bool {
 	if w == nil {
 		return false
@@ -440,8 +433,7 @@ func ranksOfSource(s config.Source) (ranks []uint32) {
 	return ranks
 }
 
-// Close closes an Ingest whose Run was not called. Otherwise it does nothing, because Run closes
-// everything.
+// Close closes an Ingest whose Run was not called. Otherwise it does nothing, because Run closes everything.
 func (in *Ingest) Close() error {
 	if !in.used.CompareAndSwap(false, true) {
 		return nil

@@ -26,8 +26,7 @@ type intake struct {
 	// arrival is the message opened last. topic is its topic without the epoch.
 	arrival sequence.Batch
 	topic   []byte
-	// decoded is the batch whose result batch and err are; nil for none. batch is nil if err is
-	// set.
+	// decoded is the batch whose result batch and err are; nil for none. batch is nil if err is set.
 	decoded *sequence.Batch
 	batch   *wire.Batch
 	err     error
@@ -126,8 +125,7 @@ const (
 	numRefusals
 )
 
-// refusals has the name of each refusal in metrics, and what is accepted instead. For topics
-// listener.wanted is more precise.
+// refusals has the name of each refusal in metrics, and what is accepted instead. For topics listener.wanted is more precise.
 var refusals = [numRefusals]struct{ name, want string }{
 	refusedFrames:      {"wrong_frames", "three frames: topic, seq, payload"},
 	refusedSeq:         {"bad_seq", "a seq of 8 bytes"},

@@ -11,14 +11,12 @@ import (
 	"github.com/kvcast/kvcast/internal/transport"
 )
 
-// settleTime is how long a subscription has to reach the engine on a replacement before the silent
-// connection is closed.
+// settleTime is how long a subscription has to reach the engine on a replacement before the silent connection is closed.
 const settleTime = time.Second
 
 // link keeps one publisher connected to the endpoint of its engine.
 //
-// Each connection has its own socket, so that batches of two connections, which may be of two
-// incarnations, can be distinguished.
+// Each connection has its own socket, so that batches of two connections, which may be of two incarnations, can be distinguished.
 //
 // A connection can be dead without an error from TCP. A replay may show that. Without a replay socket, a
 // replacement is opened, which takes the place of the silent connection once it is established.
@@ -60,8 +58,7 @@ func (l *link) run(ctx context.Context) {
 	l.close(replacement)
 }
 
-// replace replaces the current attempt by the replacement, or by a new attempt. It returns false if ctx
-// is done first.
+// replace replaces the current attempt by the replacement, or by a new attempt. It returns false if ctx is done first.
 func (l *link) replace(ctx context.Context) bool {
 	next, previous := l.replacement, l.current
 	l.close(previous) // first, so that no batch arrives on both connections
@@ -113,8 +110,7 @@ func (l *link) set(current, replacement *attempt) {
 	l.current, l.replacement = current, replacement
 }
 
-// serve processes the messages of the current attempt. It returns true when the attempt has to be
-// replaced, and false when ctx is done.
+// serve processes the messages of the current attempt. It returns true when the attempt has to be replaced, and false when ctx is done.
 func (l *link) serve(ctx context.Context) bool {
 	a := l.current
 	stop := context.AfterFunc(ctx, a.Interrupt)
@@ -152,8 +148,7 @@ func (l *link) deadline() time.Time {
 	return time.Time{}
 }
 
-// reconnect closes the connection and opens another, or opens a replacement first. The worker's mutex
-// is held.
+// reconnect closes the connection and opens another, or opens a replacement first. The worker's mutex is held.
 func (l *link) reconnect(replacement bool) {
 	switch {
 	case l.current == nil: // the first attempt is in progress
@@ -234,9 +229,8 @@ func (l *link) refuse(why refusal, m transport.Message, now time.Time) {
 	l.p.tooLong = transport.TooLong(len(m.Frames[2]))
 }
 
-// arrive passes the batch that the intake has opened to the publisher. If the first batch of a call that resumes shows a restart, the
-// call is replaced by one that begins with the present state: the first batches of the engine were not asked for. The worker's mutex
-// is held.
+// arrive passes the batch that the intake has opened to the publisher. If the first batch of a call that resumes shows a restart, the call
+// is replaced by one that begins with the present state: the first batches of the engine were not asked for. The worker's mutex is held.
 func (l *link) arrive(in *intake, now time.Time) {
 	resuming, restarts := l.p.machine.Resuming(), l.p.status.restarts.Load()
 	l.p.arrive(in, now, l.current.id)
@@ -257,16 +251,14 @@ func (l *link) breakOff() {
 	l.current.Interrupt()
 }
 
-// disconnect records that the connection of an attempt was closed on purpose. The worker's mutex is
-// held.
+// disconnect records that the connection of an attempt was closed on purpose. The worker's mutex is held.
 func (l *link) disconnect(a *attempt) {
 	a.state = attemptClosed
 	l.worker.metrics.inc(disconnectionsTotal)
 	l.p.disconnect(a.id)
 }
 
-// openReplacement opens a replacement of the silent connection, unless an established replacement is
-// about to be used.
+// openReplacement opens a replacement of the silent connection, unless an established replacement is about to be used.
 func (l *link) openReplacement(ctx context.Context) {
 	l.worker.mu.Lock()
 	l.replacementWanted = false

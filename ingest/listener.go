@@ -14,13 +14,11 @@ import (
 	"github.com/kvcast/kvcast/internal/transport"
 )
 
-// listener reads a bound socket, which engines connect to. The topic identifies a worker, and the topic
-// with the dp rank in a batch a publisher. Topics are validated, and their number is bounded, because
-// any peer can send them.
+// listener reads a bound socket, which engines connect to. The topic identifies a worker, and the topic with the dp rank in a batch a
+// publisher. Topics are validated, and their number is bounded, because any peer can send them.
 //
-// A malformed batch has no rank. It is counted for the worker and not passed to a publisher, because the
-// batch of that seq would look like a restart to the publisher of another rank. Its own publisher
-// notices the missing seq with the next batch.
+// A malformed batch has no rank. It is counted for the worker and not passed to a publisher, because the batch of that seq would look like
+// a restart to the publisher of another rank. Its own publisher notices the missing seq with the next batch.
 type listener struct {
 	shared   *shared
 	config   config.Listener

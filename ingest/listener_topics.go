@@ -14,8 +14,7 @@ import (
 	"github.com/kvcast/kvcast/internal/wire"
 )
 
-// dropTopic removes a topic without publishers, and its worker if it has no other topic, so that refused
-// topics take no memory.
+// dropTopic removes a topic without publishers, and its worker if it has no other topic, so that refused topics take no memory.
 func (l *listener) dropTopic(topic string, w *boundWorker) {
 	if t := l.topics[topic]; t.source == w.topics-1 {
 		w.topics-- // so that source numbers do not grow with refused topics

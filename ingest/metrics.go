@@ -179,8 +179,7 @@ func (c *workerCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- c.engineDelay
 }
 
-// Collect implements prometheus.Collector. It holds no mutex while it sends, so that a slow reader does
-// not hold up delivery.
+// Collect implements prometheus.Collector. It holds no mutex while it sends, so that a slow reader does not hold up delivery.
 func (c *workerCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, s := range c.sources.started() {
 		gauge := func(d *prometheus.Desc, v float64) {
@@ -216,8 +215,7 @@ func (c *workerCollector) remove(worker string) {
 	delete(c.workers, worker)
 }
 
-// workerMetrics are the counters of one worker, or of what belongs to no worker. They are safe for
-// concurrent use.
+// workerMetrics are the counters of one worker, or of what belongs to no worker. They are safe for concurrent use.
 type workerMetrics struct {
 	worker string // empty for no worker
 

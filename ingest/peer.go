@@ -26,8 +26,7 @@ type peers struct {
 }
 
 const (
-	// unidentified is the number of all connections that the transport does not identify. They
-	// count as one connection, which is never closed.
+	// unidentified is the number of all connections that the transport does not identify. They count as one connection, which is never closed.
 	unidentified = -1
 	// noConn is the number of no connection.
 	noConn = -2
@@ -71,8 +70,7 @@ func (ps *peers) number(id sequence.ConnectionID) int {
 	return noConn
 }
 
-// arrive passes a message's batch to its publisher. c is the connection of the message; nil if it is
-// closed. The worker's mutex is held.
+// arrive passes a message's batch to its publisher. c is the connection of the message; nil if it is closed. The worker's mutex is held.
 func (ps *peers) arrive(p *publisher, c *peer, in *intake, now time.Time) {
 	current, other := p.machine.Connections()
 	var id sequence.ConnectionID

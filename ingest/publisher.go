@@ -29,22 +29,18 @@ type publisher struct {
 	// rules are shared by the publishers of the source's ranks.
 	rules *wire.Rules
 
-	// ranks are the ranks of its batches, usually one. If there are more, a gap is reported for
-	// each of them.
+	// ranks are the ranks of its batches, usually one. If there are more, a gap is reported for each of them.
 	ranks []uint32
-	// rankMismatchLogged reports whether no log line is needed when a batch names another rank
-	// than rank.
+	// rankMismatchLogged reports whether no log line is needed when a batch names another rank than rank.
 	rankMismatchLogged bool
-	// incomplete reports whether batches of this incarnation are missing. A rank that is named
-	// later is then reported as joined late.
+	// incomplete reports whether batches of this incarnation are missing. A rank that is named later is then reported as joined late.
 	incomplete bool
 	// before are the seqs that were published before first contact.
 	before struct{ first, last uint64 }
 
 	storedState
 	peerOrigin
-	// reconnect closes the connection and opens another, or opens a replacement first. It is nil
-	// if the engine opens the connections.
+	// reconnect closes the connection and opens another, or opens a replacement first. It is nil if the engine opens the connections.
 	reconnect func(replacement bool)
 	// attempt makes the next attempt to connect begin at once, unless one is in progress, and calls failed with the worker's mutex
 	// held if it fails. It is nil if the engine opens the connections.
@@ -56,8 +52,7 @@ type publisher struct {
 	// tooLong is the transport.ErrTooLong since the last loss was reported or a repair brought everything; nil if there was none.
 	tooLong error
 
-	// timer calls tick at timerAt, which is not after the machine's deadline. timerAt is zero if
-	// the timer is not running.
+	// timer calls tick at timerAt, which is not after the machine's deadline. timerAt is zero if the timer is not running.
 	timer   *time.Timer
 	timerAt time.Time
 
@@ -66,9 +61,8 @@ type publisher struct {
 
 // storedState is what the journal has of a publisher.
 type storedState struct {
-	// cursor is the machine's after the last action. encoded is the cursor of the last complete call of the lane;
-	// empty before the first. described reports whether the stored state says where the publisher comes from. They
-	// are used if the journal is durable.
+	// cursor is the machine's after the last action. encoded is the cursor of the last complete call of the lane; empty before the first.
+	// described reports whether the stored state says where the publisher comes from. They are used if the journal is durable.
 	cursor    sequence.Cursor
 	encoded   []byte
 	described bool
@@ -81,8 +75,7 @@ type peerOrigin struct {
 	topic   string
 	// namesPod reports whether a topic had llm-d's form.
 	namesPod bool
-	// replayOf returns the replay endpoint of a listener's peer; empty if it has none. It is nil
-	// unless the engine connects to a listener.
+	// replayOf returns the replay endpoint of a listener's peer; empty if it has none. It is nil unless the engine connects to a listener.
 	replayOf func(*peer) string
 }
 
@@ -105,8 +98,7 @@ type shown struct {
 // podTopic begins topics that name a pod, as those of llm-d do.
 var podTopic = []byte("kv@")
 
-// newPublisher adds the publisher of a source at a dp rank to a worker. reconnect is nil if the engine
-// opens the connections.
+// newPublisher adds the publisher of a source at a dp rank to a worker. reconnect is nil if the engine opens the connections.
 func newPublisher(w *worker, source int, status SourceStatus, reconnect func(replacement bool)) *publisher {
 	status.Worker = w.desc.Name
 	p := &publisher{
@@ -219,8 +211,7 @@ func (p *publisher) observeConnection(up bool, after time.Duration) {
 	}
 }
 
-// schedule sets the timer for the machine's deadline. A timer that fires earlier is kept, because most
-// deadlines move with every batch.
+// schedule sets the timer for the machine's deadline. A timer that fires earlier is kept, because most deadlines move with every batch.
 func (p *publisher) schedule(now time.Time) {
 	at := p.machine.Deadline()
 	if at.IsZero() || !p.timerAt.IsZero() && !at.Before(p.timerAt) {
@@ -245,8 +236,7 @@ func (p *publisher) tick() {
 	}
 }
 
-// reset forgets everything about the engine except its connections, because the worker has left the
-// stream.
+// reset forgets everything about the engine except its connections, because the worker has left the stream.
 func (p *publisher) reset() {
 	p.machine.Reset()
 	p.endReplay()
@@ -359,8 +349,7 @@ func (p *publisher) reportJoinedLate(now time.Time, rank uint32) {
 	})
 }
 
-// warn logs a warning about the publisher, at most once every loglimit.Interval for each kind, and reports
-// whether it was logged.
+// warn logs a warning about the publisher, at most once every loglimit.Interval for each kind, and reports whether it was logged.
 func (p *publisher) warn(kind logKind, now time.Time, msg string, args ...any) bool {
 	return p.worker.warn(kind, now, msg, append([]any{"source", p.source, "rank", p.rank}, args...)...)
 }

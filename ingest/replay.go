@@ -23,8 +23,7 @@ func (p *publisher) requestReplay(r sequence.Request) {
 	p.cancelReplay = p.worker.spawn(func(ctx context.Context) { p.replay(ctx, r) })
 }
 
-// whileRead returns a function that calls others with the worker's mutex held, unless ctx is done or the worker is
-// not read any more.
+// whileRead returns a function that calls others with the worker's mutex held, unless ctx is done or the worker is not read any more.
 func (p *publisher) whileRead(ctx context.Context) func(func()) {
 	w := p.worker
 	return func(f func()) {
@@ -36,8 +35,7 @@ func (p *publisher) whileRead(ctx context.Context) func(func()) {
 	}
 }
 
-// replay sends a request, and passes its replies and its end to the machine. It is called without the
-// worker's mutex.
+// replay sends a request, and passes its replies and its end to the machine. It is called without the worker's mutex.
 func (p *publisher) replay(ctx context.Context, r sequence.Request) {
 	w := p.worker
 	locked := p.whileRead(ctx)
@@ -89,10 +87,9 @@ func outcomeOf(err error) sequence.Outcome {
 	}
 }
 
-// ReplayFrom requests the batches that an engine still has from seq on, up to its newest, and passes
-// each to the lane once, in order. The config has one worker with one source, which has a replay
-// socket; its rank 0 is read. Batches that the engine does not send are reported by Lane.Gap. ReplayFrom
-// returns an error if the replay socket does not reply, the config is invalid, or ctx is done first.
+// ReplayFrom requests the batches that an engine still has from seq on, up to its newest, and passes each to the lane once, in order. The
+// config has one worker with one source, which has a replay socket; its rank 0 is read. Batches that the engine does not send are reported
+// by Lane.Gap. ReplayFrom returns an error if the replay socket does not reply, the config is invalid, or ctx is done first.
 func ReplayFrom(ctx context.Context, c config.Config, seq uint64, lane feed.Lane) error {
 	in, err := New(c, laneSink{lane})
 	if err != nil {

@@ -109,8 +109,7 @@ type nameSet struct {
 	names map[string]bool
 }
 
-// claim adds a name. If ok is false, why is the reason. recovered reports whether the name of a recovered worker may
-// be claimed.
+// claim adds a name. If ok is false, why is the reason. recovered reports whether the name of a recovered worker may be claimed.
 func (r *nameSet) claim(name string, recovered bool) (why refusal, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -20,8 +20,7 @@ func (p *publisher) requestSnapshot(r sequence.Request) {
 	p.cancelReplay = p.worker.spawn(func(ctx context.Context) { p.snapshot(ctx, r) })
 }
 
-// snapshot sends a request for a snapshot, and passes it to the machine as it arrives. It is called without the
-// worker's mutex.
+// snapshot sends a request for a snapshot, and passes it to the machine as it arrives. It is called without the worker's mutex.
 func (p *publisher) snapshot(ctx context.Context, r sequence.Request) {
 	w := p.worker
 	locked := p.whileRead(ctx)

@@ -16,8 +16,7 @@ import (
 type SourceStatus struct {
 	Worker string
 	Engine feed.Engine
-	// Endpoint is the endpoint of the publisher or the listener. Replay is the endpoint of the replay
-	// socket; empty if there is none.
+	// Endpoint is the endpoint of the publisher or the listener. Replay is the endpoint of the replay socket; empty if there is none.
 	Endpoint string
 	Replay   string
 	// ReplayState is how the replay socket has answered so far.
@@ -39,8 +38,7 @@ type SourceStatus struct {
 	HasEngineDelay bool
 	// Restarts counts restarts of the engine, and Repairs the repairs that brought everything, each since the source was added.
 	Restarts, Repairs uint64
-	// Snapshot is the endpoint of the engine's snapshots; empty if none are used. Snapshots counts those used since the
-	// source was added.
+	// Snapshot is the endpoint of the engine's snapshots; empty if none are used. Snapshots counts those used since the source was added.
 	Snapshot  string
 	Snapshots uint64
 }
@@ -128,8 +126,7 @@ type sourceList struct {
 	entries []*sourceEntry
 }
 
-// sourceEntry is the status of one publisher. The publisher alone writes the atomic fields, which
-// replace those of initial.
+// sourceEntry is the status of one publisher. The publisher alone writes the atomic fields, which replace those of initial.
 type sourceEntry struct {
 	source  int // its number in the worker
 	initial SourceStatus
@@ -223,9 +220,8 @@ func (in *Ingest) Connected(worker string) bool {
 
 // WorkerStats counts what happened to a worker since it was added.
 type WorkerStats struct {
-	// ConnectAttempts counts the attempts to connect, Connections the successful attempts, and
-	// ConnectFailures the failed attempts, each of which is retried. Disconnections counts the
-	// connections that broke or were closed by Reconnect.
+	// ConnectAttempts counts the attempts to connect, Connections the successful attempts, and ConnectFailures the failed attempts, each of
+	// which is retried. Disconnections counts the connections that broke or were closed by Reconnect.
 	ConnectAttempts uint64
 	Connections     uint64
 	ConnectFailures uint64
@@ -240,8 +236,7 @@ type WorkerStats struct {
 	Removed uint64
 	Cleared uint64
 	Skipped uint64
-	// Duplicates counts batches that were read before, Rejected batches that do not decode, and
-	// Refused malformed messages.
+	// Duplicates counts batches that were read before, Rejected batches that do not decode, and Refused malformed messages.
 	Duplicates uint64
 	Rejected   uint64
 	Refused    uint64
@@ -256,8 +251,7 @@ type WorkerStats struct {
 	ReplaysDone   uint64
 	ReplaysFailed uint64
 	Replayed      uint64
-	// Snapshots counts the snapshots used, and SnapshotsFailed the requests for snapshots that failed, or
-	// whose snapshot was of no use.
+	// Snapshots counts the snapshots used, and SnapshotsFailed the requests for snapshots that failed, or whose snapshot was of no use.
 	Snapshots       uint64
 	SnapshotsFailed uint64
 }
@@ -318,9 +312,8 @@ func (m *workerMetrics) stats() WorkerStats {
 	}
 }
 
-// Reconnect closes the connections to a configured worker, which are then opened again as if they had
-// broken. It may wait for a call of the worker's lane. It returns the number of connections that had
-// been established before; ok is false if no worker has that name.
+// Reconnect closes the connections to a configured worker, which are then opened again as if they had broken. It may wait for a call of the
+// worker's lane. It returns the number of connections that had been established before; ok is false if no worker has that name.
 func (in *Ingest) Reconnect(worker string) (connections uint64, ok bool) {
 	w := in.configured(worker)
 	if w == nil {

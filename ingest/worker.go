@@ -36,8 +36,7 @@ type worker struct {
 	publishers   []*publisher
 	// blockSize is shared by the rules of all sources.
 	blockSize wire.BlockSize
-	// storedBlockSize is the block size that the calls of the lane have stored, and changes the memory of
-	// feed.Progress.Learned.
+	// storedBlockSize is the block size that the calls of the lane have stored, and changes the memory of feed.Progress.Learned.
 	storedBlockSize wire.BlockSize
 	changes         []byte
 	// rules are the rules of each source. They number its events.
@@ -54,8 +53,7 @@ type worker struct {
 	graceTimer *time.Timer
 	// leaving is set between the end of the grace time and the ends of the last attempts to connect.
 	leaving *leaving
-	// onRemoved is called without mu after the grace time has removed the worker; nil if a
-	// connection adds it to the stream again.
+	// onRemoved is called without mu after the grace time has removed the worker; nil if a connection adds it to the stream again.
 	onRemoved func()
 }
 
@@ -82,8 +80,7 @@ func (w *worker) reset() {
 	w.storedBlockSize = w.blockSize
 }
 
-// spawnIn makes spawn use goroutines of a group until ctx is done. The group must not be waited for
-// while a goroutine may still call spawn.
+// spawnIn makes spawn use goroutines of a group until ctx is done. The group must not be waited for while a goroutine may still call spawn.
 func (w *worker) spawnIn(ctx context.Context, group *sync.WaitGroup) {
 	w.spawn = func(run func(context.Context)) context.CancelFunc {
 		ctx, cancel := context.WithCancel(ctx)
@@ -151,8 +148,7 @@ type leaving struct {
 	attempts int // in progress
 }
 
-// leave removes the worker after the grace time. timer is the timer that calls it; it may have been
-// stopped too late.
+// leave removes the worker after the grace time. timer is the timer that calls it; it may have been stopped too late.
 func (w *worker) leave(timer *time.Timer) {
 	w.mu.Lock()
 	if w.graceTimer != timer || w.closed {
@@ -304,8 +300,7 @@ func (w *worker) restoreRank(rank uint32) {
 	}
 }
 
-// warn logs a warning, at most once every loglimit.Interval for each kind, and reports whether it was
-// logged.
+// warn logs a warning, at most once every loglimit.Interval for each kind, and reports whether it was logged.
 func (w *worker) warn(kind logKind, now time.Time, msg string, args ...any) bool {
 	return w.logLimited(slog.LevelWarn, kind, now, msg, args)
 }

@@ -51,15 +51,13 @@ const (
 	// MaxTopicBytes is the length of the longest topic. It has room for the longest names of a pod
 	// and a model, an epoch and a snapshot. Topics are kept in memory, and logged.
 	MaxTopicBytes = 2048
-	// MaxSockets is the maximum number of libzmq sockets of sources and listeners. libzmq allows
-	// 65,535 sockets in a context.
+	// MaxSockets is the maximum number of libzmq sockets of sources and listeners. libzmq allows 65,535 sockets in a context.
 	MaxSockets = 65_000
 )
 
 // Memory has limits in bytes.
 type Memory struct {
-	// WorkerBytes limits the memory for the names, endpoints and labels of the workers of AddWorker
-	// together.
+	// WorkerBytes limits the memory for the names, endpoints and labels of the workers of AddWorker together.
 	WorkerBytes int64
 	// SaltBytes limits the memory for cache salts, blocks with a salt, and attention groups, of all
 	// sources together. Blocks of a salt that does not fit have no tokens hashes.
@@ -69,17 +67,15 @@ type Memory struct {
 	// ZMQLib: of all sources and listeners together, beside 2 MiB for each of their sockets. A
 	// message that does not fit is dropped, which is repaired like any other gap.
 	//
-	// ZMQNative: of all sources together, and of each listener, at most 16 MiB each, and 24 MiB
-	// for all messages of more than 32 KiB. While the memory is in use, nothing more is read, and
-	// TCP stops the engines.
+	// ZMQNative: of all sources together, and of each listener, at most 16 MiB each, and 24 MiB for all messages of more than 32 KiB. While
+	// the memory is in use, nothing more is read, and TCP stops the engines.
 	ReceiveBufferBytes int64
 	// ReorderBufferBytes limits the reorder buffers of all sources together. A batch that does not
 	// fit is requested when the replay in progress is done.
 	ReorderBufferBytes int64
 }
 
-// Config configures an Ingest. The zero Config reads nothing. The zero value of a field means its
-// default.
+// Config configures an Ingest. The zero Config reads nothing. The zero value of a field means its default.
 type Config struct {
 	// Workers are the workers whose engines are connected to.
 	Workers []Worker
@@ -87,27 +83,23 @@ type Config struct {
 	Listeners []Listener
 	// MaxWorkers is the maximum number of workers, of Workers, Listeners and AddWorker together.
 	MaxWorkers int
-	// MaxSources is the maximum number of sources of all workers together. A source in Workers or
-	// AddWorker counts once for each of its dp ranks, and uses about six file descriptors and three
-	// sockets with libzmq, and one descriptor with the native transport. An engine that connects to a
-	// listener counts once for each topic and rank.
+	// MaxSources is the maximum number of sources of all workers together. A source in Workers or AddWorker counts once for each of its dp
+	// ranks, and uses about six file descriptors and three sockets with libzmq, and one descriptor with the native transport. An engine that
+	// connects to a listener counts once for each topic and rank.
 	MaxSources int
-	// MaxSourcesPerAddress is the maximum number of sources that engines at one IP address make known
-	// to Listeners: the dp ranks of all topics together. All peers over ipc count as 127.0.0.1, and
-	// an IPv6 /64 counts as one address.
+	// MaxSourcesPerAddress is the maximum number of sources that engines at one IP address make known to Listeners: the dp ranks of all topics
+	// together. All peers over ipc count as 127.0.0.1, and an IPv6 /64 counts as one address.
 	MaxSourcesPerAddress int
 	// ConnectZMQ is the implementation of ZeroMQ for Workers and AddWorker, and for replays; the
 	// default is DefaultConnectZMQ. ListenZMQ is the one for Listeners; the default is ZMQNative.
 	ConnectZMQ, ListenZMQ ZMQ
-	// MaxConnections and MaxConnectionsPerAddress limit the connections to all listeners together,
-	// and from one IP address, if ListenZMQ is ZMQNative. An IPv6 /64 counts as one address, and
-	// connections over ipc count for MaxConnections alone.
+	// MaxConnections and MaxConnectionsPerAddress limit the connections to all listeners together, and from one IP address, if ListenZMQ is
+	// ZMQNative. An IPv6 /64 counts as one address, and connections over ipc count for MaxConnections alone.
 	MaxConnections, MaxConnectionsPerAddress int
 	// PeerTTL, if not 0, is how long this process may stand still before engines that have connected to a listener close the connection,
 	// and connect again. It works if ListenZMQ is ZMQNative, and with engines of ZMTP 3.1 that honour the TTL of a PING, as libzmq does.
 	PeerTTL time.Duration
-	// MaxRanks is the maximum number of dp ranks of all workers together that are known only from
-	// batches.
+	// MaxRanks is the maximum number of dp ranks of all workers together that are known only from batches.
 	MaxRanks int
 	Memory
 	// ReplayTimeout is the maximum time until a reply of a replay socket arrives: 10 ms to 1 h. The first reply of a socket
@@ -117,22 +109,19 @@ type Config struct {
 	// batches wait: up to 1 h; negative means a few requests. It does not apply where nothing was read of an engine yet, and
 	// the socket has never answered: its live batches are read at once, and everything is read again when the socket answers.
 	ReplayPatience time.Duration
-	// Silence is how long a connection may be silent before it is verified: by requesting
-	// the last batch from the replay socket or, if the engine has no replay socket, by
-	// opening a second connection. At least 10 ms; a negative value disables the check.
+	// Silence is how long a connection may be silent before it is verified: by requesting the last batch from the replay socket or, if the
+	// engine has no replay socket, by opening a second connection. At least 10 ms; a negative value disables the check.
 	Silence time.Duration
-	// Grace is how long a worker that was connected may have no connection before it is removed;
-	// negative means that it is removed at once. A worker of Workers or AddWorker is added again
-	// when it is connected. If only some of a worker's sources or ranks have no connection for this
-	// time, GapPossibleRestart is reported for them. At its end an attempt to connect is made, unless
-	// one is in progress, and it must have failed first.
+	// Grace is how long a worker that was connected may have no connection before it is removed; negative means that it is removed at once. A
+	// worker of Workers or AddWorker is added again when it is connected. If only some of a worker's sources or ranks have no connection for
+	// this time, GapPossibleRestart is reported for them. At its end an attempt to connect is made, unless one is in progress, and it must
+	// have failed first.
 	Grace time.Duration
 	// ReconnectMin and ReconnectMax are the minimum and maximum backoff between the beginnings of two attempts to
 	// connect, which doubles: 1 ms to 1 h. An attempt that takes longer is followed by the next at once.
 	ReconnectMin time.Duration
 	ReconnectMax time.Duration
-	// Durable makes each call of a lane carry the state after it, in feed.Progress, so that a later Ingest continues
-	// there with Recovered.
+	// Durable makes each call of a lane carry the state after it, in feed.Progress, so that a later Ingest continues there with Recovered.
 	Durable bool
 	// Recovered are the workers of an earlier Ingest, with what their lanes stored. A worker of Workers or AddWorker
 	// continues the recovered worker of the same name, if feed.Worker.Continues and the dp ranks of its sources are the
@@ -146,8 +135,7 @@ type Config struct {
 	Claim func(ctx context.Context, worker string) (*feed.Recovered, error)
 	// Observer is optional.
 	Observer feed.Observer
-	// Metrics has the metrics registered until the Ingest ends; nil means that they are not
-	// registered.
+	// Metrics has the metrics registered until the Ingest ends; nil means that they are not registered.
 	Metrics prometheus.Registerer
 	// Logger is optional.
 	Logger *slog.Logger
@@ -184,9 +172,8 @@ type Attention = wire.GroupSettings
 type Source struct {
 	// Engine defaults to feed.EngineVLLM.
 	Engine feed.Engine
-	// Connect is the endpoint of the PUB socket: tcp://HOST:PORT, with rank FirstRank + i on PORT + i, or
-	// ipc://PATH; or of a gRPC server that has SubscribeKvEvents, for all ranks: smg://HOST:PORT or
-	// openengine://HOST:PORT.
+	// Connect is the endpoint of the PUB socket: tcp://HOST:PORT, with rank FirstRank + i on PORT + i, or ipc://PATH; or of a gRPC server that
+	// has SubscribeKvEvents, for all ranks: smg://HOST:PORT or openengine://HOST:PORT.
 	Connect string
 	// Replay is the endpoint of the replay socket, in the form of a PUB socket's. If it is empty, lost
 	// batches are reported as gaps. By gRPC there is none.
@@ -224,9 +211,8 @@ type RankEndpoints struct {
 type Listener struct {
 	// Bind is tcp://ADDRESS:PORT or ipc://PATH. The address may be *, and the port * or 0, for any.
 	Bind string
-	// Engine defaults to feed.EngineVLLM. The first seq of an incarnation is 1 for
-	// feed.EngineLLMDSim and 0 for the others. With the wrong engine, ranks of an llm-d simulator
-	// are reported as incomplete, or the loss of another engine's first batch is not reported.
+	// Engine defaults to feed.EngineVLLM. The first seq of an incarnation is 1 for feed.EngineLLMDSim and 0 for the others. With the wrong
+	// engine, ranks of an llm-d simulator are reported as incomplete, or the loss of another engine's first batch is not reported.
 	Engine feed.Engine
 	// Copies is how copies are counted. The default is CopiesAuto, which together with the default
 	// engine also suits publishers of feed.EngineSGLang.
@@ -242,8 +228,7 @@ type Listener struct {
 	// ReplayHosts are the hosts in topics that may be asked for replays, in the form of ParseHosts.
 	// A host that is not among them is asked only if it is the peer's own address.
 	ReplayHosts []string
-	// Worker names the only worker of the listener. If it is empty, topics must have the form
-	// kv@POD@MODEL, and POD names the worker.
+	// Worker names the only worker of the listener. If it is empty, topics must have the form kv@POD@MODEL, and POD names the worker.
 	Worker string
 	// Attention is what the engines do not tell of their attention groups.
 	Attention Attention

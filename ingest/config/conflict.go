@@ -9,9 +9,8 @@ import (
 	"strings"
 )
 
-// SocketSet is the set of engines' sockets that workers read. A socket belongs to one dp rank of one source: a rank that
-// reads another's events or replays would be said to have blocks that it does not have. The zero SocketSet is empty. It is
-// not safe for concurrent use.
+// SocketSet is the set of engines' sockets that workers read. A socket belongs to one dp rank of one source: a rank that reads another's
+// events or replays would be said to have blocks that it does not have. The zero SocketSet is empty. It is not safe for concurrent use.
 type SocketSet struct {
 	users   map[socket][]socketUser // several only with topics of their own
 	sockets map[string][]socket     // by worker
@@ -71,8 +70,7 @@ func (s *SocketSet) Remove(worker string) {
 	delete(s.sockets, worker)
 }
 
-// add adds the sockets of a worker with defaults. If there are conflicts, it adds nothing, and one error for each field of a
-// source to v.
+// add adds the sockets of a worker with defaults. If there are conflicts, it adds nothing, and one error for each field of a source to v.
 func (s *SocketSet) add(v *Validation, field string, w Worker) {
 	if s.users == nil {
 		s.users, s.sockets = make(map[socket][]socketUser), make(map[string][]socket)

@@ -21,8 +21,7 @@ type Endpoint struct {
 const (
 	TransportTCP = "tcp"
 	TransportIPC = "ipc"
-	// TransportSMG and TransportOpenEngine are the gRPC calls SubscribeKvEvents of SMG's and of OpenEngine's
-	// protocol.
+	// TransportSMG and TransportOpenEngine are the gRPC calls SubscribeKvEvents of SMG's and of OpenEngine's protocol.
 	TransportSMG        = "smg"
 	TransportOpenEngine = "openengine"
 

@@ -9,8 +9,7 @@ import (
 	"strings"
 )
 
-// Hosts is a set of hosts that kvcast may connect to at a peer's request. The zero value is the empty
-// set.
+// Hosts is a set of hosts that kvcast may connect to at a peer's request. The zero value is the empty set.
 type Hosts struct {
 	prefixes []netip.Prefix
 	names    map[string]struct{}
@@ -60,8 +59,7 @@ func (h *Hosts) add(s string) bool {
 // without a hyphen at either end. Underscores are also valid, because names of containers have them.
 var labelForm = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?$`)
 
-// ValidHost reports whether a host is a host name of at most 253 bytes, or an IP address other than the
-// unspecified address.
+// ValidHost reports whether a host is a host name of at most 253 bytes, or an IP address other than the unspecified address.
 func ValidHost(host string) bool {
 	if a, err := netip.ParseAddr(host); err == nil {
 		return !a.IsUnspecified() && (a.Zone() == "" || labelForm.MatchString(a.Zone()))
@@ -82,8 +80,7 @@ func canonicalHost(s string) string { return strings.TrimSuffix(strings.ToLower(
 // Empty reports whether the set is empty.
 func (h Hosts) Empty() bool { return len(h.prefixes)+len(h.names)+len(h.suffixes) == 0 }
 
-// Contain reports whether a host is in the set. An IP address is compared with addresses, and a name with
-// names; names are not resolved.
+// Contain reports whether a host is in the set. An IP address is compared with addresses, and a name with names; names are not resolved.
 func (h Hosts) Contain(host string) bool {
 	if a, err := netip.ParseAddr(host); err == nil {
 		a = a.Unmap().WithZone("")
@@ -104,10 +101,9 @@ func (h Hosts) ContainEndpoint(s string) bool {
 	return ok && e.Transport != TransportIPC && h.Contain(e.Address)
 }
 
-// ReplayHost returns the host of a peer's replay socket. named is the host in the peer's topic. It is
-// returned if it is allowed, or is the peer's own address. If it is a name that is not allowed, the
-// peer's own address is returned. Otherwise ok is false: a peer must not make kvcast connect to other
-// hosts.
+// ReplayHost returns the host of a peer's replay socket. named is the host in the peer's topic. It is returned if it is allowed, or is the
+// peer's own address. If it is a name that is not allowed, the peer's own address is returned. Otherwise ok is false: a peer must not make
+// kvcast connect to other hosts.
 func ReplayHost(named string, peer netip.Addr, allowed Hosts) (host string, ok bool) {
 	if allowed.Contain(named) {
 		return named, true

@@ -36,8 +36,7 @@ func (e *FieldError) Error() string {
 	return fmt.Sprintf("%s is %v: must be %s", e.Field, e.Value, e.Allowed)
 }
 
-// Path returns Field in snake case, as in configuration files: workers[0].sources[1].dp_size. The key of
-// a label is not changed.
+// Path returns Field in snake case, as in configuration files: workers[0].sources[1].dp_size. The key of a label is not changed.
 func (e *FieldError) Path() string {
 	names, label, isLabel := strings.Cut(e.Field, `["`)
 	var path strings.Builder
@@ -149,8 +148,7 @@ func (w Worker) Publishers() (n int) {
 	return n
 }
 
-// Bytes returns the approximate memory of the worker's strings, in bytes. Ingest and pipeline each have a
-// copy.
+// Bytes returns the approximate memory of the worker's strings, in bytes. Ingest and pipeline each have a copy.
 func (w Worker) Bytes() int64 {
 	const labelOverhead, rankOverhead = 128, 48
 	n := len(w.Name) + len(w.Model) + len(w.Endpoint)
@@ -384,8 +382,7 @@ func (v *Validation) Name(field, name string) {
 	v.names[name] = true
 }
 
-// ValidName reports whether a worker may have this name. Names appear in protobuf strings, which are
-// UTF-8, in logs and on terminals.
+// ValidName reports whether a worker may have this name. Names appear in protobuf strings, which are UTF-8, in logs and on terminals.
 func ValidName(s string) bool {
 	return s != "" && len(s) <= MaxNameBytes && Printable(s)
 }

@@ -1,8 +1,7 @@
 // Package engineclient reads one engine, for programs that use its events directly.
 //
-// A Client calls a Handler with each event of the engine once, in the engine's order. Lost batches are
-// requested from the engine's replay socket, or reported as an EventGap. To read many engines as one
-// stream, use package ingest, which this package is built on.
+// A Client calls a Handler with each event of the engine once, in the engine's order. Lost batches are requested from the engine's replay
+// socket, or reported as an EventGap. To read many engines as one stream, use package ingest, which this package is built on.
 package engineclient
 
 import (
@@ -25,8 +24,7 @@ var (
 	ErrStarted = ingest.ErrStarted
 	// ErrNotStarted is returned by WaitConnected and Reconnect before Start.
 	ErrNotStarted = errors.New("client was not started")
-	// ErrEnded is returned by WaitConnected and Reconnect after Stop, and after the context of
-	// Start is done.
+	// ErrEnded is returned by WaitConnected and Reconnect after Stop, and after the context of Start is done.
 	ErrEnded = config.ErrEnded
 	// ErrClosed is returned by methods after Close.
 	ErrClosed = errors.New("client is closed")
@@ -92,9 +90,8 @@ func New(c Config, h Handler) (*Client, error) {
 	return client, nil
 }
 
-// SetHandler replaces the handler from the next event on; a call in progress is not interrupted. If there
-// was none, the handler is called with the buffered events first. SetHandler returns an error if the
-// handler is nil, and ErrClosed after Close.
+// SetHandler replaces the handler from the next event on; a call in progress is not interrupted. If there was none, the handler is called
+// with the buffered events first. SetHandler returns an error if the handler is nil, and ErrClosed after Close.
 func (c *Client) SetHandler(h Handler) error {
 	if h == nil {
 		return errNoHandler
@@ -111,10 +108,9 @@ func (c *Client) SetHandler(h Handler) error {
 // Config returns the config with its defaults.
 func (c *Client) Config() Config { return c.config }
 
-// Start connects in the background. It reads the batches that the engine still has, and then the batches
-// that it publishes, until ctx is done or Stop is called. It returns ErrStarted after an earlier Start or
-// Stop, ErrClosed after Close, and an error if the metrics cannot be registered, for example because
-// another Client has the same Worker and Registerer.
+// Start connects in the background. It reads the batches that the engine still has, and then the batches that it publishes, until ctx is
+// done or Stop is called. It returns ErrStarted after an earlier Start or Stop, ErrClosed after Close, and an error if the metrics cannot
+// be registered, for example because another Client has the same Worker and Registerer.
 func (c *Client) Start(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -166,9 +162,8 @@ func (c *Client) start(ctx context.Context) error {
 	return nil
 }
 
-// Stop stops reading, and waits for the handler's call in progress: no call follows. Buffered events are
-// discarded and counted. Stop may be called more than once, and before Start, which then fails. It
-// returns the error that ended the reading, if any.
+// Stop stops reading, and waits for the handler's call in progress: no call follows. Buffered events are discarded and counted. Stop may be
+// called more than once, and before Start, which then fails. It returns the error that ended the reading, if any.
 func (c *Client) Stop() error {
 	c.mu.Lock()
 	if c.state != stateClosed {
@@ -184,10 +179,9 @@ func (c *Client) Stop() error {
 	return r.err
 }
 
-// Close stops the Client as Stop does, ends the calls of ReplayFrom in progress with ErrClosed, and waits
-// for both. After it the Client has no goroutine, open socket or registered metric. Close may be called
-// more than once, and returns the error of Stop. After Close, Connected returns false, and all other
-// methods that return an error return ErrClosed, except Stop and Close.
+// Close stops the Client as Stop does, ends the calls of ReplayFrom in progress with ErrClosed, and waits for both. After it the Client has
+// no goroutine, open socket or registered metric. Close may be called more than once, and returns the error of Stop. After Close, Connected
+// returns false, and all other methods that return an error return ErrClosed, except Stop and Close.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	c.state = stateClosed
@@ -271,8 +265,7 @@ func (c *Client) ended() error {
 	return err
 }
 
-// current returns the run, which may have ended; nil if there is none. The error is nil while the Client
-// reads.
+// current returns the run, which may have ended; nil if there is none. The error is nil while the Client reads.
 func (c *Client) current() (*run, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -300,9 +293,8 @@ func (r *run) connected() bool {
 	return state == ingest.SourceCatchingUp || state == ingest.SourceLive || state == ingest.SourceRepairing
 }
 
-// ReplayFrom requests the batches that the engine still has from a seq on, up to its newest, and calls h
-// with each of their events once, in order. Batches that the engine does not send, or no longer has, are
-// reported by an EventGap.
+// ReplayFrom requests the batches that the engine still has from a seq on, up to its newest, and calls h with each of their events once, in
+// order. Batches that the engine does not send, or no longer has, are reported by an EventGap.
 //
 // ReplayFrom uses its own connection. It does not need Start, Stop does not end it but Close does, and it
 // does not affect the other events. It returns nil after all batches were read. Otherwise it returns the

@@ -21,8 +21,7 @@ const (
 	DefaultPubPort = 5557
 	// DefaultBuffer is how many events may wait for the handler.
 	DefaultBuffer = 1000
-	// DefaultPollInterval is how often Connect, WaitConnected and Reconnect check the
-	// connection.
+	// DefaultPollInterval is how often Connect, WaitConnected and Reconnect check the connection.
 	DefaultPollInterval = 100 * time.Millisecond
 	// DefaultReconnectMax is the maximum backoff between attempts to connect.
 	DefaultReconnectMax = 30 * time.Second
@@ -30,8 +29,7 @@ const (
 	MaxBuffer = 1_000_000
 )
 
-// Config configures a Client. Host or Connect is required; the zero value of every other field means its
-// default.
+// Config configures a Client. Host or Connect is required; the zero value of every other field means its default.
 type Config struct {
 	// Worker names the engine in events, logs and metrics: 1 to config.MaxNameBytes bytes. The
 	// default is the host and port, or the path of the socket.
@@ -43,8 +41,7 @@ type Config struct {
 	// Engine defaults to EngineVLLM.
 	Engine Engine
 
-	// Host is a host name, an IPv4 address, or an IPv6 address with or without brackets. A name is
-	// resolved again for each new connection.
+	// Host is a host name, an IPv4 address, or an IPv6 address with or without brackets. A name is resolved again for each new connection.
 	Host string
 	// PubPort is the port of the engine's PUB socket. The default is DefaultPubPort.
 	PubPort int
@@ -58,8 +55,7 @@ type Config struct {
 	// Topic is the prefix of the topics to read; empty means all topics.
 	Topic string
 
-	// ReplayTimeout is the maximum time until a reply of the replay socket arrives: 10 ms to 1 h. The
-	// default is config.DefaultReplayTimeout.
+	// ReplayTimeout is the maximum time until a reply of the replay socket arrives: 10 ms to 1 h. The default is config.DefaultReplayTimeout.
 	ReplayTimeout time.Duration
 	// ReconnectMin and ReconnectMax are the minimum and maximum backoff between attempts to connect,
 	// which doubles. The defaults are config.DefaultReconnectMin and DefaultReconnectMax.
@@ -71,14 +67,12 @@ type Config struct {
 	// PollInterval is how often Connect, WaitConnected and Reconnect check the connection: 1 ms to
 	// 1 min. The default is DefaultPollInterval. Events are not polled for.
 	PollInterval time.Duration
-	// Buffer is how many events may wait for the handler, at most MaxBuffer. The default is
-	// DefaultBuffer. While the buffer is full nothing is read. Messages that ZeroMQ then drops are
-	// requested from the replay socket, or reported as a gap if there is none.
+	// Buffer is how many events may wait for the handler, at most MaxBuffer. The default is DefaultBuffer. While the buffer is full nothing is
+	// read. Messages that ZeroMQ then drops are requested from the replay socket, or reported as a gap if there is none.
 	Buffer int
 
-	// Metrics has the metrics registered while the Client runs; nil means that they are not
-	// registered. The metrics of package ingest get the label client with the value of Worker, so
-	// that many Clients can share a Registerer. An Ingest needs another Registerer.
+	// Metrics has the metrics registered while the Client runs; nil means that they are not registered. The metrics of package ingest get the
+	// label client with the value of Worker, so that many Clients can share a Registerer. An Ingest needs another Registerer.
 	Metrics prometheus.Registerer
 	// Logger is optional. Its level is ignored: LogLevel is used instead.
 	Logger *slog.Logger
@@ -143,8 +137,7 @@ func unbracketed(host string) string {
 	return host
 }
 
-// ingest returns the config of package ingest. Its grace time is so long that the worker is never
-// removed.
+// ingest returns the config of package ingest. Its grace time is so long that the worker is never removed.
 func (c Config) ingest() config.Config {
 	return config.Config{
 		Workers: []config.Worker{{

@@ -76,8 +76,7 @@ func (d *delivery) setHandler(h Handler) {
 	d.setReady.Do(func() { close(d.ready) })
 }
 
-// put adds an event to the queue, and blocks while the queue is full. It discards the event once ctx is
-// done.
+// put adds an event to the queue, and blocks while the queue is full. It discards the event once ctx is done.
 func (d *delivery) put(ctx context.Context, e *Event) {
 	if ctx.Err() == nil {
 		select {
@@ -89,8 +88,7 @@ func (d *delivery) put(ctx context.Context, e *Event) {
 	d.discarded.Add(1)
 }
 
-// run calls the handler with the events in the queue until ctx is done. It waits until there is a
-// handler.
+// run calls the handler with the events in the queue until ctx is done. It waits until there is a handler.
 func (d *delivery) run(ctx context.Context) {
 	select {
 	case <-d.ready:
@@ -138,8 +136,7 @@ func (d *delivery) recordFailure(e *Event, err error) {
 	}
 }
 
-// discardQueue counts the events in the queue as discarded. It is called when no event is added or
-// handled any more.
+// discardQueue counts the events in the queue as discarded. It is called when no event is added or handled any more.
 func (d *delivery) discardQueue() {
 	for len(d.queue) > 0 {
 		<-d.queue

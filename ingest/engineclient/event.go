@@ -9,9 +9,8 @@ import (
 	"github.com/kvcast/kvcast/internal/wire"
 )
 
-// Handler handles the events of an engine. A Client calls it from one goroutine, in the engine's order.
-// An error or a panic is counted and logged, and the next event follows. The context is done when the
-// Client is stopped; Stop waits for the call in progress.
+// Handler handles the events of an engine. A Client calls it from one goroutine, in the engine's order. An error or a panic is counted and
+// logged, and the next event follows. The context is done when the Client is stopped; Stop waits for the call in progress.
 type Handler interface {
 	HandleEvent(ctx context.Context, e *Event) error
 }
@@ -33,8 +32,7 @@ type Event struct {
 	Model  string
 	// Rank is the dp rank.
 	Rank uint32
-	// Seq is the engine's number of the event's batch; for an EventGap the number of the last
-	// missing batch; for an EventRestarted 0.
+	// Seq is the engine's number of the event's batch; for an EventGap the number of the last missing batch; for an EventRestarted 0.
 	Seq uint64
 	// More reports whether the next event is of the same batch.
 	More bool
@@ -57,8 +55,7 @@ const (
 	EventRemoved = EventKind(wire.KindRemoved)
 	// EventCleared: the engine cleared the cache of the rank.
 	EventCleared = EventKind(wire.KindCleared)
-	// EventGap: batches are lost. If the reason is GapJoinedLate, they were published before the
-	// first batch read of the rank.
+	// EventGap: batches are lost. If the reason is GapJoinedLate, they were published before the first batch read of the rank.
 	EventGap EventKind = 4
 	// EventRestarted: the engine restarted; the cache of the rank is empty.
 	EventRestarted EventKind = 5
@@ -80,8 +77,7 @@ func (k EventKind) String() string {
 	return eventKindNames[k]
 }
 
-// lane passes batches, gaps and restarts to emit, as events. It is the feed.Lane of a Client's worker,
-// and the feed.Sink that returns it.
+// lane passes batches, gaps and restarts to emit, as events. It is the feed.Lane of a Client's worker, and the feed.Sink that returns it.
 type lane struct {
 	config *Config
 	emit   func(*Event)

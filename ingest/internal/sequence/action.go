@@ -16,11 +16,9 @@ type Batch struct {
 	Publisher []byte
 	// Payload is not interpreted by the machine.
 	Payload []byte
-	// Replayed reports whether the batch came from the replay socket or a snapshot, Restored whether it is a
-	// part of a snapshot.
+	// Replayed reports whether the batch came from the replay socket or a snapshot, Restored whether it is a part of a snapshot.
 	Replayed, Restored bool
-	// Unproved reports whether the batch was replayed by a socket that has not been shown to be the publisher's. It is set
-	// by the machine.
+	// Unproved reports whether the batch was replayed by a socket that has not been shown to be the publisher's. It is set by the machine.
 	Unproved bool
 	// Malformed reports whether the payload does not decode.
 	Malformed bool
@@ -41,11 +39,9 @@ type ConnectionID uint64
 // Connection is a connection to a publisher.
 type Connection struct {
 	ID ConnectionID
-	// Replay is the endpoint of the publisher's replay socket, and Snapshot that of its snapshots; empty if it
-	// has none.
+	// Replay is the endpoint of the publisher's replay socket, and Snapshot that of its snapshots; empty if it has none.
 	Replay, Snapshot string
-	// Resumes reports whether the publisher was asked to begin with the last batch read. Only a connection
-	// without a replay socket resumes.
+	// Resumes reports whether the publisher was asked to begin with the last batch read. Only a connection without a replay socket resumes.
 	Resumes bool
 	// SnapshotsBegin reports whether snapshots are used to begin with only, because they lack what the batches have.
 	SnapshotsBegin bool
@@ -111,16 +107,14 @@ type Kind uint8
 
 // The kinds. Their comments name the fields that are set beside Action.Kind.
 const (
-	// Deliver: Batch is the next batch in order. A malformed batch was reported as lost before;
-	// only its seq counts.
+	// Deliver: Batch is the next batch in order. A malformed batch was reported as lost before; only its seq counts.
 	Deliver Kind = iota + 1
 	// ReportGap: batches are or may be lost. Reason, First, Last and Missed are set. Batch is
 	// the batch after the gap, or nil if that is unknown.
 	ReportGap
-	// ReportBegin: Batch, of seq Seq, is the first batch read of an incarnation. First, Last and
-	// Missed are the earlier seqs of the incarnation. FirstContact reports whether it is the
-	// first incarnation read: its earlier seqs are not lost, because they were published before
-	// kvcast connected, and no ReportGap follows.
+	// ReportBegin: Batch, of seq Seq, is the first batch read of an incarnation. First, Last and Missed are the earlier seqs of the
+	// incarnation. FirstContact reports whether it is the first incarnation read: its earlier seqs are not lost, because they were published
+	// before kvcast connected, and no ReportGap follows.
 	ReportBegin
 	// ReportRestart: the engine restarted with an empty cache. Evidence is set. Seq is the seq
 	// of the batch that shows the restart, or else the last seq read before the restart.
@@ -129,16 +123,14 @@ const (
 	ReportConflict
 	// ReportProved: the replay socket is the publisher's. It had replayed batches before that was known.
 	ReportProved
-	// ReportForeign: the replay socket belongs to another publisher. Discard all blocks of this one, of which some are the
-	// other's, and report that batches are lost, as for ReportGap: Reason is set. Until ReportRestart, the publisher's
-	// blocks are incomplete.
+	// ReportForeign: the replay socket belongs to another publisher. Discard all blocks of this one, of which some are the other's, and report
+	// that batches are lost, as for ReportGap: Reason is set. Until ReportRestart, the publisher's blocks are incomplete.
 	ReportForeign
 	// ReportSilent: the connection is silent, and the engine does not reply.
 	ReportSilent
 	// ReportAbsent: the publisher has had no connection for Config.Grace.
 	ReportAbsent
-	// AttemptConnection: attempt to connect now, unless an attempt is in progress. If it fails, the caller calls
-	// Machine.AttemptFailed.
+	// AttemptConnection: attempt to connect now, unless an attempt is in progress. If it fails, the caller calls Machine.AttemptFailed.
 	AttemptConnection
 	// RequestReplay: send Request to the replay socket. The caller then calls Machine.Sent,
 	// Machine.Reply for each reply, and Machine.ReplayEnded.
@@ -148,9 +140,8 @@ const (
 	// RequestSnapshot: send Request, of which From is not set, to the socket for snapshots. The caller then calls
 	// Machine.Sent, Machine.SnapshotHeader, Machine.SnapshotBatch for each batch, and Machine.ReplayEnded.
 	RequestSnapshot
-	// BeginRestore: discard all blocks of the publisher. The batches of a snapshot follow, of which Restored is
-	// set, up to EndRestore, AbortRestore or ReportRestart. Seq is the last seq that the snapshot includes, and
-	// Batch names the incarnation.
+	// BeginRestore: discard all blocks of the publisher. The batches of a snapshot follow, of which Restored is set, up to EndRestore,
+	// AbortRestore or ReportRestart. Seq is the last seq that the snapshot includes, and Batch names the incarnation.
 	BeginRestore
 	// EndRestore: the snapshot is complete. Seq is that of BeginRestore. Repair is set.
 	EndRestore
@@ -166,8 +157,7 @@ const (
 	SnapshotFailed
 	// Reconnect: close the connection and open another.
 	Reconnect
-	// OpenReplacement: open a second connection, which replaces the silent one once it is
-	// established.
+	// OpenReplacement: open a second connection, which replaces the silent one once it is established.
 	OpenReplacement
 	// RepairStarted, RepairDone, RepairFailed and RepairHole report the progress of a repair:
 	// Repair is set. For RepairHole, Seq is the last seq read.
@@ -194,8 +184,7 @@ type Action struct {
 	Evidence     Evidence
 	FirstContact bool
 	Batch        *Batch
-	// First and Last are seqs, both included; both are 0 if unknown. Missed is the number of
-	// seqs in the range; 0 if unknown.
+	// First and Last are seqs, both included; both are 0 if unknown. Missed is the number of seqs in the range; 0 if unknown.
 	First, Last, Missed uint64
 	Seq                 uint64
 	Request             *Request

@@ -6,8 +6,7 @@ import (
 	"github.com/kvcast/kvcast/internal/feed"
 )
 
-// conflictTimeout is how long one of two publishers in conflict must be silent before the conflict
-// ends.
+// conflictTimeout is how long one of two publishers in conflict must be silent before the conflict ends.
 const conflictTimeout = time.Minute
 
 // former is the last seq and the incarnation before the seqs jumped back, or ahead over a gap. A
@@ -56,8 +55,7 @@ func (c *conflict) runOf(via ConnectionID) (i int, ok bool) {
 	return 0, false
 }
 
-// nearest returns the run whose last seq is the nearest below seq. If both are equally near, it is
-// the run that has been silent for longer.
+// nearest returns the run whose last seq is the nearest below seq. If both are equally near, it is the run that has been silent for longer.
 func (c *conflict) nearest(seq uint64) (i int) {
 	above0, above1 := seq-c.runs[0].last, seq-c.runs[1].last
 	if above1 < above0 || above1 == above0 && c.runs[1].at.Before(c.runs[0].at) {
@@ -86,9 +84,8 @@ func (c *conflict) lastBy(via ConnectionID) uint64 {
 	return c.runs[i].last
 }
 
-// fromSecondPublisher reports whether a batch with verdictRestart is of a second publisher, active
-// beside the publisher of the last batch: it continues the former seqs or incarnation, or the
-// former connection is still open.
+// fromSecondPublisher reports whether a batch with verdictRestart is of a second publisher, active beside the publisher of the last batch:
+// it continues the former seqs or incarnation, or the former connection is still open.
 func (m *Machine) fromSecondPublisher(b *Batch) bool {
 	if m.incarnation.contradicts(b) {
 		return m.former.matches(b)
@@ -96,8 +93,7 @@ func (m *Machine) fromSecondPublisher(b *Batch) bool {
 	return m.former.continuesAt(b.Seq) || m.other.ID != 0
 }
 
-// beginConflict reports that two publishers share the topic and rank. seq is the last seq of the
-// second publisher.
+// beginConflict reports that two publishers share the topic and rank. seq is the last seq of the second publisher.
 func (m *Machine) beginConflict(now time.Time, seq uint64) {
 	if m.repair != nil && m.repair.request.restoring {
 		m.abortRestore() // before the report of the gap, because it empties the view

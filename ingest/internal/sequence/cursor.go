@@ -6,15 +6,13 @@ import (
 	"github.com/kvcast/kvcast/internal/feed"
 )
 
-// Cursor is what a Machine needs to continue where another one ended: see Machine.Resume. It follows from the
-// actions alone, so that there is a cursor after each action, also within the actions of one input. The zero
-// Cursor is that of a new Machine.
+// Cursor is what a Machine needs to continue where another one ended: see Machine.Resume. It follows from the actions alone, so that there
+// is a cursor after each action, also within the actions of one input. The zero Cursor is that of a new Machine.
 type Cursor struct {
 	// Started reports whether a batch of the incarnation was read or reported as lost; Seq is the last seq.
 	Started bool
 	Seq     uint64
-	// Delivered reports whether a batch of the incarnation was delivered; Batch is the seq of the last one, and
-	// Fingerprint its fingerprint.
+	// Delivered reports whether a batch of the incarnation was delivered; Batch is the seq of the last one, and Fingerprint its fingerprint.
 	Delivered   bool
 	Batch       uint64
 	Fingerprint Fingerprint
@@ -35,8 +33,7 @@ type Cursor struct {
 	Proved, Unproved bool
 	// Lost reports whether a loss was reported that the replay socket may still repair.
 	Lost bool
-	// HasReplay reports whether the batches were read with a replay socket: Machine.ReplayEndpoint is set. The caller
-	// sets it.
+	// HasReplay reports whether the batches were read with a replay socket: Machine.ReplayEndpoint is set. The caller sets it.
 	HasReplay bool
 }
 

@@ -2,8 +2,7 @@ package sequence
 
 import "sort"
 
-// historySize is how many batches are remembered to distinguish a duplicate from a batch of a
-// restarted engine.
+// historySize is how many batches are remembered to distinguish a duplicate from a batch of a restarted engine.
 const historySize = 1024
 
 // Fingerprint distinguishes batches with the same seq.

@@ -15,8 +15,7 @@ func (i *incarnation) contradicts(b *Batch) bool {
 		i.publisher != "" && len(b.Publisher) > 0 && string(b.Publisher) != i.publisher
 }
 
-// matches reports whether a live batch has an identifier, and all its identifiers are those of
-// this incarnation.
+// matches reports whether a live batch has an identifier, and all its identifiers are those of this incarnation.
 func (i *incarnation) matches(b *Batch) bool {
 	identified := len(b.Epoch) > 0 || len(b.Publisher) > 0
 	return identified && !i.contradicts(b)

@@ -6,10 +6,9 @@ import (
 	"github.com/kvcast/kvcast/internal/feed"
 )
 
-// Arrival is the input for the next live batch. via is its connection; 0 if that connection is
-// closed, and may have been another publisher's. Such a batch is stale while there is a connection.
-// Otherwise it may be of a connection that is unknown to the machine, and the engine may have
-// restarted before that: the batch is delivered only after a request to the replay socket, if there is one.
+// Arrival is the input for the next live batch. via is its connection; 0 if that connection is closed, and may have been another
+// publisher's. Such a batch is stale while there is a connection. Otherwise it may be of a connection that is unknown to the machine, and
+// the engine may have restarted before that: the batch is delivered only after a request to the replay socket, if there is one.
 func (m *Machine) Arrival(now time.Time, via ConnectionID, b *Batch) []Action {
 	m.begin()
 	if m.resumedRestore {
@@ -78,8 +77,7 @@ func (m *Machine) Arrival(now time.Time, via ConnectionID, b *Batch) []Action {
 	return m.actions
 }
 
-// arriveBy records the connection of a batch. If it is the earlier of two open connections, two
-// publishers alternate: a conflict.
+// arriveBy records the connection of a batch. If it is the earlier of two open connections, two publishers alternate: a conflict.
 func (m *Machine) arriveBy(now time.Time, via ConnectionID) {
 	switch {
 	case via == 0 && m.connections == 0:
@@ -112,18 +110,16 @@ func (m *Machine) isNextOrDuplicate(b *Batch) bool {
 	return v == verdictNext || v == verdictDuplicate
 }
 
-// heartbeat reports whether a batch repeats the last seq without events, to show that the publisher
-// is alive. The publisher must identify its incarnation, because a restarted engine may reach the
-// same seq.
+// heartbeat reports whether a batch repeats the last seq without events, to show that the publisher is alive. The publisher must identify
+// its incarnation, because a restarted engine may reach the same seq.
 func (m *Machine) heartbeat(b *Batch) bool {
 	return b.Empty && len(b.Publisher) > 0 &&
 		m.order.reading() && b.Seq == m.order.last && string(b.Publisher) == m.incarnation.publisher
 }
 
-// arriveOfOther handles a live batch that identifies another incarnation than the current one. The
-// publisher has a replay socket, or a repair is in progress. If the batch identifies the former incarnation, it is stale when
-// it was read before or its connection is closed, and of a second publisher otherwise. Any other
-// batch shows a restart, whatever its seq.
+// arriveOfOther handles a live batch that identifies another incarnation than the current one. The publisher has a replay socket, or a
+// repair is in progress. If the batch identifies the former incarnation, it is stale when it was read before or its connection is closed,
+// and of a second publisher otherwise. Any other batch shows a restart, whatever its seq.
 func (m *Machine) arriveOfOther(now time.Time, b *Batch, closed bool) {
 	switch {
 	case !m.former.matches(b):
@@ -166,9 +162,8 @@ func (m *Machine) bufferLive(b *Batch) {
 	}
 }
 
-// deliverInOrder delivers a live batch of a publisher with a replay socket if no batch is missing
-// before it. Otherwise it returns false: only a replay shows whether the engine restarted, because
-// the batch may be late, or of another publisher.
+// deliverInOrder delivers a live batch of a publisher with a replay socket if no batch is missing before it. Otherwise it returns false:
+// only a replay shows whether the engine restarted, because the batch may be late, or of another publisher.
 func (m *Machine) deliverInOrder(b *Batch) bool {
 	switch v := m.verdictOf(b); {
 	case v == verdictDuplicate:
@@ -235,9 +230,8 @@ func (m *Machine) deliverWithoutReplay(b *Batch, v verdict, missing seqRange) {
 	m.read(b)
 }
 
-// beginIncarnation makes the batch at seq the first of an incarnation, and returns the seqs to
-// report as lost. At first contact there are none: kvcast was not connected when the engine
-// published them.
+// beginIncarnation makes the batch at seq the first of an incarnation, and returns the seqs to report as lost. At first contact there are
+// none: kvcast was not connected when the engine published them.
 func (m *Machine) beginIncarnation(seq uint64, missing seqRange, b *Batch) seqRange {
 	m.order.progress, m.begun = progressEmpty, seq
 	if m.repair == nil {
@@ -279,8 +273,7 @@ func (m *Machine) reportGap(missing seqRange, reason feed.GapReason, next *Batch
 	}
 }
 
-// reportPossibleRestart reports that the engine may have restarted, at most once between two
-// batches that are read.
+// reportPossibleRestart reports that the engine may have restarted, at most once between two batches that are read.
 func (m *Machine) reportPossibleRestart() {
 	if !m.possibleRestartReported {
 		m.possibleRestartReported = true

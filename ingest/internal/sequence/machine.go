@@ -1,17 +1,14 @@
 // Package sequence puts the batches of one publisher in order.
 //
-// Inputs of a Machine are the live batches of one dp rank of an engine, the replies of its replay
-// socket, changes of its connections, and the time. Outputs are actions: deliver a batch, report a
-// gap, a restart or a conflict, request a replay, reconnect.
+// Inputs of a Machine are the live batches of one dp rank of an engine, the replies of its replay socket, changes of its connections, and
+// the time. Outputs are actions: deliver a batch, report a gap, a restart or a conflict, request a replay, reconnect.
 //
-// A batch is read when it is delivered, or reported as lost because it is malformed. For every seq
-// of an incarnation up to the last seq read, exactly one Deliver or ReportGap covers it, in order;
-// for the seqs before first contact, ReportBegin does, and for those that a snapshot includes, EndRestore. No batch is reported as lost that the replay
-// socket still has, or a snapshot that can be had in time. If a restart of the engine can be neither confirmed nor excluded, a possible
-// restart is reported.
+// A batch is read when it is delivered, or reported as lost because it is malformed. For every seq of an incarnation up to the last seq
+// read, exactly one Deliver or ReportGap covers it, in order; for the seqs before first contact, ReportBegin does, and for those that a
+// snapshot includes, EndRestore. No batch is reported as lost that the replay socket still has, or a snapshot that can be had in time. If a
+// restart of the engine can be neither confirmed nor excluded, a possible restart is reported.
 //
-// A Cursor, which follows from the actions, is what another Machine needs to continue where one ended, with the same
-// guarantees over both.
+// A Cursor, which follows from the actions, is what another Machine needs to continue where one ended, with the same guarantees over both.
 //
 // A Machine is pure: it uses no socket, clock, lock, log or metric, and its inputs determine its
 // outputs. It is not safe for concurrent use.
@@ -33,14 +30,12 @@ const (
 	Starting State = iota
 	// Live: batches are delivered as they arrive.
 	Live
-	// Repairing: a replay from the last batch read is in progress, and live batches are
-	// buffered.
+	// Repairing: a replay from the last batch read is in progress, and live batches are buffered.
 	Repairing
 	// Verifying: after a silence the last batch is requested, to find out whether the
 	// connection or the engine is silent. Live batches are buffered.
 	Verifying
-	// Conflicted: two publishers share the topic and rank. Batches are delivered as they
-	// arrive, in no order.
+	// Conflicted: two publishers share the topic and rank. Batches are delivered as they arrive, in no order.
 	Conflicted
 	// Suspect: the connection was silent, and the engine did not reply. Live batches are
 	// buffered while the engine is asked again, and delivered as they arrive otherwise.
@@ -59,13 +54,11 @@ type Config struct {
 	// FromFirst makes FirstSeq the first seq to read: if it is missing, it is reported as lost.
 	// Otherwise the first batch that arrives is the first to read.
 	FromFirst bool
-	// Silence is how long a connection may be silent before it is verified; 0 disables the
-	// check.
+	// Silence is how long a connection may be silent before it is verified; 0 disables the check.
 	Silence time.Duration
 	// Grace is how long a publisher may have no connection before its absence is reported.
 	Grace time.Duration
-	// CanReconnect reports whether the caller can open connections. Otherwise the engine opens
-	// them.
+	// CanReconnect reports whether the caller can open connections. Otherwise the engine opens them.
 	CanReconnect bool
 	// Budget limits this machine's reorder buffer together with others; nil means unlimited.
 	Budget Budget
@@ -123,8 +116,7 @@ type Machine struct {
 	hasSnapshot bool
 	resumed
 	overrun
-	// possibleRestartReported reports whether a possible restart was reported since the last
-	// batch that was read.
+	// possibleRestartReported reports whether a possible restart was reported since the last batch that was read.
 	possibleRestartReported bool
 
 	actions []Action
@@ -132,9 +124,8 @@ type Machine struct {
 
 // presence is whether there is a connection, and when something was heard.
 type presence struct {
-	// current is the connection on which batches arrive. other is an earlier connection that is
-	// still open, if any. connections numbers the times with one current connection, and the times
-	// without any. The number before a time without any is of the batches that arrive in it.
+	// current is the connection on which batches arrive. other is an earlier connection that is still open, if any. connections numbers the
+	// times with one current connection, and the times without any. The number before a time without any is of the batches that arrive in it.
 	current, other Connection
 	connections    uint32
 	heardAt        time.Time // of the last message or connection
@@ -194,8 +185,7 @@ func (m *Machine) State() State { return m.state }
 // Connected reports whether there is a connection.
 func (m *Machine) Connected() bool { return m.current.ID != 0 }
 
-// Connections returns the connection on which batches arrive, and an earlier connection that is still
-// open. Each is 0 if there is none.
+// Connections returns the connection on which batches arrive, and an earlier connection that is still open. Each is 0 if there is none.
 func (m *Machine) Connections() (current, other ConnectionID) { return m.current.ID, m.other.ID }
 
 // Replaying reports whether a replay is in progress, and live batches are buffered.
@@ -337,8 +327,7 @@ func (m *Machine) useEndpoints(c Connection) {
 	}
 }
 
-// Overrun is the input when messages may have been dropped after the last batch, because they arrived
-// faster than they were processed.
+// Overrun is the input when messages may have been dropped after the last batch, because they arrived faster than they were processed.
 func (m *Machine) Overrun(now time.Time) []Action {
 	m.begin()
 	m.endProbe()
@@ -371,8 +360,7 @@ func (m *Machine) Deadline() time.Time {
 	return first
 }
 
-// silentAt returns when the connection will have been silent for Config.Silence; zero if silence is
-// not checked.
+// silentAt returns when the connection will have been silent for Config.Silence; zero if silence is not checked.
 func (m *Machine) silentAt() time.Time {
 	if m.cfg.Silence <= 0 || !m.Connected() || m.replayEndpoint == "" && !m.cfg.CanReconnect {
 		return time.Time{}
@@ -380,9 +368,8 @@ func (m *Machine) silentAt() time.Time {
 	return m.heardAt.Add(m.cfg.Silence)
 }
 
-// Tick is the input when the Deadline has passed. workerConnected reports whether any publisher of the
-// worker has a connection. If none has, the worker will be removed, and the absence of this publisher
-// is not reported.
+// Tick is the input when the Deadline has passed. workerConnected reports whether any publisher of the worker has a connection. If none
+// has, the worker will be removed, and the absence of this publisher is not reported.
 func (m *Machine) Tick(now time.Time, workerConnected bool) []Action {
 	m.begin()
 	due := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
@@ -445,8 +432,7 @@ func (m *Machine) AttemptFailed(now time.Time, workerConnected bool) []Action {
 	return m.actions
 }
 
-// absent reports that the engine may have restarted, because it has had no connection for the grace
-// time.
+// absent reports that the engine may have restarted, because it has had no connection for the grace time.
 func (m *Machine) absent() {
 	m.absentUntil, m.lastAttempt = time.Time{}, false
 	m.emit(Action{Kind: ReportAbsent})

@@ -16,8 +16,7 @@ const (
 	verdictRestart
 )
 
-// seqRange is a range of seqs, both ends included; empty if count is 0. The range of all 2^64
-// seqs has the count 2^64-1.
+// seqRange is a range of seqs, both ends included; empty if count is 0. The range of all 2^64 seqs has the count 2^64-1.
 type seqRange struct {
 	first, last uint64
 	count       uint64
@@ -31,8 +30,7 @@ func (r seqRange) through(seq uint64) seqRange {
 	return seqRange{first: r.first, last: seq, count: max(r.count, r.count+1)}
 }
 
-// rangeBetween returns the range from first to end, without end. It is empty unless first is below
-// end.
+// rangeBetween returns the range from first to end, without end. It is empty unless first is below end.
 func rangeBetween(first, end uint64) seqRange {
 	if end <= first {
 		return seqRange{}
@@ -69,8 +67,7 @@ type order struct {
 
 func (o *order) reading() bool { return o.progress == progressReading }
 
-// next returns the seq of the next batch. ok is false if it is unknown, or the last seq was the
-// largest.
+// next returns the seq of the next batch. ok is false if it is unknown, or the last seq was the largest.
 func (o *order) next() (seq uint64, ok bool) {
 	switch o.progress {
 	case progressEmpty:
@@ -82,9 +79,8 @@ func (o *order) next() (seq uint64, ok bool) {
 	}
 }
 
-// classify returns a batch's verdict, and the seqs missing before it: for verdictGap the seqs
-// after the last, for verdictFirst and verdictRestart the seqs from the incarnation's first.
-// otherIncarnation reports whether the batch itself identifies another incarnation.
+// classify returns a batch's verdict, and the seqs missing before it: for verdictGap the seqs after the last, for verdictFirst and
+// verdictRestart the seqs from the incarnation's first. otherIncarnation reports whether the batch itself identifies another incarnation.
 func (o *order) classify(seq uint64, fp Fingerprint, otherIncarnation bool) (verdict, seqRange) {
 	switch {
 	case o.progress == progressUnknown:

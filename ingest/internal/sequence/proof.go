@@ -175,8 +175,7 @@ func (m *Machine) foreign(now time.Time) {
 	m.state = m.settledState()
 }
 
-// deliverAllBuffered delivers the buffered batches, and reports those that are missing between them, since no replay socket can be
-// asked.
+// deliverAllBuffered delivers the buffered batches, and reports those that are missing between them, since no replay socket can be asked.
 func (m *Machine) deliverAllBuffered() {
 	for m.bufferHead() != nil {
 		m.flushWithoutReplay()

@@ -5,8 +5,7 @@ import (
 	"unsafe"
 )
 
-// Limits of one publisher's reorder buffer. Config.Budget limits the buffers of all publishers
-// together.
+// Limits of one publisher's reorder buffer. Config.Budget limits the buffers of all publishers together.
 const (
 	// maxBufferedBatches is the number of batches that an engine replays by default.
 	maxBufferedBatches = 10_000
@@ -22,8 +21,7 @@ func (b *Batch) size() int {
 	return len(b.Epoch) + len(b.Publisher) + len(b.Payload) + batchOverhead
 }
 
-// Budget limits the bytes in the reorder buffers of all machines together. Its methods neither
-// block nor call the machine.
+// Budget limits the bytes in the reorder buffers of all machines together. Its methods neither block nor call the machine.
 type Budget interface {
 	// Take reserves n bytes. It returns false and reserves nothing if they do not fit.
 	Reserve(n int64) bool

@@ -115,8 +115,7 @@ func (m *Machine) requestsAgain(r *repair) bool {
 	return false
 }
 
-// continueRepair ends the repair or sends the next request. flushed reports whether buffered batches
-// were delivered.
+// continueRepair ends the repair or sends the next request. flushed reports whether buffered batches were delivered.
 func (m *Machine) continueRepair(now time.Time, r *repair, outcome Outcome, flushed bool) {
 	q := &r.request
 	// Some engines repeat only the last batch, without an end marker.
@@ -202,15 +201,13 @@ func (m *Machine) gapKnown() bool {
 	return m.hasUnbuffered || b != nil && m.verdictOf(b) == verdictGap
 }
 
-// bufferContradicts reports whether the first buffered batch is of another incarnation than the
-// batches that were read.
+// bufferContradicts reports whether the first buffered batch is of another incarnation than the batches that were read.
 func (m *Machine) bufferContradicts() bool {
 	b := m.bufferHead()
 	return b != nil && m.verdictOf(b) == verdictRestart
 }
 
-// bufferHead returns the first buffered batch. It drops the heartbeats before that batch: they repeat
-// the seq of a batch that was read.
+// bufferHead returns the first buffered batch. It drops the heartbeats before that batch: they repeat the seq of a batch that was read.
 func (m *Machine) bufferHead() *Batch {
 	for {
 		b := m.buffer.head()
@@ -235,17 +232,14 @@ func (m *Machine) dropStale(connection uint32) {
 	}
 }
 
-// flush delivers the buffered batches of the request's connection as far as they follow the last batch
-// read. Batches of a later connection wait for a request that is sent on it, because the engine may
-// have restarted in between.
+// flush delivers the buffered batches of the request's connection as far as they follow the last batch read. Batches of a later connection
+// wait for a request that is sent on it, because the engine may have restarted in between.
 //
-// After an empty replay, batches wait for the next request if all arrived later than this one, because
-// the engine may have begun to publish in between. If one of the same connection arrived earlier, the
-// engine does not keep its batches, and another request would show nothing.
+// After an empty replay, batches wait for the next request if all arrived later than this one, because the engine may have begun to publish
+// in between. If one of the same connection arrived earlier, the engine does not keep its batches, and another request would show nothing.
 //
-// If the replies confirmed the incarnation, a batch that contradicts it and arrived before the request
-// is stale, or of another engine. A contradicting batch that arrived later may be of the next
-// incarnation; the next request shows that.
+// If the replies confirmed the incarnation, a batch that contradicts it and arrived before the request is stale, or of another engine. A
+// contradicting batch that arrived later may be of the next incarnation; the next request shows that.
 func (m *Machine) flush(q *request) {
 	if q.target == targetPast && !q.sameIncarnation && m.buffer.requested == 0 {
 		return

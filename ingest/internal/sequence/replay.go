@@ -7,24 +7,20 @@ import (
 )
 
 const (
-	// maxFailures is how many requests in a row must bring nothing before the missing batches
-	// count as lost, in Config.Patience at least if none was answered. If a replay socket that has never
-	// replied is not waited for, the limit is maxFirstFailures, or 1 if it stays silent.
+	// maxFailures is how many requests in a row must bring nothing before the missing batches count as lost, in Config.Patience at least if
+	// none was answered. If a replay socket that has never replied is not waited for, the limit is maxFirstFailures, or 1 if it stays silent.
 	maxFailures      = 4
 	maxFirstFailures = 2
-	// RestTime is how long no request because of a gap is sent to a replay socket that did not reply, so that
-	// live batches are not buffered at each gap. busyRestTime applies instead if the request
-	// was not sent because too many others were in progress.
+	// RestTime is how long no request because of a gap is sent to a replay socket that did not reply, so that live batches are not buffered at
+	// each gap. busyRestTime applies instead if the request was not sent because too many others were in progress.
 	RestTime     = time.Minute
 	busyRestTime = 10 * time.Second
-	// maxRepairTime bounds a repair, and so how long live batches are buffered for an engine
-	// whose replay never catches up.
+	// maxRepairTime bounds a repair, and so how long live batches are buffered for an engine whose replay never catches up.
 	maxRepairTime = 2 * time.Minute
 	// replyQueue is how many replies a ROUTER socket queues by default (libzmq's ZMQ_SNDHWM).
 	// It drops the replies that do not fit, which may be the last before the end marker.
 	replyQueue = 1000
-	// minRetryWait is the wait after the first request that brings nothing. Each further such
-	// request quadruples the wait, up to maxRetryWait.
+	// minRetryWait is the wait after the first request that brings nothing. Each further such request quadruples the wait, up to maxRetryWait.
 	minRetryWait = 100 * time.Millisecond
 	maxRetryWait = 10 * time.Second
 )
@@ -33,15 +29,12 @@ const (
 type target uint8
 
 const (
-	// targetAll: all batches, because none of the incarnation was read. The first reply is the
-	// first batch.
+	// targetAll: all batches, because none of the incarnation was read. The first reply is the first batch.
 	targetAll target = iota + 1
-	// targetRest: the last batch read and all later ones. If another batch with the last seq is
-	// returned, the engine restarted.
+	// targetRest: the last batch read and all later ones. If another batch with the last seq is returned, the engine restarted.
 	targetRest
-	// targetPast: all batches, after targetRest returned none, not even the last batch. If that
-	// batch is among them now, the engine did not restart. Other batches that were read, without
-	// the last, or with another fingerprint, show that it did.
+	// targetPast: all batches, after targetRest returned none, not even the last batch. If that batch is among them now, the engine did not
+	// restart. Other batches that were read, without the last, or with another fingerprint, show that it did.
 	targetPast
 	// targetSnapshot: no batches, but a snapshot.
 	targetSnapshot
@@ -102,8 +95,7 @@ type repair struct {
 	pastUnknown bool
 	// final reports whether the request is the last one: holes in its replies are losses.
 	final bool
-	// forgottenTo is the first seq of the last replies that did not begin with the requested
-	// seq; 0 if all did.
+	// forgottenTo is the first seq of the last replies that did not begin with the requested seq; 0 if all did.
 	forgottenTo uint64
 	retryAt     time.Time // of the next request; zero while a request is in progress
 	// proofDue reports whether the next request is for the live batch of Machine.proof, which the replies contradict.
@@ -236,8 +228,7 @@ func (m *Machine) sendRequest() {
 	}})
 }
 
-// Sent is the input when a request has been sent. Its replies are newer than the batches that arrived
-// before.
+// Sent is the input when a request has been sent. Its replies are newer than the batches that arrived before.
 func (m *Machine) Sent(requestID uint64) {
 	if !m.inProgress(requestID) {
 		return
@@ -246,8 +237,7 @@ func (m *Machine) Sent(requestID uint64) {
 	m.buffer.markRequested()
 }
 
-// Waited is the input when a request has waited for other requests. The wait does not count towards
-// maxRepairTime.
+// Waited is the input when a request has waited for other requests. The wait does not count towards maxRepairTime.
 func (m *Machine) Waited(requestID uint64, d time.Duration) {
 	if m.inProgress(requestID) {
 		m.repair.since = m.repair.since.Add(d)
@@ -258,8 +248,7 @@ func (m *Machine) inProgress(requestID uint64) bool {
 	return m.repair != nil && m.repair.request.id == requestID && m.repair.retryAt.IsZero()
 }
 
-// Reply is the input for the next reply to a request. more reports whether the caller should read
-// further replies.
+// Reply is the input for the next reply to a request. more reports whether the caller should read further replies.
 func (m *Machine) Reply(now time.Time, requestID uint64, b *Batch) (actions []Action, more bool) {
 	m.begin()
 	if !m.inProgress(requestID) || m.repair.request.target == targetSnapshot {

@@ -2,8 +2,7 @@ package sequence
 
 import "time"
 
-// resumeTimeout is how long the first batch of a connection that resumes may take. The publisher has that
-// batch already.
+// resumeTimeout is how long the first batch of a connection that resumes may take. The publisher has that batch already.
 const resumeTimeout = 5 * time.Second
 
 // resume handles a batch of a connection that resumes, until it is known whether the engine restarted. It
@@ -36,8 +35,7 @@ func (m *Machine) resume(b *Batch) (drop bool) {
 // Resuming reports whether the connection resumes, and it is not known yet whether the engine restarted.
 func (m *Machine) Resuming() bool { return !m.resumeUntil.IsZero() }
 
-// endResume ends the wait for the last batch read. restartPossible reports whether the engine may have
-// restarted.
+// endResume ends the wait for the last batch read. restartPossible reports whether the engine may have restarted.
 func (m *Machine) endResume(restartPossible bool) {
 	m.resumeUntil = time.Time{}
 	if restartPossible {

@@ -143,8 +143,7 @@ func (m *Machine) endSnapshot(now time.Time, r *repair, outcome Outcome) {
 	m.replayRest(now, r)
 }
 
-// endRestore makes the last batch that a whole snapshot includes the last one read, and fetches the batches after
-// it.
+// endRestore makes the last batch that a whole snapshot includes the last one read, and fetches the batches after it.
 func (m *Machine) endRestore(now time.Time, r *repair) {
 	q := &r.request
 	q.restoring = false
