@@ -61,22 +61,19 @@ type Limits struct {
 	MaxConnectionsPerAddress int
 	// MaxSubscribers bounds the open Subscribe streams, and separately the open Replay streams; default 1,024.
 	MaxSubscribers int
-	// StallTimeout is the time after which a stream ends if a send blocks because the client does not read. At least
-	// 10 ms; default 30 s. A snapshot must be read at 8 MiB per StallTimeout, since other snapshots wait for its
-	// sweep's slot.
+	// StallTimeout is the time after which a stream ends if a send blocks because the client does not read. At least 10 ms; default 30 s. A
+	// snapshot must be read at 8 MiB per StallTimeout, since other snapshots wait for its sweep's slot.
 	StallTimeout time.Duration
-	// MaxSnapshots bounds the concurrent sweeps over the index, for snapshots of Snapshot and Subscribe; default 4. Each may
-	// have a copy of one dp rank's blocks, some 120 bytes a block while it is sorted, and then 40, and 16 MiB of encoded blocks.
-	// Streams with the same filter that wait for a slot, or come within a second if they have none, share a sweep. Up to
-	// MaxSubscribers further ones wait in FIFO order.
+	// MaxSnapshots bounds the concurrent sweeps over the index, for snapshots of Snapshot and Subscribe; default 4. Each may have a copy of
+	// one dp rank's blocks, some 120 bytes a block while it is sorted, and then 40, and 16 MiB of encoded blocks. Streams with the same filter
+	// that wait for a slot, or come within a second if they have none, share a sweep. Up to MaxSubscribers further ones wait in FIFO order.
 	MaxSnapshots int
 	// MaxSnapshotWait is the maximum wait of a snapshot for a slot; at least 1 ms, default 5 min.
 	MaxSnapshotWait time.Duration
 	// MaxEvictedBytes bounds the memory of evicted journal entries that streams still reference; default 64 MiB.
 	// Above it, streams whose send of evicted entries has blocked for a second are ended as stalled.
 	MaxEvictedBytes int
-	// MaxFilterBytes bounds the memory of the filters of all calls in progress; at least MinFilterBytes (1 MiB),
-	// default 64 MiB.
+	// MaxFilterBytes bounds the memory of the filters of all calls in progress; at least MinFilterBytes (1 MiB), default 64 MiB.
 	MaxFilterBytes int64
 	// MaxMatchBytes bounds the memory of the requests of MatchPrefix and MatchPrefixes in progress; default 128 MiB.
 	// A usual request takes some 20 KiB.
@@ -112,8 +109,7 @@ type Config struct {
 	OpenRegistration bool
 	// NoReflection omits gRPC reflection.
 	NoReflection bool
-	// NoRouters refuses the calls of routers, which go to other servers of the cluster. GetStatus, ListWorkers and ListSubscribers
-	// work.
+	// NoRouters refuses the calls of routers, which go to other servers of the cluster. GetStatus, ListWorkers and ListSubscribers work.
 	NoRouters bool
 	// Version is the version in GetStatusResponse.
 	Version string
@@ -128,8 +124,7 @@ type Config struct {
 	Recovery func() *kvcastv1.Recovery
 	// Cluster shows the servers that share the journal; nil: it is not shared. Its methods must be safe for concurrent use.
 	Cluster Cluster
-	// Knowledge returns until when the server knows what the engines have cached; nil: until now. It must be safe for
-	// concurrent use.
+	// Knowledge returns until when the server knows what the engines have cached; nil: until now. It must be safe for concurrent use.
 	Knowledge func() Knowledge
 	// Newest returns the newest seq of a journal that another server writes. Subscribe and Replay then wait for a position
 	// that this server has not read yet. Nil: the journal is written by this server.

@@ -94,8 +94,7 @@ func (m *metrics) sent(first []byte) {
 	}
 }
 
-// engineTime returns the engine's time in the first of encoded entries, in nanoseconds since the Unix epoch; 0 if it has
-// none.
+// engineTime returns the engine's time in the first of encoded entries, in nanoseconds since the Unix epoch; 0 if it has none.
 func engineTime(entries []byte) int64 {
 	f, _, err := encode.Next(entries)
 	for b := f.Bytes; err == nil && len(b) > 0; {

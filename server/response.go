@@ -22,8 +22,7 @@ type frame mem.BufferSlice
 // decoder is a message that decodes itself. It must not reference b.
 type decoder interface{ decode(b []byte) error }
 
-// codec sends frames unchanged, lets decoders decode, limits the prompts of a MatchPrefixRequest, and uses gRPC's protobuf codec
-// otherwise.
+// codec sends frames unchanged, lets decoders decode, limits the prompts of a MatchPrefixRequest, and uses gRPC's protobuf codec otherwise.
 type codec struct {
 	encoding.CodecV2
 }
@@ -60,8 +59,7 @@ func unmarshal(data mem.BufferSlice, m protobuf.Message, limit func([]byte) []by
 	return protobuf.Unmarshal(limit(b.ReadOnlyData()), m)
 }
 
-// responses encodes and sends the messages of one stream. Each position that it sends
-// carries the previous position as prev_seq.
+// responses encodes and sends the messages of one stream. Each position that it sends carries the previous position as prev_seq.
 type responses struct {
 	stream  grpc.ServerStream
 	epoch   string

@@ -47,8 +47,7 @@ import (
 const logBurst = 20
 
 const (
-	// A connection without traffic is pinged after keepaliveTime, and closed if the ping is not acknowledged
-	// within keepaliveTimeout.
+	// A connection without traffic is pinged after keepaliveTime, and closed if the ping is not acknowledged within keepaliveTimeout.
 	keepaliveTime    = 30 * time.Second
 	keepaliveTimeout = 10 * time.Second
 	handshakeTimeout = 5 * time.Second
@@ -94,9 +93,8 @@ type Server struct {
 	refusedConnections loglimit.Limit // of log records
 }
 
-// New returns a server of a journal, and of an index that has all of the journal's entries: j is an *follow.Follower,
-// except in tests. Until StartServing, calls that need the state are refused. New panics if its metrics are already
-// registered.
+// New returns a server of a journal, and of an index that has all of the journal's entries: j is an *follow.Follower, except in tests.
+// Until StartServing, calls that need the state are refused. New panics if its metrics are already registered.
 func New(cfg Config, j Journal, x *index.Index) *Server {
 	cfg = cfg.withDefaults()
 	all := promauto.With(prometheus.WrapRegistererWithPrefix("kvcast_server_", cfg.Registerer))

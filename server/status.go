@@ -92,8 +92,7 @@ func (s routerEvents) ListWorkers(ctx context.Context, req *kvcastv1.ListWorkers
 	return out, nil
 }
 
-// addSourcesAndOwners adds to the workers with entries what does not follow from entries, and the selected workers without
-// entries.
+// addSourcesAndOwners adds to the workers with entries what does not follow from entries, and the selected workers without entries.
 func (s routerEvents) addSourcesAndOwners(out *kvcastv1.ListWorkersResponse, selected func(worker, model string) bool) {
 	var sources map[string][]*kvcastv1.SourceStatus
 	if s.cfg.Sources != nil {

@@ -71,8 +71,7 @@ func (s *Server) runStream(out *responses, ends streamEnds, body func(context.Co
 	}
 }
 
-// recoverPanic calls body and converts a panic to an error. The recovery interceptor recovers only panics in the
-// goroutine of the handler.
+// recoverPanic calls body and converts a panic to an error. The recovery interceptor recovers only panics in the goroutine of the handler.
 func (s *Server) recoverPanic(ctx context.Context, body func(context.Context) error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -71,8 +71,7 @@ func (s Standing) trust(t kvcastv1.Trust) kvcastv1.Trust {
 // tagSize is the encoded size of a field's tag, in bytes: all field numbers here are below 16.
 const tagSize = 1
 
-// Size returns the encoded size of the MatchPrefixResponse, in bytes. It must be called before Append, after all
-// fields are set.
+// Size returns the encoded size of the MatchPrefixResponse, in bytes. It must be called before Append, after all fields are set.
 func (r *Response) Size() int {
 	r.matchSizes, r.promptSizes, r.standing = r.matchSizes[:0], r.promptSizes[:0], r.standing[:0]
 	size := encode.SizeLength(r.positionSize())

@@ -53,8 +53,7 @@ type connection struct {
 	receiving chan struct{} // has one element per call whose request is being received, or is the next of those of its address
 }
 
-// remoteAddr is the remote address of a connection. gRPC passes only the address to calls, so it carries the
-// connection.
+// remoteAddr is the remote address of a connection. gRPC passes only the address to calls, so it carries the connection.
 type remoteAddr struct {
 	net.Addr
 	conn *connection

@@ -11,12 +11,11 @@ import (
 	"google.golang.org/grpc/tap"
 )
 
-// A call uses memory as soon as its headers are received, and gRPC receives the request of a unary call before
-// any interceptor runs. The server therefore limits the number of calls whose request is being received, and
-// the time to receive it. Calls beyond the limit are admitted: gRPC takes their data up to receiveWindow, and no more
-// until an earlier request is complete or has timed out. At the limit of admitted calls, a connection that starts
-// another one is not read for as long. No call is refused. One client address may have at most a quarter of these calls,
-// and one connection half of those of its address that are received, so that a slow client does not block others.
+// A call uses memory as soon as its headers are received, and gRPC receives the request of a unary call before any interceptor runs. The
+// server therefore limits the number of calls whose request is being received, and the time to receive it. Calls beyond the limit are
+// admitted: gRPC takes their data up to receiveWindow, and no more until an earlier request is complete or has timed out. At the limit of
+// admitted calls, a connection that starts another one is not read for as long. No call is refused. One client address may have at most a
+// quarter of these calls, and one connection half of those of its address that are received, so that a slow client does not block others.
 //
 // A connection that is not read cannot complete its earlier requests. A client may send the headers of many calls
 // before it sends their requests, so many calls are admitted. One that sends more headers than that before the first
