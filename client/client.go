@@ -1,10 +1,9 @@
 // Package client is the Go client for routers: a subscription that resumes, and a View of all KV caches.
 //
-// Subscribe streams of kvcast.v1 flow in. Updates flow out, each with the position from which to resume when it
-// is applied. Guarantee: since the last SnapshotBegin, every entry is delivered once and in order, over any
-// number of streams. If that is impossible, the caller gets the reason, and a snapshot follows. A stream that
-// ends, sends no message within a timeout, or violates the contract is replaced by another stream that resumes
-// after the last position.
+// Subscribe streams of kvcast.v1 flow in. Updates flow out, each with the position from which to resume when it is applied. Guarantee:
+// since the last SnapshotBegin, every entry is delivered once and in order, over any number of streams. If that is impossible, the caller
+// gets the reason, and a snapshot follows. A stream that ends, sends no message within a timeout, or violates the contract is replaced by
+// another stream that resumes after the last position.
 //
 //	c, err := client.New("kvcast:50051", grpc.WithTransportCredentials(insecure.NewCredentials()))
 //	...
@@ -15,9 +14,8 @@
 //		// m.Worker has the first m.Blocks blocks of the prompt.
 //	}
 //
-// A caller with its own state ranges over Subscribe instead. It discards its state at each SnapshotBegin, and
-// stores a position only together with the state that includes it. Between SnapshotBegin and SnapshotEnd the
-// state is incomplete, and updates have no position.
+// A caller with its own state ranges over Subscribe instead. It discards its state at each SnapshotBegin, and stores a position only
+// together with the state that includes it. Between SnapshotBegin and SnapshotEnd the state is incomplete, and updates have no position.
 //
 // The package needs neither cgo nor libzmq.
 package client
@@ -65,9 +63,8 @@ const shuffled = `{"loadBalancingConfig": [{"pick_first": {"shuffleAddressList":
 // it unavailable, and then the next. It resumes at its position there, if the servers share their journal; otherwise their
 // epochs differ, and it continues with a snapshot.
 //
-// Each stream opens its own connection. After a failure, the target is therefore resolved again, and a load
-// balancer can choose another server. Of a name with several addresses, one is chosen at random. A connection without
-// traffic for 10 s is pinged.
+// Each stream opens its own connection. After a failure, the target is therefore resolved again, and a load balancer can choose another
+// server. Of a name with several addresses, one is chosen at random. A connection without traffic for 10 s is pinged.
 func New(target string, options ...grpc.DialOption) (*Client, error) {
 	c := &Client{targets: strings.Split(target, ","), options: append([]grpc.DialOption{
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingInterval, Timeout: pingTimeout}),
@@ -126,8 +123,7 @@ func (c *Client) connClosed() bool {
 // Subscribe returns the updates of a subscription. Each range over the result is a new subscription. Subscribe
 // starts no goroutine that outlives the range, and does not read ahead of the caller.
 //
-// The range ends without an error when ctx ends or when the caller breaks the loop. Otherwise its last element
-// has the error that ended it:
+// The range ends without an error when ctx ends or when the caller breaks the loop. Otherwise its last element has the error that ended it:
 //
 //   - a *ConfigError;
 //   - an *Error that a retry would repeat: INVALID_ARGUMENT, UNAUTHENTICATED, PERMISSION_DENIED, UNIMPLEMENTED,
@@ -156,9 +152,8 @@ type Update struct {
 	// The first message of each stream has an Accepted. The messages from SnapshotBegin to SnapshotEnd are a
 	// snapshot: the caller discards its state at SnapshotBegin.
 	Message *kvcastv1.SubscribeResponse
-	// Position is the position from which to resume when this and all earlier updates are applied. It is zero
-	// while the delivered state is incomplete: before the first position, between SnapshotBegin and SnapshotEnd,
-	// and with an Interruption whose Snapshot is true.
+	// Position is the position from which to resume when this and all earlier updates are applied. It is zero while the delivered state is
+	// incomplete: before the first position, between SnapshotBegin and SnapshotEnd, and with an Interruption whose Snapshot is true.
 	Position Position
 	// Interruption is set when a stream has ended and another follows. The caller may ignore it.
 	Interruption *Interruption
@@ -168,8 +163,7 @@ type Update struct {
 
 // Interruption describes the end of a stream that another stream replaces.
 type Interruption struct {
-	// Err is why the stream ended or failed to start: an *Error, a *ViolationError, ErrIdle, ErrEnded, or the
-	// cause passed to Resnapshot.
+	// Err is why the stream ended or failed to start: an *Error, a *ViolationError, ErrIdle, ErrEnded, or the cause passed to Resnapshot.
 	Err error
 	// Snapshot reports whether the next stream starts with a snapshot.
 	Snapshot bool

@@ -13,8 +13,7 @@ import (
 const (
 	// DefaultIdleTimeout is three times the server's default progress interval.
 	DefaultIdleTimeout = 30 * time.Second
-	// If Config.IdleTimeout is 0, the idle timeout is IdleIntervals times the server's progress interval, but at
-	// least LeastIdleTimeout.
+	// If Config.IdleTimeout is 0, the idle timeout is IdleIntervals times the server's progress interval, but at least LeastIdleTimeout.
 	IdleIntervals    = 3
 	LeastIdleTimeout = 5 * time.Second
 	// MinIdleTimeout is the shortest IdleTimeout allowed.
@@ -46,11 +45,10 @@ type Config struct {
 	// GapPolicy applies if the server does not retain the entries after the position, if it has lost its
 	// journal, or if a stream violates the contract.
 	GapPolicy GapPolicy
-	// IdleTimeout is the time limit to connect and to receive the next message. After it, the stream is
-	// replaced. The time in which the caller processes an update does not count. It is at least MinIdleTimeout,
-	// and should be several progress intervals of the server (--subscribers-progress, 10 s by default);
-	// negative: no limit. Default: DefaultIdleTimeout until the stream is accepted, then IdleIntervals times the
-	// progress interval of the server.
+	// IdleTimeout is the time limit to connect and to receive the next message. After it, the stream is replaced. The time in which the caller
+	// processes an update does not count. It is at least MinIdleTimeout, and should be several progress intervals of the server
+	// (--subscribers-progress, 10 s by default); negative: no limit. Default: DefaultIdleTimeout until the stream is accepted, then
+	// IdleIntervals times the progress interval of the server.
 	IdleTimeout time.Duration
 	// BackoffMin and BackoffMax bound the wait before another stream. The wait doubles with each failure, and up
 	// to half of it is subtracted at random. A longer delay that the server requests with RetryInfo takes

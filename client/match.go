@@ -10,16 +10,14 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Prompt is a prompt to match, given by its tokens or by the hashes of its blocks. A View and a server match it in the
-// same way.
+// Prompt is a prompt to match, given by its tokens or by the hashes of its blocks. A View and a server match it in the same way.
 type Prompt struct {
 	// Model restricts the match to workers of the model; empty: all workers. It should be set if there are
 	// several models, since equal token ids of different models are different text.
 	Model string
 	// Tokens are the token ids. Tokens after the last full block are ignored.
 	Tokens []uint32
-	// BlockSize is the number of tokens per block: only workers with this block size match. 0: each worker's block
-	// size.
+	// BlockSize is the number of tokens per block: only workers with this block size match. 0: each worker's block size.
 	BlockSize int
 	// LoRA is the name of the LoRA adapter, and Salt the cache salt; empty: none.
 	LoRA, Salt string
@@ -86,8 +84,7 @@ var matchesPool = sync.Pool{New: func() any { return new(index.Matches) }}
 // content are matched by block hash only. A prefix ends at the first missing block, even if later blocks are held.
 func (v *View) Match(p Prompt) []Match { return v.AppendMatches(nil, p) }
 
-// AppendMatches appends what Match returns to out. It allocates nothing if out has room, except for the reasons of a match that
-// has some.
+// AppendMatches appends what Match returns to out. It allocates nothing if out has room, except for the reasons of a match that has some.
 func (v *View) AppendMatches(out []Match, p Prompt) []Match {
 	q := index.Query{Model: p.Model, Prompts: []index.Prompt{{BlockSize: uint32(p.BlockSize)}}}
 	switch to := &q.Prompts[0]; {

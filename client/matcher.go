@@ -21,8 +21,7 @@ const maxInFlight = 1024
 // Matcher sends MatchRequests over one stream, which costs less than a call for each. Requests of several goroutines
 // are in flight at the same time. It opens the stream with the first request, and another one after an error.
 //
-// The server answers in the order of the requests. A request that waits for a position therefore delays those after
-// it.
+// The server answers in the order of the requests. A request that waits for a position therefore delays those after it.
 type Matcher struct {
 	client   *Client
 	inFlight chan struct{}  // has an element for each request without an answer

@@ -177,8 +177,7 @@ func (s *subscription) deliver(m *kvcastv1.SubscribeResponse, deliver func(Updat
 	return s.rejected
 }
 
-// interruption decides how to continue after a stream has ended with an error. If it returns an error, the
-// subscription ends.
+// interruption decides how to continue after a stream has ended with an error. If it returns an error, the subscription ends.
 func (s *subscription) interruption(err error) (*Interruption, error) {
 	i := &Interruption{Err: err}
 	if s.progressed {

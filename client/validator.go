@@ -110,8 +110,7 @@ func (v *validator) message(m *kvcastv1.SubscribeResponse) string {
 	return v.follow(m)
 }
 
-// isMixed reports whether a message has an Accepted, SnapshotBegin or SnapshotEnd, and another field except for the
-// position.
+// isMixed reports whether a message has an Accepted, SnapshotBegin or SnapshotEnd, and another field except for the position.
 func isMixed(m *kvcastv1.SubscribeResponse) bool {
 	accepted, begin, end := m.GetAccepted() != nil, m.GetSnapshotBegin() != nil, m.GetSnapshotEnd() != nil
 	others := hasContents(m) || m.GetProgress() != nil
