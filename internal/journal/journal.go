@@ -1,9 +1,8 @@
 // Package journal keeps the entries of all workers in one replayable log.
 //
-// Encoded entries flow in. Each gets the next seq and is acknowledged. Entries flow out to any number of readers,
-// in order, from any retained seq. Guarantee: seqs are contiguous; a reader sees only acknowledged entries; memory
-// returned to a reader is never overwritten; the log is bounded in bytes and age. Package journaltest has the
-// tests that every implementation must pass.
+// Encoded entries flow in. Each gets the next seq and is acknowledged. Entries flow out to any number of readers, in order, from any
+// retained seq. Guarantee: seqs are contiguous; a reader sees only acknowledged entries; memory returned to a reader is never overwritten;
+// the log is bounded in bytes and age. Package journaltest has the tests that every implementation must pass.
 package journal
 
 import (
@@ -16,10 +15,9 @@ import (
 
 // Reader reads a log of entries. All methods are safe for concurrent use.
 type Reader interface {
-	// Read returns the first entries that a query selects: as many as fit into Query.MaxBytes, but at least one
-	// if there is one. It does not wait for entries. With a filter, it may return no entry and a larger
-	// Chunk.Last, after it has examined many entries. The error is a *PositionError if the entry after
-	// Query.After is not retained.
+	// Read returns the first entries that a query selects: as many as fit into Query.MaxBytes, but at least one if there is one. It does not
+	// wait for entries. With a filter, it may return no entry and a larger Chunk.Last, after it has examined many entries. The error is a
+	// *PositionError if the entry after Query.After is not retained.
 	Read(ctx context.Context, q Query) (Chunk, error)
 	// Bounds returns the epoch and the range of retained entries. It never blocks on a network or a disk.
 	Bounds() Bounds
@@ -31,11 +29,10 @@ type Reader interface {
 // Journal is a log of entries. All methods are safe for concurrent use.
 type Journal interface {
 	Reader
-	// Append starts to append an entry. The entries of one Source are appended in the order of the calls. The
-	// number of appends that are not acknowledged yet is bounded: at the bound, Append blocks until ctx ends.
-	// Append returns an error if the append has failed at once; otherwise Pending.Wait returns the result. After
-	// a failed append, all later appends of the Source fail, so that no entry is visible without the earlier
-	// entries of its Source.
+	// Append starts to append an entry. The entries of one Source are appended in the order of the calls. The number of appends that are not
+	// acknowledged yet is bounded: at the bound, Append blocks until ctx ends. Append returns an error if the append has failed at once;
+	// otherwise Pending.Wait returns the result. After a failed append, all later appends of the Source fail, so that no entry is visible
+	// without the earlier entries of its Source.
 	Append(ctx context.Context, r Record) (Pending, error)
 	// Close waits until every append is acknowledged or has failed, or until ctx ends, and then releases the
 	// journal's resources. Append and Read then return ErrClosed.
@@ -58,16 +55,14 @@ type Record struct {
 	Source *Source
 	// Tiers is the set of the events' tiers.
 	Tiers kvblock.Tiers
-	// Body is an encoded kvcast.v1.Entry without the field seq. The caller may reuse the memory when Append
-	// returns.
+	// Body is an encoded kvcast.v1.Entry without the field seq. The caller may reuse the memory when Append returns.
 	Body []byte
 	// State is what the pipeline needs beside Body to recover the worker's state; nil if it needs nothing more. Routers
 	// do not get it. A journal that is not durable ignores it. The caller may reuse the memory when Append returns.
 	State []byte
 }
 
-// Source is a worker in entries. It is immutable. After a failed append, the appends of the worker need a new
-// Source.
+// Source is a worker in entries. It is immutable. After a failed append, the appends of the worker need a new Source.
 type Source struct {
 	Worker string
 	Model  string
@@ -119,9 +114,8 @@ type Chunk struct {
 	Entries int
 	// Partial reports whether the filter returned MatchSome for one of the entries.
 	Partial bool
-	// Slices are, joined, the encoded field entries of a kvcast.v1.SubscribeResponse: each entry with its tag and
-	// length. Readers must not modify the memory. The journal never overwrites it, and it is freed when nothing
-	// references it.
+	// Slices are, joined, the encoded field entries of a kvcast.v1.SubscribeResponse: each entry with its tag and length. Readers must not
+	// modify the memory. The journal never overwrites it, and it is freed when nothing references it.
 	Slices [][]byte
 	// Bytes is the total length of the slices.
 	Bytes int

@@ -230,8 +230,7 @@ func (m *Memory) Bytes() int {
 	return m.bytes
 }
 
-// EvictedBytes returns the memory of evicted entries that is not freed yet: readers reference it, or no garbage
-// collection has run since.
+// EvictedBytes returns the memory of evicted entries that is not freed yet: readers reference it, or no garbage collection has run since.
 func (m *Memory) EvictedBytes() int { return int(m.evicted.Load()) }
 
 // Read returns the entries that a query selects; see Journal.

@@ -11,8 +11,7 @@ type Pending struct {
 // Acknowledged returns the Pending of an append that is acknowledged with a seq.
 func Acknowledged(seq uint64) Pending { return Pending{seq: seq} }
 
-// Wait waits until the append is acknowledged or has failed, or until ctx ends. It returns the entry's seq or the
-// error.
+// Wait waits until the append is acknowledged or has failed, or until ctx ends. It returns the entry's seq or the error.
 func (p Pending) Wait(ctx context.Context) (seq uint64, err error) {
 	if p.ack == nil {
 		return p.seq, nil

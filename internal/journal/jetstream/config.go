@@ -26,18 +26,15 @@ const (
 // Config configures a journal. Exactly one of Dir and Servers is set; all else has defaults. The caller has checked the values: package
 // cmd/kvcast/internal/config does.
 type Config struct {
-	// Dir is the directory of the embedded nats-server's files. It is created if it does not exist. One process uses
-	// it at a time.
+	// Dir is the directory of the embedded nats-server's files. It is created if it does not exist. One process uses it at a time.
 	Dir string
-	// Servers are the URLs of an existing nats-server or cluster with JetStream, such as nats://host:4222 or
-	// tls://host:4222.
+	// Servers are the URLs of an existing nats-server or cluster with JetStream, such as nats://host:4222 or tls://host:4222.
 	Servers []string
 
 	// Stream names the JetStream stream: 1 to 64 letters, digits, hyphens and underscores; default DefaultStream. A
 	// nats-server may have several, one a kvcast.
 	Stream string
-	// Retention bounds the entries that Read can return, in memory, and those that the stream keeps. Its fields Epoch
-	// and After are ignored.
+	// Retention bounds the entries that Read can return, in memory, and those that the stream keeps. Its fields Epoch and After are ignored.
 	Retention journal.Config
 	// InFlight bounds the appends that are not acknowledged yet: 1 to 8192; default DefaultInFlight. It is below the 10,000 messages that
 	// nats-server queues for a stream before it discards some.
@@ -64,12 +61,10 @@ type Config struct {
 	// Owned is called with each record of an owner in a stream of Servers, in order, before the entry is
 	// visible, which waits for it. It must not call the journal's methods that wait. Default: nothing.
 	Owned func(journal.Source, Owner)
-	// Replicas is the number of Servers that store the stream: 1, 3 or 5; 0 means 1 for a new stream, and no change of
-	// an existing one.
+	// Replicas is the number of Servers that store the stream: 1, 3 or 5; 0 means 1 for a new stream, and no change of an existing one.
 	Replicas int
 
-	// Log gets the journal's log lines, and those of the embedded nats-server at the levels Debug and Warn; default
-	// slog.Default().
+	// Log gets the journal's log lines, and those of the embedded nats-server at the levels Debug and Warn; default slog.Default().
 	Log *slog.Logger
 }
 

@@ -215,6 +215,5 @@ func (s *shared) verify(stream jetstream.Stream, newest uint64) (lost, err error
 	return nil, nil
 }
 
-// lackingChecks is the number of consecutive answers, some 500 ms apart, after which the journal believes that the stream has lost
-// entries.
+// lackingChecks is the number of consecutive answers, some 500 ms apart, after which the journal believes that the stream has lost entries.
 const lackingChecks = 5

@@ -7,17 +7,15 @@
 //
 // # One writer, or several
 //
-// A directory has one writer: the journal locks it. It publishes each entry with the last seq that the stream must have. An
-// append whose fate is unknown is never published blindly a second time: the journal reads the stream's last seq and compares
-// the messages after the last acknowledged entry with those in flight. Equal ones are acknowledged, and the rest is published
-// again.
+// A directory has one writer: the journal locks it. It publishes each entry with the last seq that the stream must have. An append whose
+// fate is unknown is never published blindly a second time: the journal reads the stream's last seq and compares the messages after the
+// last acknowledged entry with those in flight. Equal ones are acknowledged, and the rest is published again.
 //
-// The stream in Servers has any number of writers, each for the workers that it owns. Claim makes a process the owner of a
-// worker: it writes a record among the worker's entries. The owner publishes each entry, or each atomic batch, with the seq
-// that the worker's last entry must have. So after a claim by another process, the stream refuses what the former owner
-// publishes, however late it comes, and its appends fail with journal.ErrFenced. A message may be published again as long as
-// its fate is unknown, since it is stored once at most. Every process reads the stream by a consumer, and what that delivers
-// becomes visible and is acknowledged.
+// The stream in Servers has any number of writers, each for the workers that it owns. Claim makes a process the owner of a worker: it
+// writes a record among the worker's entries. The owner publishes each entry, or each atomic batch, with the seq that the worker's last
+// entry must have. So after a claim by another process, the stream refuses what the former owner publishes, however late it comes, and its
+// appends fail with journal.ErrFenced. A message may be published again as long as its fate is unknown, since it is stored once at most.
+// Every process reads the stream by a consumer, and what that delivers becomes visible and is acknowledged.
 //
 // A failed journal stays failed: the appends in flight and all later ones return the first error, while reads continue.
 //
@@ -29,9 +27,8 @@
 // that no position is ever used twice. So it does if the directory may be an older copy, or if it is not known which entries
 // must be there; see embedded.Position. For Config.Servers, the servers' own settings decide (sync_interval, replicas).
 //
-// SyncAlways needs nats-server 2.14.6 or later: earlier ones do not sync the files that compaction rewrites, so a crash
-// of the machine could lose acknowledged entries. The embedded server is 2.15.2. Open logs a warning if that of Config.Servers is
-// earlier than 2.14.6.
+// SyncAlways needs nats-server 2.14.6 or later: earlier ones do not sync the files that compaction rewrites, so a crash of the machine
+// could lose acknowledged entries. The embedded server is 2.15.2. Open logs a warning if that of Config.Servers is earlier than 2.14.6.
 package jetstream
 
 import (
@@ -172,8 +169,7 @@ func (j *Journal) reset(epoch string, last uint64) {
 // startLoops starts the loops, once.
 func (j *Journal) startLoops() { j.start.Do(j.mode.start) }
 
-// Append starts to append an entry. It blocks while Config.InFlight appends are not acknowledged, until ctx ends or the
-// journal fails.
+// Append starts to append an entry. It blocks while Config.InFlight appends are not acknowledged, until ctx ends or the journal fails.
 func (j *Journal) Append(ctx context.Context, r journal.Record) (journal.Pending, error) {
 	if j.cfg.Follow {
 		return journal.Pending{}, errors.New("the journal follows another process, and appends no entries")

@@ -18,8 +18,7 @@ import (
 // ackTimeout is how long acknowledgements may stay away before the journal looks what the stream has.
 const ackTimeout = 5 * time.Second
 
-// publishLoop publishes appends. When the fate of messages is unknown, it finds out, and publishes again what the
-// stream does not have.
+// publishLoop publishes appends. When the fate of messages is unknown, it finds out, and publishes again what the stream does not have.
 func (d *directory) publishLoop() {
 	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
@@ -66,8 +65,7 @@ func (d *directory) checkProgress() {
 const (
 	// stuckTime is the time without an acknowledgement after which the embedded server counts as stuck.
 	stuckTime = time.Minute
-	// stuckTicks ticks of publishLoop in a row must see that it acknowledges nothing: after a pause of the process, only the
-	// first one does.
+	// stuckTicks ticks of publishLoop in a row must see that it acknowledges nothing: after a pause of the process, only the first one does.
 	stuckTicks = 10
 )
 

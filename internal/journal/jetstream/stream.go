@@ -139,8 +139,7 @@ func (j *Journal) withReplicas(err error) error {
 	return fmt.Errorf("%w: replicas are %d, which needs a cluster of as many NATS servers; want 1 for a single server", err, max(j.cfg.Replicas, 1))
 }
 
-// checkStream checks that an existing stream is a journal of a version that this one reads, and that it removes no
-// entry by itself.
+// checkStream checks that an existing stream is a journal of a version that this one reads, and that it removes no entry by itself.
 func (j *Journal) checkStream(c jetstream.StreamConfig) error {
 	switch version, err := strconv.Atoi(c.Metadata[metadataFormat]); {
 	case err != nil || c.Metadata[metadataEpoch] == "":

@@ -47,8 +47,7 @@ func (w *window) next(limit int) ([]*inFlight, uint64) {
 	return slices.Clone(w.appends[from:w.sent]), w.acked + uint64(from) + 1
 }
 
-// receive marks the append of a seq as acknowledged. Acknowledgements of earlier entries come again after a
-// reconnection; they are ignored.
+// receive marks the append of a seq as acknowledged. Acknowledgements of earlier entries come again after a reconnection; they are ignored.
 func (w *window) receive(seq uint64) {
 	if seq > w.acked && seq-w.acked <= uint64(len(w.appends)) {
 		w.appends[seq-w.acked-1].received = true

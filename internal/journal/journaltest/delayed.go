@@ -10,8 +10,7 @@ import (
 	"github.com/kvcast/kvcast/internal/journal"
 )
 
-// Delayed is a journal in memory that acknowledges late and fails on request, as a journal on a network or a
-// disk does.
+// Delayed is a journal in memory that acknowledges late and fails on request, as a journal on a network or a disk does.
 type Delayed struct {
 	*journal.Memory // the acknowledged entries
 

@@ -22,11 +22,9 @@ import (
 
 // Harness opens the journals to test.
 type Harness struct {
-	// Open returns an empty journal that retains about maxBytes. No entry expires by age during the test. The
-	// suite closes the journal.
+	// Open returns an empty journal that retains about maxBytes. No entry expires by age during the test. The suite closes the journal.
 	Open func(t *testing.T, maxBytes int) journal.Journal
-	// Fail makes all appends of a source fail with err, those in flight and all later ones. It is nil if
-	// appends cannot fail.
+	// Fail makes all appends of a source fail with err, those in flight and all later ones. It is nil if appends cannot fail.
 	Fail func(j journal.Journal, s *journal.Source, err error)
 	// Reopen closes a journal that Open returned and opens it again. It is nil if entries do not survive that.
 	Reopen func(t *testing.T, j journal.Journal) journal.Journal

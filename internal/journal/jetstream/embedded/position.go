@@ -10,10 +10,9 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Position records, in a file beside nats-server's, which entries must be there, and of which epoch. nats-server truncates a
-// damaged file at the first bad record when it starts; without the record, the loss of the newest entries would go unnoticed, and
-// their seqs would be used again. The file survives a crash of the process, not one of the machine, for which it is never ahead of
-// what was acknowledged.
+// Position records, in a file beside nats-server's, which entries must be there, and of which epoch. nats-server truncates a damaged file
+// at the first bad record when it starts; without the record, the loss of the newest entries would go unnoticed, and their seqs would be
+// used again. The file survives a crash of the process, not one of the machine, for which it is never ahead of what was acknowledged.
 //
 // An older copy of the directory must not pass for the journal. So each file records its own identity, which a copy does not have.
 // A copy whose contents are written over the files in place has their identities: so the file is replaced at each start, at each

@@ -268,10 +268,9 @@ const healthAttempts = 1000
 // healthz is changed by tests.
 var healthz = (*server.Server).Healthz
 
-// Health returns an error if the server cannot write to a stream, and ErrNoHealth if that is unknown. nats-server checks first
-// whether it accepts connections, with a timeout of one millisecond. If the process is not scheduled in that millisecond, the
-// check fails although the server is healthy, so Health repeats it. A server that is stuck does not answer: Health then gives up
-// after healthTimeout.
+// Health returns an error if the server cannot write to a stream, and ErrNoHealth if that is unknown. nats-server checks first whether it
+// accepts connections, with a timeout of one millisecond. If the process is not scheduled in that millisecond, the check fails although the
+// server is healthy, so Health repeats it. A server that is stuck does not answer: Health then gives up after healthTimeout.
 func (s *Server) Health(stream string) error {
 	for range healthAttempts {
 		answers := make(chan *server.HealthStatus, 1)

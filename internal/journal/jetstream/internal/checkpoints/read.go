@@ -19,9 +19,8 @@ import (
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 )
 
-// All returns all checkpoints, in no particular order. If one cannot be read, or its checksum differs, All yields its name
-// and an error, and continues with the next. If the checkpoints cannot be listed, All yields an error without a name, and
-// ends.
+// All returns all checkpoints, in no particular order. If one cannot be read, or its checksum differs, All yields its name and an error,
+// and continues with the next. If the checkpoints cannot be listed, All yields an error without a name, and ends.
 func (c *Checkpoints) All(ctx context.Context) iter.Seq2[client.Object, error] {
 	return func(yield func(client.Object, error) bool) {
 		subjects, err := c.subjects(ctx, "M.")

@@ -48,10 +48,9 @@ const (
 	noOwner     = "-"
 )
 
-// Header is the header of the message that an entry is. Its value is the tiers, the length of the state and the escaped
-// model, with spaces between. The message's subject is kvcast.<stream>.<worker>, with the worker's name escaped. Its
-// payload is Record.Body and then Record.State. (nats-server scans the headers of a message many times and stores them as
-// they are, so one short header is cheapest.)
+// Header is the header of the message that an entry is. Its value is the tiers, the length of the state and the escaped model, with spaces
+// between. The message's subject is kvcast.<stream>.<worker>, with the worker's name escaped. Its payload is Record.Body and then
+// Record.State. (nats-server scans the headers of a message many times and stores them as they are, so one short header is cheapest.)
 const Header = "Kvcast"
 
 // maxToken bounds the length of an escaped worker's name. Any name of at most 341 bytes fits.

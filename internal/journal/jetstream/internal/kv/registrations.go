@@ -142,8 +142,7 @@ func open(ctx context.Context, c *client.Client, k keys) (*Registrations, error)
 // KV returns the bucket of the registrations, whose keys are encoded names; see RegistrationName.
 func (r *Registrations) KV() *Bucket { return &Bucket{r.client, workersBucket(r.client.Stream), r.kv} }
 
-// repair replaces the bucket if it is damaged, since nats-server may not write to it any more. What is lost is still
-// reported by All.
+// repair replaces the bucket if it is damaged, since nats-server may not write to it any more. What is lost is still reported by All.
 func (r *Registrations) repair(ctx context.Context) error {
 	damaged := false
 	var left []client.Object
