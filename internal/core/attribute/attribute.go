@@ -19,8 +19,7 @@ type Set struct {
 	BlockSize uint32
 }
 
-// Interner gives each set in use the number of a slot, and frees the slot when nothing uses it.
-// Numbers of free slots are used again.
+// Interner gives each set in use the number of a slot, and frees the slot when nothing uses it. Numbers of free slots are used again.
 //
 // Memory of strings is reserved while their set is in use. Memory of slots is reserved for as many sets with strings
 // as were in use at once, until all slots are free, since neither the slots nor their index shrink before. A set
@@ -42,8 +41,7 @@ type slot struct {
 	uses int
 }
 
-// slotBytes bounds the memory of a slot: 48 bytes, and up to twice as much in the index, which
-// is partly unused after it has grown.
+// slotBytes bounds the memory of a slot: 48 bytes, and up to twice as much in the index, which is partly unused after it has grown.
 const slotBytes = 160
 
 // Budget is where memory is reserved, in bytes. See budget.Budget for the methods.
@@ -69,8 +67,7 @@ func NewInterner(b Budget) Interner {
 	return Interner{budget: b}
 }
 
-// stringBytes returns the memory of a set's strings: an allocation each, of a multiple of
-// 16 bytes.
+// stringBytes returns the memory of a set's strings: an allocation each, of a multiple of 16 bytes.
 func (s *Set) stringBytes() int64 { return int64((len(s.LoRA)+15)&^15 + (len(s.Salt)+15)&^15) }
 
 // Acquire returns the slot of a set, and counts a use of it. It copies the strings of a new set.

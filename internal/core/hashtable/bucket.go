@@ -13,8 +13,7 @@ func newEntry(hash uint64, record uint32) entry { return entry{uint32(hash >> 32
 
 // bucket is a cache line of entries, the first of which are in use. The others are zero.
 type bucket struct {
-	// hashes has two hashes in each element: element i has that of entry i in its low half, and that of entry i+4 in its
-	// high half.
+	// hashes has two hashes in each element: element i has that of entry i in its low half, and that of entry i+4 in its high half.
 	hashes  [bucketEntries / 2]uint64
 	records [bucketEntries]uint32
 }

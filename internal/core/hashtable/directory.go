@@ -15,8 +15,7 @@ type directory struct {
 	// deepest is the number of segments that only one element refers to.
 	deepest int
 	n       int // entries
-	// overflow has further entries of full segments that may not split. So many hashes begin with the same bits only if
-	// they were chosen.
+	// overflow has further entries of full segments that may not split. So many hashes begin with the same bits only if they were chosen.
 	overflow map[*segment][]entry
 }
 
@@ -24,9 +23,8 @@ func newDirectory() directory {
 	return directory{segments: []*segment{new(segment)}, depths: []uint8{0}, deepest: 1}
 }
 
-// cursor returns the cursor of a hash: the directory uses its first bits. The first bit is set for
-// 53 of 128 hashes, so that there are √2 times as many without the bit. Otherwise, all segments would
-// split at about the same number of keys.
+// cursor returns the cursor of a hash: the directory uses its first bits. The first bit is set for 53 of 128 hashes, so that there are √2
+// times as many without the bit. Otherwise, all segments would split at about the same number of keys.
 func cursor(hash uint32) uint32 {
 	below := hash&0x7f - 53 // the high bit is set if that is negative
 	return hash>>1 | below&(1<<31)
@@ -112,8 +110,7 @@ func (d *directory) point(at uint32, s *segment, depth uint8) {
 	}
 }
 
-// split divides the segment of a cursor by the next bit of the cursors. It returns false if the directory would be too
-// large.
+// split divides the segment of a cursor by the next bit of the cursors. It returns false if the directory would be too large.
 func (d *directory) split(at uint32) bool {
 	depth := d.depths[d.index(at)]
 	if uint(depth) == d.depth {

@@ -1,18 +1,15 @@
 // Package hashtable has hash tables for millions of entries in which no insertion takes long:
 // Table maps 64-bit keys to values, and Index finds records that are stored elsewhere.
 //
-// Both have a directory of entries, which are 32 bits of a hash and the number of a record. It is an
-// extendible hash table: segments of 128 entries, in buckets that are a cache line each. A full segment
-// splits in two, which moves half of its entries, and reads no record. On average, an entry takes 14 bytes.
-// The records of a Table are slots in the order of their insertion, except that the last slot replaces a
-// deleted one. A new key thus changes one cache line at a random address. The garbage collector does not
-// scan segments, nor slots whose values have no pointers.
+// Both have a directory of entries, which are 32 bits of a hash and the number of a record. It is an extendible hash table: segments of 128
+// entries, in buckets that are a cache line each. A full segment splits in two, which moves half of its entries, and reads no record. On
+// average, an entry takes 14 bytes. The records of a Table are slots in the order of their insertion, except that the last slot replaces a
+// deleted one. A new key thus changes one cache line at a random address. The garbage collector does not scan segments, nor slots whose
+// values have no pointers.
 //
-// A lookup reads the directory, then the bucket, then the slot. Prefetch makes the cache misses of several
-// lookups overlap.
+// A lookup reads the directory, then the bucket, then the slot. Prefetch makes the cache misses of several lookups overlap.
 //
-// Hashes depend on a random seed of the process, since engines choose block hashes, some
-// counting from 1, and users choose prompts.
+// Hashes depend on a random seed of the process, since engines choose block hashes, some counting from 1, and users choose prompts.
 package hashtable
 
 import "math/rand/v2"

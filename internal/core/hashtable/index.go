@@ -13,8 +13,7 @@ func NewIndex() Index { return Index{newDirectory()} }
 // Len returns the number of records.
 func (x *Index) Len() int { return x.dir.n }
 
-// Prefetch loads the buckets of some hashes, so that the cache misses of the following calls for these
-// hashes overlap.
+// Prefetch loads the buckets of some hashes, so that the cache misses of the following calls for these hashes overlap.
 func (x *Index) Prefetch(hashes []uint64) {
 	var buckets [prefetched]*bucket
 	for part := range slices.Chunk(hashes, prefetched) {
@@ -22,8 +21,7 @@ func (x *Index) Prefetch(hashes []uint64) {
 	}
 }
 
-// Find returns the record with a hash for which match returns true; 0 if there is none. match
-// is called for a few other records too.
+// Find returns the record with a hash for which match returns true; 0 if there is none. match is called for a few other records too.
 func (x *Index) Find(hash uint64, match func(record uint32) bool) uint32 {
 	h := uint32(hash >> 32)
 	s, at := x.dir.segment(h), home(h)

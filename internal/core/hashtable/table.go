@@ -172,8 +172,7 @@ func (t *Table[V]) shrink(n int) {
 	}
 }
 
-// Prefetch loads the buckets and slots of some keys, so that the cache misses of the following calls for these keys
-// overlap.
+// Prefetch loads the buckets and slots of some keys, so that the cache misses of the following calls for these keys overlap.
 func (t *Table[V]) Prefetch(keys []uint64) {
 	var (
 		hashes  [prefetched]uint64
@@ -221,12 +220,10 @@ type Segment[V any] struct {
 // MaxSegment is the number of slots of a segment at most, unless hashes are chosen.
 const MaxSegment = segmentEntries
 
-// SegmentAt returns the segment of a cursor, and the cursor of the next segment: 0 if there is none.
-// The cursor of the first segment is 0.
+// SegmentAt returns the segment of a cursor, and the cursor of the next segment: 0 if there is none. The cursor of the first segment is 0.
 //
-// If the table changes between two calls, the segment may have keys of segments seen before. They
-// are the keys whose Slot.Cursor is below the cursor. A caller that ignores them sees every key that
-// stays exactly once.
+// If the table changes between two calls, the segment may have keys of segments seen before. They are the keys whose Slot.Cursor is below
+// the cursor. A caller that ignores them sees every key that stays exactly once.
 func (t *Table[V]) SegmentAt(at uint64) (s Segment[V], next uint64) {
 	i := t.dir.index(uint32(at >> 32))
 	segment := t.dir.segments[i]

@@ -11,8 +11,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// decoder is the memory for applying encoded entries without allocations. TestEncodedEntriesApplyLikeMessages compares
-// it with ApplyEntry.
+// decoder is the memory for applying encoded entries without allocations. TestEncodedEntriesApplyLikeMessages compares it with ApplyEntry.
 type decoder struct {
 	blocks, tokens []uint64
 	ids            []uint32
@@ -76,8 +75,7 @@ func (x *Index) applyEncoded(entries []byte, times []EntryTimes) ([]EntryTimes, 
 	return times, nil
 }
 
-// applyEncodedEntry applies an encoded kvcast.v1.Entry whose events are its last fields. Its field seq replaces the given
-// seq.
+// applyEncodedEntry applies an encoded kvcast.v1.Entry whose events are its last fields. Its field seq replaces the given seq.
 func (x *Index) applyEncodedEntry(seq uint64, b []byte) (times EntryTimes, err error) {
 	var (
 		name, modelName []byte

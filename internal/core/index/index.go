@@ -1,11 +1,10 @@
 // Package index is the read model: the state of all workers that follows from the journal's entries.
 //
-// In: entries, in order, from a journal (Follower) or from a stream and its snapshots (Apply methods). Out: the
-// workers with their blocks, digests and trust; snapshots; lookups of blocks; and for prompts the longest prefix that
-// each dp rank holds (package radix). Guarantee: each answer is exact at one seq, except where a method says otherwise.
-// The same entries give the same answers in a server and in a client. A snapshot has one block hash for each parent: if
-// that was removed, while the rank holds the content under another block hash, an index that begins with the snapshot
-// matches a shorter prefix.
+// In: entries, in order, from a journal (Follower) or from a stream and its snapshots (Apply methods). Out: the workers with their blocks,
+// digests and trust; snapshots; lookups of blocks; and for prompts the longest prefix that each dp rank holds (package radix). Guarantee:
+// each answer is exact at one seq, except where a method says otherwise. The same entries give the same answers in a server and in a
+// client. A snapshot has one block hash for each parent: if that was removed, while the rank holds the content under another block hash, an
+// index that begins with the snapshot matches a shorter prefix.
 //
 // One writer applies entries. Any number of readers wait for it at most while it applies one entry, or a bounded part
 // of the journal, and hold it up for bounded turns.

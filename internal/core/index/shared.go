@@ -37,9 +37,8 @@ func (x *Index) Sharing(ctx context.Context, model string, nodes int) (*Sharing,
 	return s, nil
 }
 
-// Chain returns the tokens hashes of the blocks from the start of the prompt to a block of a worker's rank, and the worker's
-// model; ok is false if the rank does not hold the block, if its content or that of a block before it is unknown, or if the
-// chain is longer than most.
+// Chain returns the tokens hashes of the blocks from the start of the prompt to a block of a worker's rank, and the worker's model; ok is
+// false if the rank does not hold the block, if its content or that of a block before it is unknown, or if the chain is longer than most.
 func (x *Index) Chain(worker string, number uint32, hash uint64, most int) (tokens []uint64, model string, ok bool) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()

@@ -61,10 +61,9 @@ func (w *worker) record() *kvcastv1.SnapshotWorker {
 	return s
 }
 
-// Blocks yields encoded kvcast.v1.SnapshotBlocks of some 64 KiB each, with the blocks in some tiers, parents before their
-// children. It copies one rank at a time, in some 120 bytes a block, and holds up the index's writer for less than a
-// millisecond at a time. The caller owns the yielded memory, and may return it with Reuse. Blocks ends early when the
-// context is done.
+// Blocks yields encoded kvcast.v1.SnapshotBlocks of some 64 KiB each, with the blocks in some tiers, parents before their children. It
+// copies one rank at a time, in some 120 bytes a block, and holds up the index's writer for less than a millisecond at a time. The caller
+// owns the yielded memory, and may return it with Reuse. Blocks ends early when the context is done.
 func (s *Snapshot) Blocks(ctx context.Context, tiers kvblock.Tiers) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
 		for _, number := range s.Worker.GetAdded().GetRanks() {

@@ -48,8 +48,7 @@ type placed struct {
 // digitBits is the size of a digit of the radix sort.
 const digitBits = 11
 
-// sort sorts the blocks by place: a radix sort of their indexes, from the least significant digit on, and then one move
-// of each block.
+// sort sorts the blocks by place: a radix sort of their indexes, from the least significant digit on, and then one move of each block.
 func (c *rankCopy) sort() {
 	order, next := make([]placed, len(c.blocks)), make([]placed, len(c.blocks))
 	most := uint64(0)

@@ -54,8 +54,7 @@ type sizeCount struct {
 	workers int
 }
 
-// Reasons is a set of reasons for which the blocks of a rank may differ from the engine's: bit n is reason n of
-// kvcast.v1.DegradedReason.
+// Reasons is a set of reasons for which the blocks of a rank may differ from the engine's: bit n is reason n of kvcast.v1.DegradedReason.
 type Reasons uint32
 
 func reasonsOf(all ...kvcastv1.DegradedReason) (r Reasons) {
@@ -225,8 +224,7 @@ func (x *Index) removeWorker(w *worker) {
 	}
 }
 
-// replaceWorker removes a worker, and returns an empty one in its place, which stays only if the same entry adds it
-// again.
+// replaceWorker removes a worker, and returns an empty one in its place, which stays only if the same entry adds it again.
 func (x *Index) replaceWorker(w *worker) *worker {
 	x.removeWorker(w)
 	empty := &worker{name: w.name, model: w.model}
@@ -292,8 +290,7 @@ type Worker struct {
 	Name, Model string
 	// BlockSize is the number of tokens in a block; 0: unknown.
 	BlockSize uint32
-	// Added has the worker's endpoint and labels. It is nil if the entries begin after the worker was added. It must
-	// not be modified.
+	// Added has the worker's endpoint and labels. It is nil if the entries begin after the worker was added. It must not be modified.
 	Added *kvcastv1.WorkerAdded
 	// LastEventID and LastSeq are those of the worker's last event and entry.
 	LastEventID, LastSeq uint64
@@ -304,8 +301,7 @@ type Worker struct {
 // Rank is the state of a dp rank.
 type Rank struct {
 	Rank uint32
-	// Blocks are the digests of the blocks in each tier. Bit n of UsedTiers is set if tier index n has held blocks since
-	// the worker was added.
+	// Blocks are the digests of the blocks in each tier. Bit n of UsedTiers is set if tier index n has held blocks since the worker was added.
 	Blocks [NumTiers]Digest
 	// GroupBlocks are the pairs of an attention group other than the main group and a block that it holds.
 	GroupBlocks [numGroupTiers]Digest
@@ -321,9 +317,8 @@ type Rank struct {
 	// nevertheless, if the engine's hashes of a prompt are known.
 	Groups   *kvcastv1.Groups
 	Followed bool
-	// Gaps is the number of gaps since the worker was added, and MissedBatches the number of batches lost, as far as it
-	// is known. LastGap is the last Gap event; nil if there is none since the worker was added or a snapshot was
-	// applied. It must not be modified.
+	// Gaps is the number of gaps since the worker was added, and MissedBatches the number of batches lost, as far as it is known. LastGap is
+	// the last Gap event; nil if there is none since the worker was added or a snapshot was applied. It must not be modified.
 	Gaps, MissedBatches uint64
 	LastGap             *kvcastv1.Gap
 }

@@ -16,8 +16,7 @@ const hashSeed = 1337
 // littleEndian reports whether the machine stores a []uint32 as the bytes to hash.
 var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
-// Seed returns the seed of the tokens hashes of blocks with a LoRA adapter and a cache
-// salt. Each is empty if the blocks have none.
+// Seed returns the seed of the tokens hashes of blocks with a LoRA adapter and a cache salt. Each is empty if the blocks have none.
 func Seed(lora, salt string) uint64 {
 	seed := uint64(hashSeed)
 	if lora != "" {
@@ -29,10 +28,9 @@ func Seed(lora, salt string) uint64 {
 	return seed
 }
 
-// AppendTokensHashes appends the tokens hash of each whole block of tokens to dst. Blocks have
-// blockSize tokens; if that is not positive, there are no blocks. EAGLE blocks have one token
-// more, which is also the first token of the next block. mm are the mm_hashes of each block,
-// in any order. mm may be shorter than the number of blocks.
+// AppendTokensHashes appends the tokens hash of each whole block of tokens to dst. Blocks have blockSize tokens; if that is not positive,
+// there are no blocks. EAGLE blocks have one token more, which is also the first token of the next block. mm are the mm_hashes of each
+// block, in any order. mm may be shorter than the number of blocks.
 func AppendTokensHashes(dst []uint64, tokens []uint32, blockSize int, seed uint64, eagle bool, mm [][]uint64) []uint64 {
 	window := blockSize
 	if eagle {
@@ -85,9 +83,8 @@ func hashCopied(tokens []uint32, mm []uint64, seed uint64) uint64 {
 	return xxh3.HashSeed(b, seed)
 }
 
-// Digest returns the digest of a block. The digest of a set of blocks is the XOR of their
-// digests (kvcast.v1.WorkerDigest). A digest is the first output of the generator splitmix64
-// with the block hash as seed, https://prng.di.unimi.it/splitmix64.c.
+// Digest returns the digest of a block. The digest of a set of blocks is the XOR of their digests (kvcast.v1.WorkerDigest). A digest is the
+// first output of the generator splitmix64 with the block hash as seed, https://prng.di.unimi.it/splitmix64.c.
 func Digest(blockHash uint64) uint64 {
 	x := blockHash + 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9

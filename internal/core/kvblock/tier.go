@@ -1,7 +1,6 @@
 package kvblock
 
-// Tier is where a block is in the engine's memory hierarchy. It has the same values as
-// kvcast.v1.Tier.
+// Tier is where a block is in the engine's memory hierarchy. It has the same values as kvcast.v1.Tier.
 type Tier uint8
 
 // The tiers, nearest first.

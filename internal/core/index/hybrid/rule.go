@@ -3,9 +3,8 @@
 // In: the attention groups of an engine, which New compiles into a Rule once, and for each prompt a Holder, which tells
 // which prefixes each group holds. Out: the length of the prefix that the engine reuses, in tokens, and the group that ends it.
 //
-// The rule is that of vLLM 0.33, of its KV cache coordinator and of the managers of each kind of group. Without EAGLE it is:
-// the longest prefix within a limit, of a length that is a multiple of Rule.Align, which each group serves. A group serves a
-// prefix as follows.
+// The rule is that of vLLM 0.33, of its KV cache coordinator and of the managers of each kind of group. Without EAGLE it is: the longest
+// prefix within a limit, of a length that is a multiple of Rule.Align, which each group serves. A group serves a prefix as follows.
 //
 //   - Full attention, with MLA or sinks too, holds all blocks of the prefix.
 //   - A sliding window, with MLA too, holds the last blocks of the prefix, as many as the window needs.
@@ -24,8 +23,7 @@ package hybrid
 
 import "slices"
 
-// Rule is the rule of an engine with a set of attention groups. New makes a Rule. The zero Rule has no groups: no prefix can be
-// reused.
+// Rule is the rule of an engine with a set of attention groups. New makes a Rule. The zero Rule has no groups: no prefix can be reused.
 type Rule struct {
 	// full are the specs of full attention, others all other specs. A spec is a set of groups that are equal but for their index:
 	// vLLM asks them together.

@@ -123,8 +123,7 @@ func (s *spec) lowerMamba(p *prompt, limit int) int {
 	return 0
 }
 
-// lowerChunked returns the longest run of blocks from the first token of the limit's chunk on. All blocks before count as
-// held.
+// lowerChunked returns the longest run of blocks from the first token of the limit's chunk on. All blocks before count as held.
 func (s *spec) lowerChunked(p *prompt, limit int) int {
 	from := limit / s.key.Chunk * s.key.Chunk / s.block
 	blocks := s.scan(p, s.block)

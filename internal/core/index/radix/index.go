@@ -4,10 +4,9 @@
 // in each tier. The answers are exactly those of the blocks that were stored and not removed, except that a prefix may be
 // reported too short if two 64-bit hashes collide.
 //
-// The contents of blocks are tokens hashes. They are in a compressed radix tree over all ranks of a model (tree, run):
-// a run is a sequence of consecutive blocks, and says which of them each rank holds in each tier. A match compares the
-// prompt with a few runs, and visits the holders of each run once. Beside the tree, each rank has a table by block hash
-// that says where in the tree a block is (Rank).
+// The contents of blocks are tokens hashes. They are in a compressed radix tree over all ranks of a model (tree, run): a run is a sequence
+// of consecutive blocks, and says which of them each rank holds in each tier. A match compares the prompt with a few runs, and visits the
+// holders of each run once. Beside the tree, each rank has a table by block hash that says where in the tree a block is (Rank).
 //
 // A block has a place in the tree if it starts a prompt or its parent has a place. Otherwise, it is an orphan until its
 // parent has a place, and is not matched. A place stays while a tier holds the block, even if the parent is removed. A
@@ -49,9 +48,8 @@ type limits struct {
 
 var defaults = limits{run: maxRun, singleClears: 64, sweeps: 32, minSweep: 1024, attributes: maxAttributes, unheld: 1 << 14}
 
-// Index has the blocks of all ranks. Only one goroutine may call methods at a time, except that several may call
-// Match, MatchHashes, Find, Scan, Chain, AddRuns and Resolve at the same time, each with its own Matcher or Sharing. New makes an
-// index.
+// Index has the blocks of all ranks. Only one goroutine may call methods at a time, except that several may call Match, MatchHashes, Find,
+// Scan, Chain, AddRuns and Resolve at the same time, each with its own Matcher or Sharing. New makes an index.
 type Index struct {
 	tree        tree
 	models      map[string]*model

@@ -5,8 +5,7 @@ import (
 	"slices"
 )
 
-// run is a sequence of consecutive blocks, known by their tokens hashes. Its number is 0 if it is unused. A root has no
-// blocks.
+// run is a sequence of consecutive blocks, known by their tokens hashes. Its number is 0 if it is unused. A root has no blocks.
 type run struct {
 	tokens   []uint64
 	holdings []holding // ascending by rank, then from

@@ -39,8 +39,7 @@ type Node struct {
 	at nodeRef
 }
 
-// nodeRef refers to a node between calls. The run may be dropped meanwhile, and its number used again: its generation is then
-// another one.
+// nodeRef refers to a node between calls. The run may be dropped meanwhile, and its number used again: its generation is then another one.
 type nodeRef struct {
 	stretch
 	generation uint32

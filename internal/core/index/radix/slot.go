@@ -15,9 +15,8 @@ type slot struct {
 	tag    tag
 }
 
-// tag has, from its low bits on, the bits of the tiers that hold a block, see Rank.bits; flags; the slot of the block's
-// attributes in Rank.attrs; and the block's place in the tree: the offset, then the number of the run. An orphan has its
-// number in place of the place.
+// tag has, from its low bits on, the bits of the tiers that hold a block, see Rank.bits; flags; the slot of the block's attributes in
+// Rank.attrs; and the block's place in the tree: the offset, then the number of the run. An orphan has its number in place of the place.
 type tag uint64
 
 const (

@@ -187,8 +187,7 @@ func (t *tree) release(s stretch, rank uint32, tier uint8) {
 	t.noteUnheld(s.run)
 }
 
-// releaseRun removes all names in some tiers of a rank from a run. It does nothing if there are none, even if the run
-// no longer exists.
+// releaseRun removes all names in some tiers of a rank from a run. It does nothing if there are none, even if the run no longer exists.
 func (t *tree) releaseRun(id, rank uint32, tiers uint8) {
 	r := t.run(id)
 	if !r.holdsAny(rank, 0, t.limits.run, tiers) {
@@ -200,8 +199,7 @@ func (t *tree) releaseRun(id, rank uint32, tiers uint8) {
 	t.noteUnheld(id)
 }
 
-// trim drops the blocks at the end of a run that are not needed. If none are left, it drops the run, and continues with
-// the run before.
+// trim drops the blocks at the end of a run that are not needed. If none are left, it drops the run, and continues with the run before.
 func (t *tree) trim(id uint32) {
 	for {
 		r := t.run(id)
