@@ -19,7 +19,7 @@ type workerKey struct {
 // tierNames are the names of the tiers after the first, device.
 var tierNames = [kvblock.NumTiers]string{1: "host_pinned", 2: "disk", 3: "external"}
 
-// overlap is what a dp rank holds of a prompt. Walk is as in index.Match.
+// overlap is what a dp rank holds of a prompt. walk is index.Match.Walk.
 type overlap struct {
 	workerKey
 	walk      [kvblock.NumTiers]int
