@@ -31,12 +31,13 @@ func console(t *testing.T, client *http.Client, url string, headers ...string) i
 	return answered(t, client, r)
 }
 
-func fetch(t *testing.T, client *http.Client, url string) int {
+func fetch(t *testing.T, client *http.Client, url string, host ...string) int {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.Host = strings.Join(host, "")
 	return answered(t, client, r)
 }
 
@@ -77,6 +78,10 @@ func TestConsoleOnLoopbackNeedsNothing(t *testing.T) {
 		for _, path := range []string{"/metrics", "/healthz", "/readyz", "/debug/pprof/"} {
 			if got := fetch(t, client, "http://"+admin+path); got != http.StatusOK {
 				t.Errorf("%s: got %d for %s", flag, got, path)
+			}
+			// The name of another site, which resolves to the port's address.
+			if got := fetch(t, client, "http://"+admin+path, "evil.example.com"); got != http.StatusMisdirectedRequest {
+				t.Errorf("%s: got %d for %s by another name", flag, got, path)
 			}
 		}
 	}
@@ -129,7 +134,7 @@ func TestConsoleElsewhereNeedsWhatCallsNeed(t *testing.T) {
 				t.Errorf("a call: got %d, want %d", got, test.want)
 			}
 			for _, path := range []string{"/", "/metrics", "/healthz"} {
-				if got := fetch(t, client, url+path); got != http.StatusOK {
+				if got := fetch(t, client, url+path, "kvcast.example.com"); got != http.StatusOK {
 					t.Errorf("got %d for %s", got, path)
 				}
 			}

@@ -23,9 +23,10 @@ func setSecurityHeaders(h http.Header) {
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
 }
 
-// refuseHost returns why the header Host is refused; empty: it is not. Where callers need no token, another site could otherwise
-// make a name of its own resolve to the port's address, and read the answers as the port's own page does.
-func (c *Console) refuseHost(host string) string {
+// RefuseHost returns why a port refuses the header Host; empty: it does not. Where callers need no token, another site could otherwise
+// make a name of its own resolve to the port's address, and read the answers as the port's own page does. A port on loopback is asked for as
+// such; named reports whether another port may be asked for by any name.
+func RefuseHost(host string, loopback, named bool) string {
 	name, _, err := net.SplitHostPort(host)
 	if err != nil {
 		name = strings.Trim(host, "[]")
@@ -34,9 +35,9 @@ func (c *Console) refuseHost(host string) string {
 	switch {
 	case strings.EqualFold(name, "localhost"), ip != nil && ip.IsLoopback():
 		return ""
-	case c.cfg.Loopback:
+	case loopback:
 		return "the admin port is on loopback: open it as localhost, 127.0.0.1 or [::1], not by another name"
-	case ip == nil && !c.cfg.About.Token:
+	case ip == nil && !named:
 		return "the page needs no token here, so it is not served by names, which other sites could take: open it by an IP address or as localhost, or set --auth-tokens"
 	}
 	return ""

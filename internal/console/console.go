@@ -107,7 +107,7 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodPost { // also for a body that nobody reads, of a request that is refused
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(readTimeout))
 	}
-	if message := c.refuseHost(r.Host); message != "" {
+	if message := RefuseHost(r.Host, c.cfg.Loopback, c.cfg.About.Token); message != "" {
 		writeError(w, http.StatusMisdirectedRequest, problem{Code: "misdirected_request", Message: message})
 		return
 	}

@@ -17,6 +17,9 @@ import (
 // newAdmin sets the server of the admin port, and the console if it is wanted. The gRPC port must be open.
 func (s *Service) newAdmin() {
 	handler := s.server.NewAdmin(s.registry)
+	if isLoopback(s.cfg.Admin) {
+		handler = loopbackHosts(handler)
+	}
 	if s.cfg.Console && s.cfg.Admin != "" {
 		s.console = console.New(console.Config{
 			Server: s.server, Loopback: isLoopback(s.cfg.Admin),
@@ -50,6 +53,18 @@ const (
 	// adminBodyTimeout is the time for the body of a request.
 	adminBodyTimeout = 10 * time.Second
 )
+
+// loopbackHosts refuses requests that name the host otherwise than as loopback, which pages of other sites can make a browser send. On other
+// addresses, Prometheus asks by any name.
+func loopbackHosts(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if message := console.RefuseHost(r.Host, true, false); message != "" {
+			http.Error(w, message, http.StatusMisdirectedRequest)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
 
 // limitBodyTime bounds the time for the body of each request, also of one that no handler reads: net/http waits for that
 // before it reads the next request.
