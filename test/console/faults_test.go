@@ -125,10 +125,11 @@ func TestNamesCannotInject(t *testing.T) {
 	b := startBrowser(t)
 	const name = `<img src=x onerror="document.title='owned'"> ';$(x) {{1}} %zz`
 	const model = `</datalist><script>document.title='owned'</script>`
+	const reversing, shown = "\u202e", "\ufffd" // text after it would be shown from right to left
 	server, url := serve(t, "--bind", "tcp://127.0.0.1:*")
 	conn := harness.Dial(t, fleet.Address(t, server))
 	_, err := kvcastv1.NewWorkerServiceClient(conn).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
-		Name: name, Model: model, Endpoint: "javascript:alert(1)", Labels: map[string]string{"<i>": "<u>"},
+		Name: name, Model: model + reversing, Endpoint: "javascript:alert(1)", Labels: map[string]string{"<i>": "<u>"},
 		Sources: []*kvcastv1.SourceSpec{{Connect: "tcp://127.0.0.1:1"}},
 	}})
 	if err != nil {
@@ -138,7 +139,7 @@ func TestNamesCannotInject(t *testing.T) {
 	p.await("document.querySelector('.cards .name')?.innerText === " + quoted(name))
 	p.eval("document.querySelector('.cards a').click()", nil)
 	p.await("document.querySelector('h1').innerText === " + quoted(name))
-	p.awaitText("main", model)
+	p.awaitText("main", model+shown)
 	p.awaitText("main", "javascript:alert(1)")
 	p.eval("document.querySelectorAll('.source summary').forEach(s => s.click())", nil)
 	p.awaitText(".source code", `'\''`) // the shell's quotes

@@ -1,7 +1,7 @@
 // The frame of the page: which view is shown, and whether the server answers.
 
 import {follow, hasToken, setToken} from './api.js';
-import {el, setAbout, setText} from './dom.js';
+import {el, setAbout, setText, visible} from './dom.js';
 import {apply, changed, forget, onChange, state} from './state.js';
 import {clock} from './format.js';
 import {fleet} from './fleet.js';
@@ -44,7 +44,7 @@ function show() {
   const view = views[name]({argument, parameters});
   shown = {name, argument, view};
   main.replaceChildren(el('h1', {text: view.title}), ...view.nodes);
-  document.title = `${view.title} – kvcast`;
+  document.title = `${visible(view.title)} – kvcast`;
   view.update('all');
   if (!first) {
     main.focus({preventScroll: true});

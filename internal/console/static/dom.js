@@ -2,17 +2,20 @@
 
 const svgNamespace = 'http://www.w3.org/2000/svg';
 
+// visible replaces characters that are not seen, or that change the order in which text is shown: engines choose names.
+export const visible = value => typeof value === 'string' ? value.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, '\uFFFD') : value;
+
 function fill(node, props, children) {
   for (const [name, value] of Object.entries(props)) {
     if (value === undefined || value === null || value === false) continue;
-    if (name === 'text') node.textContent = value;
+    if (name === 'text') node.textContent = visible(value);
     else if (name.startsWith('on')) node.addEventListener(name.slice(2), value);
     else if (name.startsWith('--')) node.style.setProperty(name, value);
     else if (name === 'value') node.value = value;
     else node.setAttribute(name, value === true ? '' : value);
   }
   for (const child of children.flat()) {
-    if (child !== undefined && child !== null && child !== false) node.append(child);
+    if (child !== undefined && child !== null && child !== false) node.append(visible(child));
   }
   return node;
 }
@@ -26,7 +29,8 @@ export const svg = (tag, props = {}, ...children) => fill(document.createElement
 
 // setText changes a text only if it differs, so that nothing is laid out again or announced in vain.
 export function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
+  const shown = visible(text);
+  if (node.textContent !== shown) node.textContent = shown;
 }
 
 export function setAttr(node, name, value) {

@@ -1,11 +1,15 @@
 package output
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -24,9 +28,37 @@ func WriteJSON(out io.Writer, m proto.Message) error {
 	if err != nil {
 		return err
 	}
-	line := json.NewEncoder(out)
+	line := json.NewEncoder(EscapedJSON(out))
 	line.SetEscapeHTML(false)
 	return line.Encode(raw)
+}
+
+// EscapedJSON returns a writer of lines of JSON, each by one Write. It escapes characters in strings that a terminal would obey or not show:
+// engines choose names. To a reader of JSON, the text is the same.
+func EscapedJSON(out io.Writer) io.Writer { return jsonLines{out} }
+
+type jsonLines struct{ out io.Writer }
+
+// Write implements io.Writer.
+func (l jsonLines) Write(line []byte) (int, error) {
+	const del = 0x7f
+	if !bytes.ContainsFunc(line, func(r rune) bool { return r >= del }) {
+		return l.out.Write(line)
+	}
+	escaped := make([]byte, 0, 2*len(line))
+	for _, r := range string(line) {
+		if r < del || unicode.IsPrint(r) {
+			escaped = utf8.AppendRune(escaped, r)
+			continue
+		}
+		for _, unit := range utf16.AppendRune(nil, r) {
+			escaped = fmt.Appendf(escaped, `\u%04x`, unit)
+		}
+	}
+	if _, err := l.out.Write(escaped); err != nil {
+		return 0, err
+	}
+	return len(line), nil
 }
 
 // Plural returns a number with a noun, such as "2 workers".

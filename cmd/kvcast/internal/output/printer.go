@@ -130,7 +130,11 @@ func (p *Printer) write(l line, text string) error {
 	if text == "" {
 		return nil
 	}
-	_, err := fmt.Fprintln(p.out, text)
+	out := p.out
+	if p.isJSON {
+		out = EscapedJSON(out)
+	}
+	_, err := fmt.Fprintln(out, text)
 	return err
 }
 

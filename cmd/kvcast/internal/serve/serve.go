@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/output"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/process"
 )
 
@@ -87,7 +88,7 @@ func (c *Command) Run(ctx context.Context, line *kong.Context, p cli.Process) er
 func newLogger(to io.Writer, c *config.Config) *slog.Logger {
 	options := &slog.HandlerOptions{Level: c.LogLevel}
 	if c.LogFormat == config.LogJSON {
-		return slog.New(slog.NewJSONHandler(to, options))
+		return slog.New(slog.NewJSONHandler(output.EscapedJSON(to), options))
 	}
 	return slog.New(slog.NewTextHandler(to, options))
 }
