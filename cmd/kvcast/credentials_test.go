@@ -157,6 +157,10 @@ func replace(t *testing.T, file, text string) {
 func TestOpenPortsAreReported(t *testing.T) {
 	t.Parallel()
 	prompts := []string{"--emit-token-ids", "--retain-token-ids"}
+	readable := secretFile(t, "tokens", "router "+routersToken)
+	if err := os.Chmod(readable, 0o644); err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct {
 		name  string
 		flags []string
@@ -166,6 +170,7 @@ func TestOpenPortsAreReported(t *testing.T) {
 		{"all addresses", []string{"--listen", ":0"}, []string{`msg="everyone who reaches the gRPC port may call it`}},
 		{"all addresses, with tokens", []string{"--listen", ":0", "--auth-tokens", secretFile(t, "tokens", "router "+routersToken)}, []string{`msg="tokens without TLS`}},
 		{"tokens on loopback", []string{"--auth-tokens", secretFile(t, "tokens", "router "+routersToken)}, nil},
+		{"tokens that everyone may read", []string{"--auth-tokens", readable}, []string{`msg="every user of this host may read a file of secrets`}},
 		{"Dynamo's port", []string{"--egress-dynamo-listen", ":0"}, []string{`msg="everyone who reaches the port for Dynamo may query it`}},
 		{"prompts for routers", append(prompts, "--egress-zmq-bind", "tcp://*:0"), []string{`msg="prompts are published as token ids`}},
 		{"prompts for routers on loopback", append(prompts, "--egress-zmq-bind", "tcp://127.0.0.1:*"), nil},

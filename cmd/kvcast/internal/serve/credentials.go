@@ -141,6 +141,21 @@ func (r *credentials) reload(s *server.Server) error {
 	return nil
 }
 
+// warnIfReadable logs which files of secrets every user of the host may read.
+func warnIfReadable(c *config.Config, log *slog.Logger) {
+	const readableByAll = 0o004
+	for _, s := range []struct{ setting, file string }{
+		{"auth.tokens", c.TokensFile}, {"tls.key", c.KeyFile}, {"journal.credentials", c.Journal.Credentials}, {"journal.tls_key", c.Journal.Key},
+	} {
+		if s.file == "" {
+			continue
+		}
+		if info, err := os.Stat(s.file); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&readableByAll != 0 {
+			log.Warn("every user of this host may read a file of secrets: take the permission away with chmod o-r", "setting", s.setting, "file", s.file)
+		}
+	}
+}
+
 // warnIfOpen logs who may reach the ports, if that is more than the operator may expect.
 func warnIfOpen(c *config.Config, log *slog.Logger) {
 	switch {

@@ -86,6 +86,7 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 		return nil, cli.UsageError{Err: err}
 	}
 	process.LimitMemory(log)
+	warnIfReadable(c, log)
 	warnIfOpen(c, log)
 	s := &Service{
 		credentials: loaded,
