@@ -278,13 +278,22 @@ func TestUnsuitableStreamIsRefused(t *testing.T) {
 
 func TestUnreadableFilesAreMovedAway(t *testing.T) {
 	t.Parallel()
+	invalid := func(meta string) error { return os.WriteFile(meta, []byte("{"), 0o600) }
+	enlarged := func(meta string) error { return os.Truncate(meta, 200<<20) }
+	enlargedSum := func(meta string) error {
+		return enlarged(filepath.Join(filepath.Dir(meta), "meta.sum")) // nats-server takes half a minute and 10 GB
+	}
 	for _, tt := range []struct {
 		name    string
 		stream  string
+		damage  func(meta string) error
 		entries int // left
 	}{
-		{"entries", "kvcast", 0},
-		{"checkpoints", "OBJ_kvcast-checkpoints", 10},
+		{"entries", "kvcast", invalid, 0},
+		{"checkpoints", "OBJ_kvcast-checkpoints", invalid, 10},
+		{"entries, too large", "kvcast", enlarged, 0},
+		{"checkpoints, too large", "OBJ_kvcast-checkpoints", enlarged, 10},
+		{"a checksum, too large", "kvcast", enlargedSum, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir, lines := t.TempDir(), &logLines{}
@@ -296,12 +305,15 @@ func TestUnreadableFilesAreMovedAway(t *testing.T) {
 			}
 			mustClose(t, j)
 			meta := filepath.Join(dir, "jetstream", "$G", "streams", tt.stream, "meta.inf")
-			if err := os.WriteFile(meta, []byte("{"), 0o600); err != nil {
+			if err := tt.damage(meta); err != nil {
 				t.Fatal(err)
 			}
 			cfg := config(dir)
 			cfg.Log = lines.logger()
 			j, got := load(t, cfg)
+			if large := strings.HasSuffix(tt.name, "too large"); large != lines.contains("it is too large, and is set aside") {
+				t.Errorf("log: %q", lines.lines)
+			}
 			if b := j.Bounds(); len(got) != tt.entries || (b.Epoch == was.Epoch) != (tt.entries > 0) {
 				t.Errorf("got %d entries and %+v after %+v, want %d entries", len(got), b, was, tt.entries)
 			}

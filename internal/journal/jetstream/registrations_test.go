@@ -109,6 +109,31 @@ func TestRegistrationInAFullBucketFails(t *testing.T) {
 	wantRegistrations(t, j, "w")
 }
 
+// TestDamagedFileOfKeysIsAnError has a file of registered keys of 200 MB, and one with a line that is no key.
+func TestDamagedFileOfKeysIsAnError(t *testing.T) {
+	dir := t.TempDir()
+	j, _ := load(t, config(dir))
+	register(t, j, "a")
+	mustClose(t, j)
+	file := filepath.Join(dir, "kvcast.registered")
+	for name, damage := range map[string]func() error{
+		"large": func() error { return os.Truncate(file, 200<<20) },
+		"line":  func() error { return os.WriteFile(file, bytes.Repeat([]byte("a"), 8<<10), 0o600) },
+	} {
+		if err := damage(); err != nil {
+			t.Fatal(err)
+		}
+		before := allocated()
+		_, err := jetstream.Open(t.Context(), config(dir))
+		if err == nil || !strings.Contains(err.Error(), file+" is damaged: it has more than 16777216 bytes, or a line of more than 4096;") {
+			t.Errorf("%s: got %v", name, err)
+		}
+		if n := allocated() - before; n > 256<<20 {
+			t.Errorf("%s: %d bytes were allocated", name, n)
+		}
+	}
+}
+
 // TestDamagedRegistrationsAreReported damages the files of the bucket. Each registration is there, or an error names it.
 func TestDamagedRegistrationsAreReported(t *testing.T) {
 	dir := t.TempDir()

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -149,6 +150,9 @@ func (s *Server) startWithStreams(streams []string) error {
 		}
 		exist[stream] = true
 	}
+	if err := s.setAsideTooLarge(); err != nil {
+		return storageError(fmt.Sprintf("look at the files of the streams: %v", err))
+	}
 	if err := s.start(); err != nil {
 		return err
 	}
@@ -159,6 +163,28 @@ func (s *Server) startWithStreams(streams []string) error {
 		}
 	}
 	return nil
+}
+
+// maxMetadata is more than nats-server writes to a file of metadata: a configuration and a checksum.
+const maxMetadata = 1 << 20
+
+// setAsideTooLarge renames files of metadata that are damaged, since they are too large: nats-server would read the whole of each, and take
+// minutes and several times its size in memory to say what is wrong. It treats a stream without metadata as one that it cannot read.
+func (s *Server) setAsideTooLarge() error {
+	return filepath.WalkDir(filepath.Join(s.cfg.Dir, server.JetStreamStoreDir), func(name string, d fs.DirEntry, err error) error {
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		if err != nil || d.Name() != server.JetStreamMetaFile && d.Name() != server.JetStreamMetaFileSum {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil || info.Size() <= maxMetadata {
+			return err
+		}
+		s.cfg.Log.Error("A file of the journal is damaged: it is too large, and is set aside.", "file", name, "bytes", info.Size(), "allowed", maxMetadata)
+		return os.Rename(name, name+".too_large")
+	})
 }
 
 func (s *Server) start() error {

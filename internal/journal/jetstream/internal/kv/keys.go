@@ -2,6 +2,8 @@ package kv
 
 import (
 	"errors"
+	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -22,15 +24,34 @@ type fileKeys struct {
 	set map[string]bool
 }
 
+// A file beyond maxKeysBytes, or with a key beyond maxKeyBytes, is damaged: it has more than all workers' names.
+const (
+	maxKeysBytes = 16 << 20
+	maxKeyBytes  = 4 << 10
+)
+
 // readKeys reads the keys that must be there.
 func readKeys(dir string, sync func() error) (*fileKeys, error) {
 	k := &fileKeys{dir: dir, sync: sync, set: make(map[string]bool)}
-	text, err := os.ReadFile(k.name())
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
+	f, err := os.Open(k.name())
+	if errors.Is(err, os.ErrNotExist) {
+		return k, nil
+	}
+	if err != nil {
 		return nil, err
 	}
+	text, err := io.ReadAll(io.LimitReader(f, maxKeysBytes+1))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, err
+	}
+	damaged := len(text) > maxKeysBytes
 	for key := range strings.FieldsSeq(string(text)) {
+		damaged = damaged || len(key) > maxKeyBytes
 		k.set[key] = true
+	}
+	if damaged {
+		return nil, fmt.Errorf("%s is damaged: it has more than %d bytes, or a line of more than %d; restore it, or delete it: then it is not noticed if files of registrations have lost some",
+			k.name(), maxKeysBytes, maxKeyBytes)
 	}
 	return k, nil
 }
