@@ -37,7 +37,7 @@ func parseHeader(in []byte) (h frameHeader, ok bool) {
 	}
 }
 
-// appendFrame appends a frame with a body of a number of bytes, without the body.
+// appendHeader appends the header of a frame with a body of a number of bytes.
 func appendHeader(dst []byte, flags byte, size int) []byte {
 	if size <= maxShort {
 		return append(dst, flags, byte(size))

@@ -23,7 +23,7 @@ func (b *Batch) size() int {
 
 // Budget limits the bytes in the reorder buffers of all machines together. Its methods neither block nor call the machine.
 type Budget interface {
-	// Take reserves n bytes. It returns false and reserves nothing if they do not fit.
+	// Reserve reserves n bytes. It returns false and reserves nothing if they do not fit.
 	Reserve(n int64) bool
 	Release(n int64)
 }

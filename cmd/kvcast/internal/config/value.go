@@ -258,7 +258,6 @@ func word(to *string) *value {
 	return text(to, "", func(string) bool { return true }, "a text")
 }
 
-// isAddress reports whether s has the form of an address to listen on.
 // eagleGroups are indexes of attention groups: all, or numbers joined by +. Empty is none.
 func eagleGroups(to *uint64) *value {
 	parse := func(s string) (groups uint64, ok bool) {
@@ -316,6 +315,7 @@ func loraPaths(to *map[string]string) *value {
 	return newValue(to, nil, "NAME:PATH of each LoRA adapter, joined by +", parse, format)
 }
 
+// isAddress reports whether s has the form of an address to listen on.
 func isAddress(s string) bool {
 	_, port, err := net.SplitHostPort(s)
 	if err != nil || !ingestconfig.Printable(s) {
@@ -325,13 +325,14 @@ func isAddress(s string) bool {
 	return err == nil
 }
 
-// isCollector reports whether s is the URL of a collector, or empty. isInstanceName reports whether a text names a server of a cluster.
+// isInstanceName reports whether a text names a server of a cluster.
 func isInstanceName(s string) bool {
 	return len(s) <= 64 && strings.IndexFunc(s, func(c rune) bool {
 		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' && c != '_' && c != '.'
 	}) < 0
 }
 
+// isCollector reports whether s is the URL of a collector, or empty.
 func isCollector(s string) bool {
 	if s == "" {
 		return true
