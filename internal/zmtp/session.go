@@ -1,6 +1,7 @@
 package zmtp
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -43,19 +44,13 @@ type Limits struct {
 }
 
 func (l Limits) withDefaults() Limits {
-	setDefault(&l.Frames, 16)
-	setDefault(&l.FrameBytes, 8<<20)
-	setDefault(&l.Bytes, 8<<20+64<<10)
-	setDefault(&l.Commands, 100)
-	setDefault(&l.Handshake, 5*time.Second)
-	setDefault(&l.Heartbeat, 10*time.Second)
+	l.Frames = cmp.Or(l.Frames, 16)
+	l.FrameBytes = cmp.Or(l.FrameBytes, 8<<20)
+	l.Bytes = cmp.Or(l.Bytes, 8<<20+64<<10)
+	l.Commands = cmp.Or(l.Commands, 100)
+	l.Handshake = cmp.Or(l.Handshake, 5*time.Second)
+	l.Heartbeat = cmp.Or(l.Heartbeat, 10*time.Second)
 	return l
-}
-
-func setDefault[T int | time.Duration](v *T, def T) {
-	if *v == 0 {
-		*v = def
-	}
 }
 
 // Config is the configuration of a Session.

@@ -79,14 +79,14 @@ func (e Engines) worker(p *corev1.Pod) (config.Worker, error) {
 		of.Model = text
 		r.check(config.ValidModel(text), key, text, config.AllowedModel)
 	} else if of.Model == "" {
-		of.Model = firstNonEmpty(p.Labels[aibrixModel], p.Annotations[aibrixModel], p.Labels[llmdModel], p.Labels[stackModel])
+		of.Model = cmp.Or(p.Labels[aibrixModel], p.Annotations[aibrixModel], p.Labels[llmdModel], p.Labels[stackModel])
 	}
 	if text, key := r.text("engine"); key != "" {
 		var ok bool
 		of.Engine, ok = config.ParseEngine(text)
 		r.check(ok, key, text, config.AllowedEngines)
 	} else if of.Engine == "" {
-		of.Engine = engineTypes[firstNonEmpty(p.Labels[llmdEngine], p.Labels[inferenceEngine], p.Labels[aibrixEngine])]
+		of.Engine = engineTypes[cmp.Or(p.Labels[llmdEngine], p.Labels[inferenceEngine], p.Labels[aibrixEngine])]
 	}
 	of.BlockSize = uint32(r.number("block-size", 1, wire.MaxBlockSize, int(of.BlockSize), 0, 0))
 	of.Port = r.number("event-port", 1, config.MaxPort, of.Port, containerPort(p, eventPortName), config.DefaultPort)
@@ -150,25 +150,11 @@ func (r *reader) check(ok bool, key, text, allowed string) {
 func (r *reader) number(name string, least, most, setting, byOthers, byDefault int) int {
 	text, key := r.text(name)
 	if key == "" {
-		for _, n := range []int{setting, byOthers} {
-			if n != 0 {
-				return n
-			}
-		}
-		return byDefault
+		return cmp.Or(setting, byOthers, byDefault)
 	}
 	n, err := strconv.Atoi(text)
 	r.check(err == nil && n >= least && n <= most, key, text, fmt.Sprintf("%d to %d", least, most))
 	return n
-}
-
-func firstNonEmpty(texts ...string) string {
-	for _, t := range texts {
-		if t != "" {
-			return t
-		}
-	}
-	return ""
 }
 
 // containerPort returns the container port with a name; 0 if there is none.

@@ -6,6 +6,7 @@
 package native
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -53,11 +54,11 @@ type Transport struct {
 
 // New returns a Transport.
 func New(c Config) *Transport {
-	setDefault(&c.Connections, 4096)
-	setDefault(&c.PerAddress, 1024)
-	setDefault(&c.ReadBytes, 16<<20)
-	setDefault(&c.LargeBytes, 24<<20)
-	setDefault(&c.LargePatience, 5*time.Second)
+	c.Connections = cmp.Or(c.Connections, 4096)
+	c.PerAddress = cmp.Or(c.PerAddress, 1024)
+	c.ReadBytes = cmp.Or(c.ReadBytes, 16<<20)
+	c.LargeBytes = cmp.Or(c.LargeBytes, 24<<20)
+	c.LargePatience = cmp.Or(c.LargePatience, 5*time.Second)
 	if c.OnReject == nil {
 		c.OnReject = func(netip.Addr, *zmtp.Error) {}
 	}
@@ -66,12 +67,6 @@ func New(c Config) *Transport {
 		reads:       newReads(c),
 		larges:      ledger.New(c.LargeBytes),
 		connections: connections{max: c.Connections, perAddress: c.PerAddress, byAddress: make(map[netip.Prefix]map[*conn]struct{})},
-	}
-}
-
-func setDefault[T int | int64 | time.Duration](v *T, def T) {
-	if *v == 0 {
-		*v = def
 	}
 }
 
