@@ -170,7 +170,6 @@ func newWorkerCollector(sources *sourceList) *workerCollector {
 	return c
 }
 
-// Describe implements prometheus.Collector.
 func (c *workerCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range c.counters {
 		ch <- d

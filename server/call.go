@@ -100,14 +100,10 @@ func chainUnary(all ...grpc.UnaryServerInterceptor) grpc.UnaryServerInterceptor 
 // unaryCall is the transport stream of a Call, which only names the method.
 type unaryCall string
 
-// Method implements grpc.ServerTransportStream.
 func (c unaryCall) Method() string { return string(c) }
 
-// SetHeader implements grpc.ServerTransportStream.
 func (unaryCall) SetHeader(metadata.MD) error { return nil }
 
-// SendHeader implements grpc.ServerTransportStream.
 func (unaryCall) SendHeader(metadata.MD) error { return nil }
 
-// SetTrailer implements grpc.ServerTransportStream.
 func (unaryCall) SetTrailer(metadata.MD) error { return nil }

@@ -35,7 +35,6 @@ type inspection struct {
 	*Server
 }
 
-// ListIncidents implements kvcastv1.InspectionServiceServer.
 func (s inspection) ListIncidents(ctx context.Context, req *kvcastv1.ListIncidentsRequest) (*kvcastv1.ListIncidentsResponse, error) {
 	if n := req.GetLimit(); n > incident.MaxLimit {
 		return nil, callerror.InvalidField(s.journal.Bounds(), "limit", "%d is not allowed: want at most %d", n, incident.MaxLimit)
@@ -52,7 +51,6 @@ func (s inspection) ListIncidents(ctx context.Context, req *kvcastv1.ListInciden
 	return s.cfg.Incidents.List(req), nil
 }
 
-// GetHistory implements kvcastv1.InspectionServiceServer.
 func (s inspection) GetHistory(_ context.Context, req *kvcastv1.GetHistoryRequest) (*kvcastv1.GetHistoryResponse, error) {
 	out := &kvcastv1.GetHistoryResponse{IntervalNano: uint64(history.Interval)}
 	if s.cfg.History != nil {
@@ -61,7 +59,6 @@ func (s inspection) GetHistory(_ context.Context, req *kvcastv1.GetHistoryReques
 	return out, nil
 }
 
-// ListEntries implements kvcastv1.InspectionServiceServer.
 func (s inspection) ListEntries(ctx context.Context, req *kvcastv1.ListEntriesRequest) (*kvcastv1.ListEntriesResponse, error) {
 	b := s.journal.Bounds()
 	limit := int(req.GetLimit())
@@ -96,7 +93,6 @@ func (s inspection) ListEntries(ctx context.Context, req *kvcastv1.ListEntriesRe
 	return out, nil
 }
 
-// GetChain implements kvcastv1.InspectionServiceServer.
 func (s inspection) GetChain(ctx context.Context, req *kvcastv1.GetChainRequest) (*kvcastv1.GetChainResponse, error) {
 	if err := s.checkServing(); err != nil {
 		return nil, err

@@ -45,7 +45,6 @@ type healthService struct {
 	*health.Server
 }
 
-// Watch implements healthv1.HealthServer.
 func (s healthService) Watch(req *healthv1.HealthCheckRequest, stream healthv1.Health_WatchServer) error {
 	if n := len(req.GetService()); n > maxServiceName {
 		return callerror.InvalidField(journal.Bounds{}, "service", "a name of %d bytes is not allowed: want at most %d", n, maxServiceName)

@@ -29,7 +29,6 @@ func (m *matching) release() {
 	matchings.Put(m)
 }
 
-// MatchPrefix implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) MatchPrefix(ctx context.Context, req *kvcastv1.MatchPrefixRequest) (*kvcastv1.MatchPrefixResponse, error) {
 	m := matchings.Get().(*matching)
 	defer m.release()
@@ -42,7 +41,6 @@ func (s routerEvents) MatchPrefix(ctx context.Context, req *kvcastv1.MatchPrefix
 	return out, err
 }
 
-// MatchPrefixes implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) MatchPrefixes(stream kvcastv1.RouterEventService_MatchPrefixesServer) error {
 	if err := s.checkServing(); err != nil {
 		return err
@@ -109,7 +107,6 @@ type matchRequest struct {
 	id uint64
 }
 
-// decode implements decoder.
 func (r *matchRequest) decode(b []byte) (err error) {
 	r.matching = matchings.Get().(*matching)
 	r.id, err = r.query.Decode(b)

@@ -216,14 +216,12 @@ func reasonName(r kvcastv1.DegradedReason) string {
 // indexMetrics collects the metrics of an index. A worker's metrics are removed with it.
 type indexMetrics struct{ *index.Index }
 
-// Describe implements prometheus.Collector.
 func (indexMetrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- descBlocks
 	ch <- descIncomplete
 	ch <- descDegraded
 }
 
-// Collect implements prometheus.Collector.
 func (m indexMetrics) Collect(ch chan<- prometheus.Metric) {
 	workers, _ := m.Workers(nil)
 	for _, w := range workers {

@@ -42,7 +42,6 @@ func newOutcomes(x *index.Index, cfg *Config) *outcomes {
 	return &outcomes{index: x, incidents: cfg.Incidents, log: cfg.Logger, ranks: make(map[dpRank]*rankOutcomes)}
 }
 
-// ReportOutcome implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) ReportOutcome(_ context.Context, req *kvcastv1.ReportOutcomeRequest) (*kvcastv1.ReportOutcomeResponse, error) {
 	if err := s.checkServing(); err != nil {
 		return nil, err
@@ -181,7 +180,6 @@ var (
 		"Reports of unknown workers, dp ranks and positions.", nil, nil)
 )
 
-// Describe implements prometheus.Collector.
 func (*outcomes) Describe(ch chan<- *prometheus.Desc) {
 	ch <- descPredictions
 	ch <- descPredictionTokens
@@ -189,7 +187,6 @@ func (*outcomes) Describe(ch chan<- *prometheus.Desc) {
 	ch <- descIgnored
 }
 
-// Collect implements prometheus.Collector.
 func (o *outcomes) Collect(ch chan<- prometheus.Metric) {
 	o.each(func(rank dpRank, r *rankOutcomes) {
 		number := strconv.FormatUint(uint64(rank.rank), 10)

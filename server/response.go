@@ -29,7 +29,6 @@ type codec struct {
 
 func newCodec() codec { return codec{CodecV2: encoding.GetCodecV2(proto.Name)} }
 
-// Marshal implements encoding.CodecV2.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	if f, ok := v.(frame); ok {
 		return mem.BufferSlice(f), nil
@@ -37,7 +36,6 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	return c.CodecV2.Marshal(v)
 }
 
-// Unmarshal implements encoding.CodecV2.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	switch v := v.(type) {
 	case decoder:
@@ -96,7 +94,6 @@ func entryBuffers(c journal.Chunk) mem.BufferSlice {
 // recycler is a mem.BufferPool that passes released memory to a function.
 type recycler func(b []byte)
 
-// Put implements mem.BufferPool.
 func (f recycler) Put(b *[]byte) { f(*b) }
 
 // Get implements mem.BufferPool. gRPC does not call it.

@@ -217,12 +217,10 @@ type noWorkers struct {
 	bounds func() journal.Bounds
 }
 
-// RegisterWorker implements kvcastv1.WorkerServiceServer.
 func (s noWorkers) RegisterWorker(context.Context, *kvcastv1.RegisterWorkerRequest) (*kvcastv1.RegisterWorkerResponse, error) {
 	return nil, callerror.New(callerror.Unimplemented, s.bounds(), "this server does not register workers; name the worker in its configuration")
 }
 
-// DeregisterWorker implements kvcastv1.WorkerServiceServer.
 func (s noWorkers) DeregisterWorker(context.Context, *kvcastv1.DeregisterWorkerRequest) (*kvcastv1.DeregisterWorkerResponse, error) {
 	return nil, callerror.New(callerror.Unimplemented, s.bounds(), "this server does not deregister workers; start it without the worker")
 }

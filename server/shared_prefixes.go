@@ -31,7 +31,6 @@ type sharingCache struct {
 	ended time.Time      // of the last scan, even if it failed
 }
 
-// ListSharedPrefixes implements kvcastv1.InspectionServiceServer.
 func (s inspection) ListSharedPrefixes(ctx context.Context, req *kvcastv1.ListSharedPrefixesRequest) (*kvcastv1.ListSharedPrefixesResponse, error) {
 	b := s.journal.Bounds()
 	limit := int(req.GetLimit())

@@ -15,7 +15,6 @@ import (
 // end of the snapshot needs, because the client reads slowly.
 const snapshotAttempts = 3
 
-// Snapshot implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) Snapshot(req *kvcastv1.SnapshotRequest, stream kvcastv1.RouterEventService_SnapshotServer) error {
 	if err := s.checkServing(); err != nil {
 		return err

@@ -37,7 +37,6 @@ const (
 // fits reports whether clients accept a response.
 func fits(m proto.Message) bool { return proto.Size(m) <= callerror.MaxResponse }
 
-// GetStatus implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) GetStatus(ctx context.Context, _ *kvcastv1.GetStatusRequest) (*kvcastv1.GetStatusResponse, error) {
 	if err := s.queries.workers.Acquire(ctx, s.journal.Bounds()); err != nil {
 		return nil, err
@@ -68,7 +67,6 @@ func (s routerEvents) GetStatus(ctx context.Context, _ *kvcastv1.GetStatusReques
 	return out, nil
 }
 
-// ListWorkers implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) ListWorkers(ctx context.Context, req *kvcastv1.ListWorkersRequest) (*kvcastv1.ListWorkersResponse, error) {
 	filter, err := parseFilter(req.GetFilter(), s.journal.Bounds(), s.quotas.filterBytes)
 	if err != nil {
@@ -186,7 +184,6 @@ func WorkerState(sources []*kvcastv1.SourceStatus) kvcastv1.WorkerState {
 	return kvcastv1.WorkerState_WORKER_STATE_DEGRADED
 }
 
-// LookupBlocks implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBlocksRequest) (*kvcastv1.LookupBlocksResponse, error) {
 	if err := s.checkServing(); err != nil {
 		return nil, err
@@ -239,7 +236,6 @@ func (s *Server) StreamState() history.Stream {
 	}
 }
 
-// ListSubscribers implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) ListSubscribers(context.Context, *kvcastv1.ListSubscribersRequest) (*kvcastv1.ListSubscribersResponse, error) {
 	out := &kvcastv1.ListSubscribersResponse{Subscribers: s.subscribers.list()}
 	for _, sub := range out.GetSubscribers() {

@@ -14,7 +14,6 @@ import (
 	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
-// Subscribe implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.RouterEventService_SubscribeServer) error {
 	if err := s.checkServing(); err != nil {
 		return err
@@ -121,7 +120,6 @@ func checkEpoch(p *kvcastv1.Position, b journal.Bounds) error {
 	return nil
 }
 
-// Replay implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) Replay(req *kvcastv1.ReplayRequest, stream kvcastv1.RouterEventService_ReplayServer) error {
 	if err := s.checkServing(); err != nil {
 		return err

@@ -17,7 +17,6 @@ type completionCmd struct {
 	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: bash, zsh or fish."`
 }
 
-// Help implements kong.HelpProvider.
 func (*completionCmd) Help() string {
 	return `Load it in the current shell, or in the shell's start-up file:
 

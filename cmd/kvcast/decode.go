@@ -16,7 +16,6 @@ type decodeCmd struct {
 	File string `arg:"" help:"File with a MessagePack payload, or - for standard input. A recording (.jsonl, .jsonl.gz) has a line per message: an array of frames in hexadecimal, or an object with this array under \"frames\"; the last frame of each message is decoded."`
 }
 
-// Help implements kong.HelpProvider.
 func (*decodeCmd) Help() string {
 	return cli.Examples("kvcast decode payload.bin", "kvcast decode recording.jsonl.gz", "cat payload.bin | kvcast decode -")
 }

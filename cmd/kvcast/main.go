@@ -110,7 +110,6 @@ func run(ctx context.Context, args []string, p cli.Process) error {
 
 type versionCmd struct{}
 
-// Help implements kong.HelpProvider.
 func (versionCmd) Help() string { return cli.Examples("kvcast version") }
 
 // Run prints the versions of kvcast and, if the build has it, libzmq.

@@ -11,7 +11,6 @@ import (
 
 type manCmd struct{}
 
-// Help implements kong.HelpProvider.
 func (manCmd) Help() string {
 	return cli.Examples("kvcast man | man -l -", "kvcast man >/usr/local/share/man/man1/kvcast.1")
 }

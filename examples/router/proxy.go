@@ -106,7 +106,6 @@ type observed struct {
 // maxTail bounds the bytes that observed keeps. The usage is within the last few hundred.
 const maxTail = 16 << 10
 
-// Read implements io.Reader.
 func (o *observed) Read(b []byte) (int, error) {
 	n, err := o.ReadCloser.Read(b)
 	o.tail = append(o.tail, b[:n]...)

@@ -15,15 +15,12 @@ func withLevel(l *slog.Logger, level *slog.LevelVar) *slog.Logger {
 	return slog.New(leveled{l.Handler(), level})
 }
 
-// Enabled implements slog.Handler.
 func (h leveled) Enabled(_ context.Context, l slog.Level) bool { return l >= h.level.Level() }
 
-// WithAttrs implements slog.Handler.
 func (h leveled) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return leveled{h.Handler.WithAttrs(attrs), h.level}
 }
 
-// WithGroup implements slog.Handler.
 func (h leveled) WithGroup(name string) slog.Handler {
 	return leveled{h.Handler.WithGroup(name), h.level}
 }

@@ -14,7 +14,6 @@ type listener struct {
 	shares *Shares
 }
 
-// Accept implements net.Listener.
 func (l listener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
@@ -35,7 +34,6 @@ type conn struct {
 	release func()
 }
 
-// Close implements net.Conn.
 func (c conn) Close() error {
 	c.release()
 	return c.Conn.Close()

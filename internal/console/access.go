@@ -69,8 +69,6 @@ func isForwarded(r *http.Request) bool {
 // clientAddress is the address of a client, as text.
 type clientAddress string
 
-// Network implements net.Addr.
 func (clientAddress) Network() string { return "tcp" }
 
-// String implements net.Addr.
 func (a clientAddress) String() string { return string(a) }

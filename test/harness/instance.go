@@ -63,7 +63,6 @@ type visibleJournal struct {
 	follower *follow.Follower
 }
 
-// Append implements pipeline.Journal.
 func (j visibleJournal) Append(ctx context.Context, r journal.Record) (journal.Pending, error) {
 	p, err := j.Memory.Append(ctx, r)
 	if err != nil {

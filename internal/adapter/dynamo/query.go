@@ -197,7 +197,6 @@ type hits struct {
 // pair is a list of two different elements.
 type pair struct{ first, second any }
 
-// MarshalJSON implements json.Marshaler.
 func (p pair) MarshalJSON() ([]byte, error) { return json.Marshal([2]any{p.first, p.second}) }
 
 func (o *overlaps) tiered() tieredResponse {

@@ -198,7 +198,6 @@ func (s *Service) Stop() { s.stop() }
 // target implements apply.Target with a Service. The caller of its methods holds Service.mu.
 type target struct{ *Service }
 
-// Begin implements apply.Target.
 func (t target) Begin(name string, added *kvcastv1.WorkerAdded) {
 	w := t.workers[name]
 	if w == nil {
@@ -218,7 +217,6 @@ func (t target) Begin(name string, added *kvcastv1.WorkerAdded) {
 	}
 }
 
-// Apply implements apply.Target.
 func (t target) Apply(name string, event *kvcastv1.RouterEvent) {
 	t.workers[name].rank(event.GetDpRank()).Apply(event)
 }

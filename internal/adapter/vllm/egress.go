@@ -189,12 +189,10 @@ func (t target) Begin(name string, added *kvcastv1.WorkerAdded) {
 	}
 }
 
-// Apply implements apply.Target.
 func (t target) Apply(name string, event *kvcastv1.RouterEvent) {
 	t.stream(t.workers[name], event.GetDpRank()).Apply(event)
 }
 
-// Flush implements apply.Target.
 func (t target) Flush(name string, at float64) { t.publish(t.workers[name], at, false) }
 
 // End implements apply.Target: it publishes that the worker has no blocks, and ends its streams.

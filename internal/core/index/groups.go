@@ -466,7 +466,6 @@ type holder struct {
 	unknown bool
 }
 
-// Run implements hybrid.Runner.
 func (h *holder) Run(group, from, step, n int) (run int, ok bool) {
 	a := h.rank.attention
 	if group == a.main && h.tier == deviceTier && step%a.mainBlock == 0 && from%a.mainBlock == 0 {
@@ -475,7 +474,6 @@ func (h *holder) Run(group, from, step, n int) (run int, ok bool) {
 	return 0, false
 }
 
-// Held implements hybrid.Holder.
 func (h *holder) Held(group, from, step, n int) (held uint64) {
 	if run, ok := h.Run(group, from, step, n); ok {
 		return 1<<run - 1

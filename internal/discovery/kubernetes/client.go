@@ -65,13 +65,11 @@ type pods struct {
 	namespace string
 }
 
-// List implements Pods.
 func (p pods) List(ctx context.Context, o metav1.ListOptions) (*corev1.PodList, error) {
 	list := new(corev1.PodList)
 	return list, p.get(o).Do(ctx).Into(list)
 }
 
-// Watch implements Pods.
 func (p pods) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	o.Watch = true
 	return p.get(o).Watch(ctx)

@@ -134,10 +134,8 @@ func isUnsupported(o metav1.ListOptions, err error) bool {
 	return o.SendInitialEvents != nil && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err))
 }
 
-// Add implements cache.ReflectorStore.
 func (s *store) Add(object any) error { return s.Update(object) }
 
-// Update implements cache.ReflectorStore.
 func (s *store) Update(object any) error {
 	p, err := podOf(object)
 	if err != nil {
@@ -151,7 +149,6 @@ func (s *store) Update(object any) error {
 	return nil
 }
 
-// Delete implements cache.ReflectorStore.
 func (s *store) Delete(object any) error {
 	p, err := podOf(object)
 	if err != nil {
@@ -165,7 +162,6 @@ func (s *store) Delete(object any) error {
 	return nil
 }
 
-// Replace implements cache.ReflectorStore.
 func (s *store) Replace(objects []any, _ string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,7 +189,6 @@ func (s *store) Replace(objects []any, _ string) error {
 	return nil
 }
 
-// Resync implements cache.ReflectorStore.
 func (*store) Resync() error { return nil }
 
 // update stores the state of a pod, and reports whether it has changed. s.mu must be held.

@@ -106,7 +106,6 @@ func (d *directory) openStores(ctx context.Context) (err error) {
 	return err
 }
 
-// SyncEntries implements durability.
 func (d *directory) SyncEntries() error {
 	if d.j.cfg.SyncAlways {
 		return nil
@@ -114,7 +113,6 @@ func (d *directory) SyncEntries() error {
 	return d.server.SyncMessages(d.j.cfg.Stream)
 }
 
-// CheckpointsStuck implements durability.
 func (d *directory) CheckpointsStuck(after time.Duration) {
 	d.failStuck("stored no checkpoint", after)
 }

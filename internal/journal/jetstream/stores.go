@@ -84,5 +84,4 @@ type host struct {
 
 func (j *Journal) host(d durability) host { return host{j, d} }
 
-// NewestRegistration implements checkpoints.Journal.
 func (h host) NewestRegistration() uint64 { return h.registrations.Newest() }

@@ -52,7 +52,6 @@ func newConn(t *Transport, c net.Conn) *conn {
 	return &conn{Conn: c, transport: t, address: budget.PeerOf(c.RemoteAddr()), closed: make(chan struct{})}
 }
 
-// Read implements net.Conn.
 func (c *conn) Read(b []byte) (int, error) {
 	if claim := c.claimRest(); claim != nil && !c.transport.await(claim, c.closed) {
 		return 0, net.ErrClosed
@@ -97,7 +96,6 @@ func (c *conn) takeClaim(n int) *ledger.Claim {
 	return claim
 }
 
-// Close implements net.Conn.
 func (c *conn) Close() error {
 	c.mu.Lock()
 	if !c.isClosed {

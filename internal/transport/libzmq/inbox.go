@@ -276,7 +276,6 @@ func (b *inbox) eventChunk() *chunk {
 	return c
 }
 
-// Wake implements transport.Receiver.
 func (b *inbox) Wake() {
 	select {
 	case b.wake <- struct{}{}:
@@ -284,7 +283,6 @@ func (b *inbox) Wake() {
 	}
 }
 
-// Next implements transport.Receiver.
 func (b *inbox) Next(deadline func() time.Time) (*transport.Chunk, error) {
 	return transport.Await(b.wake, deadline, b.pop)
 }
@@ -310,7 +308,6 @@ func (b *inbox) pop() (*transport.Chunk, error) {
 	return &c.Chunk, nil
 }
 
-// Recycle implements transport.Receiver.
 func (b *inbox) Recycle(released *transport.Chunk) {
 	c := released.Private.(*chunk)
 	if c.batch == nil {

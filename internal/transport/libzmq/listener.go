@@ -117,7 +117,6 @@ func (l *listener) nextOfAccepted() (transport.Event, bool) {
 	return e, ok
 }
 
-// Suspend implements transport.Listener.
 func (l *listener) Suspend() {
 	l.life.Lock()
 	defer l.life.Unlock()
@@ -179,7 +178,6 @@ func (l *listener) endRefusing() error {
 	return errors.Join(err, l.port.SetDeadline(time.Time{}))
 }
 
-// Resume implements transport.Listener.
 func (l *listener) Resume() error {
 	l.life.Lock()
 	defer l.life.Unlock()
@@ -194,7 +192,6 @@ func (l *listener) Resume() error {
 	return l.endRefusing()
 }
 
-// Interrupt implements transport.Receiver.
 func (l *listener) Interrupt() {
 	l.life.Lock()
 	defer l.life.Unlock()
@@ -206,7 +203,6 @@ func (l *listener) Interrupt() {
 	l.socket.Interrupt()
 }
 
-// Close implements transport.Receiver.
 func (l *listener) Close() error {
 	l.Interrupt()
 	l.life.Lock()

@@ -103,10 +103,8 @@ func (r *receiver) nextOfOne() (transport.Event, bool) {
 	}
 }
 
-// Interrupt implements transport.Receiver.
 func (r *receiver) Interrupt() { r.socket.Interrupt() }
 
-// Close implements transport.Receiver.
 func (r *receiver) Close() error {
 	r.stop()
 	r.discard()

@@ -168,7 +168,6 @@ func StreamReceived(srv any, stream grpc.ServerStream, info *grpc.StreamServerIn
 
 type receivingStream struct{ grpc.ServerStream }
 
-// RecvMsg implements grpc.ServerStream.
 func (s receivingStream) RecvMsg(m any) error {
 	defer requestReceived(s.Context())
 	return s.ServerStream.RecvMsg(m)

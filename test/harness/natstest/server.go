@@ -80,22 +80,16 @@ func (e errorLog) add(format string, v ...any) {
 	}
 }
 
-// Fatalf implements server.Logger.
 func (e errorLog) Fatalf(format string, v ...any) { e.add(format, v...) }
 
-// Errorf implements server.Logger.
 func (e errorLog) Errorf(format string, v ...any) { e.add(format, v...) }
 
-// Warnf implements server.Logger.
 func (errorLog) Warnf(string, ...any) {}
 
-// Noticef implements server.Logger.
 func (errorLog) Noticef(string, ...any) {}
 
-// Debugf implements server.Logger.
 func (errorLog) Debugf(string, ...any) {}
 
-// Tracef implements server.Logger.
 func (errorLog) Tracef(string, ...any) {}
 
 // JetStream returns a connection to NATS servers, whose URLs are separated by commas. It is restored until the test closes it.

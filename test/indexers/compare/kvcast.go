@@ -22,7 +22,6 @@ func newIndex() indexers.Index {
 	return x
 }
 
-// Apply implements indexers.Index.
 func (x *index) Apply(e *indexers.Event) {
 	r := x.ranks[e.Worker]
 	if !e.Stored {
@@ -32,10 +31,8 @@ func (x *index) Apply(e *indexers.Event) {
 	x.index.Store(r, 0, radix.Stored{Parent: e.Parent, HasParent: e.HasParent, Blocks: e.Blocks, Tokens: e.Tokens})
 }
 
-// Match implements indexers.Index.
 func (x *index) Match(p indexers.Prompt) { x.index.Match(model, p.Tokens, &x.matcher) }
 
-// Matched implements indexers.Index.
 func (x *index) Matched() (workers, blocks int) {
 	for _, m := range x.matcher.Found {
 		blocks += m.Blocks

@@ -70,7 +70,6 @@ func (x *index) hashes(blocks []uint64) []kvblock.BlockHash {
 	return x.keys
 }
 
-// Apply implements indexers.Index.
 func (x *index) Apply(e *indexers.Event) {
 	keys, entries := x.hashes(e.Blocks), x.entries[e.Worker]
 	if e.Stored {
@@ -102,7 +101,6 @@ func (x *index) Match(p indexers.Prompt) {
 	}
 }
 
-// Matched implements indexers.Index.
 func (x *index) Matched() (workers, blocks int) {
 	for _, n := range x.prefixes {
 		blocks += n

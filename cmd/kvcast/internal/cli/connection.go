@@ -154,12 +154,10 @@ func (c *Connection) token(p Process) (string, error) {
 // bearer is a token that every call sends, also without TLS: a proxy beside the client may add TLS.
 type bearer string
 
-// GetRequestMetadata implements credentials.PerRPCCredentials.
 func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
 	return map[string]string{"authorization": "Bearer " + string(b)}, nil
 }
 
-// RequireTransportSecurity implements credentials.PerRPCCredentials.
 func (bearer) RequireTransportSecurity() bool { return false }
 
 // Error returns the gRPC error of a failed call as one line that says what to do. It returns any other error unchanged.

@@ -115,7 +115,6 @@ type engines cluster.Reach
 
 var engineTexts = [...]string{cluster.ReachUnknown: "", cluster.ReachSome: "reached", cluster.ReachNone: "unreached"}
 
-// MarshalText implements encoding.TextMarshaler.
 func (e engines) MarshalText() ([]byte, error) { return []byte(engineTexts[e]), nil }
 
 // UnmarshalText implements encoding.TextUnmarshaler. What another version has written may be unknown.

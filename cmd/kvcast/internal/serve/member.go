@@ -199,7 +199,6 @@ type checkpoints interface {
 	PutClaimed(ctx context.Context, name string, data []byte, claim uint64) error
 }
 
-// Put implements recovery.Store.
 func (c claimedStore) Put(ctx context.Context, name string, data []byte) error {
 	worker, _ := recovery.WorkerOf(name)
 	claim := c.member.Claimed(worker)
@@ -223,7 +222,6 @@ type sharedWorkers struct {
 	cluster clustered
 }
 
-// AddWorker implements registration.Workers.
 func (w sharedWorkers) AddWorker(ctx context.Context, worker ingestconfig.Worker) error {
 	if err := (&ingestconfig.Config{Workers: []ingestconfig.Worker{worker}}).Validate(); err != nil {
 		return err
@@ -246,7 +244,6 @@ func (w sharedWorkers) AddWorker(ctx context.Context, worker ingestconfig.Worker
 	return w.await(ctx, worker.Name, true)
 }
 
-// RemoveWorker implements registration.Workers.
 func (w sharedWorkers) RemoveWorker(ctx context.Context, name string, _ feed.RemoveReason) error {
 	if err := w.awaitRegistered(ctx); err != nil {
 		return err

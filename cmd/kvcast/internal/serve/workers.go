@@ -136,7 +136,6 @@ func (w workers) AddWorker(ctx context.Context, worker ingestconfig.Worker) erro
 	return w.follower.Wait(ctx, w.mode.Bounds().Newest)
 }
 
-// RemoveWorker implements registration.Workers.
 func (w workers) RemoveWorker(ctx context.Context, name string, why feed.RemoveReason) error {
 	if err := w.awaitRegistered(ctx); err != nil {
 		return err

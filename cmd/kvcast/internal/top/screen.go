@@ -37,7 +37,6 @@ type polled struct {
 // tick means that the next poll is due.
 type tick struct{}
 
-// Init implements tea.Model.
 func (s screen) Init() tea.Cmd { return s.pollCmd }
 
 func (s screen) pollCmd() tea.Msg {
@@ -45,7 +44,6 @@ func (s screen) pollCmd() tea.Msg {
 	return polled{sample, err}
 }
 
-// Update implements tea.Model.
 func (s screen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
 	case polled:
@@ -89,7 +87,6 @@ func (s screen) polled(p polled) screen {
 	return s
 }
 
-// View implements tea.Model.
 func (s screen) View() tea.View {
 	v := tea.NewView(s.text())
 	v.AltScreen = true

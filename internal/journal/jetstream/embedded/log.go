@@ -29,16 +29,12 @@ func (l *serverLog) warnings() string {
 	return strings.Join(l.lines, "; ")
 }
 
-// Debugf implements server.Logger.
 func (l *serverLog) Debugf(format string, v ...any) { _ = l.write(slog.LevelDebug, format, v) }
 
-// Tracef implements server.Logger.
 func (l *serverLog) Tracef(format string, v ...any) { _ = l.write(slog.LevelDebug, format, v) }
 
-// Noticef implements server.Logger.
 func (l *serverLog) Noticef(format string, v ...any) { _ = l.write(slog.LevelDebug, format, v) }
 
-// Warnf implements server.Logger.
 func (l *serverLog) Warnf(format string, v ...any) {
 	line := l.write(slog.LevelWarn, format, v)
 	l.mu.Lock()
@@ -48,7 +44,6 @@ func (l *serverLog) Warnf(format string, v ...any) {
 	}
 }
 
-// Errorf implements server.Logger.
 func (l *serverLog) Errorf(format string, v ...any) {
 	l.Warnf(format, v...)
 	select {
