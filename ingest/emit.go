@@ -91,7 +91,7 @@ func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 		p.tooLong = nil
 		p.endRepair(nil)
 		if r := a.Repair; r.Batches > 0 {
-			p.status.repairs.Add(1)
+			p.status.update(func(s *SourceStatus) { s.Repairs++ })
 			p.observeRepair(now, a, true)
 			w.inform(logReplayDone, now, "replay done", "source", p.source, "rank", p.rank, "cause", r.Cause.String(),
 				"batches", r.Batches, "requests", r.Requests, "took", now.Sub(r.Began))
@@ -178,7 +178,8 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 		in.out.EngineTime = unixNano(in.batch.Time)
 	}
 	if in.batch.HasTime && !b.Replayed { // a replayed batch is as old as it is
-		p.status.engineDelay.Store(int64(now.Sub(time.Unix(0, in.out.EngineTime)))) // saturates
+		delay := now.Sub(time.Unix(0, in.out.EngineTime)) // saturates
+		p.status.update(func(s *SourceStatus) { s.EngineDelay, s.HasEngineDelay = delay, true })
 	}
 	p.worker.lane.Batch(&in.out)
 	if slices.ContainsFunc(in.batch.Events, isClear) && p.mixed(rank) {
@@ -192,10 +193,7 @@ func isClear(ev wire.Event) bool { return ev.Kind == wire.KindCleared }
 
 // recordSeq updates the last seq in the status and the metrics.
 func (p *publisher) recordSeq(seq uint64) {
-	p.status.lastSeq.Store(seq)
-	if !p.status.started.Load() { // a load is cheaper than a store
-		p.status.started.Store(true)
-	}
+	p.status.update(func(s *SourceStatus) { s.LastSeq, s.Started = seq, true })
 }
 
 // reportGap reports a gap for each rank of the publisher, because each may have lost the batches.
@@ -296,7 +294,7 @@ func (p *publisher) reportRestart(now time.Time, a *sequence.Action) {
 	}
 	p.worker.blockSize.Forget() // the engine may have another configuration
 	p.worker.metrics.inc(restartsTotal)
-	p.status.restarts.Add(1)
+	p.status.update(func(s *SourceStatus) { s.Restarts++ })
 	p.forgetIncarnation()
 	for i, r := range p.ranks {
 		p.rules.Reset(r)

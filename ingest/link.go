@@ -100,7 +100,7 @@ func (l *link) replace(ctx context.Context) bool {
 func (l *link) connection(id sequence.ConnectionID) sequence.Connection {
 	return sequence.Connection{
 		ID: id, Replay: l.replay, Snapshot: l.snapshot,
-		SnapshotsBegin: l.p.status.initial.Engine == feed.EngineSGLang, // its blocks have no contents
+		SnapshotsBegin: l.p.status.Engine == feed.EngineSGLang, // its blocks have no contents
 	}
 }
 
@@ -232,9 +232,9 @@ func (l *link) refuse(why refusal, m transport.Message, now time.Time) {
 // arrive passes the batch that the intake has opened to the publisher. If the first batch of a call that resumes shows a restart, the call
 // is replaced by one that begins with the present state: the first batches of the engine were not asked for. The worker's mutex is held.
 func (l *link) arrive(in *intake, now time.Time) {
-	resuming, restarts := l.p.machine.Resuming(), l.p.status.restarts.Load()
+	resuming, restarts := l.p.machine.Resuming(), l.p.status.Restarts
 	l.p.arrive(in, now, l.current.id)
-	if resuming && l.p.status.restarts.Load() != restarts {
+	if resuming && l.p.status.Restarts != restarts {
 		l.lost = true
 		l.reconnect(false)
 	}

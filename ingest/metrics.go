@@ -180,14 +180,18 @@ func (c *workerCollector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector. It holds no mutex while it sends, so that a slow reader does not hold up delivery.
 func (c *workerCollector) Collect(ch chan<- prometheus.Metric) {
-	for _, s := range c.sources.started() {
+	for _, e := range c.sources.all() {
+		s := e.get()
+		if !s.Started {
+			continue
+		}
 		gauge := func(d *prometheus.Desc, v float64) {
 			ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v,
-				s.initial.Worker, strconv.Itoa(s.source), strconv.FormatUint(uint64(s.initial.Rank), 10))
+				s.Worker, strconv.Itoa(e.source), strconv.FormatUint(uint64(s.Rank), 10))
 		}
-		gauge(c.lastSeq, float64(s.lastSeq.Load()))
-		if delay := time.Duration(s.engineDelay.Load()); delay != noEngineTime {
-			gauge(c.engineDelay, delay.Seconds())
+		gauge(c.lastSeq, float64(s.LastSeq))
+		if s.HasEngineDelay {
+			gauge(c.engineDelay, s.EngineDelay.Seconds())
 		}
 	}
 	c.mu.Lock()

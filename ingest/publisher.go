@@ -87,11 +87,10 @@ type replayOutcome struct {
 	repairEnded func(error)
 }
 
-// shown is what SourceStatus has.
+// shown is what SourceStatus has. The endpoint and the state of the replay socket are the machine's.
 type shown struct {
-	state          SourceState
-	replayEndpoint string      // in status
-	replayState    ReplayState // in status
+	replayEndpoint string
+	replayState    ReplayState
 	status         *sourceEntry
 }
 
@@ -149,14 +148,9 @@ func (p *publisher) arrive(in *intake, now time.Time, via sequence.ConnectionID)
 // the first connection they are those of the configuration.
 func (p *publisher) updateStatus() {
 	p.setState(sourceState(p.machine))
-	if s := replayState(p.machine); s != p.replayState {
-		p.replayState = s
-		p.status.replayState.Store(uint32(s))
-	}
-	if endpoint := p.machine.ReplayEndpoint(); endpoint != p.replayEndpoint {
-		p.replayEndpoint = endpoint
-		stored := endpoint // endpoint itself must not escape to the heap with every batch
-		p.status.replay.Store(&stored)
+	if s, endpoint := replayState(p.machine), p.machine.ReplayEndpoint(); s != p.replayState || endpoint != p.replayEndpoint {
+		p.replayState, p.replayEndpoint = s, endpoint
+		p.status.update(func(of *SourceStatus) { of.ReplayState, of.Replay = s, endpoint })
 	}
 }
 
@@ -177,31 +171,35 @@ func sourceState(m *sequence.Machine) SourceState {
 }
 
 func (p *publisher) setState(s SourceState) {
-	if p.state == s || p.state == SourceStopped {
+	was, downSince := p.status.State, p.status.DownSince
+	if was == s || was == SourceStopped {
 		return
 	}
-	p.worker.shared.metrics.changeState(p.state, s)
-	isNew := p.state == 0
-	switch wasDown := p.state.down(); {
-	case s.down() && !wasDown:
-		now := time.Now()
-		p.status.downSince.Store(&now)
-		if !isNew && s != SourceStopped {
-			p.observeConnection(false, 0)
-		}
-	case wasDown && !s.down():
-		p.observeConnection(true, time.Since(*p.status.downSince.Load()))
-		p.status.downSince.Store(nil)
+	now := time.Now()
+	p.worker.shared.metrics.changeState(was, s)
+	p.status.update(func(of *SourceStatus) {
+		of.State = s
+		of.DownSince = since(of.DownSince, s.down(), now)
+		of.BehindSince = since(of.BehindSince, s.behind(), now)
+	})
+	switch {
+	case was.down() && !s.down():
+		p.observeConnection(true, now.Sub(downSince))
+	case was != 0 && !was.down() && s.down() && s != SourceStopped:
+		p.observeConnection(false, 0)
 	}
-	switch wasBehind := p.state.behind(); {
-	case s.behind() && !wasBehind:
-		now := time.Now()
-		p.status.behindSince.Store(&now)
-	case wasBehind && !s.behind():
-		p.status.behindSince.Store(nil)
+}
+
+// since returns since when something is so, which was zero if it was not so before.
+func since(before time.Time, is bool, now time.Time) time.Time {
+	switch {
+	case !is:
+		return time.Time{}
+	case before.IsZero():
+		return now
+	default:
+		return before
 	}
-	p.state = s
-	p.status.state.Store(uint32(s))
 }
 
 // observeConnection notifies the observer that there is a connection after some time without, or that it is lost.
@@ -246,7 +244,7 @@ func (p *publisher) reset() {
 	p.ranks = nil
 	p.forgetIncarnation()
 	p.cursor, p.encoded, p.described = sequence.Cursor{}, nil, false
-	p.status.started.Store(false)
+	p.status.update(func(s *SourceStatus) { s.Started = false })
 	p.updateStatus()
 }
 
@@ -267,7 +265,7 @@ func (p *publisher) stop() {
 
 // release removes a stopped publisher from the metrics, Ingest.Sources and the budget.
 func (p *publisher) release() {
-	p.worker.shared.metrics.changeState(p.state, 0)
+	p.worker.shared.metrics.changeState(p.status.State, 0)
 	p.worker.shared.sources.remove(p.status)
 	p.worker.shared.budgets.sources.Release(1)
 	if p.replayOf != nil {

@@ -267,8 +267,8 @@ func TestSourceIsDownWhileItHasNoConnection(t *testing.T) {
 		defer p.stop()
 		check := func(want time.Time) {
 			t.Helper()
-			if got := p.worker.shared.sources.entries[0].downSince.Load(); want.IsZero() != (got == nil) || got != nil && !got.Equal(want) {
-				t.Errorf("%v: down since %v, want %v", p.state, got, want)
+			if got := p.status.DownSince; !got.Equal(want) {
+				t.Errorf("%v: down since %v, want %v", p.status.State, got, want)
 			}
 		}
 		<-time.After(time.Second)

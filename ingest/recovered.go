@@ -326,7 +326,7 @@ func (w *worker) resume(from *recoveredWorker) error {
 		p := publishers[s.key]
 		s.at = now
 		if p.replayOf == nil {
-			s.replay = p.status.initial.Replay
+			s.replay = p.status.Replay
 		}
 		p.resume(s)
 	}

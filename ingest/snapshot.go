@@ -25,7 +25,7 @@ func (p *publisher) snapshot(ctx context.Context, r sequence.Request) {
 	w := p.worker
 	locked := p.whileRead(ctx)
 	var reader wire.SnapshotReader = new(wire.VLLMSnapshot)
-	if p.status.initial.Engine == feed.EngineSGLang {
+	if p.status.Engine == feed.EngineSGLang {
 		reader = &wire.SGLangSnapshot{Rank: p.rank}
 	}
 	q := transport.SnapshotRequest{
@@ -99,7 +99,7 @@ func (p *publisher) abortRestore(in *intake, now time.Time, a *sequence.Action) 
 func (p *publisher) endRestore(now time.Time, a *sequence.Action) {
 	p.recordSeq(a.Seq)
 	p.worker.metrics.inc(snapshotsTotal)
-	p.status.snapshots.Add(1)
+	p.status.update(func(s *SourceStatus) { s.Snapshots++ })
 	p.worker.inform(logSnapshotDone, now, "snapshot of the engine's cache used", "source", p.source, "rank", p.rank,
 		"cause", a.Repair.Cause.String(), "snapshot_seq", a.Seq, "batches", a.Repair.Batches, "took", now.Sub(a.Repair.Began))
 	if len(p.ranks) > 0 {

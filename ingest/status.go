@@ -1,10 +1,8 @@
 package ingest
 
 import (
-	"math"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/internal/sequence"
@@ -126,35 +124,30 @@ type sourceList struct {
 	entries []*sourceEntry
 }
 
-// sourceEntry is the status of one publisher. The publisher alone writes the atomic fields, which replace those of initial.
+// sourceEntry is the status of one publisher, which alone changes it, and reads it without the mutex.
 type sourceEntry struct {
-	source  int // its number in the worker
-	initial SourceStatus
-	replay  atomic.Pointer[string]
-	// replayState is a ReplayState.
-	replayState atomic.Uint32
-	state       atomic.Uint32
-	downSince   atomic.Pointer[time.Time] // nil: there is a connection
-	behindSince atomic.Pointer[time.Time] // nil: no replay is in progress
-	started     atomic.Bool
-	lastSeq     atomic.Uint64
-	// engineDelay is the time.Duration from the engine's time of the last live batch that has one to its receipt; noEngineTime
-	// before the first.
-	engineDelay       atomic.Int64
-	restarts, repairs atomic.Uint64
-	snapshots         atomic.Uint64
+	source int // its number in the worker
+	mu     sync.Mutex
+	SourceStatus
 }
 
-// noEngineTime is the engineDelay of a source without times.
-const noEngineTime time.Duration = math.MinInt64
+func (e *sourceEntry) update(change func(*SourceStatus)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	change(&e.SourceStatus)
+}
+
+func (e *sourceEntry) get() SourceStatus {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.SourceStatus
+}
 
 func (l *sourceList) add(source int, initial SourceStatus) *sourceEntry {
-	e := &sourceEntry{source: source, initial: initial}
-	e.replay.Store(&initial.Replay)
 	if initial.Replay != "" {
-		e.replayState.Store(uint32(ReplayNeverAnswered))
+		initial.ReplayState = ReplayNeverAnswered
 	}
-	e.engineDelay.Store(int64(noEngineTime))
+	e := &sourceEntry{source: source, SourceStatus: initial}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.entries = append(l.entries, e)
@@ -167,54 +160,27 @@ func (l *sourceList) remove(e *sourceEntry) {
 	l.entries = slices.DeleteFunc(l.entries, func(other *sourceEntry) bool { return other == e })
 }
 
-// started returns the sources of which a batch was read.
-func (l *sourceList) started() (all []*sourceEntry) {
+// all returns the sources in the order in which they were added.
+func (l *sourceList) all() []*sourceEntry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, e := range l.entries {
-		if e.started.Load() {
-			all = append(all, e)
-		}
-	}
-	return all
+	return slices.Clone(l.entries)
 }
 
 // Sources returns the status of every source at every dp rank, in the order in which they were added.
 func (in *Ingest) Sources() []SourceStatus {
-	l := &in.shared.sources
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	all := make([]SourceStatus, len(l.entries))
-	for i, e := range l.entries {
-		all[i] = e.initial
-		all[i].Replay = *e.replay.Load()
-		all[i].ReplayState = ReplayState(e.replayState.Load())
-		all[i].State = SourceState(e.state.Load())
-		if since := e.downSince.Load(); since != nil {
-			all[i].DownSince = *since
-		}
-		if since := e.behindSince.Load(); since != nil {
-			all[i].BehindSince = *since
-		}
-		all[i].LastSeq = e.lastSeq.Load()
-		all[i].Started = e.started.Load()
-		if delay := time.Duration(e.engineDelay.Load()); delay != noEngineTime {
-			all[i].EngineDelay, all[i].HasEngineDelay = delay, true
-		}
-		all[i].Restarts, all[i].Repairs = e.restarts.Load(), e.repairs.Load()
-		all[i].Snapshots = e.snapshots.Load()
+	entries := in.shared.sources.all()
+	all := make([]SourceStatus, len(entries))
+	for i, e := range entries {
+		all[i] = e.get()
 	}
 	return all
 }
 
 // Connected reports whether any source of a worker has a connection.
 func (in *Ingest) Connected(worker string) bool {
-	l := &in.shared.sources
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.ContainsFunc(l.entries, func(e *sourceEntry) bool {
-		s := SourceState(e.state.Load())
-		return e.initial.Worker == worker && (s == SourceSuspect || !s.down())
+	return slices.ContainsFunc(in.Sources(), func(s SourceStatus) bool {
+		return s.Worker == worker && (s.State == SourceSuspect || !s.State.down())
 	})
 }
 
