@@ -104,7 +104,7 @@ func newPublisher(w *worker, source int, status SourceStatus, reconnect func(rep
 		worker:    w,
 		source:    source,
 		rank:      status.Rank,
-		shown:     shown{status: w.shared.sources.add(source, status)},
+		shown:     shown{replayState: ReplayNone, status: w.shared.sources.add(source, status)},
 		rules:     w.rulesOf(source),
 		reconnect: reconnect,
 		machine: sequence.New(sequence.Config{
@@ -148,7 +148,7 @@ func (p *publisher) arrive(in *intake, now time.Time, via sequence.ConnectionID)
 // the first connection they are those of the configuration.
 func (p *publisher) updateStatus() {
 	p.setState(sourceState(p.machine))
-	if s, endpoint := replayState(p.machine), p.machine.ReplayEndpoint(); s != p.replayState || endpoint != p.replayEndpoint {
+	if s, endpoint := p.machine.ReplayState(), p.machine.ReplayEndpoint(); s != p.replayState || endpoint != p.replayEndpoint {
 		p.replayState, p.replayEndpoint = s, endpoint
 		p.status.update(func(of *SourceStatus) { of.ReplayState, of.Replay = s, endpoint })
 	}

@@ -44,7 +44,7 @@ type SourceStatus struct {
 // SourceState is the state of a source.
 type SourceState uint8
 
-// The states.
+// The states, with the numbers of the gRPC contract.
 const (
 	// SourceConnecting: there is no connection.
 	SourceConnecting SourceState = iota + 1
@@ -78,37 +78,21 @@ func (s SourceState) String() string {
 }
 
 // ReplayState is how the replay socket of a source has answered so far.
-type ReplayState uint8
+type ReplayState = sequence.ReplayState
 
 // The states of replay sockets.
 const (
 	// ReplayNone: the source has no replay socket.
-	ReplayNone ReplayState = iota
+	ReplayNone = sequence.ReplayNone
 	// ReplayNeverAnswered: it has not answered yet.
-	ReplayNeverAnswered
+	ReplayNeverAnswered = sequence.ReplayNeverAnswered
 	// ReplayAnswers: it has answered the last request.
-	ReplayAnswers
+	ReplayAnswers = sequence.ReplayAnswers
 	// ReplayUnanswered: it has answered before, but not the last request.
-	ReplayUnanswered
+	ReplayUnanswered = sequence.ReplayUnanswered
 	// ReplayForeign: it belongs to another engine.
-	ReplayForeign
+	ReplayForeign = sequence.ReplayForeign
 )
-
-// replayState returns the ReplayState of a machine.
-func replayState(m *sequence.Machine) ReplayState {
-	switch {
-	case m.ReplayEndpoint() == "":
-		return ReplayNone
-	case m.ReplayForeign():
-		return ReplayForeign
-	case m.ReplayHealth() == sequence.ReplayResponsive:
-		return ReplayAnswers
-	case m.ReplayHealth() == sequence.ReplayUnresponsive:
-		return ReplayUnanswered
-	default:
-		return ReplayNeverAnswered
-	}
-}
 
 // down reports whether the engine's changes are not known: there is no connection, or the engine does not answer on it.
 func (s SourceState) down() bool {
@@ -144,7 +128,7 @@ func (e *sourceEntry) get() SourceStatus {
 }
 
 func (l *sourceList) add(source int, initial SourceStatus) *sourceEntry {
-	if initial.Replay != "" {
+	if initial.ReplayState = ReplayNone; initial.Replay != "" {
 		initial.ReplayState = ReplayNeverAnswered
 	}
 	e := &sourceEntry{source: source, SourceStatus: initial}

@@ -171,7 +171,7 @@ func (w *world) appendKey(b []byte) []byte {
 		num(w.request.From)
 	}
 	num(uint64(m.state), uint64(m.order.progress), m.order.last, min(m.restarts, 1), m.former.last,
-		uint64(min(m.connections, 1)), uint64(m.replayHealth), m.unbuffered, uint64(m.buffer.requested))
+		uint64(min(m.connections, 1)), uint64(m.answered), m.unbuffered, uint64(m.buffer.requested))
 	connection(m.current.ID, m.other.ID)
 	for i := range m.conflict.runs {
 		num(m.conflict.runs[i].last)

@@ -73,17 +73,21 @@ type Config struct {
 // were dropped. After it a gap of unknown seqs is reported.
 const overrunTimeout = 5 * time.Second
 
-// ReplayHealth is how a replay socket has replied so far.
-type ReplayHealth uint8
+// ReplayState is how a replay socket has answered so far.
+type ReplayState uint8
 
-// The states of a replay socket.
+// The states of replay sockets, with the numbers of the gRPC contract.
 const (
-	// ReplayUntried: it has never replied.
-	ReplayUntried ReplayHealth = iota
-	// ReplayResponsive: it replied to the last request.
-	ReplayResponsive
-	// ReplayUnresponsive: it has replied before, but not to the last request.
-	ReplayUnresponsive
+	// ReplayNone: there is no replay socket.
+	ReplayNone ReplayState = iota + 1
+	// ReplayNeverAnswered: it has not answered yet.
+	ReplayNeverAnswered
+	// ReplayAnswers: it has answered the last request.
+	ReplayAnswers
+	// ReplayUnanswered: it has answered before, but not the last request.
+	ReplayUnanswered
+	// ReplayForeign: it belongs to another engine.
+	ReplayForeign
 )
 
 // Machine orders the batches of one publisher. Use New to create one.
@@ -137,8 +141,8 @@ type presence struct {
 type sockets struct {
 	replayEndpoint   string
 	snapshotEndpoint string
-	snapshotsBegin   bool // see Connection
-	replayHealth     ReplayHealth
+	snapshotsBegin   bool        // see Connection
+	answered         ReplayState // neither ReplayNone nor ReplayForeign
 	// gaveUp reports whether a replay socket that has never answered was waited for in vain.
 	gaveUp    bool
 	restUntil time.Time // no request because of a gap is sent to the replay socket before
@@ -169,6 +173,7 @@ type resumed struct {
 func New(c Config) *Machine {
 	m := &Machine{cfg: c}
 	m.order.first = c.FirstSeq
+	m.answered = ReplayNeverAnswered
 	if c.FromFirst {
 		m.order.progress = progressEmpty
 	}
@@ -197,8 +202,17 @@ func (m *Machine) Last() (seq uint64, ok bool) { return m.order.last, m.order.re
 // ReplayEndpoint returns the endpoint of the replay socket; empty if there is none.
 func (m *Machine) ReplayEndpoint() string { return m.replayEndpoint }
 
-// ReplayHealth returns how the replay socket has replied so far, if there is one.
-func (m *Machine) ReplayHealth() ReplayHealth { return m.replayHealth }
+// ReplayState returns how the replay socket has answered so far.
+func (m *Machine) ReplayState() ReplayState {
+	switch {
+	case m.replayEndpoint == "":
+		return ReplayNone
+	case m.proof.origin == originForeign:
+		return ReplayForeign
+	default:
+		return m.answered
+	}
+}
 
 // begin discards the actions of the previous input.
 func (m *Machine) begin() {
@@ -322,7 +336,7 @@ func (m *Machine) Disconnect(now time.Time, id ConnectionID) []Action {
 func (m *Machine) useEndpoints(c Connection) {
 	m.snapshotEndpoint, m.snapshotsBegin = c.Snapshot, c.SnapshotsBegin
 	if c.Replay != m.replayEndpoint {
-		m.replayEndpoint, m.replayHealth, m.gaveUp = c.Replay, ReplayUntried, false
+		m.replayEndpoint, m.answered, m.gaveUp = c.Replay, ReplayNeverAnswered, false
 		m.proof.origin = originUnknown
 	}
 }

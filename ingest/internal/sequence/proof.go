@@ -51,9 +51,6 @@ type proof struct {
 	contradictions int
 }
 
-// ReplayForeign reports whether the replay socket is known to be another publisher's.
-func (m *Machine) ReplayForeign() bool { return m.proof.origin == originForeign }
-
 // resetProof forgets what another connection has shown.
 func (m *Machine) resetProof() {
 	if m.proof.origin == originProved {

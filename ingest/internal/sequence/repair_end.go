@@ -83,9 +83,9 @@ func (m *Machine) recordHealth(r *repair, outcome Outcome) {
 	switch {
 	case outcome == OutcomeBusy:
 	case r.request.replies > 0 || outcome == OutcomeComplete:
-		m.replayHealth, m.gaveUp = ReplayResponsive, false
-	case outcome == OutcomeSilent && m.replayHealth == ReplayResponsive:
-		m.replayHealth = ReplayUnresponsive
+		m.answered, m.gaveUp = ReplayAnswers, false
+	case outcome == OutcomeSilent && m.answered == ReplayAnswers:
+		m.answered = ReplayUnanswered
 	}
 }
 
@@ -167,7 +167,7 @@ func (m *Machine) exhausted(now time.Time, r *repair, outcome Outcome) bool {
 		return true
 	case r.answered, outcome == OutcomeBusy:
 		return r.failures >= maxFailures
-	case m.replayHealth == ReplayUntried && (m.gaveUp || m.order.progress == progressUnknown):
+	case m.answered == ReplayNeverAnswered && (m.gaveUp || m.order.progress == progressUnknown):
 		return r.failures >= maxFirstFailures || outcome == OutcomeSilent
 	default:
 		return r.failures >= maxFailures && now.Sub(r.since) >= m.cfg.Patience
@@ -314,7 +314,7 @@ func (m *Machine) abandonRepair(now time.Time, r *repair, outcome Outcome) {
 		reason, m.restUntil = feed.GapReplayUnavailable, now.Add(busyRestTime)
 	case r.Cause != CauseSilence:
 		reason, m.restUntil = feed.GapReplayUnavailable, now.Add(RestTime)
-		m.gaveUp = m.replayHealth == ReplayUntried
+		m.gaveUp = m.answered == ReplayNeverAnswered
 	default:
 		reason = feed.GapReplayUnavailable
 	}

@@ -223,7 +223,7 @@ func (m *Machine) sendRequest() {
 	m.buffer.markRequested()
 	m.state = m.repairState()
 	m.emit(Action{Kind: RequestReplay, Request: &Request{
-		ID: m.requestID, Cause: r.Cause, Endpoint: m.replayEndpoint, From: from, Answered: m.replayHealth == ReplayResponsive,
+		ID: m.requestID, Cause: r.Cause, Endpoint: m.replayEndpoint, From: from, Answered: m.answered == ReplayAnswers,
 		Failures: r.failures + int(min(m.loss.requests, maxFailures)),
 	}})
 }

@@ -116,8 +116,8 @@ func TestLossIsRepairedWhenTheSocketAnswers(t *testing.T) {
 		t.Errorf("waits %v, want at most %v to %v", waits, minLossWait, maxLossWait)
 	}
 	last := s.m.order.last
-	if len(s.lines) != len(waits) || s.m.ReplayHealth() != ReplayUntried {
-		t.Fatalf("%q, replay socket %v", s.lines, s.m.ReplayHealth())
+	if len(s.lines) != len(waits) || s.m.ReplayState() != ReplayNeverAnswered {
+		t.Fatalf("%q, replay socket %v", s.lines, s.m.ReplayState())
 	}
 	s.lines = nil
 	s.askForLoss()
@@ -144,8 +144,8 @@ func TestLossThatTheEngineForgotIsFinal(t *testing.T) {
 	s.askForLoss()
 	s.answer(0, 3, 3, OutcomeComplete)
 	s.want("joined late 0-2", "batch 3 of 0")
-	if at := s.m.lossAt(); !at.IsZero() || s.m.ReplayHealth() != ReplayResponsive {
-		t.Fatalf("asked again at %v, replay socket %v", at, s.m.ReplayHealth())
+	if at := s.m.lossAt(); !at.IsZero() || s.m.ReplayState() != ReplayAnswers {
+		t.Fatalf("asked again at %v, replay socket %v", at, s.m.ReplayState())
 	}
 	s.live("", 0, 5) // the next gap is repaired at once
 	s.finish(0, 5)

@@ -171,7 +171,7 @@ func (m *Machine) endRestore(now time.Time, r *repair) {
 func (m *Machine) replayRest(now time.Time, r *repair) {
 	replays := m.replayEndpoint != "" && !now.Before(m.restUntil)
 	switch {
-	case m.hasSnapshot && m.caughtUp() && r.recheck == recheckNone && (!replays || m.replayHealth != ReplayResponsive || m.incarnation.publisher == ""):
+	case m.hasSnapshot && m.caughtUp() && r.recheck == recheckNone && (!replays || m.answered != ReplayAnswers || m.incarnation.publisher == ""):
 		m.finishRepair(r) // a replay would not be answered, or could not be compared with the snapshot
 	case !replays:
 		m.abandonRepair(now, r, OutcomeFailed)

@@ -34,25 +34,6 @@ func discover(ctx context.Context, watches []discovery.Watch, workers discovery.
 	return errors.Join(errs...)
 }
 
-// sourceStates maps the states of package ingest to the states of the gRPC contract.
-var sourceStates = map[ingest.SourceState]kvcastv1.SourceState{
-	ingest.SourceConnecting: kvcastv1.SourceState_SOURCE_STATE_CONNECTING,
-	ingest.SourceCatchingUp: kvcastv1.SourceState_SOURCE_STATE_CATCHING_UP,
-	ingest.SourceLive:       kvcastv1.SourceState_SOURCE_STATE_LIVE,
-	ingest.SourceRepairing:  kvcastv1.SourceState_SOURCE_STATE_REPAIRING,
-	ingest.SourceSuspect:    kvcastv1.SourceState_SOURCE_STATE_SUSPECT,
-	ingest.SourceStopped:    kvcastv1.SourceState_SOURCE_STATE_STOPPED,
-}
-
-// replayStates maps the states of replay sockets of package ingest to those of the gRPC contract.
-var replayStates = map[ingest.ReplayState]kvcastv1.ReplayState{
-	ingest.ReplayNone:          kvcastv1.ReplayState_REPLAY_STATE_NONE,
-	ingest.ReplayNeverAnswered: kvcastv1.ReplayState_REPLAY_STATE_NEVER_ANSWERED,
-	ingest.ReplayAnswers:       kvcastv1.ReplayState_REPLAY_STATE_ANSWERS,
-	ingest.ReplayUnanswered:    kvcastv1.ReplayState_REPLAY_STATE_UNANSWERED,
-	ingest.ReplayForeign:       kvcastv1.ReplayState_REPLAY_STATE_FOREIGN,
-}
-
 // sourceStatus returns the sources of the workers that this server reads.
 func (s *Service) sourceStatus() map[string][]*kvcastv1.SourceStatus {
 	if !s.isAssembled() {
@@ -73,9 +54,9 @@ func exportSources(sources []ingest.SourceStatus) map[string][]*kvcastv1.SourceS
 			Engine:         string(src.Engine),
 			Endpoint:       src.Endpoint,
 			ReplayEndpoint: src.Replay,
-			ReplayState:    replayStates[src.ReplayState],
+			ReplayState:    kvcastv1.ReplayState(src.ReplayState), // the same numbers
 			DpRank:         src.Rank,
-			State:          sourceStates[src.State],
+			State:          kvcastv1.SourceState(src.State),
 			Started:        src.Started,
 			LastSeq:        src.LastSeq,
 			DownNano:       uint64(down),
