@@ -1,27 +1,15 @@
 package enginegrpc
 
 import (
-	"context"
 	"fmt"
-	"net"
+	"io"
 
 	"golang.org/x/net/http2"
 )
 
-// Greets connects to an address of package net over tcp, and returns nil once the peer has sent the settings with which a server of
-// HTTP/2 begins. It returns an error if another peer answers, the connection fails, or ctx ends first. It closes the connection.
-func Greets(ctx context.Context, address string) error {
-	var dialer net.Dialer
-	c, err := dialer.DialContext(ctx, "tcp", address)
-	if err != nil {
-		return err
-	}
-	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
-	defer func() {
-		if stop() {
-			_ = c.Close()
-		}
-	}()
+// ReadGreeting returns nil once the peer of a connection has sent the settings with which a server of HTTP/2 begins. It returns an error if
+// another peer answers, or the connection fails.
+func ReadGreeting(c io.ReadWriter) error {
 	if _, err := c.Write([]byte(http2.ClientPreface)); err != nil {
 		return fmt.Errorf("send preface: %w", err)
 	}

@@ -3,6 +3,7 @@ package member
 import (
 	"context"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"time"
 
@@ -166,18 +167,24 @@ func (r *reach) remember(endpoint string) {
 	r.greeted = r.greeted[:min(len(r.greeted), remembered)]
 }
 
-// greeting reports whether a publisher greets at an endpoint.
+// greeting reports whether a publisher greets at an endpoint before ctx ends.
 func greeting(ctx context.Context, endpoint string) bool {
 	e, ok := ingestconfig.ParseSource(endpoint)
-	network, address := e.Net()
-	switch {
-	case !ok:
+	if !ok {
 		return false
-	case e.GRPC():
-		return enginegrpc.Greets(ctx, address) == nil
-	default:
-		return outbound.Greets(ctx, network, address) == nil
 	}
+	network, address := e.Net()
+	var dialer net.Dialer
+	c, err := dialer.DialContext(ctx, network, address)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = c.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	if e.GRPC() {
+		return enginegrpc.ReadGreeting(c) == nil
+	}
+	return outbound.ReadGreeting(c) == nil
 }
 
 // greets returns the first of the endpoints at which a publisher greets within the timeout; empty if none does.
