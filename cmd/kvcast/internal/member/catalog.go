@@ -3,15 +3,13 @@ package member
 import (
 	"maps"
 	"slices"
-	"sync"
 
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 )
 
 // catalog has the workers that are to be read: those that this instance has found, those that are registered, and those that other
-// instances announce.
+// instances announce. Member.mu guards it.
 type catalog struct {
-	mu         sync.Mutex // guards all below; taken after that of Member
 	local      map[string]ingestconfig.Worker
 	changed    bool // local has changed since it was announced
 	announced  map[string]map[string]ingestconfig.Worker
@@ -30,8 +28,6 @@ func newCatalog() *catalog {
 
 // names returns the names of all, without what instances announce that do not count.
 func (c *catalog) names(announces func(id string) bool) map[string]bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	all := make(map[string]bool)
 	for name := range c.local {
 		all[name] = true
@@ -53,8 +49,6 @@ func (c *catalog) names(announces func(id string) bool) map[string]bool {
 // worker returns how to connect to the engines of a worker: as this instance has found, as it is registered, or as the first
 // of the other instances announces.
 func (c *catalog) worker(name string, announces func(id string) bool) (w ingestconfig.Worker, ok bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if w, ok = c.local[name]; ok {
 		return w, true
 	}
@@ -71,8 +65,6 @@ func (c *catalog) worker(name string, announces func(id string) bool) (w ingestc
 
 // add adds a worker that this instance has found.
 func (c *catalog) add(w ingestconfig.Worker) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if _, ok := c.local[w.Name]; ok || c.registered[w.Name].Name != "" {
 		return ingestconfig.ErrWorkerExists
 	}
@@ -89,8 +81,6 @@ func (c *catalog) add(w ingestconfig.Worker) error {
 
 // remove removes a worker of add.
 func (c *catalog) remove(name string) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if _, ok := c.local[name]; !ok {
 		return ingestconfig.ErrNoWorker
 	}
@@ -103,8 +93,6 @@ func (c *catalog) remove(name string) error {
 // toAnnounce returns a copy of the workers that this instance has found. ok is false if they have not changed since the last
 // call, unless again is set.
 func (c *catalog) toAnnounce(again bool) (_ map[string]ingestconfig.Worker, ok bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if !c.changed && !again {
 		return nil, false
 	}
@@ -114,16 +102,12 @@ func (c *catalog) toAnnounce(again bool) (_ map[string]ingestconfig.Worker, ok b
 
 // announce replaces the workers that another instance has announced. If they are nil, it has none any more.
 func (c *catalog) announce(id string, workers map[string]ingestconfig.Worker) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if c.announced[id] = workers; workers == nil {
 		delete(c.announced, id)
 	}
 }
 
 func (c *catalog) checkSockets(w ingestconfig.Worker) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if err := c.localSockets.Check(w); err != nil {
 		return err
 	}
@@ -131,30 +115,22 @@ func (c *catalog) checkSockets(w ingestconfig.Worker) error {
 }
 
 func (c *catalog) isRegistered(name string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	_, ok := c.registered[name]
 	return ok
 }
 
 // freeSockets forgets the sockets of a registered worker whose registration cannot be read any more.
 func (c *catalog) freeSockets(name string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.registeredSockets.Remove(name)
 }
 
 // deregister removes a registered worker, and register adds or replaces one. An error says that it reads sockets of another one.
 func (c *catalog) deregister(name string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	delete(c.registered, name)
 	c.registeredSockets.Remove(name)
 }
 
 func (c *catalog) register(w ingestconfig.Worker) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.registered[w.Name] = w
 	c.registeredSockets.Remove(w.Name)
 	return c.registeredSockets.Add(w)

@@ -159,7 +159,11 @@ func (m *Member) beat(ctx context.Context) {
 	var failed loglimit.Limit
 	for {
 		m.putHeartbeat(ctx)
-		if workers, ok := m.catalog.toAnnounce(time.Since(announced) > announceEvery); ok && !m.hasLeft() {
+		m.mu.Lock()
+		workers, ok := m.catalog.toAnnounce(time.Since(announced) > announceEvery)
+		ok = ok && m.ending != left
+		m.mu.Unlock()
+		if ok {
 			if err := m.announce(ctx, workers); err != nil {
 				if suppressed, ok := failed.Allow(time.Now()); ok {
 					m.cfg.Log.Warn("other instances do not get to know the workers that this one has found", "error", err, "suppressed", suppressed)
@@ -175,12 +179,6 @@ func (m *Member) beat(ctx context.Context) {
 			return
 		}
 	}
-}
-
-func (m *Member) hasLeft() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.ending == left
 }
 
 func (m *Member) announce(ctx context.Context, workers map[string]ingestconfig.Worker) error {

@@ -58,11 +58,11 @@ type Member struct {
 	actions sync.WaitGroup
 	beating sync.Mutex // held while a heartbeat is written
 
-	catalog *catalog
 	settled chan struct{} // closed when every wanted worker had a live owner once that had confirmed it
 
 	mu        sync.Mutex // guards all below
 	machine   *cluster.Machine
+	catalog   *catalog
 	owners    map[string]owner
 	recency   recency
 	claims    claims

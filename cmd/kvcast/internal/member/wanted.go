@@ -46,7 +46,9 @@ func (m *Member) worker(name string) (w ingestconfig.Worker, ok bool) {
 func (m *Member) AddWorker(_ context.Context, w ingestconfig.Worker) error {
 	err := (&ingestconfig.Config{Workers: []ingestconfig.Worker{w}}).Validate()
 	if err == nil {
+		m.mu.Lock()
 		err = m.catalog.add(w)
+		m.mu.Unlock()
 	}
 	if err == nil {
 		m.signal()
@@ -55,11 +57,17 @@ func (m *Member) AddWorker(_ context.Context, w ingestconfig.Worker) error {
 }
 
 // CheckSockets returns an error if a worker reads sockets of another one that this instance has found, or that is registered.
-func (m *Member) CheckSockets(w ingestconfig.Worker) error { return m.catalog.checkSockets(w) }
+func (m *Member) CheckSockets(w ingestconfig.Worker) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.catalog.checkSockets(w)
+}
 
 // RemoveWorker removes a worker of AddWorker. It implements discovery.Workers.
 func (m *Member) RemoveWorker(_ context.Context, name string, _ feed.RemoveReason) error {
+	m.mu.Lock()
 	err := m.catalog.remove(name)
+	m.mu.Unlock()
 	if err == nil {
 		m.signal()
 	}
