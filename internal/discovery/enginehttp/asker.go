@@ -50,7 +50,9 @@ type Asker struct {
 // engine is a worker whose engine is asked.
 type engine struct {
 	config config.Worker
-	gone   chan struct{} // closed when the worker is no longer found, or has changed
+	// gone is cancelled when the worker is no longer found, or has changed.
+	gone context.Context
+	stop context.CancelFunc
 
 	// Asker.mu guards what follows.
 	answer   config.Worker
@@ -104,11 +106,16 @@ func (a *Asker) FindAsked(ctx context.Context) ([]config.Worker, error) {
 	defer waited.Stop()
 	for isLast := false; ; {
 		a.mu.Lock()
-		found, waiting, isFirst := a.answers(workers, maps.Clone(rejected))
+		unanswered := make(discovery.Rejected)
+		maps.Copy(unanswered, rejected)
+		found, waiting, isFirst := a.answers(workers, unanswered)
 		changed := a.changed
 		a.mu.Unlock()
 		if waiting == 0 || !isFirst || isLast {
-			return found.workers, found.err()
+			if len(unanswered) > 0 {
+				return found, unanswered
+			}
+			return found, nil
 		}
 		select {
 		case <-changed:
@@ -131,7 +138,8 @@ func (a *Asker) update(ctx context.Context, workers []config.Worker, rejected di
 		}
 		e := a.engines[w.Name]
 		if before := e; e == nil || !reflect.DeepEqual(e.config, w) {
-			e = &engine{config: w, gone: make(chan struct{})}
+			e = &engine{config: w}
+			e.gone, e.stop = context.WithCancel(context.Background())
 			if before != nil { // the worker stays as it was until the engine has answered
 				e.answer, e.answered, e.reported = before.answer, before.answered, before.reported && before.config.HTTP == w.HTTP
 				e.asleep = before.asleep
@@ -146,7 +154,7 @@ func (a *Asker) update(ctx context.Context, workers []config.Worker, rejected di
 		case kept[name] == nil && rejected[name] != nil:
 			kept[name] = e
 		default:
-			close(e.gone)
+			e.stop()
 		}
 	}
 	a.engines = kept
@@ -161,64 +169,40 @@ func (a *Asker) update(ctx context.Context, workers []config.Worker, rejected di
 	return nil
 }
 
-// result is what Find returns.
-type result struct {
-	workers  []config.Worker
-	rejected discovery.Rejected
-}
-
-func (r result) err() error {
-	if len(r.rejected) == 0 {
-		return nil
-	}
-	return r.rejected
-}
-
-// answers returns the workers with what their engines have answered, the number of engines that have not been asked, and
-// whether none has been. a.mu must be held.
-func (a *Asker) answers(workers []config.Worker, rejected discovery.Rejected) (r result, waiting int, isFirst bool) {
-	r.rejected, isFirst = rejected, true
-	if r.rejected == nil {
-		r.rejected = make(discovery.Rejected)
-	}
+// answers returns the workers with what their engines have answered, the number of engines that have not been asked, and whether none has
+// been. It adds the errors of those that have not answered to rejected. a.mu must be held.
+func (a *Asker) answers(workers []config.Worker, rejected discovery.Rejected) (found []config.Worker, waiting int, isFirst bool) {
+	isFirst = true
 	for _, w := range workers {
 		e := a.engines[w.Name]
 		switch {
 		case w.HTTP == "":
-			r.workers = append(r.workers, w)
+			found = append(found, w)
 		case e.answered:
 			if isFirst = false; !e.asleep {
-				r.workers = append(r.workers, e.answer)
+				found = append(found, e.answer)
 			}
 		case e.err != nil:
-			r.rejected[w.Name] = e.err
+			rejected[w.Name] = e.err
 		default:
 			waiting++
 		}
 	}
-	return r, waiting, isFirst
+	return found, waiting, isFirst
 }
 
 // ask asks an engine until it is gone or ctx is done.
 func (a *Asker) ask(ctx context.Context, e *engine, changed func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stop := make(chan struct{})
-	defer close(stop)
-	go func() { // ends a request in flight
-		select {
-		case <-e.gone:
-			cancel()
-		case <-stop:
-		}
-	}()
+	defer context.AfterFunc(e.gone, cancel)() // ends a request in flight
 	backoff := minBackoff
 	for ctx.Err() == nil {
 		r, err := a.request(ctx, e.config)
 		if ctx.Err() != nil {
 			return
 		}
-		if err == nil && !r.reported && a.hasReported(e) {
+		if err == nil && !r.reported && e.reported { // nothing else changes it
 			err = fmt.Errorf("ask engine at %s: %w, although it has reported its ports before", e.config.HTTP, errNotFound)
 		}
 		wait := refreshInterval
@@ -263,13 +247,6 @@ func (a *Asker) request(ctx context.Context, w config.Worker) (r reply, err erro
 		r.sleep = askSleep(ctx, w.HTTP)
 	}
 	return r, err
-}
-
-// hasReported reports whether an engine has reported its ports before.
-func (a *Asker) hasReported(e *engine) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return e.reported
 }
 
 // store stores the result of a request, and reports whether it changes what FindAsked returns.
