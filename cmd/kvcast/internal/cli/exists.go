@@ -64,28 +64,20 @@ func (s *Seen) Add(worker, model string) {
 // CheckOthers returns an error if a worker or a model of the filter has not been seen, and does not exist.
 func (f *Filter) CheckOthers(ctx context.Context, client kvcastv1.RouterEventServiceClient, seen Seen) error {
 	var missing []string
-	for _, name := range f.Worker {
-		if seen.workers[name] {
+	for i, name := range slices.Concat(f.Worker, f.Model) {
+		known, text, names, models := seen.workers, "worker %q does not exist", []string{name}, []string(nil)
+		if i >= len(f.Worker) {
+			known, text, names, models = seen.models, "no worker has the model %q", nil, names
+		}
+		if known[name] {
 			continue
 		}
-		with, err := listWorkers(ctx, client, []string{name}, nil)
+		with, err := listWorkers(ctx, client, names, models)
 		if err != nil {
 			return err
 		}
 		if len(with) == 0 {
-			missing = append(missing, fmt.Sprintf("worker %q does not exist", name))
-		}
-	}
-	for _, model := range f.Model {
-		if seen.models[model] {
-			continue
-		}
-		with, err := listWorkers(ctx, client, nil, []string{model})
-		if err != nil {
-			return err
-		}
-		if len(with) == 0 {
-			missing = append(missing, fmt.Sprintf("no worker has the model %q", model))
+			missing = append(missing, fmt.Sprintf(text, name))
 		}
 	}
 	if missing == nil {
