@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -166,11 +165,22 @@ func writeStatus(out io.Writer, s *kvcastv1.GetStatusResponse, workers []*kvcast
 	_, _ = fmt.Fprintf(t, "version\t%s\nepoch\t%s\nentries\t%d to %d (%.1f MiB)\nworkers\t%d\nblocks\t%d\nsubscribers\t%d\n",
 		s.GetVersion(), s.GetEpoch(), s.GetOldestSeq(), s.GetNewestSeq(), float64(s.GetJournalBytes())/(1<<20),
 		s.GetWorkers(), s.GetBlocks(), s.GetSubscribers())
-	if degraded := countTexts(degradedReasons(workers)); degraded != "" {
-		_, _ = fmt.Fprintf(t, "degraded\t%s\n", degraded)
+	reasons, replays := make(map[string]int), make(map[string]int)
+	for _, w := range workers {
+		for _, r := range w.GetRanks() {
+			for _, reason := range r.GetReasons() {
+				reasons[output.EnumName(reason, "DEGRADED_REASON_")]++
+			}
+		}
+		for _, s := range w.GetSources() {
+			replays[output.ReplayState(s)]++
+		}
 	}
-	if replays := countTexts(replayStates(workers)); replays != "" {
-		_, _ = fmt.Fprintf(t, "replay\t%s\n", replays)
+	if len(reasons) > 0 {
+		_, _ = fmt.Fprintf(t, "degraded\t%s\n", countTexts(reasons))
+	}
+	if len(replays) > 0 {
+		_, _ = fmt.Fprintf(t, "replay\t%s\n", countTexts(replays))
 	}
 	if r := s.GetRecovery(); r != nil {
 		_, _ = fmt.Fprintf(t, "recovering\t%d workers, entry %d of %d\n", r.GetWorkers(), r.GetAppliedSeq(), r.GetNewestSeq())
@@ -200,40 +210,8 @@ func writeStatus(out io.Writer, s *kvcastv1.GetStatusResponse, workers []*kvcast
 	return writeNotes(out, workers)
 }
 
-// degradedReasons yields the reasons of all dp ranks.
-func degradedReasons(workers []*kvcastv1.WorkerStatus) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for _, w := range workers {
-			for _, r := range w.GetRanks() {
-				for _, reason := range r.GetReasons() {
-					if !yield(output.EnumName(reason, "DEGRADED_REASON_")) {
-						return
-					}
-				}
-			}
-		}
-	}
-}
-
-// replayStates yields the states of the replay sockets of all sources.
-func replayStates(workers []*kvcastv1.WorkerStatus) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for _, w := range workers {
-			for _, s := range w.GetSources() {
-				if !yield(output.ReplayState(s)) {
-					return
-				}
-			}
-		}
-	}
-}
-
 // countTexts returns how often each text is there, such as "gap 2, joined_late 1".
-func countTexts(texts iter.Seq[string]) string {
-	counts := make(map[string]int)
-	for text := range texts {
-		counts[text]++
-	}
+func countTexts(counts map[string]int) string {
 	var parts []string
 	for _, text := range slices.Sorted(maps.Keys(counts)) {
 		parts = append(parts, fmt.Sprintf("%s %d", text, counts[text]))
