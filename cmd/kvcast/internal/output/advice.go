@@ -11,46 +11,35 @@ import (
 )
 
 const (
-	joinedLate        = kvcastv1.DegradedReason_DEGRADED_REASON_JOINED_LATE
-	gap               = kvcastv1.DegradedReason_DEGRADED_REASON_GAP
-	possibleRestart   = kvcastv1.DegradedReason_DEGRADED_REASON_POSSIBLE_RESTART
-	conflict          = kvcastv1.DegradedReason_DEGRADED_REASON_CONFLICT
 	sourceDown        = kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN
-	blocksOmitted     = kvcastv1.DegradedReason_DEGRADED_REASON_BLOCKS_OMITTED
-	sharedTier        = kvcastv1.DegradedReason_DEGRADED_REASON_SHARED_TIER
 	eventsSkipped     = kvcastv1.DegradedReason_DEGRADED_REASON_EVENTS_SKIPPED
 	blockSizeMismatch = kvcastv1.DegradedReason_DEGRADED_REASON_BLOCK_SIZE_MISMATCH
 	unknownContent    = kvcastv1.DegradedReason_DEGRADED_REASON_UNKNOWN_CONTENT
-	tierNotCleared    = kvcastv1.DegradedReason_DEGRADED_REASON_TIER_NOT_CLEARED
-	replayUnproved    = kvcastv1.DegradedReason_DEGRADED_REASON_REPLAY_UNPROVED
 	replayForeign     = kvcastv1.DegradedReason_DEGRADED_REASON_REPLAY_FOREIGN
-	copiesUnsure      = kvcastv1.DegradedReason_DEGRADED_REASON_COPIES_UNSURE
-	connectorTier     = kvcastv1.DegradedReason_DEGRADED_REASON_CONNECTOR_TIER
-	relayed           = kvcastv1.DegradedReason_DEGRADED_REASON_RELAYED
 	stale             = kvcastv1.DegradedReason_DEGRADED_REASON_STALE
 	overpredicted     = kvcastv1.DegradedReason_DEGRADED_REASON_OVERPREDICTED
 )
 
 // advice says what each reason means for the blocks of a rank, and after the semicolon what to do. docs/troubleshooting.md has more.
 var advice = map[kvcastv1.DegradedReason]string{
-	joinedLate:        "blocks from before the first batch read are missing; give the engine a replay socket and kvcast its endpoint (replay), raise buffer_steps, or reset the engine's prefix cache",
-	gap:               "batches were lost: blocks may be missing or gone; give the engine a replay socket or raise buffer_steps, then reset its prefix cache",
-	possibleRestart:   "the engine may have restarted unnoticed: all blocks may be gone; give it a replay socket, then reset its prefix cache",
-	conflict:          "two publishers use one topic and rank, and their blocks are mixed; give each its own topic or rank",
-	sourceDown:        "changes since then are unknown; start the engine, or check connect and the network",
-	blocksOmitted:     "the engine has more blocks, adapters or salts than the limits; raise the limit that the log names (ingest.max_blocks_per_rank, max_blocks, max_attribute_bytes)",
-	sharedTier:        "a source was cleared in a tier that it shares: blocks may be gone; set consolidate: dedup",
+	kvcastv1.DegradedReason_DEGRADED_REASON_JOINED_LATE:      "blocks from before the first batch read are missing; give the engine a replay socket and kvcast its endpoint (replay), raise buffer_steps, or reset the engine's prefix cache",
+	kvcastv1.DegradedReason_DEGRADED_REASON_GAP:              "batches were lost: blocks may be missing or gone; give the engine a replay socket or raise buffer_steps, then reset its prefix cache",
+	kvcastv1.DegradedReason_DEGRADED_REASON_POSSIBLE_RESTART: "the engine may have restarted unnoticed: all blocks may be gone; give it a replay socket, then reset its prefix cache",
+	kvcastv1.DegradedReason_DEGRADED_REASON_CONFLICT:         "two publishers use one topic and rank, and their blocks are mixed; give each its own topic or rank",
+	sourceDown: "changes since then are unknown; start the engine, or check connect and the network",
+	kvcastv1.DegradedReason_DEGRADED_REASON_BLOCKS_OMITTED: "the engine has more blocks, adapters or salts than the limits; raise the limit that the log names (ingest.max_blocks_per_rank, max_blocks, max_attribute_bytes)",
+	kvcastv1.DegradedReason_DEGRADED_REASON_SHARED_TIER:    "a source was cleared in a tier that it shares: blocks may be gone; set consolidate: dedup",
 	eventsSkipped:     "events were not understood: blocks may be missing or gone; check the engine's version and its events (kvcast decode), then reset its prefix cache",
 	blockSizeMismatch: "blocks of another size are skipped; set the worker's block_size to the engine's, or remove it, then reset the engine's prefix cache",
 	unknownContent:    "no prompt matches blocks whose content is unknown; let the engine name its LoRA adapters, or report its events (kvcast decode)",
-	tierNotCleared:    "the engine cleared its device memory, and perhaps this tier; rely on the device, or set clear: all if the engine clears all tiers",
-	replayUnproved:    "the engine has published nothing since its replay was read, so that the replay socket may be another engine's; send it a request",
-	replayForeign:     "the replay socket belongs to another engine: blocks are missing; set the worker's replay to that of its own engine",
-	copiesUnsure:      "the engine announces blocks that it reuses (kv_cache_report_mode full), so that copies cannot be counted: blocks may be missing; use report mode incremental",
-	connectorTier:     "a connector keeps chunks of several blocks in this tier, and may not tell which it removes; rely on the device",
-	relayed:           "a relay (smg://) leaves events out without telling: blocks may be missing or gone; read the engine's own ZeroMQ publisher instead",
-	overpredicted:     "routers report that the engine reuses less than its events tell; see whether they predict without the prompt's last token, and the engine's options for EAGLE, connectors and caches",
-	stale:             "the blocks may have changed since; check that a server reads the worker (kvcast status), and that the journal accepts entries",
+	kvcastv1.DegradedReason_DEGRADED_REASON_TIER_NOT_CLEARED: "the engine cleared its device memory, and perhaps this tier; rely on the device, or set clear: all if the engine clears all tiers",
+	kvcastv1.DegradedReason_DEGRADED_REASON_REPLAY_UNPROVED:  "the engine has published nothing since its replay was read, so that the replay socket may be another engine's; send it a request",
+	replayForeign: "the replay socket belongs to another engine: blocks are missing; set the worker's replay to that of its own engine",
+	kvcastv1.DegradedReason_DEGRADED_REASON_COPIES_UNSURE:  "the engine announces blocks that it reuses (kv_cache_report_mode full), so that copies cannot be counted: blocks may be missing; use report mode incremental",
+	kvcastv1.DegradedReason_DEGRADED_REASON_CONNECTOR_TIER: "a connector keeps chunks of several blocks in this tier, and may not tell which it removes; rely on the device",
+	kvcastv1.DegradedReason_DEGRADED_REASON_RELAYED:        "a relay (smg://) leaves events out without telling: blocks may be missing or gone; read the engine's own ZeroMQ publisher instead",
+	overpredicted: "routers report that the engine reuses less than its events tell; see whether they predict without the prompt's last token, and the engine's options for EAGLE, connectors and caches",
+	stale:         "the blocks may have changed since; check that a server reads the worker (kvcast status), and that the journal accepts entries",
 }
 
 // laterReason is the advice for a reason of a later version.
