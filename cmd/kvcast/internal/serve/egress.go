@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -25,16 +24,15 @@ import (
 type egress struct {
 	dynamo     *http.Server // nil: none
 	dynamoPort net.Listener
-	zmq        *vllm.Egress  // nil: none
-	smg        *smg.Service  // nil: none
-	stopped    chan struct{} // closed by stop
-	stop       func()        // makes zmq and smg end
+	zmq        *vllm.Egress    // nil: none
+	smg        *smg.Service    // nil: none
+	running    context.Context // of zmq and smg
+	stop       context.CancelFunc
 }
 
 // openEgress creates the parts of egress, and opens their ports.
 func (s *Service) openEgress(ctx context.Context) (err error) {
-	s.egress.stopped = make(chan struct{})
-	s.egress.stop = sync.OnceFunc(func() { close(s.egress.stopped) })
+	s.egress.running, s.egress.stop = context.WithCancel(context.WithoutCancel(ctx))
 	if c := &s.cfg.Egress.ZMQ; c.Enabled() {
 		s.egress.zmq, err = vllm.New(ctx, vllm.Config{
 			Endpoints: endpoints(c), Topic: c.Topic, ArrayEvents: c.Events == config.EventArrays, FirstSeq: firstSeq(c),
@@ -134,24 +132,14 @@ func (s *Service) closeEgress() error {
 	return err
 }
 
-// serveZMQ runs the ZeroMQ egress. It begins when the engines have been read, and ends when closePorts is called.
-func (s *Service) serveZMQ() error {
+// runEgress runs a part when the engines have been read, or stops it if closePorts is called before. It ends when closePorts is called.
+func (s *Service) runEgress(run func(context.Context) error, stop func() error) error {
 	select {
 	case <-s.serving:
-	case <-s.egress.stopped:
-		return s.egress.zmq.Close()
+		return run(s.egress.running)
+	case <-s.egress.running.Done():
+		return stop()
 	}
-	return s.untilStopped(s.egress.zmq.Run)
-}
-
-// serveSMG runs the SMG egress. It begins when the engines have been read, and ends when closePorts is called.
-func (s *Service) serveSMG() error {
-	select {
-	case <-s.serving:
-	case <-s.egress.stopped:
-		return nil
-	}
-	return s.untilStopped(s.egress.smg.Run)
 }
 
 // stopSMG ends the streams of SubscribeKvEvents, for which the gRPC port would wait.
@@ -159,19 +147,6 @@ func (s *Service) stopSMG() {
 	if s.egress.smg != nil {
 		s.egress.smg.Stop()
 	}
-}
-
-func (s *Service) untilStopped(run func(context.Context) error) error {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	go func() {
-		select {
-		case <-s.egress.stopped:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	return run(ctx)
 }
 
 func (s *Service) serveDynamo() error {
@@ -199,8 +174,8 @@ func (s *Service) servePorts() error {
 	}
 	serve(s.adminPort != nil, s.serveAdmin)
 	serve(s.egress.dynamo != nil, s.serveDynamo)
-	serve(s.egress.zmq != nil, s.serveZMQ)
-	serve(s.egress.smg != nil, s.serveSMG)
+	serve(s.egress.zmq != nil, func() error { return s.runEgress(s.egress.zmq.Run, s.egress.zmq.Close) })
+	serve(s.egress.smg != nil, func() error { return s.runEgress(s.egress.smg.Run, func() error { return nil }) })
 	return ports.Wait()
 }
 
