@@ -131,27 +131,9 @@ func (r *Requests) Replay(ctx context.Context, q Request, each func(seq uint64, 
 		return err
 	}
 	defer x.release()
-	resolving, cancel := context.WithTimeout(ctx, r.timeout)
-	defer cancel()
-	address, err := config.Resolve(resolving, q.Endpoint)
-	if err != nil {
-		return err
-	}
-	if q.Sent != nil {
-		q.Sent()
-	}
-	receiver, err := r.transport.Request(address, r.onDrop, nil, binary.BigEndian.AppendUint64(nil, q.From))
-	if err != nil {
-		return err
-	}
-	err = errors.Join(x.run(ctx, receiver, each), receiver.Close())
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	if err != nil {
-		return fmt.Errorf("replay from %d: %w", q.From, err)
-	}
-	return nil
+	return x.send(ctx, fmt.Sprintf("replay from %d", q.From), func(address string) (Receiver, error) {
+		return r.transport.Request(address, r.onDrop, nil, binary.BigEndian.AppendUint64(nil, q.From))
+	}, func(receiver Receiver) error { return x.run(ctx, receiver, each) })
 }
 
 // exchange is one request and its replies.
@@ -161,6 +143,31 @@ type exchange struct {
 	slots    *slots    // the semaphore of the acquired slot; nil without a slot
 	since    time.Time // when the transfer slot was acquired
 	answered bool
+}
+
+// send sends a request to the address of the endpoint, and reads the replies. what is added to errors of the replies.
+func (x *exchange) send(ctx context.Context, what string, open func(address string) (Receiver, error), read func(Receiver) error) error {
+	resolving, cancel := context.WithTimeout(ctx, x.timeout)
+	defer cancel()
+	address, err := config.Resolve(resolving, x.Endpoint)
+	if err != nil {
+		return err
+	}
+	if x.Sent != nil {
+		x.Sent()
+	}
+	receiver, err := open(address)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(read(receiver), receiver.Close())
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
 }
 
 // acquire waits for a slot. It returns ErrReplayBusy if none is free in time.

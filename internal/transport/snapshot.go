@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/semaphore"
-
-	"github.com/kvcast/kvcast/ingest/config"
 )
 
 const (
@@ -54,33 +52,15 @@ type SnapshotRequest struct {
 // done, or returns an error. more reports whether the frame's message has further ones. The frames are received one by one, so that the
 // memory does not depend on the size of the snapshot. Its bytes and its time are bounded.
 func (r *Requests) Snapshot(ctx context.Context, q SnapshotRequest, each func(frame []byte, more bool) (done bool, err error)) error {
-	x := &exchange{Requests: r, Request: Request{Endpoint: q.Endpoint, Waited: q.Waited}}
+	x := &exchange{Requests: r, Request: Request{Endpoint: q.Endpoint, Waited: q.Waited, Sent: q.Sent}}
 	release, err := x.acquireSnapshot(ctx, cmp.Or(q.Worker, semaphore.NewWeighted(1)))
 	if err != nil {
 		return err
 	}
 	defer release()
-	resolving, cancel := context.WithTimeout(ctx, r.timeout)
-	defer cancel()
-	address, err := config.Resolve(resolving, q.Endpoint)
-	if err != nil {
-		return err
-	}
-	if q.Sent != nil {
-		q.Sent()
-	}
-	receiver, err := r.Frames.RequestFrames(address, q.Frames...)
-	if err != nil {
-		return err
-	}
-	err = errors.Join(x.runSnapshot(ctx, receiver, each), receiver.Close())
-	switch {
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case err != nil:
-		return fmt.Errorf("request snapshot: %w", err)
-	}
-	return nil
+	return x.send(ctx, "request snapshot", func(address string) (Receiver, error) {
+		return r.Frames.RequestFrames(address, q.Frames...)
+	}, func(receiver Receiver) error { return x.runSnapshot(ctx, receiver, each) })
 }
 
 // acquireSnapshot waits for a slot of the worker, and then for one of all workers, so that no more requests of a worker
