@@ -182,14 +182,12 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 		p.status.update(func(s *SourceStatus) { s.EngineDelay, s.HasEngineDelay = delay, true })
 	}
 	p.worker.lane.Batch(&in.out)
-	if slices.ContainsFunc(in.batch.Events, isClear) && p.mixed(rank) {
+	if slices.ContainsFunc(in.batch.Events, func(ev wire.Event) bool { return ev.Kind == wire.KindCleared }) && p.mixed(rank) {
 		p.reportMixed(now, rank, true)
 	}
 	in.out.Events = nil // the decoder reuses their memory
 	in.decoded = nil    // Admit has changed the decoded batch
 }
-
-func isClear(ev wire.Event) bool { return ev.Kind == wire.KindCleared }
 
 // recordSeq updates the last seq in the status and the metrics.
 func (p *publisher) recordSeq(seq uint64) {

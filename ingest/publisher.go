@@ -100,6 +100,11 @@ var podTopic = []byte("kv@")
 // newPublisher adds the publisher of a source at a dp rank to a worker. reconnect is nil if the engine opens the connections.
 func newPublisher(w *worker, source int, status SourceStatus, reconnect func(replacement bool)) *publisher {
 	status.Worker = w.desc.Name
+	silence := w.shared.config.Silence
+	// A connection of gRPC is not tested by opening another: TCP notices its end, and each call is another subscriber of the engine.
+	if e, _ := config.ParseSource(status.Endpoint); e.GRPC() {
+		silence = 0
+	}
 	p := &publisher{
 		worker:    w,
 		source:    source,
@@ -108,22 +113,13 @@ func newPublisher(w *worker, source int, status SourceStatus, reconnect func(rep
 		rules:     w.rulesOf(source),
 		reconnect: reconnect,
 		machine: sequence.New(sequence.Config{
-			FirstSeq: status.Engine.FirstSeq(), Silence: silence(w, status), Grace: w.shared.config.Grace,
+			FirstSeq: status.Engine.FirstSeq(), Silence: silence, Grace: w.shared.config.Grace,
 			Patience: w.shared.config.ReplayPatience, CanReconnect: reconnect != nil, Budget: w.shared.budgets.reordered, Jitter: jitter,
 		}),
 	}
 	p.updateStatus()
 	w.publishers = append(w.publishers, p)
 	return p
-}
-
-// silence returns sequence.Config.Silence. A connection of gRPC is not tested by opening another: TCP notices its end, and each
-// call is another subscriber of the engine.
-func silence(w *worker, status SourceStatus) time.Duration {
-	if e, _ := config.ParseSource(status.Endpoint); e.GRPC() {
-		return 0
-	}
-	return w.shared.config.Silence
 }
 
 // connect passes a new connection to the machine. It adds the worker to the stream if needed.

@@ -81,8 +81,8 @@ func New(c Config, h Handler) (*Client, error) {
 	client := &Client{config: c.withDefaults(), level: new(slog.LevelVar)}
 	client.closing, client.cancel = context.WithCancelCause(context.Background())
 	client.level.Set(c.LogLevel)
-	client.config.Logger = withLevel(client.config.Logger, client.level)
-	client.delivery = newDelivery(&client.config)
+	client.config.Logger = slog.New(leveled{client.config.Logger.Handler(), client.level})
+	client.delivery = &delivery{config: &client.config, queue: make(chan *Event, client.config.Buffer), ready: make(chan struct{})}
 	client.metrics = client.newMetrics()
 	if h != nil {
 		client.delivery.setHandler(h)

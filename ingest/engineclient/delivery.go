@@ -66,10 +66,6 @@ type delivery struct {
 	seq       atomic.Uint64
 }
 
-func newDelivery(c *Config) *delivery {
-	return &delivery{config: c, queue: make(chan *Event, c.Buffer), ready: make(chan struct{})}
-}
-
 // setHandler replaces the handler from the next event on.
 func (d *delivery) setHandler(h Handler) {
 	d.handler.Store(&h)

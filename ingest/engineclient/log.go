@@ -11,10 +11,6 @@ type leveled struct {
 	level *slog.LevelVar
 }
 
-func withLevel(l *slog.Logger, level *slog.LevelVar) *slog.Logger {
-	return slog.New(leveled{l.Handler(), level})
-}
-
 func (h leveled) Enabled(_ context.Context, l slog.Level) bool { return l >= h.level.Level() }
 
 func (h leveled) WithAttrs(attrs []slog.Attr) slog.Handler {

@@ -25,6 +25,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
@@ -70,7 +71,10 @@ func (s *Source) Open() *Source {
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
 	}
-	s.store = newStore(s.Engines, s.Logger)
+	s.store = &store{
+		engines: s.Engines, log: s.Logger, changed: make(chan struct{}),
+		pods: make(map[types.NamespacedName]pod), waiting: make(map[types.NamespacedName]types.UID),
+	}
 	return s
 }
 

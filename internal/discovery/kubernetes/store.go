@@ -42,12 +42,6 @@ type pod struct {
 	err    error // why the annotations are not valid
 }
 
-func newStore(e Engines, log *slog.Logger) *store {
-	return &store{
-		engines: e, log: log, pods: make(map[types.NamespacedName]pod), waiting: make(map[types.NamespacedName]types.UID), changed: make(chan struct{}),
-	}
-}
-
 // signal wakes those who wait for a change. s.mu must be held.
 func (s *store) signal() {
 	close(s.changed)

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/transport"
 )
 
@@ -105,7 +106,7 @@ func (c *call) dialTCP(ctx context.Context, address string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := newConn(c.transport, opened)
+	n := &conn{Conn: opened, transport: c.transport, address: budget.PeerOf(opened.RemoteAddr()), closed: make(chan struct{})}
 	c.conn.Store(n)
 	return n, nil
 }

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/transport"
 	"github.com/kvcast/kvcast/internal/transport/ledger"
 )
@@ -46,10 +45,6 @@ type conn struct {
 	// claim is for the response that is being received; nil for none.
 	claim    *ledger.Claim
 	isClosed bool
-}
-
-func newConn(t *Transport, c net.Conn) *conn {
-	return &conn{Conn: c, transport: t, address: budget.PeerOf(c.RemoteAddr()), closed: make(chan struct{})}
 }
 
 func (c *conn) Read(b []byte) (int, error) {

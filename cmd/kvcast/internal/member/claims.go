@@ -24,12 +24,6 @@ type claims struct {
 	}
 }
 
-// begin counts a claim that begins.
-func (c *claims) begin() {
-	c.inProgress++
-	c.generation++
-}
-
 // forget forgets a worker that is not ingested here any more.
 func (c *claims) forget(worker string) {
 	delete(c.seqs, worker)

@@ -287,7 +287,8 @@ func (m *Member) turn(acting context.Context) time.Time {
 	}
 	for _, a := range actions {
 		if a.Kind == cluster.Claim {
-			m.claims.begin()
+			m.claims.inProgress++
+			m.claims.generation++
 		}
 	}
 	m.settle()

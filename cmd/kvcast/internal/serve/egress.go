@@ -34,8 +34,12 @@ type egress struct {
 func (s *Service) openEgress(ctx context.Context) (err error) {
 	s.egress.running, s.egress.stop = context.WithCancel(context.WithoutCancel(ctx))
 	if c := &s.cfg.Egress.ZMQ; c.Enabled() {
+		firstSeq := uint64(0)
+		if c.FirstSeq != config.FirstSeqZero {
+			firstSeq = vllm.TimeSeq(time.Now())
+		}
 		s.egress.zmq, err = vllm.New(ctx, vllm.Config{
-			Endpoints: endpoints(c), Topic: c.Topic, ArrayEvents: c.Events == config.EventArrays, FirstSeq: firstSeq(c),
+			Endpoints: endpoints(c), Topic: c.Topic, ArrayEvents: c.Events == config.EventArrays, FirstSeq: firstSeq,
 			HistoryBatches: c.HistoryBatches, HistoryBytes: c.HistoryBytes, StateBytes: c.StateBytes, MaxConsumers: c.MaxConsumers,
 			Logger: s.log, Registerer: s.registry,
 		}, s.follower, s.follower.Index())
@@ -93,13 +97,6 @@ func (s *Service) openSGLang() {
 	s.server.RegisterAdapter(&kvindexerv1.KVIndexer_ServiceDesc, sglang.New(sglang.Config{
 		Address: c.Address, Addresses: addresses, Acquire: s.server.AcquireMatch, Ready: s.server.Unready, Logger: s.log,
 	}, s.follower.Index()))
-}
-
-func firstSeq(c *config.ZMQ) uint64 {
-	if c.FirstSeq == config.FirstSeqZero {
-		return 0
-	}
-	return vllm.TimeSeq(time.Now())
 }
 
 func endpoints(c *config.ZMQ) (all []vllm.EndpointConfig) {
@@ -177,11 +174,6 @@ func (s *Service) servePorts() error {
 	serve(s.egress.zmq != nil, func() error { return s.runEgress(s.egress.zmq.Run, s.egress.zmq.Close) })
 	serve(s.egress.smg != nil, func() error { return s.runEgress(s.egress.smg.Run, func() error { return nil }) })
 	return ports.Wait()
-}
-
-// hasPorts reports whether servePorts serves anything.
-func (s *Service) hasPorts() bool {
-	return s.adminPort != nil || s.egress.dynamo != nil || s.egress.zmq != nil || s.egress.smg != nil
 }
 
 // closePorts closes what servePorts serves.

@@ -209,7 +209,7 @@ func (s *Service) Run(ctx context.Context) error {
 	beyond := context.WithoutCancel(ctx)
 	grpcDone := background(func() error { return s.server.Serve(s.grpcPort) })
 	var portsDone <-chan error // nil without such ports: receiving blocks
-	if s.hasPorts() {
+	if s.adminPort != nil || s.egress.dynamo != nil || s.egress.zmq != nil || s.egress.smg != nil {
 		portsDone = background(s.servePorts)
 	}
 	sampling, stopSampling := context.WithCancel(beyond)
