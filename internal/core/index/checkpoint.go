@@ -130,5 +130,6 @@ func (x *Index) Reset() {
 	defer x.mu.Unlock()
 	empty := New()
 	empty.RetainTokenIDs(x.blocks.TokenIDLimit())
-	x.blocks, x.workers, x.models, x.seq, x.decoder = empty.blocks, empty.workers, empty.models, 0, decoder{}
+	x.blocks, x.workers, x.models, x.seq, x.learners, x.decoder = empty.blocks, empty.workers, empty.models, 0, 0, decoder{}
+	x.learnAdopted()
 }

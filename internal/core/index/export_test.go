@@ -44,6 +44,14 @@ func (x *Index) GroupBlocks(worker string, number uint32) map[GroupBlock]uint64 
 	return all
 }
 
+// MatchBetween is Match, and calls a function each time that names were computed, without the lock.
+func (x *Index) MatchBetween(q *Query, m *Matches, named func()) (seq uint64) {
+	return x.match(q, m, named)
+}
+
+// Learners returns the number of ranks that learn.
+func (x *Index) Learners() int { return x.learners }
+
 // LearnedWords returns the number of words and ambiguous places that were learned for a rank.
 func (x *Index) LearnedWords(worker string, number uint32) int {
 	x.mu.RLock()

@@ -116,6 +116,7 @@ func (r *rank) clearGroups(tiers []kvcastv1.Tier) {
 		if len(tiers) == 0 || slices.Contains(tiers, kvcastv1.Tier(tier+1)) {
 			r.attention.held[tier] = hashtable.New[uint64]()
 			r.attention.digests[tier] = Digest{}
+			r.attention.learned.clearTier(tier)
 		}
 	}
 }
@@ -264,11 +265,13 @@ func (u *reuse) walk(ends *[NumTiers]int, blockSize uint32) {
 
 // name computes the hashes of prompts for the engines of a model that need them, or for all. It is called without the index's lock.
 func (m *Matches) name(x *Index, q *Query, all bool) {
-	m.names = m.names[:0]
 	x.mu.RLock()
+	m.named, m.names = x.appendHashings(m.named[:0], q, all), m.names[:0]
 	for i := range q.Prompts {
 		if p := &q.Prompts[i]; len(p.TokenIDs) > 0 {
-			m.names = x.appendNames(m.names, q.Model, i, p, all)
+			for _, h := range m.named {
+				m.names = h.appendNames(m.names, i, p)
+			}
 		}
 	}
 	x.mu.RUnlock()
@@ -294,37 +297,51 @@ func (p *Prompt) limit() int {
 	return len(p.TokenIDs)
 }
 
-// appendNames appends the ways in which the engines of a model, or those of all models, compute the hashes of a prompt: those of engines that
-// need names, or all.
-func (x *Index) appendNames(to []names, modelName string, prompt int, p *Prompt, all bool) []names {
-	if modelName != "" {
-		if m := x.models[modelName]; m != nil {
-			to = m.appendNames(to, prompt, p, all)
-		}
+// appendHashings appends how the engines of a query's models compute hashes: those of which a rank needs names, or all. There are none if no
+// prompt has token ids.
+func (x *Index) appendHashings(to []*hashing, q *Query, all bool) []*hashing {
+	if !slices.ContainsFunc(q.Prompts, func(p Prompt) bool { return len(p.TokenIDs) > 0 }) {
 		return to
 	}
+	if q.Model != "" {
+		return x.appendModelHashings(to, x.models[q.Model], all)
+	}
 	for _, m := range x.models {
-		to = m.appendNames(to, prompt, p, all)
+		to = x.appendModelHashings(to, m, all)
 	}
 	return to
 }
 
-func (m *model) appendNames(to []names, prompt int, p *Prompt, all bool) []names {
+// appendModelHashings does it for a model, which may be nil.
+func (x *Index) appendModelHashings(to []*hashing, m *model, all bool) []*hashing {
+	if m == nil {
+		return to
+	}
 	for _, h := range m.hashings {
-		if !all && !slices.ContainsFunc(h.ranks, (*rank).needsNames) {
-			continue
+		if all || slices.ContainsFunc(h.ranks, x.needsNames) {
+			to = append(to, h)
 		}
-		n := names{prompt: prompt, hashing: h, limit: p.limit()}
-		if p.LoRA == "" {
+	}
+	return to
+}
+
+// hasNamed reports whether hashes were computed for all engines that need names now.
+func (m *Matches) hasNamed(x *Index, q *Query) bool {
+	m.needed = x.appendHashings(m.needed[:0], q, false)
+	return !slices.ContainsFunc(m.needed, func(h *hashing) bool { return !slices.Contains(m.named, h) })
+}
+
+// appendNames appends the names of a prompt, without the hashes: one, or with an adapter one for each path.
+func (h *hashing) appendNames(to []names, prompt int, p *Prompt) []names {
+	n := names{prompt: prompt, hashing: h, limit: p.limit()}
+	if p.LoRA == "" {
+		return append(to, n)
+	}
+	first := len(to)
+	for _, r := range h.ranks {
+		n.path = r.attention.pathOf(p.LoRA)
+		if n.path != "" && len(to) < first+maxPaths && !slices.ContainsFunc(to[first:], func(o names) bool { return o.path == n.path }) {
 			to = append(to, n)
-			continue
-		}
-		first := len(to)
-		for _, r := range h.ranks {
-			n.path = r.attention.pathOf(p.LoRA)
-			if n.path != "" && len(to) < first+maxPaths && !slices.ContainsFunc(to[first:], func(o names) bool { return o.path == n.path }) {
-				to = append(to, n)
-			}
 		}
 	}
 	return to
@@ -345,13 +362,13 @@ func (m *Matches) applyGroups(x *Index, q *Query, l hashList) {
 		f := &m.matcher.Found[i]
 		r := f.Rank.Owner.(*rank)
 		u := m.applyRule(x, all, f, r, q, l)
-		if m.reuses = append(m.reuses, u); u.known && q.Walk {
+		if m.reuses = append(m.reuses, u); u.known && i < len(m.matcher.Walks) {
 			u.walk(&m.matcher.Walks[i].Ends, r.worker.blockSize)
 		}
 	}
 	for _, h := range all {
 		for _, r := range h.hashing.ranks {
-			if m.matcher.Has(r.blocks) || !r.needsNames() || h.path != r.attention.pathOf(q.Prompts[l.prompt].LoRA) {
+			if m.matcher.Has(r.blocks) || !x.needsNames(r) || h.path != r.attention.pathOf(q.Prompts[l.prompt].LoRA) {
 				continue
 			}
 			f := radix.Match{Rank: r.blocks}
@@ -390,7 +407,7 @@ func (m *Matches) applyRule(x *Index, all []names, f *radix.Match, r *rank, q *Q
 		return reuse{}
 	}
 	computed, computable := r.attention.computed(all, p)
-	if computed == nil || !r.needsNames() {
+	if !x.needsNames(r) || computed == nil && !computable {
 		if n := m.namesFor(x, r, f, p, l); n != nil {
 			u = m.reuse(r, n, &f.TierBlocks)
 		}
@@ -413,7 +430,7 @@ func (m *Matches) applyRule(x *Index, all []names, f *radix.Match, r *rank, q *Q
 }
 
 // needsNames reports whether a rank may hold more of a prompt than it has learned, so that names are computed if that is possible.
-func (r *rank) needsNames() bool { return !r.learns() || r.blocks.HasUnplaced() }
+func (x *Index) needsNames(r *rank) bool { return !r.learns() || x.blocks.HasUnplaced(r.blocks) }
 
 // computed returns the names of a prompt that were computed for an engine; nil if there are none. able reports whether they can be.
 func (a *attention) computed(all []names, p *Prompt) (n *names, able bool) {

@@ -186,6 +186,44 @@ func TestPrefixesThatAllGroupsHold(t *testing.T) {
 	}
 }
 
+// TestNamesAreComputedForRanksThatNeedThemMeanwhile has ranks that get blocks of unknown content, or groups, after names were computed for the ranks
+// that needed them.
+func TestNamesAreComputedForRanksThatNeedThemMeanwhile(t *testing.T) {
+	t.Parallel()
+	tokens := make([]uint32, 28)
+	h := hashesOf(t, tokens, vllmhash.Content{})
+	groups := event(0, &kvcastv1.Groups{Groups: []*kvcastv1.AttentionGroup{fullGroup, windowGroup}, Unit: 4, Hashing: hashed})
+	window, main := event(0, &kvcastv1.GroupStored{Group: 1, BlockHashes: h}), event(0, storedOf(t, tokens, "", 4))
+	unknown := func(hashes []uint64, parent *uint64) *kvcastv1.RouterEvent {
+		return event(0, &kvcastv1.Stored{BlockHashes: hashes, ParentHash: parent, BlockSize: 4})
+	}
+	for name, tt := range map[string]struct{ before, between []*kvcastv1.RouterEvent }{
+		"blocks after known ones": {[]*kvcastv1.RouterEvent{groups, window, main}, []*kvcastv1.RouterEvent{unknown(h[4:], &h[3])}},
+		"all blocks":              {[]*kvcastv1.RouterEvent{groups, window}, []*kvcastv1.RouterEvent{unknown(h, nil)}},
+		"groups":                  {[]*kvcastv1.RouterEvent{main, unknown(h[4:], &h[3]), window}, []*kvcastv1.RouterEvent{groups}},
+		"two names":               {[]*kvcastv1.RouterEvent{groups, window, event(0, storedOf(t, tokens, "", 7))}, []*kvcastv1.RouterEvent{event(0, &kvcastv1.Stored{BlockHashes: []uint64{1}, TokensHashes: storedOf(t, tokens, "", 1).GetTokensHashes(), BlockSize: 4})}},
+	} {
+		x, seq, calls := index.New(), uint64(0), 0
+		apply := func(events []*kvcastv1.RouterEvent) {
+			seq++
+			x.ApplyEntry(entryOf(seq, events...))
+		}
+		apply(append([]*kvcastv1.RouterEvent{event(0, &kvcastv1.WorkerAdded{Model: "m", BlockSize: 4})}, tt.before...))
+		var m index.Matches
+		got := x.MatchBetween(&index.Query{Model: "m", Prompts: []index.Prompt{{TokenIDs: tokens}}}, &m, func() {
+			if calls++; calls == 1 {
+				apply(tt.between)
+			}
+		})
+		if len(m.Prompts[0]) != 1 || m.Prompts[0][0].Tokens() != 28 || m.Prompts[0][0].Trust() != kvcastv1.Trust_TRUST_EXACT || got != 2 {
+			t.Errorf("%s: got %+v at %d, want 28 tokens, exact, at 2", name, m.Prompts[0], got)
+		}
+		if calls > 2 {
+			t.Errorf("%s: names were computed %d times", name, calls)
+		}
+	}
+}
+
 // TestWalkIsWhatAllGroupsHold reads a prompt of seven blocks from device memory, of which a window ends the prefix, then from host memory, and then
 // from disk, which has the main group alone.
 func TestWalkIsWhatAllGroupsHold(t *testing.T) {
@@ -207,7 +245,7 @@ func TestWalkIsWhatAllGroupsHold(t *testing.T) {
 		"disk has the main group": {[]*kvcastv1.RouterEvent{
 			event(0, storedOf(t, tokens, "", 3)), window(h[:3]...), inTier(3, event(0, storedOf(t, tokens, "", 7))),
 		}, [index.NumTiers]int{3, 3, 7, 7}},
-		"no main group": {[]*kvcastv1.RouterEvent{
+		"a group that is alone": {[]*kvcastv1.RouterEvent{
 			event(0, &kvcastv1.Groups{Groups: []*kvcastv1.AttentionGroup{windowGroup}, Unit: 4, Hashing: hashed}), window(h[:5]...),
 		}, [index.NumTiers]int{5, 5, 5, 5}},
 	} {
@@ -217,6 +255,12 @@ func TestWalkIsWhatAllGroupsHold(t *testing.T) {
 		x.Match(&index.Query{Model: "m", Prompts: []index.Prompt{{TokenIDs: tokens}}, Walk: true}, &m)
 		if len(m.Prompts[0]) != 1 || m.Prompts[0][0].Walk != tt.want {
 			t.Errorf("%s: got %+v, want the walk %v", name, m.Prompts[0], tt.want)
+		}
+		x.Match(&index.Query{Model: "m", Prompts: []index.Prompt{{BlockHashes: h}}, Walk: true}, &m)
+		for _, match := range m.Prompts[0] {
+			if match.Walk != [index.NumTiers]int{} {
+				t.Errorf("%s: got %+v by block hashes, want no walk", name, match)
+			}
 		}
 	}
 }

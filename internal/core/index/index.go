@@ -37,8 +37,12 @@ type Index struct {
 // New returns an index without workers.
 func New() *Index {
 	x := &Index{blocks: radix.New(), workers: make(map[string]*worker), models: make(map[string]*model)}
-	x.blocks.OnAdoption(func(r *radix.Rank, hash uint64) { x.learnAll(r.Owner.(*rank), []uint64{hash}) })
+	x.learnAdopted()
 	return x
+}
+
+func (x *Index) learnAdopted() {
+	x.blocks.OnAdoption(func(r *radix.Rank, hash uint64) { x.learnAll(r.Owner.(*rank), []uint64{hash}) })
 }
 
 // RetainTokenIDs makes the index keep the token ids in entries, up to a number of bytes. They are users' prompts. It must be
@@ -213,9 +217,6 @@ func (x *Index) clear(r *rank, c *kvcastv1.Cleared) {
 		}
 	}
 	r.clearGroups(c.GetTiers())
-	if r.learns() {
-		x.learnAgain(r)
-	}
 	r.resolve(c.GetTiers())
 	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP { // the engine may still hold blocks
 		r.doubt(reasonsOf(kvcastv1.DegradedReason_DEGRADED_REASON_GAP), c.GetTiers())

@@ -1,6 +1,8 @@
 package index
 
 import (
+	"slices"
+
 	"github.com/kvcast/kvcast/internal/core/hashtable"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -40,19 +42,26 @@ func (a *attention) learnsNames() bool {
 	return true
 }
 
-// setLearned decides whether a rank, whose groups were described, learns, and learns what groups hold of its blocks.
+// setLearned decides whether a rank, whose groups were described, learns, and learns what groups hold of its blocks, if it has not yet.
 func (x *Index) setLearned(r *rank) {
-	x.forgetLearned(r)
-	if a := r.attention; a.learnsNames() {
-		a.learned.applies = true
-		for _, g := range a.described.GetGroups() {
-			if !g.GetMain() {
-				a.learned.groups = append(a.learned.groups, uint64(g.GetIndex()))
-			}
-		}
-		x.learners++
-		x.learnAgain(r)
+	a := r.attention
+	if !a.learnsNames() {
+		x.forgetLearned(r)
+		return
 	}
+	var others []uint64
+	for _, g := range a.described.GetGroups() {
+		if !g.GetMain() {
+			others = append(others, uint64(g.GetIndex()))
+		}
+	}
+	if a.learned.applies && slices.Equal(a.learned.groups, others) {
+		return
+	}
+	x.forgetLearned(r)
+	a.learned.applies, a.learned.groups = true, others
+	x.learners++
+	x.learnAgain(r)
 }
 
 // forgetLearned forgets what a rank has learned, which learns no more.
@@ -118,6 +127,13 @@ func (x *Index) learn(r *rank, hash uint64) {
 		}
 	case !only && held:
 		l.ambiguous.Put(place)
+	}
+}
+
+// clearTier forgets what groups hold in a tier that is cleared.
+func (l *learned) clearTier(tier int) {
+	if l.applies {
+		l.words[tier] = hashtable.New[uint64]()
 	}
 }
 

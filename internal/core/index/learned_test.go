@@ -188,6 +188,11 @@ func TestLearnedWordsAreBounded(t *testing.T) {
 	if names := x.LearnedWords("w", 0); names > bound {
 		t.Errorf("got %d names of 10 blocks of a window", names)
 	}
-	apply(&kvcastv1.Cleared{Reason: kvcastv1.Cleared_REASON_ENGINE_RESTARTED})
-	apply(&kvcastv1.WorkerRemoved{})
+	if x.Learners() != 1 {
+		t.Errorf("%d ranks learn, want 1", x.Learners())
+	}
+	x.Reset()
+	if x.Learners() != 0 {
+		t.Errorf("%d ranks of an empty index learn", x.Learners())
+	}
 }

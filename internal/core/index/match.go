@@ -143,12 +143,15 @@ type Matches struct {
 	sizes   []uint32
 	found   []candidate
 	// Of engines with several attention groups.
-	names      []names // that were computed
-	given      names   // see namesFor
-	lacksNames bool    // that could be computed
-	holders    [numGroupTiers]holder
-	hashBuffer vllmhash.Buffer
-	reuses     []reuse // of Matcher.Found; empty if there are none
+	named  []*hashing // whose names were computed
+	names  []names    // that were computed
+	needed []*hashing // see hasNamed
+	given  names      // see namesFor
+	// lacksNames reports whether more names may be computed, and hasNamedAll whether they were for all ranks that need them.
+	lacksNames, hasNamedAll bool
+	holders                 [numGroupTiers]holder
+	hashBuffer              vllmhash.Buffer
+	reuses                  []reuse // of Matcher.Found; empty if there are none
 }
 
 // hashList is a prompt as hashes, with one block size.
@@ -174,20 +177,31 @@ const maxSelected = 64
 // exact. Blocks are matched by content, which is their tokens and all tokens before, or by block hash. Blocks with
 // unknown content match only by block hash. A prefix ends at the first missing block, even if later blocks are held.
 func (x *Index) Match(q *Query, m *Matches) (seq uint64) {
+	return x.match(q, m, func() {})
+}
+
+// match calls a function each time that names were computed.
+func (x *Index) match(q *Query, m *Matches, hasNamed func()) (seq uint64) {
 	m.hash(x, q)
-	m.name(x, q, false)
-	if seq = m.matchAll(x, q); m.lacksNames {
-		m.name(x, q, true)
-		seq = m.matchAll(x, q)
+	// Names are computed without the lock, so that a rank may need them only after that.
+	const attempts = 3
+	for n := range attempts {
+		m.name(x, q, n > 0)
+		hasNamed()
+		if seq = m.matchAll(x, q); !m.lacksNames || n > 0 && m.hasNamedAll {
+			break
+		}
 	}
-	clear(m.names) // an idle Matches must not keep ranks alive
+	// An idle Matches must not keep ranks alive.
+	clear(m.names[:cap(m.names)])
+	clear(m.named[:cap(m.named)])
+	clear(m.needed[:cap(m.needed)])
 	m.given, m.holders = names{}, [numGroupTiers]holder{}
 	return seq
 }
 
 // matchAll finds the matches of all prompts, whose hashes are computed.
 func (m *Matches) matchAll(x *Index, q *Query) (seq uint64) {
-	m.lacksNames = false
 	for len(m.Prompts) < len(q.Prompts) {
 		m.Prompts = append(m.Prompts, nil)
 	}
@@ -202,6 +216,8 @@ func (m *Matches) matchAll(x *Index, q *Query) (seq uint64) {
 	}
 	x.mu.RLock()
 	defer x.mu.RUnlock()
+	m.hasNamedAll = m.hasNamed(x, q)
+	m.lacksNames = !m.hasNamedAll
 	for first := 0; first < len(m.lists) && !m.Exceeded; {
 		next := first + 1
 		for next < len(m.lists) && m.lists[next].prompt == m.lists[first].prompt {

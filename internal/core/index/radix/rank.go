@@ -108,8 +108,10 @@ func (x *Index) PlaceOf(r *Rank, hash uint64) (place uint64, only, ok bool) {
 	return at.number(), only, true
 }
 
-// HasUnplaced reports whether a rank has blocks without a place, so that Match does not find all that it holds.
-func (r *Rank) HasUnplaced() bool { return r.hidden > 0 || len(r.orphans.first) > 0 }
+// HasUnplaced reports whether a rank may have blocks that Match does not find: without a place, or after blocks that were forgotten.
+func (x *Index) HasUnplaced(r *Rank) bool {
+	return r.hidden > 0 || len(r.orphans.first) > 0 || x.tree.detachedRuns > 0
+}
 
 // count adds a block hash to a tier.
 func (r *Rank) count(tier int, hash uint64) {
