@@ -201,7 +201,8 @@ func TestNATSReaderClientInPython(t *testing.T) {
 	url := natstest.Start(t)
 	const name = "a worker.*>é"
 	p := publisherOf(t, simulator.SocketConfig{})
-	s := serve(t, "--journal", url, "--worker", "name="+name+",connect="+p.Endpoint()+",replay="+p.ReplayEndpoint())
+	// Without a replay socket: batches that a replay returns before the first live one are unproved, which is an event more.
+	s := serve(t, "--journal", url, "--worker", "name="+name+",connect="+p.Endpoint())
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	if err := p.WaitSubscribed(ctx, 1); err != nil {
