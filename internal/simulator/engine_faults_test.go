@@ -259,6 +259,7 @@ func TestRestartPassedPublishesAboveTheOldSeq(t *testing.T) {
 
 func TestSameSeedSameFaultsAndEvents(t *testing.T) {
 	t.Parallel()
+	sockets := withPorts(t, simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"})
 	rapid.Check(t, func(rt *rapid.T) {
 		rates := map[simulator.Fault]float64{}
 		for _, f := range simulator.AllFaults() {
@@ -267,7 +268,7 @@ func TestSameSeedSameFaultsAndEvents(t *testing.T) {
 			}
 		}
 		cfg := simulator.Config{
-			SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"},
+			SocketConfig: sockets,
 			Pool:         blockpool.Config{Capacity: 64, BlockSize: 2},
 			Seed:         rapid.Uint64().Draw(rt, "seed"),
 			Faults:       simulator.Faults{Seed: rapid.Uint64().Draw(rt, "fault_seed"), Rates: rates}, Batches: 60,

@@ -5,6 +5,8 @@ import (
 	"context"
 	"math"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,10 +18,26 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator/workload"
 	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/test/checker"
+	"github.com/kvcast/kvcast/test/harness"
 )
+
+// withPorts returns a config whose sockets have ports of their own, which nobody gets while a fault has closed them.
+func withPorts(t *testing.T, c simulator.SocketConfig) simulator.SocketConfig {
+	t.Helper()
+	if c.Endpoint == "" {
+		c.Endpoint, c.Mode = "tcp://127.0.0.1:*", simulator.ModeBind
+	}
+	for _, endpoint := range []*string{&c.Endpoint, &c.Replay, &c.Snapshot} {
+		if before, ok := strings.CutSuffix(*endpoint, "*"); ok {
+			*endpoint = before + strconv.Itoa(harness.FreePort(t))
+		}
+	}
+	return c
+}
 
 func newEngine(t *testing.T, cfg simulator.Config) *simulator.Engine {
 	t.Helper()
+	cfg.SocketConfig = withPorts(t, cfg.SocketConfig)
 	e, err := simulator.New(cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 
 func newPublisher(t *testing.T, cfg simulator.PublisherConfig) *simulator.Publisher {
 	t.Helper()
+	cfg.SocketConfig = withPorts(t, cfg.SocketConfig)
 	p, err := simulator.NewPublisher(cfg)
 	if err != nil {
 		t.Fatal(err)
