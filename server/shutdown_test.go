@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/kvcast/kvcast/internal/journal"
@@ -37,6 +38,9 @@ func plainAndTLS(t *testing.T, test func(t *testing.T, h *fixture)) {
 func TestShutdownEndsStreamsAfterTheLastEntry(t *testing.T) {
 	t.Parallel()
 	h := overTCP(t, server.Config{}, journal.Config{})
+	// All entries are in flight before the client has read them, so that it may be as slow as the machine.
+	h.conn = h.Dial(t, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithInitialWindowSize(16<<20), grpc.WithInitialConnWindowSize(16<<20))
+	h.client = kvcastv1.NewRouterEventServiceClient(h.conn)
 	h.addWorker()
 	s := h.subscribe(checker.New(checker.Options{}), earliest())
 	s.until(t, 1)
