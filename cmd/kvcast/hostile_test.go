@@ -78,6 +78,7 @@ type correctEngine struct {
 	stream    grpc.ServerStreamingClient[kvcastv1.SubscribeResponse]
 	last      uint64
 	took      []time.Duration // from publishing to receiving
+	more      []wire.Event    // of each batch
 }
 
 const honestWorker = "127.0.0.1"
@@ -112,7 +113,7 @@ func (h *correctEngine) round() {
 	h.t.Helper()
 	h.last++
 	began := time.Now()
-	if _, err := h.publisher.Publish(storedOf(h.last)); err != nil {
+	if _, err := h.publisher.Publish(append([]wire.Event{storedOf(h.last)}, h.more...)...); err != nil {
 		h.t.Fatal(err)
 	}
 	for {
@@ -272,6 +273,49 @@ func TestHonestEngineBesideHostilePeers(t *testing.T) {
 		h.round()
 		t.Logf("%d MiB resident before the attacks, %d after", before, s.residentMiB())
 	})
+}
+
+// TestLargeBatchesBesideStalledMessages has peers announce messages of 8 MiB, send some, and stall. They connect again as soon as they are
+// disconnected. Large batches of another engine must arrive all the same, in order and without loss.
+func TestLargeBatchesBesideStalledMessages(t *testing.T) {
+	testclass.Process(t)
+	s := start(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*"}})
+	h := newHonest(t, s)
+	h.more = []wire.Event{{Kind: wire.KindRemoved, BlockHashes: slices.Repeat([]uint64{1 << 63}, 23_000)}} // 210 kB, and no such block
+	h.round()
+	limit := s.residentMiB() + 256 // four times the ledger and the batches, for a collector that lags behind
+	for _, tt := range []struct{ addresses, connections, sent int }{{2, 30, 40_000}, {12, 1, 7 << 20}, {40, 2, 400_000}} {
+		t.Run(fmt.Sprintf("%d addresses with %d connections", tt.addresses, tt.connections), func(t *testing.T) {
+			h.during(t, s, func(t *testing.T, ctx context.Context, s *process) {
+				var group sync.WaitGroup
+				for i := range tt.addresses * tt.connections {
+					group.Go(func() { stall(t, ctx, s, net.IPv4(127, 0, 1, byte(i%tt.addresses)), tt.sent) })
+				}
+				group.Wait()
+			}, limit)
+		})
+	}
+	h.round()
+}
+
+// stall connects from an address again and again until the context is done, and sends a part of a message of 8 MiB on each connection.
+func stall(t *testing.T, ctx context.Context, s *process, from net.IP, sent int) {
+	part := append([]byte{2, 0, 0, 0, 0, 0, 0x80, 0, 0}, make([]byte, sent)...)
+	for ctx.Err() == nil {
+		c, err := rawzmtp.DialFrom(ctx, from, zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
+		if err != nil {
+			if ctx.Err() == nil {
+				t.Error(err)
+			}
+			return
+		}
+		stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+		c.Append(part)
+		_ = c.Flush()
+		c.Drain() // until it is disconnected
+		stop()
+		_ = c.Close()
+	}
 }
 
 // during runs an attack, and checks that the engine loses nothing and that the process has at most

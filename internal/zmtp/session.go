@@ -32,7 +32,7 @@ type Limits struct {
 	Frames int
 	// FrameBytes is the largest body of a frame. Default: 8 MiB.
 	FrameBytes int
-	// Bytes is the largest size of a message on the wire: frame headers and interleaved commands count. Default: 8 MiB + 64 KiB.
+	// Bytes is the largest size of a message on the wire: frame headers and interleaved commands count. Default: DefaultBytes.
 	Bytes int
 	// Commands is the most commands in any second, and subscriptions that come as messages. Default: 100.
 	Commands int
@@ -43,10 +43,13 @@ type Limits struct {
 	Heartbeat time.Duration
 }
 
+// DefaultBytes is the default of Limits.Bytes.
+const DefaultBytes = 8<<20 + 64<<10
+
 func (l Limits) withDefaults() Limits {
 	l.Frames = cmp.Or(l.Frames, 16)
 	l.FrameBytes = cmp.Or(l.FrameBytes, 8<<20)
-	l.Bytes = cmp.Or(l.Bytes, 8<<20+64<<10)
+	l.Bytes = cmp.Or(l.Bytes, DefaultBytes)
 	l.Commands = cmp.Or(l.Commands, 100)
 	l.Handshake = cmp.Or(l.Handshake, 5*time.Second)
 	l.Heartbeat = cmp.Or(l.Heartbeat, 10*time.Second)

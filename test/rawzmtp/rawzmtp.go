@@ -129,6 +129,9 @@ func (c *Conn) More(body []byte) { c.buf = zmtp.AppendMore(c.buf, body) }
 // Buffered returns the number of bytes that Flush will write.
 func (c *Conn) Buffered() int { return len(c.buf) }
 
+// Append appends bytes to the buffer as they are.
+func (c *Conn) Append(b []byte) { c.buf = append(c.buf, b...) }
+
 // Flush writes the buffer.
 func (c *Conn) Flush() error {
 	_, err := c.tcp.Write(c.buf)

@@ -25,7 +25,8 @@ const maxCallBytes = 64 << 20
 
 // Transports are the transports of a config.
 type Transports struct {
-	// Connecting is the transport of workers, and Listening that of listeners. They may be the same.
+	// Connecting is the transport of workers, and Listening that of listeners. They may be the same, unless they are native: peers that connect to
+	// a listener then have no part in the memory of messages of workers.
 	Connecting, Listening transport.Transport
 	// Snapshots requests snapshots. It is native, because libzmq receives whole messages only.
 	Snapshots transport.FrameRequester
@@ -55,7 +56,7 @@ func Open(c config.Config, received *budget.Budget, onReject func(peer netip.Add
 		Snapshots: native.New(native.Config{ReadBytes: min(c.ReceiveBufferBytes, maxSnapshotReadBytes)}),
 		calls:     enginegrpc.New(enginegrpc.Config{Bytes: min(c.ReceiveBufferBytes, maxCallBytes)}),
 	}
-	if c.ListenZMQ != c.ConnectZMQ {
+	if c.ListenZMQ != c.ConnectZMQ || c.ListenZMQ != config.ZMQLib {
 		if t.Listening, err = open(c.ListenZMQ); err != nil {
 			return nil, errors.Join(err, connecting.Close())
 		}

@@ -258,7 +258,7 @@ func (c *call) explain(err error) error {
 func (c *call) read(response []byte) (*transport.Chunk, error) {
 	memory := c.transport.memory
 	claim := c.conn.Load().takeClaim(len(response))
-	if !c.transport.await(claim, c.receiver.ctx.Done()) {
+	if !await(claim, c.receiver.ctx.Done()) {
 		memory.Release(claim)
 		return nil, transport.ErrInterrupted
 	}

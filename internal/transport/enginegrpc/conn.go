@@ -48,7 +48,7 @@ type conn struct {
 }
 
 func (c *conn) Read(b []byte) (int, error) {
-	if claim := c.claimRest(); claim != nil && !c.transport.await(claim, c.closed) {
+	if claim := c.claimRest(); claim != nil && !await(claim, c.closed) {
 		return 0, net.ErrClosed
 	}
 	n, err := c.Conn.Read(b)
@@ -56,7 +56,9 @@ func (c *conn) Read(b []byte) (int, error) {
 		return 0, errEvicted
 	}
 	c.mu.Lock()
-	c.read += n
+	if c.read += n; c.claim != nil {
+		c.claim.Arrived(c.read)
+	}
 	c.mu.Unlock()
 	return n, err
 }
@@ -73,9 +75,10 @@ func (c *conn) claimRest() *ledger.Claim {
 }
 
 // evict closes the connection, and gRPC closes it again, which releases the claim. It is called with the ledger's mutex locked.
-func (c *conn) evict() {
+func (c *conn) evict() bool {
 	c.evicted.Store(true)
 	_ = c.Conn.Close()
+	return true
 }
 
 // takeClaim returns the claim of a response of n bytes that has arrived. The caller must release it.

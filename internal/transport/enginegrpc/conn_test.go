@@ -31,7 +31,7 @@ func wantUnused(t *testing.T, tr *enginegrpc.Transport) {
 func TestLargeResponsesShareTheMemory(t *testing.T) {
 	t.Parallel()
 	const calls, limit = 4, 20 << 20 // one of the largest responses, or the payload of one
-	tr := enginegrpc.New(enginegrpc.Config{Bytes: limit, Patience: harness.Timeout})
+	tr := enginegrpc.New(enginegrpc.Config{Bytes: limit, Grace: harness.Timeout})
 	event := largeEvent(1 << 20) // 3 MiB, and 5 MiB in vLLM's form
 	s := newServer(t, vllmMethod)
 	var sending sync.WaitGroup
@@ -107,7 +107,7 @@ func TestSmallResponsesShareTheMemory(t *testing.T) {
 // A response that does not become complete does not keep the memory from others. The next call resumes.
 func TestIncompleteResponseIsEvicted(t *testing.T) {
 	t.Parallel()
-	tr := enginegrpc.New(enginegrpc.Config{Bytes: 1 << 20, Patience: 10 * time.Millisecond})
+	tr := enginegrpc.New(enginegrpc.Config{Bytes: 1 << 20, Grace: 10 * time.Millisecond})
 	stalled := subscribeBy(t, tr, enginegrpc.Subscription{Endpoint: "smg://" + stallingServer(t)}, harness.Timeout)
 	stalled.want("connected")
 	harness.WaitFor(t, func() bool { return tr.Used() > 0 })
@@ -124,7 +124,7 @@ func TestIncompleteResponseIsEvicted(t *testing.T) {
 // Interrupt ends the wait for memory, and Close releases the memory of messages that were not read.
 func TestInterruptWithoutMemory(t *testing.T) {
 	t.Parallel()
-	tr := enginegrpc.New(enginegrpc.Config{Bytes: 1 << 10, Patience: harness.Timeout})
+	tr := enginegrpc.New(enginegrpc.Config{Bytes: 1 << 10, Grace: harness.Timeout})
 	s := newServer(t, vllmMethod)
 	first := subscribeBy(t, tr, enginegrpc.Subscription{Endpoint: smgEndpoint(s)}, harness.Timeout)
 	c := s.accept(vllmMethod, nil)

@@ -37,15 +37,14 @@ type Config struct {
 	// Bytes bounds the memory of all calls together for responses, from when they have more than 128 KiB, and for messages that were
 	// not processed. Default: 64 MiB.
 	Bytes int64
-	// Patience is how long a response may be incomplete while others wait for memory. Then the call ends, and the next one resumes.
-	// Default: 5 s.
-	Patience time.Duration
+	// Grace is how long a response may bring nothing while others wait for memory. Then the call ends, and the next one resumes.
+	// Default: 1 s.
+	Grace time.Duration
 }
 
 // Transport makes Receivers. It is safe for concurrent use.
 type Transport struct {
-	memory   *ledger.Ledger
-	patience time.Duration
+	memory *ledger.Ledger
 	// converters are those that are not in use. Whoever takes one returns it without waiting for anything else.
 	converters chan *converter
 }
@@ -53,7 +52,7 @@ type Transport struct {
 // New returns a Transport.
 func New(c Config) *Transport {
 	t := &Transport{
-		memory: ledger.New(cmp.Or(c.Bytes, 64<<20)), patience: cmp.Or(c.Patience, 5*time.Second),
+		memory:     ledger.New(cmp.Or(c.Bytes, 64<<20), claimBytes(transport.MaxPayloadBytes), cmp.Or(c.Grace, time.Second)),
 		converters: make(chan *converter, conversions),
 	}
 	for range conversions {
@@ -63,21 +62,17 @@ func New(c Config) *Transport {
 }
 
 // await waits until a claim is granted. It returns false if done is closed before.
-func (t *Transport) await(c *ledger.Claim, done <-chan struct{}) bool {
+func await(c *ledger.Claim, done <-chan struct{}) bool {
 	select {
 	case <-c.Granted():
 		return true
 	default:
 	}
-	for {
-		select {
-		case <-c.Granted():
-			return true
-		case <-done:
-			return false
-		case now := <-time.After(t.patience):
-			t.memory.EvictSince(now.Add(-t.patience))
-		}
+	select {
+	case <-c.Granted():
+		return true
+	case <-done:
+		return false
 	}
 }
 

@@ -1,226 +1,130 @@
 // Package ledger bounds the memory of the messages that several peers send.
 //
-// In: claims for the memory of messages, before their bytes are read. Out: grants, and evictions of messages that are incomplete.
-// The granted claims have no more bytes together than the limit, unless there is one alone.
+// In: claims for the memory of messages, before their bytes are read. Out: grants, and evictions of messages that are incomplete. The granted
+// claims have no more bytes together than the limit, unless there is one alone.
+//
+//   - So much of the limit as the largest message needs is reserved for one large message at a time. Others, of at most an eighth of the
+//     rest, share the rest. So a granted claim never waits for another, and large messages do not keep memory from usual ones.
+//   - Of the claims that wait, that comes next whose address will use the least; of several that of the address with the fewest claims.
+//   - A message is stalled if it has grown by less than minRate in a grace time. While others wait, stalled messages are evicted, the slowest
+//     first.
+//
+// The memory of messages that wait to be processed is freed by that only.
 package ledger
 
 import (
 	"net/netip"
-	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
-// Ledger grants the memory of messages: from before their bytes are read until they have been processed. A
-// connection is not read while it waits for memory. A Ledger is safe for concurrent use.
-//
-// If memory is exhausted, the address that uses the least comes next, and messages that are incomplete are evicted: of an address that uses
-// more than a quarter and than the one that waits, or after a time. The memory of messages that wait to be processed is freed by that only.
+// minRate is how many bytes a second a message brings that is not stalled.
+const minRate = 1 << 20
+
+// Ledger grants the memory of messages until they have been processed. A connection is not read while it waits for memory. A Ledger is safe
+// for concurrent use.
 type Ledger struct {
-	limit int64
-
-	mu      sync.Mutex // guards all below, and the claims
-	used    int64
-	owners  map[netip.Prefix]*owner
-	waiting []*Claim // in the order of their requests
-}
-
-// owner is an address with claims.
-type owner struct {
-	used       int64
-	claims     int      // granted and waiting
-	incomplete []*Claim // granted, the oldest first
+	mu    sync.Mutex // guards all below, and the claims
+	state state
+	timer *time.Timer // set while claims wait
 }
 
 // Claim is the memory of one message.
 type Claim struct {
 	address netip.Prefix
 	bytes   int64
+	evict   func() bool
+	arrived atomic.Int64  // bytes of the message that are there
 	granted chan struct{} // closed when it is granted
-	evict   func()        // nil if the message is complete
-	since   time.Time     // when it was granted
-	evicted bool
+
+	// since is when the grace time began, and before how many bytes were there at that time.
+	since      time.Time
+	before     int64
+	incomplete bool // it is granted, and its message has not arrived
+	evicted    bool
 }
 
-// NewClaim returns a claim for the memory of a message from an address. evict is called at most once, when the message is to be
-// given up because it is incomplete; it must not block. It is nil for a message that is complete.
-func NewClaim(address netip.Prefix, bytes int64, evict func()) *Claim {
-	return &Claim{address: address, bytes: bytes, granted: make(chan struct{}), evict: evict}
+// NewClaim returns a claim for the memory of a message from an address. evict is called when the message is to be given up because it is
+// incomplete, and reports whether it is: it refuses if bytes of the message are there that were not read. It must not block. It is nil for a
+// message that is complete.
+func NewClaim(address netip.Prefix, bytes int64, evict func() bool) *Claim {
+	return &Claim{address: address, bytes: bytes, evict: evict, granted: make(chan struct{})}
 }
 
 // Granted is closed when the claim is granted.
 func (c *Claim) Granted() <-chan struct{} { return c.granted }
 
-// New returns a Ledger that grants claims of so many bytes together.
-func New(limit int64) *Ledger {
-	return &Ledger{limit: limit, owners: make(map[netip.Prefix]*owner)}
+// Arrived sets how many bytes of the message are there.
+func (c *Claim) Arrived(bytes int) { c.arrived.Store(int64(bytes)) }
+
+// New returns a Ledger that grants claims of so many bytes together. largest is the most that the claim of one message needs, and grace the
+// time in which a message must bring bytes while others wait.
+func New(limit, largest int64, grace time.Duration) *Ledger {
+	return &Ledger{state: state{
+		limit: limit, reserve: min(limit, largest), grace: grace, owners: make(map[netip.Prefix]*owner),
+	}}
 }
 
 // Used returns the bytes of the granted claims.
 func (l *Ledger) Used() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.used
+	return l.state.used
 }
 
 // Waiting returns the number of claims that wait.
 func (l *Ledger) Waiting() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.waiting)
+	return len(l.state.waiting)
 }
 
 // Request makes a claim, which may have to wait.
-func (l *Ledger) Request(c *Claim) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	o := l.owners[c.address]
-	if o == nil {
-		o = new(owner)
-		l.owners[c.address] = o
-	}
-	o.claims++
-	l.waiting = append(l.waiting, c)
-	l.grant()
-}
+func (l *Ledger) Request(c *Claim) { l.change(func() { l.state.request(c) }) }
 
-// Extend raises the bytes of a granted claim, unless that exceeds the limit. It does not wait, because
-// others may wait for the memory that the claim has.
-func (l *Ledger) Extend(c *Claim, bytes int64) bool {
+// Extend raises the bytes of a granted claim, unless there is no memory for it. It does not wait, because others may wait for the memory that
+// the claim has.
+func (l *Ledger) Extend(c *Claim, bytes int64) (ok bool) {
 	if bytes <= c.bytes {
 		return true // the owner of the claim alone changes it
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	more := bytes - c.bytes
-	if l.used+more > l.limit && l.used > c.bytes {
-		return false
-	}
-	l.used += more
-	l.owners[c.address].used += more
-	c.bytes = bytes
-	l.grant() // another address may come next now
-	return true
+	l.change(func() { ok = l.state.extend(c, bytes) })
+	return ok
 }
 
 // Shrink lowers the bytes of a granted claim, to 1 at least.
-func (l *Ledger) Shrink(c *Claim, bytes int64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	less := max(0, c.bytes-bytes)
-	l.used -= less
-	l.owners[c.address].used -= less
-	c.bytes -= less
-	l.grant()
-}
+func (l *Ledger) Shrink(c *Claim, bytes int64) { l.change(func() { l.state.shrink(c, bytes) }) }
 
 // Complete reports that the message of a granted claim has arrived.
-func (l *Ledger) Complete(c *Claim) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.owners[c.address].remove(c)
-}
+func (l *Ledger) Complete(c *Claim) { l.change(func() { l.state.complete(c) }) }
 
 // Release ends a claim, granted or waiting.
-func (l *Ledger) Release(c *Claim) {
+func (l *Ledger) Release(c *Claim) { l.change(func() { l.state.release(c) }) }
+
+// change changes the state, and makes the grants and evictions that follow.
+func (l *Ledger) change(f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	o := l.owners[c.address]
-	if i := slices.Index(l.waiting, c); i >= 0 {
-		l.waiting = slices.Delete(l.waiting, i, i+1)
-	} else {
-		l.used -= c.bytes
-		o.used -= c.bytes
-		o.remove(c)
-	}
-	if o.claims--; o.claims == 0 {
-		delete(l.owners, c.address)
-	}
-	l.grant()
+	f()
+	l.settle(time.Now())
 }
 
-func (o *owner) remove(c *Claim) {
-	if i := slices.Index(o.incomplete, c); i >= 0 {
-		o.incomplete = slices.Delete(o.incomplete, i, i+1)
+// settle makes the grants and evictions that are due, and sets the timer for those that time brings.
+func (l *Ledger) settle(now time.Time) {
+	l.state.settle(now)
+	switch {
+	case len(l.state.waiting) == 0 && l.timer != nil:
+		l.timer.Stop()
+		l.timer = nil
+	case len(l.state.waiting) > 0 && l.timer == nil:
+		l.timer = time.AfterFunc(l.state.grace, l.tick)
 	}
 }
 
-// grant grants the claims for which there is memory, and makes room for the next one.
-func (l *Ledger) grant() {
-	for len(l.waiting) > 0 {
-		at, o := 0, l.owners[l.waiting[0].address]
-		for i, c := range l.waiting {
-			if other := l.owners[c.address]; other.used < o.used {
-				at, o = i, other
-			}
-		}
-		next := l.waiting[at]
-		if l.used > 0 && l.used+next.bytes > l.limit {
-			l.makeRoom(next)
-			return
-		}
-		l.waiting = slices.Delete(l.waiting, at, at+1)
-		o.used += next.bytes
-		l.used += next.bytes
-		if next.evict != nil {
-			o.incomplete = append(o.incomplete, next)
-		}
-		next.since = time.Now()
-		close(next.granted)
-	}
-}
-
-// makeRoom evicts messages of addresses that use more than a quarter, and more than the address of a claim will use when it is granted.
-func (l *Ledger) makeRoom(c *Claim) {
-	fair := l.owners[c.address].used + c.bytes
-	missing := l.used + c.bytes - l.limit
-	for _, o := range l.owners {
-		for _, i := range o.incomplete {
-			if i.evicted {
-				missing -= i.bytes // until its connection has ended, it is counted
-			}
-		}
-	}
-	for missing > 0 {
-		var largest *owner
-		for _, o := range l.owners {
-			if o.evictable() != nil && (largest == nil || o.used > largest.used) {
-				largest = o
-			}
-		}
-		if largest == nil || largest.used <= max(fair, l.limit/4) {
-			return
-		}
-		missing -= l.evict(largest.evictable())
-	}
-}
-
-// evictable returns the oldest message that is incomplete and not evicted; nil if there is none.
-func (o *owner) evictable() *Claim {
-	i := slices.IndexFunc(o.incomplete, func(c *Claim) bool { return !c.evicted })
-	if i < 0 {
-		return nil
-	}
-	return o.incomplete[i]
-}
-
-func (l *Ledger) evict(c *Claim) int64 {
-	c.evicted = true
-	c.evict()
-	return c.bytes
-}
-
-// EvictSince evicts the message that is incomplete for the longest time, if it was granted before a time.
-func (l *Ledger) EvictSince(before time.Time) {
+func (l *Ledger) tick() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var oldest *Claim
-	for _, o := range l.owners {
-		if c := o.evictable(); c != nil && (oldest == nil || c.since.Before(oldest.since)) {
-			oldest = c
-		}
-	}
-	if oldest != nil && oldest.since.Before(before) {
-		l.evict(oldest)
-	}
+	l.timer = nil
+	l.settle(time.Now())
 }

@@ -1,155 +1,286 @@
 package ledger
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
 )
 
-// TestLedger makes, completes and releases claims at random, and checks after each step that memory
-// is bounded, that no claim waits for memory that is free, and that no message is evicted whose
-// address uses no more than its share.
-func TestLedger(t *testing.T) {
+const (
+	testGrace   = 40 * time.Millisecond
+	testLargest = 16 << 20
+	testLimit   = 24 << 20
+)
+
+func addressOf(n int) netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)}), 32)
+}
+
+func newState(limit, largest int64) *state {
+	return &New(limit, largest, testGrace).state
+}
+
+// message is a message that arrives in a test.
+type message struct {
+	*Claim
+	name      int
+	unread    bool // evict refuses
+	evictions int
+}
+
+func newMessage(name, address int, bytes int64) *message {
+	m := &message{name: name}
+	m.Claim = NewClaim(addressOf(address), bytes, func() bool {
+		if !m.unread {
+			m.evictions++
+		}
+		return !m.unread
+	})
+	return m
+}
+
+func (m *message) isGranted() bool {
+	select {
+	case <-m.Granted():
+		return true
+	default:
+		return false
+	}
+}
+
+// TestState makes, reads, changes and releases claims at random. After each step memory must be bounded, no claim may wait for memory that is
+// free, and only stalled messages may be evicted, once.
+func TestState(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		const limit = 100
-		l := New(limit)
-		var granted, waiting, incomplete, evicted []*Claim
-		draw := func(t *rapid.T, from []*Claim) *Claim {
-			if len(from) == 0 {
-				t.Skip("no claim")
-			}
-			return rapid.SampledFrom(from).Draw(t, "claim")
-		}
-		without := func(all []*Claim, c *Claim) []*Claim {
-			return slices.DeleteFunc(all, func(other *Claim) bool { return other == c })
-		}
-		used := func(address netip.Prefix) (n int64) {
-			for _, c := range granted {
-				if c.address == address {
-					n += c.bytes
+		const limit, largest = 1 << 20, 600 << 10
+		s, now := newState(limit, largest), time.Unix(0, 0)
+		var all []*message
+		draw := func(t *rapid.T, which func(*message) bool) *message {
+			var some []*message
+			for _, m := range all {
+				if which(m) {
+					some = append(some, m)
 				}
 			}
-			return n
+			if len(some) == 0 {
+				t.Skip("no claim")
+			}
+			return rapid.SampledFrom(some).Draw(t, "claim")
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"request": func(t *rapid.T) {
-				c := &Claim{
-					address: netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(rapid.IntRange(0, 2).Draw(t, "address"))}), 32),
-					bytes:   rapid.Int64Range(1, 60).Draw(t, "bytes"), granted: make(chan struct{}),
+				bytes := rapid.OneOf(rapid.Int64Range(1, 60<<10), rapid.Int64Range(1, largest)).Draw(t, "bytes")
+				m := newMessage(len(all), rapid.IntRange(0, 3).Draw(t, "address"), bytes)
+				m.unread = rapid.Bool().Draw(t, "unread")
+				all = append(all, m)
+				s.request(m.Claim)
+			},
+			"read": func(t *rapid.T) {
+				m := draw(t, func(m *message) bool { return m.incomplete })
+				m.Arrived(int(rapid.Int64Range(m.arrived.Load(), m.bytes).Draw(t, "arrived")))
+				if m.arrived.Load() == m.bytes {
+					s.complete(m.Claim)
 				}
-				c.evict = func() {
-					switch {
-					case !slices.Contains(incomplete, c) && !slices.Contains(waiting, c):
-						t.Errorf("a claim is evicted that has no incomplete message")
-					case slices.Contains(evicted, c):
-						t.Errorf("a claim is evicted twice")
-					case l.owners[c.address].used <= limit/4:
-						t.Errorf("a claim of an address is evicted that uses %d of %d", l.owners[c.address].used, limit)
-					}
-					evicted = append(evicted, c)
-				}
-				waiting = append(waiting, c)
-				l.Request(c)
 			},
 			"extend": func(t *rapid.T) {
-				c := draw(t, granted)
-				bytes, before := rapid.Int64Range(1, 120).Draw(t, "bytes"), l.used-c.bytes
-				if ok := l.Extend(c, bytes); ok != (bytes <= c.bytes || before == 0 || before+bytes <= limit) {
-					t.Fatalf("extension to %d bytes beside %d: %v", bytes, before, ok)
+				m := draw(t, func(m *message) bool { return m.incomplete })
+				before := m.bytes
+				bytes := rapid.Int64Range(before+1, max(before+1, largest+1)).Draw(t, "bytes")
+				if ok := s.extend(m.Claim, bytes); m.bytes != bytes && ok || m.bytes != before && !ok || ok && bytes > largest {
+					t.Fatalf("extended from %d to %d of %d bytes: %v", before, m.bytes, bytes, ok)
 				}
 			},
 			"shrink": func(t *rapid.T) {
-				c := draw(t, granted)
-				bytes := rapid.Int64Range(1, 60).Draw(t, "bytes")
-				want := min(c.bytes, bytes)
-				if l.Shrink(c, bytes); c.bytes != want {
-					t.Fatalf("%d bytes after shrinking to %d, want %d", c.bytes, bytes, want)
+				m := draw(t, func(m *message) bool { return m.isGranted() && !m.incomplete })
+				want := rapid.Int64Range(1, largest).Draw(t, "bytes")
+				before := m.bytes
+				if s.shrink(m.Claim, want); m.bytes != min(before, want) {
+					t.Fatalf("shrunk from %d to %d bytes, want %d", before, m.bytes, min(before, want))
 				}
-			},
-			"complete": func(t *rapid.T) {
-				c := draw(t, incomplete)
-				incomplete = without(incomplete, c)
-				l.Complete(c)
 			},
 			"release": func(t *rapid.T) {
-				c := draw(t, slices.Concat(granted, waiting))
-				granted, waiting, incomplete, evicted = without(granted, c), without(waiting, c), without(incomplete, c), without(evicted, c)
-				l.Release(c)
+				m := draw(t, func(*message) bool { return true })
+				all = slices.DeleteFunc(all, func(o *message) bool { return o == m })
+				s.release(m.Claim)
+			},
+			"pass": func(t *rapid.T) {
+				now = now.Add(time.Duration(rapid.IntRange(0, 500).Draw(t, "ms")) * time.Millisecond)
 			},
 			"": func(t *rapid.T) {
-				for _, c := range slices.Clone(waiting) {
-					select {
-					case <-c.granted:
-						waiting, granted, incomplete = without(waiting, c), append(granted, c), append(incomplete, c)
+				stalled, evictions := make(map[*message]bool), make(map[*message]int)
+				for _, m := range all {
+					stalled[m], evictions[m] = s.isStalled(m.Claim, now), m.evictions
+				}
+				s.settle(now)
+				var sum, large, waiting int64
+				for _, m := range all {
+					switch {
+					case !m.isGranted():
+						waiting++
+					case m.Claim == s.large:
+						large = m.bytes
+						fallthrough
 					default:
+						sum += m.bytes
+					}
+					if m.evictions > evictions[m] && !stalled[m] || m.evictions > 1 {
+						t.Fatalf("message %d is evicted: %d times, stalled: %v", m.name, m.evictions, stalled[m])
 					}
 				}
-				var sum int64
-				for _, c := range granted {
-					sum += c.bytes
+				usual := sum - large
+				if sum != s.used || large > largest && usual > 0 || usual > limit-largest && len(s.incomplete) > 1 || int(waiting) != len(s.waiting) {
+					t.Fatalf("%d bytes are granted, of which a large message has %d; %d are counted; %d claims wait, counted %d",
+						sum, large, s.used, waiting, len(s.waiting))
 				}
-				if sum > limit && len(granted) > 1 || l.used != sum {
-					t.Fatalf("%d bytes are granted, counted %d", sum, l.used)
+				if c := s.next(true); c != nil && s.large == nil {
+					t.Fatalf("a large message of %d bytes waits, and there is none", c.bytes)
 				}
-				least := int64(limit)
-				for _, c := range waiting {
-					least = min(least, used(c.address))
+				if c := s.next(false); c != nil && usual+c.bytes <= limit-largest {
+					t.Fatalf("a message of %d bytes waits, and others use %d", c.bytes, usual)
 				}
-				for _, c := range waiting {
-					if used(c.address) == least && sum+c.bytes <= limit && c == firstOf(waiting, least, used) {
-						t.Fatalf("a claim of %d bytes waits while %d of %d are in use", c.bytes, sum, limit)
-					}
-				}
-				if len(granted)+len(waiting) == 0 && len(l.owners) > 0 {
-					t.Fatalf("%d addresses without claims", len(l.owners))
+				if len(all) == 0 && len(s.owners) > 0 {
+					t.Fatalf("%d addresses without claims", len(s.owners))
 				}
 			},
 		})
 	})
 }
 
-// firstOf returns the first claim of an address that uses so many bytes.
-func firstOf(waiting []*Claim, bytes int64, used func(netip.Prefix) int64) *Claim {
-	i := slices.IndexFunc(waiting, func(c *Claim) bool { return used(c.address) == bytes })
-	return waiting[i]
+// TestBurstIsNotEvicted has messages of many engines arrive at the same time, all of which are read: none may be lost.
+func TestBurstIsNotEvicted(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s, now := newState(testLimit, testLargest), time.Unix(0, 0)
+		addresses := rapid.IntRange(1, 200).Draw(t, "addresses")
+		var open, processing []*message
+		for i := range rapid.IntRange(1, 200).Draw(t, "messages") {
+			open = append(open, newMessage(i, i%addresses, rapid.OneOf(rapid.Int64Range(1, 1<<20), rapid.Int64Range(1, testLargest)).Draw(t, "bytes")))
+			s.request(open[i].Claim)
+		}
+		s.settle(now)
+		for len(open)+len(processing) > 0 {
+			now = now.Add(time.Millisecond)
+			before := len(open)
+			open = slices.DeleteFunc(open, func(m *message) bool {
+				if m.isGranted() {
+					m.Arrived(int(min(m.bytes, m.arrived.Load()+1<<18)))
+				}
+				if m.evictions > 0 {
+					t.Fatalf("message %d of %d bytes is evicted", m.name, m.bytes)
+				}
+				arrived := m.arrived.Load() == m.bytes
+				if arrived {
+					s.complete(m.Claim)
+					processing = append(processing, m)
+				}
+				return arrived
+			})
+			if reads := slices.ContainsFunc(open, (*message).isGranted); len(processing) > 3 || !reads && len(open) == before {
+				if len(processing) == 0 {
+					t.Fatalf("all %d messages wait", len(open))
+				}
+				s.release(processing[0].Claim)
+				processing = processing[1:]
+			}
+			s.settle(now)
+		}
+	})
 }
 
-// TestLedgerEvictsTheLargestUser checks that the oldest incomplete message is evicted of the address
-// that uses the most, if that is more than the share of the one that waits, and otherwise after a time.
-func TestLedgerEvictsTheLargestUser(t *testing.T) {
-	l := New(100)
-	var evicted []string
-	request := func(name string, address byte, bytes int64) *Claim {
-		c := &Claim{address: netip.PrefixFrom(netip.AddrFrom4([4]byte{address}), 32), bytes: bytes, granted: make(chan struct{})}
-		c.evict = func() { evicted = append(evicted, name) }
-		l.Request(c)
-		return c
+// TestHonestMessageBesideAttackers has attackers that announce messages, send some, and stall or bring a byte at a time. They connect again as soon
+// as they are evicted. A message of another address must be granted its memory in a short time, again and again.
+func TestHonestMessageBesideAttackers(t *testing.T) {
+	for _, tt := range []struct {
+		addresses, connections int
+		announced, sent        int64 // by each
+		honest                 int64
+		ms                     int
+	}{
+		{2, 30, 16 << 20, 40_000, 256 << 10, 100},
+		{12, 1, 16 << 20, 15 << 20, 256 << 10, 100},
+		{40, 30, 1 << 20, 40_000, 256 << 10, 100},
+		{40, 30, 512 << 10, 500_000, 256 << 10, 100},
+		{40, 1, 1 << 20, 1_000_000, 256 << 10, 100},
+		{2, 30, 16 << 20, 40_000, 16 << 20, 150}, // the largest message waits for one of each address
+		{12, 30, 16 << 20, 40_000, 16 << 20, 600},
+	} {
+		t.Run(fmt.Sprintf("%d addresses, %d connections, %d of %d bytes, %d", tt.addresses, tt.connections, tt.sent, tt.announced, tt.honest), func(t *testing.T) {
+			s, now := newState(testLimit, testLargest), time.Unix(0, 0)
+			var attackers []*message
+			for i := range tt.addresses * tt.connections {
+				attackers = append(attackers, newMessage(i, i%tt.addresses, tt.announced))
+				s.request(attackers[i].Claim)
+			}
+			step := func() {
+				now = now.Add(time.Millisecond)
+				for i, m := range attackers {
+					switch {
+					case m.evictions > 0:
+						s.release(m.Claim)
+						attackers[i] = newMessage(m.name, m.name%tt.addresses, tt.announced)
+						s.request(attackers[i].Claim)
+					case m.isGranted():
+						m.Arrived(int(max(m.arrived.Load()+1, tt.sent)))
+					}
+				}
+				s.settle(now)
+			}
+			for range 200 {
+				step()
+			}
+			for range 20 {
+				honest := newMessage(-1, 5000, tt.honest)
+				s.request(honest.Claim)
+				s.settle(now)
+				waited := 0
+				for ; !honest.isGranted(); waited++ {
+					step()
+				}
+				if waited > tt.ms {
+					t.Fatalf("granted after %d ms, want at most %d", waited, tt.ms)
+				}
+				honest.Arrived(int(tt.honest))
+				s.complete(honest.Claim)
+				step()
+				s.release(honest.Claim)
+				step()
+			}
+		})
 	}
-	want := func(names ...string) {
-		t.Helper()
-		if !slices.Equal(evicted, names) {
-			t.Fatalf("evicted %v, want %v", evicted, names)
+}
+
+// TestLedgerEvictsInTime checks that a claim waits until another is stalled and its connection has ended.
+func TestLedgerEvictsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New(100, 100, testGrace)
+		evicted := make(chan struct{})
+		stalled := NewClaim(addressOf(1), 60, func() bool { close(evicted); return true })
+		l.Request(stalled)
+		<-stalled.Granted()
+		began := time.Now()
+		next := NewClaim(addressOf(2), 50, nil)
+		l.Request(next)
+		if l.Used() != 60 || l.Waiting() != 1 {
+			t.Fatalf("a claim does not wait: %d bytes are used, %d claims wait", l.Used(), l.Waiting())
 		}
-	}
-	complete := request("complete", 1, 20)
-	l.Complete(complete)
-	first := request("first", 1, 30)
-	request("second", 1, 30)
-	request("other", 2, 20)
-	want()
-	waits := request("waits", 3, 20)
-	want("first")
-	request("waits too", 3, 10)
-	want("first") // whose memory is enough for both
-	l.Release(first)
-	<-waits.granted
-	request("large", 4, 60) // as much as address 1 uses
-	want("first")
-	l.EvictSince(time.Time{})
-	want("first")
-	l.EvictSince(time.Now().Add(time.Second))
-	want("first", "second")
+		<-evicted
+		if waited := time.Since(began); waited != testGrace {
+			t.Errorf("evicted after %v, want %v", waited, testGrace)
+		}
+		select {
+		case <-next.Granted():
+			t.Error("granted before the connection has ended")
+		default:
+		}
+		l.Release(stalled)
+		<-next.Granted()
+		l.Release(next)
+		if l.Used() != 0 || l.Waiting() != 0 {
+			t.Errorf("%d bytes are used, %d claims wait", l.Used(), l.Waiting())
+		}
+	})
 }

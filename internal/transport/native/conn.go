@@ -53,10 +53,12 @@ type conn struct {
 	ttl      time.Duration // of the PINGs that keepPinging sends; 0: none
 	event    zmtp.Event    // reused for each message
 
-	// rest are the bytes of an incomplete message. If the message is large, claim is for its memory, and rest grows in place up to need bytes.
+	// rest are the bytes of an incomplete message, of need bytes at least. claim is for its memory, if the message is large, or
+	// more than a few bytes have arrived. If it is large, rest grows in place.
 	rest  []byte
-	claim *ledger.Claim
 	need  int
+	claim *ledger.Claim
+	large bool
 
 	// inFlight has an element for each chunk that was not recycled.
 	inFlight chan struct{}
@@ -100,9 +102,7 @@ func (c *conn) serve(request []byte) error {
 	stop := context.AfterFunc(c.ctx, func() { _ = c.net.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	err := c.run()
-	if c.claim != nil {
-		r.transport.larges.Release(c.claim)
-	}
+	c.releaseClaim()
 	if c.reserved {
 		r.reads.Release(1)
 	}
@@ -247,7 +247,7 @@ func (c *conn) read() error {
 
 // tryRead reads without blocking. It reports false if there is nothing to read.
 func (c *conn) tryRead(fd uintptr) bool {
-	if c.claim != nil {
+	if c.large {
 		return c.system(fd, c.rest[len(c.rest):min(cap(c.rest), c.need)])
 	}
 	if !c.reserved && !c.receiver.reads.TryAcquire(1) {
@@ -291,21 +291,27 @@ func (c *conn) releaseBuffer() {
 // parse processes the bytes that read has appended.
 func (c *conn) parse(now time.Time) error {
 	from := c.rest
-	if c.claim == nil {
+	if !c.large {
 		from = c.buffer[:]
 	}
 	in := from[:len(c.rest)+c.n]
 	chunk, used, failed := c.events(now, in)
 	switch {
-	case c.claim != nil && used == 0:
+	case c.large && used == 0:
 		c.rest = in
-	case c.claim != nil && chunk != nil:
+	case c.large && chunk != nil:
 		c.receiver.transport.larges.Complete(c.claim)
 		chunk.large, chunk.claim = in, c.claim
-		c.rest, c.claim = nil, nil
+		c.rest, c.claim, c.large = nil, nil, false
 		c.keep(in[used:]) // some bytes, if the header of the last frame was not known
-	default: // with a claim, after a command before the message
+	default: // if the message is large, after a command before it
+		if used > 0 {
+			c.releaseClaim()
+		}
 		c.keep(in[used:])
+	}
+	if c.claim != nil {
+		c.claim.Arrived(len(c.rest))
 	}
 	switch {
 	case chunk != nil:
@@ -363,36 +369,40 @@ func (c *conn) events(now time.Time, in []byte) (chunk *chunk, used int, err err
 // keep copies the bytes of an incomplete message to rest. They are less than a read buffer.
 func (c *conn) keep(rest []byte) {
 	buffer := c.rest[:0]
-	if len(rest) == 0 && cap(buffer) > smallPartial || c.claim != nil {
+	if len(rest) == 0 && cap(buffer) > smallPartial || c.large {
 		buffer = nil
 	}
 	kept := append(grown(buffer, len(rest)), rest...)
 	if buffer == nil {
 		release(c.rest)
 	}
-	if c.rest = kept; c.claim != nil {
+	c.rest, c.large = kept, false
+}
+
+// releaseClaim releases the claim, if there is one.
+func (c *conn) releaseClaim() {
+	if c.claim != nil {
 		c.receiver.transport.larges.Release(c.claim)
 		c.claim = nil
 	}
 }
 
-// grow makes room in rest for what follows, if the message is large. It waits until there is memory for all of it.
+// grow claims the memory of an incomplete message, and makes room in rest for what follows, if the message is large. It waits for memory.
 func (c *conn) grow() error {
 	if len(c.rest) == 0 {
 		return nil
 	}
-	if c.need = c.session.Need(c.rest); c.claim == nil {
-		if c.need <= readBytes/2 {
-			return nil
-		}
+	if c.need = c.session.Need(c.rest); c.need <= readBytes/2 && len(c.rest) <= smallPartial && c.claim == nil {
+		return nil
+	}
+	if c.claim == nil {
 		if err := c.await(); err != nil {
 			return err
 		}
-	}
-	switch {
-	case !c.receiver.transport.larges.Extend(c.claim, capacity(c.need)):
+	} else if !c.receiver.transport.larges.Extend(c.claim, capacity(c.need)) {
 		return errExtended
-	case len(c.rest) == cap(c.rest) || cap(c.rest) < readBytes:
+	}
+	if c.large = c.large || c.need > readBytes/2; c.large && (len(c.rest) == cap(c.rest) || cap(c.rest) < readBytes) {
 		// The size that a peer announces is not believed: memory grows with what arrives.
 		c.rest = grown(c.rest, min(c.need, max(2*len(c.rest), readBytes)))
 	}
@@ -401,26 +411,25 @@ func (c *conn) grow() error {
 
 // await claims the memory of a message, and waits until the claim is granted.
 func (c *conn) await() error {
-	larges := c.receiver.transport.larges
 	c.claim = ledger.NewClaim(c.address, capacity(c.need), c.evict)
-	larges.Request(c.claim)
-	patience := c.receiver.transport.config.LargePatience
-	for {
-		select {
-		case <-c.claim.Granted():
-			return nil
-		case <-c.evicted:
-			return errEvicted
-		case <-c.ctx.Done():
-			return transport.ErrInterrupted
-		case now := <-time.After(patience):
-			larges.EvictSince(now.Add(-patience))
-		}
+	c.claim.Arrived(len(c.rest))
+	c.receiver.transport.larges.Request(c.claim)
+	select {
+	case <-c.claim.Granted():
+		return nil
+	case <-c.evicted:
+		return errEvicted
+	case <-c.ctx.Done():
+		return transport.ErrInterrupted
 	}
 }
 
-// evict closes the connection to free the memory of its message, unless that has become complete.
-func (c *conn) evict() {
+// evict closes the connection to free the memory of its message, unless there are bytes to read. It is called with the ledger's mutex locked.
+func (c *conn) evict() bool {
+	if available, _ := c.peek(); available {
+		return false
+	}
 	close(c.evicted)
 	_ = c.net.SetReadDeadline(time.Unix(1, 0))
+	return true
 }

@@ -31,11 +31,11 @@ type Config struct {
 	// ReadBytes bounds the read buffers of all receivers that connect, and of each that
 	// binds, whose messages were not processed. Default: 16 MiB.
 	ReadBytes int64
-	// LargeBytes bounds the memory of messages of more than 32 KiB that are being received or
-	// were not processed. A message takes up to twice its size. Default: 24 MiB.
+	// LargeBytes bounds the memory of messages of more than 32 KiB that are being received or were not processed, and of the first 4 to
+	// 32 KiB of others that are being received. A message takes up to twice its size. Default: 24 MiB.
 	LargeBytes int64
-	// LargePatience is how long a large message may be incomplete while others wait for memory. Default: 5 s.
-	LargePatience time.Duration
+	// Grace is how long such a message may bring nothing while others wait for memory. Default: 40 ms.
+	Grace time.Duration
 	// PeerTTL, if not 0, is how long a peer of ZMTP 3.1 that has connected to a listener may get nothing before it closes the
 	// connection, if it honours the TTL of PINGs. It ends the connections of a process that stands still.
 	PeerTTL time.Duration
@@ -58,14 +58,14 @@ func New(c Config) *Transport {
 	c.PerAddress = cmp.Or(c.PerAddress, 1024)
 	c.ReadBytes = cmp.Or(c.ReadBytes, 16<<20)
 	c.LargeBytes = cmp.Or(c.LargeBytes, 24<<20)
-	c.LargePatience = cmp.Or(c.LargePatience, 5*time.Second)
+	c.Grace = cmp.Or(c.Grace, 40*time.Millisecond)
 	if c.OnReject == nil {
 		c.OnReject = func(netip.Addr, *zmtp.Error) {}
 	}
 	return &Transport{
 		config:      c,
 		reads:       newReads(c),
-		larges:      ledger.New(c.LargeBytes),
+		larges:      ledger.New(c.LargeBytes, capacity(cmp.Or(c.Limits.Bytes, zmtp.DefaultBytes)), c.Grace),
 		connections: connections{max: c.Connections, perAddress: c.PerAddress, byAddress: make(map[netip.Prefix]map[*conn]struct{})},
 	}
 }
@@ -74,7 +74,7 @@ func newReads(c Config) *semaphore.Weighted {
 	return semaphore.NewWeighted(max(1, c.ReadBytes/readBytes))
 }
 
-// LargeBytes returns the memory of large messages that are being received or were not processed.
+// LargeBytes returns the memory that Config.LargeBytes bounds.
 func (t *Transport) LargeBytes() int64 { return t.larges.Used() }
 
 // Close implements transport.Transport.
