@@ -102,7 +102,7 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 		return nil, err
 	}
 	in.shared.replays = transport.NewRequests(in.shared.transports.Connecting, c.ReplayTimeout, in.shared.metrics.listeners.onDrop, in.shared.metrics.replaysInProgress)
-	in.shared.replays.Frames = in.shared.transports.Snapshots
+	in.shared.replays.Frames, in.shared.replays.Peers = in.shared.transports.Snapshots, in.shared.transports.Replaying
 	in.shared.replays.Delay = in.shared.delay.Recent
 	if err := in.open(); err != nil {
 		return nil, errors.Join(err, in.closeListeners(), in.release())

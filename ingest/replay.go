@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/internal/sequence"
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/transport"
 )
@@ -43,6 +44,9 @@ func (p *publisher) replay(ctx context.Context, r sequence.Request) {
 		Endpoint: r.Endpoint, From: r.From, Responsive: r.Answered, Failures: r.Failures,
 		Waited: func(d time.Duration) { locked(func() { p.machine.Waited(r.ID, d) }) },
 		Sent:   func() { locked(func() { p.machine.Sent(r.ID) }) },
+	}
+	if p.replayOf != nil {
+		q.Peer = budget.AddressOf(p.address)
 	}
 	if r.Cause == sequence.CauseStart {
 		q.Patience = startPatience

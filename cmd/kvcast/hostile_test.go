@@ -79,13 +79,19 @@ type correctEngine struct {
 	last      uint64
 	took      []time.Duration // from publishing to receiving
 	more      []wire.Event    // of each batch
+	drops     bool            // whether a batch is lost before each
 }
 
 const honestWorker = "127.0.0.1"
 
 func newHonest(t *testing.T, s *process) *correctEngine {
 	t.Helper()
-	port := harness.FreePort(t)
+	return newHonestAt(t, s, harness.FreePort(t))
+}
+
+// newHonestAt has the port of the engine's replay socket.
+func newHonestAt(t *testing.T, s *process, port int) *correctEngine {
+	t.Helper()
 	h := &correctEngine{t: t, publisher: publisherOf(t, simulator.SocketConfig{
 		Endpoint: s.endpoint(), Mode: simulator.ModeConnect, Topic: "kv@" + honestWorker + "@m", Replay: fmt.Sprintf("tcp://127.0.0.1:%d", port),
 	})}
@@ -113,6 +119,11 @@ func (h *correctEngine) round() {
 	h.t.Helper()
 	h.last++
 	began := time.Now()
+	if h.drops {
+		if _, err := h.publisher.Drop(storedOf(h.last << 32)); err != nil {
+			h.t.Fatal(err)
+		}
+	}
 	if _, err := h.publisher.Publish(append([]wire.Event{storedOf(h.last)}, h.more...)...); err != nil {
 		h.t.Fatal(err)
 	}
@@ -296,6 +307,81 @@ func TestLargeBatchesBesideStalledMessages(t *testing.T) {
 		})
 	}
 	h.round()
+}
+
+// TestRepairBesideSlowReplays has engines whose replay sockets send a batch now and then, for ever. The replays of another engine, which loses
+// batches, must not wait for them.
+func TestRepairBesideSlowReplays(t *testing.T) {
+	testclass.Process(t)
+	harness.ForEachTransport(t, func(t *testing.T, zmq config.ZMQ) {
+		port := harness.FreePort(t)
+		s := start(t, harness.ProcessConfig{Args: []string{
+			"--bind", fmt.Sprintf("tcp://127.0.0.1:*,replay_port=%d", port), "--ingest-connect-transport", string(zmq),
+		}})
+		h := newHonestAt(t, s, port)
+		h.round()
+		h.drops = true
+		limit := s.residentMiB() + 128
+		for _, addresses := range []int{1, 4} {
+			t.Run(fmt.Sprintf("of %d addresses", addresses), func(t *testing.T) {
+				h.during(t, s, func(t *testing.T, ctx context.Context, s *process) {
+					var group sync.WaitGroup
+					for i := range addresses {
+						group.Go(func() { trickle(t, ctx, s, net.IPv4(127, 0, 2, byte(i)), port) })
+					}
+					group.Wait()
+				}, limit)
+			})
+		}
+		h.round()
+	})
+}
+
+// trickle publishes the batches of 60 engines, the first of which are missing, over one connection, and answers each request to their replay sockets
+// with a batch in 200 ms, until the context is done.
+func trickle(t *testing.T, ctx context.Context, s *process, ip net.IP, port int) {
+	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: ip, Port: port})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
+	payload := batchOf(t, 1)
+	var group sync.WaitGroup
+	defer group.Wait()
+	group.Go(func() {
+		for ctx.Err() == nil {
+			c, err := rawzmtp.Accept(l, zmtp.ROUTER, waitTimeout)
+			if err != nil {
+				continue
+			}
+			group.Go(func() {
+				defer func() { _ = c.Close() }()
+				for seq := range uint64(1000) {
+					c.Message(nil, binary.BigEndian.AppendUint64(nil, seq), payload)
+					select {
+					case <-time.After(200 * time.Millisecond):
+					case <-ctx.Done():
+						return
+					}
+					if c.Flush() != nil {
+						return
+					}
+				}
+			})
+		}
+	})
+	c, err := rawzmtp.DialFrom(ctx, ip, zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	for i := range 60 {
+		c.Message(fmt.Appendf(nil, "kv@%v:%d@m", ip, 1+i), binary.BigEndian.AppendUint64(nil, 1000), payload)
+	}
+	_ = c.Flush()
+	c.Drain()
 }
 
 // stall connects from an address again and again until the context is done, and sends a part of a message of 8 MiB on each connection.

@@ -78,8 +78,8 @@ func (s *Shares) reserve(address netip.Prefix, n int64) error {
 }
 
 // Acquire reserves n units for an address as soon as that exceeds neither its share nor the budget, of which all units must be
-// reserved by these Shares. Calls are served in their order, except that those of an address that uses its share wait for that. The
-// error is that of ctx. There may be as many calls as the caller has goroutines.
+// reserved by these Shares. Of the calls for which there is room, that of the address which uses the least comes next, of several the
+// first. The error is that of ctx. There may be as many calls as the caller has goroutines.
 func (s *Shares) Acquire(ctx context.Context, address netip.Prefix, n int64) error {
 	c := &claim{address, n, make(chan struct{})}
 	s.mu.Lock()
@@ -101,14 +101,37 @@ func (s *Shares) Acquire(ctx context.Context, address netip.Prefix, n int64) err
 	return ctx.Err()
 }
 
-// grant grants the claims for which there is room, in their order.
+// grant grants the claims for which there is room.
 func (s *Shares) grant() {
-	s.waiting = slices.DeleteFunc(s.waiting, func(c *claim) bool {
-		if c.n > s.perAddress-s.used[c.address] || c.n > s.total.Room() || s.reserve(c.address, c.n) != nil {
-			return false
+	for {
+		next := -1
+		for i, c := range s.waiting {
+			if s.fits(c, 0, 0) && (next < 0 || s.used[c.address] < s.used[s.waiting[next].address]) {
+				next = i
+			}
 		}
-		close(c.granted)
-		return true
+		if next < 0 || s.reserve(s.waiting[next].address, s.waiting[next].n) != nil {
+			return
+		}
+		close(s.waiting[next].granted)
+		s.waiting = slices.Delete(s.waiting, next, next+1)
+	}
+}
+
+// fits reports whether there is room for a claim, of the share of its address, after some units of that and some of the budget were released.
+func (s *Shares) fits(c *claim, ofAddress, ofTotal int64) bool {
+	return c.n <= s.perAddress-s.used[c.address]+ofAddress && c.n <= s.total.Room()+ofTotal
+}
+
+// Wanted reports whether a call of Acquire would return if an address released n units.
+func (s *Shares) Wanted(address netip.Prefix, n int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.waiting, func(c *claim) bool {
+		if c.address == address {
+			return s.fits(c, n, n)
+		}
+		return s.fits(c, 0, n)
 	})
 }
 

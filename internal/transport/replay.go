@@ -5,14 +5,14 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/wire"
 )
 
@@ -27,8 +27,11 @@ const (
 	firstReplyTimeout = time.Second
 	// delayFactor is how much longer replies may take than the time limits, as a multiple of how late goroutines run.
 	delayFactor = 20
-	// transferShare is how long one replay is read while others wait. The replay continues after them.
-	transferShare = 3 * time.Second
+	// transferShare is how long one replay is read while others wait, and slowShare how long one that brings less than minTransferRate bytes a
+	// second. The replay continues after them.
+	transferShare   = 3 * time.Second
+	slowShare       = transferShare / 6
+	minTransferRate = 64 << 10
 	// replayPause is how long the next reply may take after the first one. An engine sends all at once, and its socket drops replies beyond
 	// its high-water mark, with the end marker. Missing batches are requested again.
 	replayPause = time.Second
@@ -58,11 +61,10 @@ type Requests struct {
 	transport Transport
 	timeout   time.Duration
 	onDrop    func(n int)
-	// A request to a socket that answered the last request needs a slot of transfers. Any
-	// other needs a slot of first, and exchanges it when the first reply has come.
-	first, transfers *slots
-	snapshots        *slots
-	waiting          prometheus.Gauge
+	// Sockets of engines that kvcast connects to, and those that peers name, have slots of their own.
+	engines, peers replaySlots
+	snapshots      *slots
+	waiting        prometheus.Gauge
 
 	// FirstReply is how long the first reply of a socket may take that did not answer the
 	// last request, doubled by each failure, and FirstPatience how long such a request waits for a slot.
@@ -72,38 +74,45 @@ type Requests struct {
 	// Frames sends the requests for snapshots, whose frames have SnapshotBytes together at most. The default is MaxSnapshotBytes.
 	Frames        FrameRequester
 	SnapshotBytes int64
+	// Peers sends the requests to sockets that peers name. The default is that of all others.
+	Peers Transport
 }
+
+// replaySlots are the slots of requests to replay sockets. A request to a socket that answered the last request needs a slot of transfers.
+// Any other needs a slot of first, and exchanges it when the first reply has come.
+type replaySlots struct{ first, transfers *slots }
 
 // NewRequests returns Requests whose replies may each take timeout. inProgress has the
 // label state: waiting, asking, transferring or snapshot.
 func NewRequests(t Transport, timeout time.Duration, onDrop func(n int), inProgress *prometheus.GaugeVec) *Requests {
+	asking, transferring := inProgress.WithLabelValues("asking"), inProgress.WithLabelValues("transferring")
 	return &Requests{
-		transport: t, timeout: timeout, onDrop: onDrop,
-		first:      &slots{semaphore: semaphore.NewWeighted(maxFirstRequests), used: inProgress.WithLabelValues("asking")},
-		transfers:  &slots{semaphore: semaphore.NewWeighted(maxTransfers), used: inProgress.WithLabelValues("transferring")},
-		snapshots:  &slots{semaphore: semaphore.NewWeighted(maxSnapshots), used: inProgress.WithLabelValues("snapshot")},
+		transport: t, timeout: timeout, onDrop: onDrop, Peers: t,
+		engines:    replaySlots{newSlots(maxFirstRequests, asking), newSlots(maxTransfers, transferring)},
+		peers:      replaySlots{newSlots(maxFirstRequests, asking), newSlots(maxTransfers, transferring)},
+		snapshots:  newSlots(maxSnapshots, inProgress.WithLabelValues("snapshot")),
 		waiting:    inProgress.WithLabelValues("waiting"),
 		FirstReply: firstReplyTimeout, FirstPatience: slotPatience, SnapshotBytes: MaxSnapshotBytes,
 		Delay: func() time.Duration { return 0 },
 	}
 }
 
-// slots is a FIFO semaphore of requests.
+// slots are places for requests. Of those that wait, that of the address with the fewest comes next.
 type slots struct {
-	semaphore *semaphore.Weighted
-	used      prometheus.Gauge
-	queued    atomic.Int64 // requests that wait
+	shares *budget.Shares
+	used   prometheus.Gauge
 }
 
-func (s *slots) release() {
-	s.used.Dec()
-	s.semaphore.Release(1)
+func newSlots(n int64, used prometheus.Gauge) *slots {
+	return &slots{budget.NewShares(budget.New("", n), n), used}
 }
 
 // Request is a request for the batches from a seq on.
 type Request struct {
 	Endpoint string
 	From     uint64
+	// Peer is the address of the peer that has named the endpoint; not valid if kvcast connects to the engine.
+	Peer netip.Prefix
 	// Responsive reports whether the socket answered the last request, and Failures how many requests in a row brought nothing.
 	Responsive bool
 	Failures   int
@@ -122,17 +131,21 @@ func (r *Requests) Replay(ctx context.Context, q Request, each func(seq uint64, 
 	if q.Patience == 0 {
 		q.Patience = slotPatience
 	}
-	x := &exchange{Requests: r, Request: q}
-	slots, patience := r.transfers, q.Patience
+	x := &exchange{Requests: r, Request: q, of: &r.engines}
+	t := r.transport
+	if q.Peer.IsValid() {
+		x.of, t = &r.peers, r.Peers
+	}
+	slots, patience := x.of.transfers, q.Patience
 	if !q.Responsive {
-		slots, patience = r.first, r.FirstPatience
+		slots, patience = x.of.first, r.FirstPatience
 	}
 	if err := x.acquire(ctx, slots, patience); err != nil {
 		return err
 	}
 	defer x.release()
 	return x.send(ctx, fmt.Sprintf("replay from %d", q.From), func(address string) (Receiver, error) {
-		return r.transport.Request(address, r.onDrop, nil, binary.BigEndian.AppendUint64(nil, q.From))
+		return t.Request(address, r.onDrop, nil, binary.BigEndian.AppendUint64(nil, q.From))
 	}, func(receiver Receiver) error { return x.run(ctx, receiver, each) })
 }
 
@@ -140,8 +153,10 @@ func (r *Requests) Replay(ctx context.Context, q Request, each func(seq uint64, 
 type exchange struct {
 	*Requests
 	Request
-	slots    *slots    // the semaphore of the acquired slot; nil without a slot
+	of       *replaySlots
+	slots    *slots    // of the acquired slot; nil without a slot
 	since    time.Time // when the transfer slot was acquired
+	bytes    int       // of the replies since then
 	answered bool
 }
 
@@ -172,11 +187,8 @@ func (x *exchange) send(ctx context.Context, what string, open func(address stri
 
 // acquire waits for a slot. It returns ErrReplayBusy if none is free in time.
 func (x *exchange) acquire(ctx context.Context, s *slots, patience time.Duration) error {
-	if !s.semaphore.TryAcquire(1) {
-		s.queued.Add(1)
-		err := x.wait(ctx, s.semaphore, patience)
-		s.queued.Add(-1)
-		if err != nil {
+	if s.shares.Reserve(x.Peer, 1) != nil {
+		if err := x.wait(ctx, patience, func(ctx context.Context) error { return s.shares.Acquire(ctx, x.Peer, 1) }); err != nil {
 			return err
 		}
 	}
@@ -185,15 +197,12 @@ func (x *exchange) acquire(ctx context.Context, s *slots, patience time.Duration
 	return nil
 }
 
-// wait waits for a slot of a semaphore. It returns ErrReplayBusy if none is free in time.
-func (x *exchange) wait(ctx context.Context, s *semaphore.Weighted, patience time.Duration) error {
-	if s.TryAcquire(1) {
-		return nil
-	}
+// wait waits until acquire has acquired something. It returns ErrReplayBusy if it has not in time.
+func (x *exchange) wait(ctx context.Context, patience time.Duration, acquire func(context.Context) error) error {
 	began := time.Now()
 	x.waiting.Inc()
 	bounded, cancel := context.WithTimeout(ctx, patience)
-	err := s.Acquire(bounded, 1)
+	err := acquire(bounded)
 	cancel()
 	x.waiting.Dec()
 	if x.Waited != nil {
@@ -211,7 +220,8 @@ func (x *exchange) wait(ctx context.Context, s *semaphore.Weighted, patience tim
 // release releases the acquired slot, if there is one.
 func (x *exchange) release() {
 	if x.slots != nil {
-		x.slots.release()
+		x.slots.used.Dec()
+		x.slots.shares.Release(x.Peer, 1)
 		x.slots = nil
 	}
 }
@@ -279,6 +289,7 @@ func (x *exchange) read(ctx context.Context, c *Chunk, each func(uint64, []byte)
 		if m.Count != len(m.Frames) {
 			return false, fmt.Errorf("reply of %d frames: %w", m.Count, wire.ErrReply)
 		}
+		x.bytes += m.Bytes()
 		seq, payload, end, err := wire.ParseReply(m.Frames)
 		if err != nil {
 			return false, err
@@ -296,9 +307,11 @@ func (x *exchange) read(ctx context.Context, c *Chunk, each func(uint64, []byte)
 	return true, nil
 }
 
-// mustYield reports whether the transfer has used its share while others wait.
+// mustYield reports whether the transfer has used its share, or is slow, while another waits for its slot.
 func (x *exchange) mustYield() bool {
-	return x.transfers.queued.Load() > 0 && time.Since(x.since) >= transferShare
+	took := time.Since(x.since)
+	slow := took >= slowShare && float64(x.bytes) < took.Seconds()*minTransferRate
+	return (slow || took >= transferShare) && x.of.transfers.shares.Wanted(x.Peer, 1)
 }
 
 // startTransfer exchanges the slot of a first request for a transfer slot.
@@ -306,7 +319,7 @@ func (x *exchange) startTransfer(ctx context.Context) error {
 	x.answered = true
 	if !x.Responsive {
 		x.release()
-		if err := x.acquire(ctx, x.transfers, x.Patience); err != nil {
+		if err := x.acquire(ctx, x.of.transfers, x.Patience); err != nil {
 			return err
 		}
 	}

@@ -67,8 +67,10 @@ func (r *Requests) Snapshot(ctx context.Context, q SnapshotRequest, each func(fr
 // wait for those than may have one. It returns ErrReplayBusy if both are not free in time.
 func (x *exchange) acquireSnapshot(ctx context.Context, worker *semaphore.Weighted) (release func(), err error) {
 	until := time.Now().Add(slotPatience)
-	if err := x.wait(ctx, worker, slotPatience); err != nil {
-		return nil, err
+	if !worker.TryAcquire(1) {
+		if err := x.wait(ctx, slotPatience, func(ctx context.Context) error { return worker.Acquire(ctx, 1) }); err != nil {
+			return nil, err
+		}
 	}
 	if err := x.acquire(ctx, x.snapshots, time.Until(until)); err != nil {
 		worker.Release(1)

@@ -28,6 +28,8 @@ type Transports struct {
 	// Connecting is the transport of workers, and Listening that of listeners. They may be the same, unless they are native: peers that connect to
 	// a listener then have no part in the memory of messages of workers.
 	Connecting, Listening transport.Transport
+	// Replaying is the transport of the replay sockets that peers of listeners name.
+	Replaying transport.Transport
 	// Snapshots requests snapshots. It is native, because libzmq receives whole messages only.
 	Snapshots transport.FrameRequester
 	// calls is the transport of workers that are read by gRPC.
@@ -60,6 +62,9 @@ func Open(c config.Config, received *budget.Budget, onReject func(peer netip.Add
 		if t.Listening, err = open(c.ListenZMQ); err != nil {
 			return nil, errors.Join(err, connecting.Close())
 		}
+	}
+	if t.Replaying = connecting; c.ConnectZMQ != config.ZMQLib {
+		t.Replaying = t.Listening
 	}
 	return t, nil
 }
