@@ -183,12 +183,11 @@ func TestSilentReplaySocketsDelayNoOtherRepair(t *testing.T) {
 	healthy.caughtUp(vs["healthy"])
 	for i := range silent {
 		c := newCache(t, simulator.PublisherConfig{})
-		hole := newProxy(t, c.ReplayEndpoint())
-		hole.Partition()
+		healthy.must(c.SetReplayFaults(simulator.ReplayFaults{NoAnswer: true})) // it completes the handshake, which has a time limit
 		name := fmt.Sprint("silent-", i)
 		vs[name] = newView()
 		healthy.must(in.AddWorker(t.Context(), config.Worker{
-			Name: name, Sources: []config.Source{{Connect: c.Endpoint(), Replay: hole.Endpoint()}},
+			Name: name, Sources: []config.Source{{Connect: c.Endpoint(), Replay: c.ReplayEndpoint()}},
 		}))
 	}
 	harness.WaitFor(t, func() bool { return replaysIn(t, registry, "asking") == 32 })

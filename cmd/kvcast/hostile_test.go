@@ -297,13 +297,13 @@ func TestLargeBatchesBesideStalledMessages(t *testing.T) {
 	limit := s.residentMiB() + 256 // four times the ledger and the batches, for a collector that lags behind
 	for _, tt := range []struct{ addresses, connections, sent int }{{2, 30, 40_000}, {12, 1, 7 << 20}, {40, 2, 400_000}} {
 		t.Run(fmt.Sprintf("%d addresses with %d connections", tt.addresses, tt.connections), func(t *testing.T) {
-			h.during(t, s, func(t *testing.T, ctx context.Context, s *process) {
+			h.duringRounds(t, s, func(t *testing.T, ctx context.Context, s *process) {
 				var group sync.WaitGroup
 				for i := range tt.addresses * tt.connections {
 					group.Go(func() { stall(t, ctx, s, net.IPv4(127, 0, 1, byte(i%tt.addresses)), tt.sent) })
 				}
 				group.Wait()
-			}, limit)
+			}, limit, func(m harness.Metrics) bool { return m.Sum("kvcast_ingest_peers_rejected_total", "reason", "memory") > 0 })
 		})
 	}
 	h.round()
@@ -324,13 +324,13 @@ func TestRepairBesideSlowReplays(t *testing.T) {
 		limit := s.residentMiB() + 128
 		for _, addresses := range []int{1, 4} {
 			t.Run(fmt.Sprintf("of %d addresses", addresses), func(t *testing.T) {
-				h.during(t, s, func(t *testing.T, ctx context.Context, s *process) {
+				h.duringRounds(t, s, func(t *testing.T, ctx context.Context, s *process) {
 					var group sync.WaitGroup
 					for i := range addresses {
 						group.Go(func() { trickle(t, ctx, s, net.IPv4(127, 0, 2, byte(i)), port) })
 					}
 					group.Wait()
-				}, limit)
+				}, limit, func(m harness.Metrics) bool { return m.Sum("kvcast_ingest_replays_in_progress", "state", "transferring") >= 8 })
 			})
 		}
 		h.round()
@@ -404,18 +404,52 @@ func stall(t *testing.T, ctx context.Context, s *process, from net.IP, sent int)
 	}
 }
 
-// during runs an attack, and checks that the engine loses nothing and that the process has at most
-// so many MiB of memory.
+// during runs an attack for a second, and checks that the engine loses nothing and that the process has at most so many MiB of memory.
 func (h *correctEngine) during(t *testing.T, s *process, attack func(*testing.T, context.Context, *process), limit int) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	t.Helper()
+	end := time.Now().Add(time.Second)
+	h.until(t, s, attack, limit, func() bool { return time.Now().After(end) })
+}
+
+// patientRounds is how many batches duringRounds sends, and roundLimit how long each may take: ten times what a busy machine needs.
+const (
+	patientRounds = 10
+	roundLimit    = 8 * time.Second
+)
+
+// duringRounds runs an attack until a condition has become true, and the engine has sent some batches since, each of which must reach the router in a
+// time in which it would not while the attack has its way.
+func (h *correctEngine) duringRounds(t *testing.T, s *process, attack func(*testing.T, context.Context, *process), limit int, begun func(harness.Metrics) bool) {
+	t.Helper()
+	started := false
+	h.until(t, s, attack, limit, func() bool {
+		if !started {
+			m, err := s.Metrics(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if started = begun(m); started {
+				h.took = nil
+			}
+		}
+		return started && len(h.took) >= patientRounds
+	})
+	if most := slices.Max(h.took); most > roundLimit {
+		t.Errorf("a batch took %v, want at most %v", most, roundLimit)
+	}
+}
+
+func (h *correctEngine) until(t *testing.T, s *process, attack func(*testing.T, context.Context, *process), limit int, done func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var group sync.WaitGroup
 	group.Go(func() { attack(t, ctx, s) })
 	h.took = nil
-	h.round()
-	for ctx.Err() == nil {
+	for h.round(); !done(); {
 		h.round()
 	}
+	cancel()
 	group.Wait()
 	slices.Sort(h.took)
 	n := len(h.took)
