@@ -79,7 +79,7 @@ type Requests struct {
 }
 
 // replaySlots are the slots of requests to replay sockets. A request to a socket that answered the last request needs a slot of transfers.
-// Any other needs a slot of first, and exchanges it when the first reply has come.
+// Any other needs a slot of first, and exchanges it when the first replies have come. If none is free, it ends with ErrReplayYielded.
 type replaySlots struct{ first, transfers *slots }
 
 // NewRequests returns Requests whose replies may each take timeout. inProgress has the
@@ -155,8 +155,8 @@ type exchange struct {
 	Request
 	of       *replaySlots
 	slots    *slots    // of the acquired slot; nil without a slot
-	since    time.Time // when the transfer slot was acquired
-	bytes    int       // of the replies since then
+	since    time.Time // when the first replies came, or the transfer slot was acquired after them
+	bytes    int       // of the replies
 	answered bool
 }
 
@@ -252,7 +252,7 @@ func (x *exchange) run(ctx context.Context, r Receiver, each func(uint64, []byte
 			}
 		}
 		if len(c.Messages) > 0 || c.Drops != nil {
-			more, err := x.read(ctx, c, each)
+			more, err := x.read(c, each)
 			if err != nil || !more {
 				r.Recycle(c)
 				return err
@@ -276,11 +276,9 @@ func (x *exchange) patience() time.Duration {
 func (x *exchange) extended(limit time.Duration) time.Duration { return limit + delayFactor*x.Delay() }
 
 // read reads some replies, and reports whether more are wanted.
-func (x *exchange) read(ctx context.Context, c *Chunk, each func(uint64, []byte) bool) (more bool, err error) {
+func (x *exchange) read(c *Chunk, each func(uint64, []byte) bool) (more bool, err error) {
 	if !x.answered {
-		if err := x.startTransfer(ctx); err != nil {
-			return false, err
-		}
+		x.answered, x.since = true, time.Now()
 	}
 	for _, m := range c.Messages {
 		if m.Count == 0 {
@@ -301,7 +299,7 @@ func (x *exchange) read(ctx context.Context, c *Chunk, each func(uint64, []byte)
 	switch {
 	case c.Drops != nil:
 		return false, ErrReplayOverrun
-	case x.mustYield():
+	case !x.transfers(), x.mustYield():
 		return false, ErrReplayYielded
 	}
 	return true, nil
@@ -314,15 +312,17 @@ func (x *exchange) mustYield() bool {
 	return (slow || took >= transferShare) && x.of.transfers.shares.Wanted(x.Peer, 1)
 }
 
-// startTransfer exchanges the slot of a first request for a transfer slot.
-func (x *exchange) startTransfer(ctx context.Context) error {
-	x.answered = true
-	if !x.Responsive {
-		x.release()
-		if err := x.acquire(ctx, x.of.transfers, x.Patience); err != nil {
-			return err
-		}
+// transfers reports whether the request has a transfer slot, for which it exchanges the slot of a first request. If there is none, it does not wait
+// for it: its connection and the replies that have arrived would take memory meanwhile.
+func (x *exchange) transfers() bool {
+	if x.slots == x.of.transfers {
+		return true
 	}
-	x.since = time.Now()
-	return nil
+	if x.of.transfers.shares.Reserve(x.Peer, 1) != nil {
+		return false
+	}
+	x.release()
+	x.of.transfers.used.Inc()
+	x.slots, x.since = x.of.transfers, time.Now()
+	return true
 }
