@@ -19,7 +19,9 @@ from kvcast.v1 import event_pb2
 
 
 def decode(message):
-    """Returns the entry that a message is."""
+    """Returns the entry that a message is; None if kvcast has not written it."""
+    if "Kvcast" not in (message.headers or {}):
+        return None
     # The header has the tiers, the length of what only kvcast reads at the end of the payload,
     # and the escaped model.
     _, state, _ = message.headers["Kvcast"].split(" ")
@@ -52,7 +54,7 @@ async def read(servers, stream, after, count):
     )
     async for message in subscription.messages:
         entry = decode(message)
-        if not entry.events:
+        if entry is None or not entry.events:
             continue
         kinds = " ".join(event.WhichOneof("event") or "?" for event in entry.events)
         print(f"{epoch}:{entry.seq} {entry.worker} {kinds}", flush=True)

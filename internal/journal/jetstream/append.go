@@ -46,7 +46,7 @@ func (d *directory) cancel(source *journal.Source, err error) {
 
 // Headers of an atomic batch.
 const (
-	headerBatch       = "Nats-Batch-Id"
+	headerBatch       = entry.HeaderBatch
 	headerBatchSeq    = "Nats-Batch-Sequence"
 	headerBatchCommit = "Nats-Batch-Commit"
 )

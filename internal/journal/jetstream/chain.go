@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/kvcast/kvcast/internal/journal"
 )
 
@@ -54,11 +56,11 @@ func (c *chain) next(limit int, number uint64, now time.Time) []*inFlight {
 	return c.appends[:c.unit]
 }
 
-// delivered removes and returns the append that the worker's entry with a seq is. There is none for an entry that this
-// process has not published, which only another owner could write, after a record of its own.
-func (c *chain) delivered(seq uint64, now time.Time) (*inFlight, error) {
-	if c.sent == 0 {
-		return nil, fmt.Errorf("%w: entry %d of worker %q is not of its owner", ErrUnreadable, seq, c.worker)
+// delivered removes and returns the append that a message of the worker is, which has a seq. It is a journal.ErrFenced if this process has not
+// published it: only another owner may do so, after a record of its own.
+func (c *chain) delivered(m *nats.Msg, seq uint64, now time.Time) (*inFlight, error) {
+	if c.sent == 0 || !c.appends[0].equal(m.Subject, m.Header, m.Data) {
+		return nil, fmt.Errorf("%w: this instance has not written entry %d of worker %q", journal.ErrFenced, seq, c.worker)
 	}
 	a := c.appends[0]
 	c.appends[0] = nil
@@ -69,6 +71,10 @@ func (c *chain) delivered(seq uint64, now time.Time) (*inFlight, error) {
 	}
 	return a, nil
 }
+
+// overtaken is called for a message of the worker that is no entry. It is not stored after what is published, which would have been delivered
+// before, so the stream refuses that: all is published again.
+func (c *chain) overtaken(seq uint64) { c.last, c.unit, c.sent = seq, 0, 0 }
 
 // refused makes the unit be published again, and one append at a time if it was a batch.
 func (c *chain) refused() {

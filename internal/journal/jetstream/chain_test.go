@@ -9,6 +9,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/internal/journal"
 )
 
 // publication is a unit on its way to the stream.
@@ -45,6 +47,11 @@ func (w *chainWorld) publish(limit int) {
 	w.flying = append(w.flying, p)
 }
 
+// stored returns the appends that the stream has.
+func (w *chainWorld) stored() []string {
+	return slices.DeleteFunc(slices.Clone(w.stream), func(m string) bool { return m == foreign })
+}
+
 // arrive lets the stream store or refuse a publication that is on its way.
 func (w *chainWorld) arrive(i int) {
 	p := w.flying[i]
@@ -66,16 +73,24 @@ func (w *chainWorld) deliver(t *rapid.T) {
 		return
 	}
 	w.delivered++
-	a, err := w.chain.delivered(uint64(w.delivered), time.Time{})
+	got := w.stream[w.delivered-1]
+	if got == foreign {
+		w.chain.overtaken(uint64(w.delivered))
+		return
+	}
+	a, err := w.chain.delivered(&nats.Msg{Subject: got}, uint64(w.delivered), time.Time{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := w.stream[w.delivered-1]; got != a.message.Subject {
+	if got != a.message.Subject {
 		t.Fatalf("entry %d is append %s, and append %s is acknowledged", w.delivered, got, a.message.Subject)
 	}
 }
 
-// TestEachAppendIsStoredOnceInOrder publishes again what may still arrive.
+// foreign is a message in chainWorld.stream that is no entry.
+const foreign = "foreign"
+
+// TestEachAppendIsStoredOnceInOrder publishes again what may still arrive, while others publish, too.
 func TestEachAppendIsStoredOnceInOrder(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -94,12 +109,13 @@ func TestEachAppendIsStoredOnceInOrder(t *testing.T) {
 					w.flying = slices.Delete(w.flying, i, i+1)
 				}
 			},
+			"foreign": func(*rapid.T) { w.stream = append(w.stream, foreign) },
 			"check":   func(*rapid.T) { w.check() },
 			"deliver": w.deliver,
 			"": func(t *rapid.T) {
-				for i, got := range w.stream {
+				for i, got := range w.stored() {
 					if got != strconv.Itoa(i+1) {
-						t.Fatalf("entry %d is append %s", i+1, got)
+						t.Fatalf("append %s is stored as append %d", got, i+1)
 					}
 				}
 			},
@@ -114,17 +130,26 @@ func TestEachAppendIsStoredOnceInOrder(t *testing.T) {
 			w.check()
 			w.publish(4)
 		}
-		if len(w.stream) != w.pushed {
-			t.Fatalf("%d of %d appends are stored", len(w.stream), w.pushed)
+		if stored := len(w.stored()); stored != w.pushed {
+			t.Fatalf("%d of %d appends are stored", stored, w.pushed)
 		}
 	})
 }
 
 func TestEntryThatWasNotPublishedIsAnError(t *testing.T) {
 	t.Parallel()
-	c := &chain{worker: "w", appends: []*inFlight{{}}}
-	if _, err := c.delivered(1, time.Time{}); !errors.Is(err, ErrUnreadable) {
-		t.Errorf("got %v", err)
+	w := &chainWorld{chain: &chain{worker: "w"}}
+	w.push()
+	for range 2 {
+		for _, subject := range []string{"1", "other"} {
+			if w.chain.sent == 1 && subject == "1" {
+				continue
+			}
+			if _, err := w.chain.delivered(&nats.Msg{Subject: subject}, 1, time.Time{}); !errors.Is(err, journal.ErrFenced) {
+				t.Errorf("entry %s, of %d that are published: got %v", subject, w.chain.sent, err)
+			}
+		}
+		w.publish(1)
 	}
 }
 
@@ -133,7 +158,8 @@ func TestPublishingAgainIsNoProgress(t *testing.T) {
 	t.Parallel()
 	began := time.Now()
 	again := began.Add(time.Minute)
-	c := &chain{appends: []*inFlight{{}, {}}}
+	m := &nats.Msg{}
+	c := &chain{appends: []*inFlight{{message: m}, {message: m}}}
 	c.next(1, 1, began)
 	c.refused()
 	c.next(1, 2, again)
@@ -141,7 +167,7 @@ func TestPublishingAgainIsNoProgress(t *testing.T) {
 		t.Errorf("published again: got since %v and published %v, want %v and %v", c.since, c.published, began, again)
 	}
 	delivered := again.Add(time.Minute)
-	if _, err := c.delivered(1, delivered); err != nil {
+	if _, err := c.delivered(m, 1, delivered); err != nil {
 		t.Fatal(err)
 	}
 	if !c.since.Equal(delivered) {

@@ -180,7 +180,7 @@ func (d *directory) start() {
 	d.j.loops.Go(d.j.retention.loop)
 }
 
-func (d *directory) delivered(_ journal.Source, _ *Entry, _ time.Time, show func() error) error {
+func (d *directory) delivered(_ *nats.Msg, _ journal.Source, _ *Entry, _ time.Time, show func() error) error {
 	return show()
 }
 

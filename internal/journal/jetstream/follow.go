@@ -115,10 +115,7 @@ func (s *shared) follow(sources map[journal.Source]*journal.Source) error {
 		checked := time.Now()
 		for s.j.ctx.Err() == nil {
 			m, err := sub.NextMsg(deliveryTimeout)
-			if err != nil {
-				return err
-			}
-			if err := l.handle(s.j.ctx, m); err != nil {
+			if err := l.handleNext(s.j.ctx, m, err); err != nil {
 				return err
 			}
 			if time.Since(checked) < checkInterval {

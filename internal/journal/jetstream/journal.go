@@ -44,12 +44,13 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/entry"
 )
 
-// ErrUnreadable means that the stream has lost entries or that one of them cannot be decoded. The error's text names
+// ErrUnreadable means that the stream has lost entries. The error's text names
 // the seq. Discard makes the journal usable again.
 var ErrUnreadable = errors.New("journal is unreadable")
 
@@ -69,6 +70,10 @@ type Journal struct {
 	mirror        atomic.Pointer[journal.Memory] // the acknowledged entries; replaced by Load and Discard
 	retention     *retention
 	stall         stall
+	foreign       struct {
+		messages atomic.Uint64
+		log      loglimit.Limit
+	}
 	*admission
 
 	ctx    context.Context // ends when the journal has stopped
@@ -88,7 +93,7 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	j := &Journal{
 		cfg:       cfg,
 		log:       cfg.Log.With("stream", cfg.Stream),
-		codec:     entry.Codec{Prefix: "kvcast." + cfg.Stream + ".", Instance: cfg.Instance},
+		codec:     entry.Codec{Prefix: "kvcast." + cfg.Stream + ".", Instance: cfg.Instance, Check: cfg.Check},
 		replies:   nats.NewInbox() + ".",
 		admission: newAdmission(cfg.InFlight),
 	}
@@ -247,6 +252,18 @@ func (j *Journal) Stalled() time.Time {
 func (j *Journal) Connection() (connected bool, reconnects uint64) {
 	return j.client.Conn.IsConnected(), j.client.Conn.Stats().Reconnects
 }
+
+// reportForeign counts and logs a message of the stream that is no entry, or that not its worker's owner has written.
+func (j *Journal) reportForeign(subject string, seq uint64, why error) {
+	j.foreign.messages.Add(1)
+	if suppressed, ok := j.foreign.log.Allow(time.Now()); ok {
+		j.log.Warn("The stream has a message that is not an entry of kvcast: somebody else publishes to its subjects.",
+			"subject", subject, "seq", seq, "cause", why, "suppressed", suppressed)
+	}
+}
+
+// Foreign returns the number of messages that were read from the stream and are no entries, or that not their worker's owner has written.
+func (j *Journal) Foreign() uint64 { return j.foreign.messages.Load() }
 
 // Close waits until every append is acknowledged or has failed, or until ctx ends, which is an error if there are appends in
 // flight. It then stops the embedded nats-server or the connection.

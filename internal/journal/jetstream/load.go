@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -16,7 +17,7 @@ import (
 )
 
 // Load reads all entries of the stream once, in order, and calls f for each. It fills the mirror with the newest. An
-// error of f ends it. The error is an ErrUnreadable if an entry is missing or cannot be decoded; Discard then makes the
+// error of f ends it. The error is an ErrUnreadable if an entry is missing; Discard then makes the
 // journal usable. So it is if the stream ends before the entry needed, which a checkpoint has seen. Entries in the mirror
 // expire Retention.MaxAge after Load, however old they are. With Servers, Load reads on after an interruption when
 // they answer again, until ctx ends. The journal then follows the stream: it reads the entries that any process appends.
@@ -66,10 +67,14 @@ func (j *Journal) loadWorker(ctx context.Context, s jetstream.Stream, worker str
 		interrupted := func(err error) error { return fmt.Errorf("%w after entry %d: %w", errInterrupted, last, err) }
 		for last < until {
 			m, err := nextMsg(ctx, sub)
+			if errors.Is(err, nats.ErrNoResponders) { // see loader.handleNext
+				delivered++
+				continue
+			}
 			if err != nil {
 				return interrupted(err)
 			}
-			if status := m.Header.Get("Status"); status != "" {
+			if status := statusOf(m); status != "" {
 				if err := j.answerStatus(m, status); err != nil {
 					return interrupted(err)
 				}
@@ -89,9 +94,9 @@ func (j *Journal) loadWorker(ctx context.Context, s jetstream.Stream, worker str
 			if last > until {
 				return fmt.Errorf("%w: entry %d is missing", ErrUnreadable, until)
 			}
-			e, _, err := j.codec.Decode(m)
-			if err != nil {
-				return fmt.Errorf("%w: entry %d: %w", ErrUnreadable, last, err)
+			e, _ := j.codec.Decode(m)
+			if e.Invalid != nil {
+				continue
 			}
 			e.Seq = last
 			if err := f(e); err != nil {
@@ -125,6 +130,14 @@ func nextMsg(ctx context.Context, sub *nats.Subscription) (*nats.Msg, error) {
 		err = fmt.Errorf("nothing was delivered for %v", deliveryTimeout)
 	}
 	return m, err
+}
+
+// statusOf returns the status in a message of a consumer itself. It is empty if the message is one of the stream, which may have any headers.
+func statusOf(m *nats.Msg) string {
+	if strings.HasPrefix(m.Reply, "$JS.ACK.") {
+		return ""
+	}
+	return m.Header.Get("Status")
 }
 
 // answerStatus answers a message that asks whether to continue (flow control). Until it has the answer, the consumer delivers no entries, only
@@ -216,14 +229,30 @@ func (l *loader) readUntil(ctx context.Context, sub *nats.Subscription, last uin
 	l.delivered = 0
 	for l.next <= last {
 		m, err := nextMsg(ctx, sub)
-		if err != nil {
-			return l.interrupted(err)
-		}
-		if err := l.handle(ctx, m); err != nil {
+		if err := l.handleNext(ctx, m, err); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// handleNext handles what the subscription of the consumer has returned. nats.go returns an error in place of an empty message with the
+// status 503. Nothing else has that status, since nothing is requested: it is the next message of the stream, which is then read by itself.
+func (l *loader) handleNext(ctx context.Context, m *nats.Msg, err error) error {
+	if err == nil {
+		return l.handle(ctx, m)
+	}
+	if !errors.Is(err, nats.ErrNoResponders) {
+		return l.interrupted(err)
+	}
+	reading, cancel := context.WithTimeout(ctx, client.RequestTimeout)
+	defer cancel()
+	stored, err := l.stream.GetMsg(reading, l.next)
+	if err != nil {
+		return l.interrupted(err)
+	}
+	l.delivered++
+	return l.apply(ctx, &nats.Msg{Subject: stored.Subject, Header: stored.Header, Data: stored.Data}, stored.Time)
 }
 
 func (l *loader) interrupted(err error) error {
@@ -232,7 +261,7 @@ func (l *loader) interrupted(err error) error {
 
 // handle handles a message that the consumer has delivered.
 func (l *loader) handle(ctx context.Context, m *nats.Msg) error {
-	if status := m.Header.Get("Status"); status != "" {
+	if status := statusOf(m); status != "" {
 		return l.handleStatus(ctx, m, status)
 	}
 	meta, err := m.Metadata()
@@ -251,12 +280,18 @@ func (l *loader) handle(ctx context.Context, m *nats.Msg) error {
 		}
 		return fmt.Errorf("%w: entry %d is missing, and %d follows", ErrUnreadable, l.next, seq)
 	}
-	e, model, err := l.j.codec.Decode(m)
-	if err != nil {
-		return fmt.Errorf("%w: entry %d: %w", ErrUnreadable, l.next, err)
-	}
+	return l.apply(ctx, m, meta.Timestamp)
+}
+
+// apply handles the next message of the stream, which was stored at a time.
+func (l *loader) apply(ctx context.Context, m *nats.Msg, at time.Time) error {
+	e, model := l.j.codec.Decode(m)
 	e.Seq = l.next
 	source := journal.Source{Worker: e.Worker, Model: model}
+	if e.Invalid != nil {
+		source = journal.Source{} // anybody may choose the subject
+		l.j.reportForeign(m.Subject, e.Seq, e.Invalid)
+	}
 	if l.sources[source] == nil {
 		l.sources[source] = &source
 	}
@@ -264,7 +299,7 @@ func (l *loader) handle(ctx context.Context, m *nats.Msg) error {
 		_, err := l.j.mirror.Load().Append(ctx, journal.Record{Source: l.sources[source], Tiers: e.Tiers, Body: e.Body})
 		return err
 	}
-	if err := l.j.mode.delivered(source, &e, meta.Timestamp, show); err != nil {
+	if err := l.j.mode.delivered(m, source, &e, at, show); err != nil {
 		return err
 	}
 	l.next++

@@ -77,8 +77,8 @@ type writer interface {
 	cancel(source *journal.Source, err error)
 	// onReply handles the answer to what was published.
 	onReply(m *nats.Msg)
-	// delivered handles an entry that was read from the stream, which was stored at a time, and makes it visible by show.
-	delivered(source journal.Source, e *Entry, at time.Time, show func() error) error
+	// delivered handles an entry that was read from the stream as a message, which was stored at a time, and makes it visible by show.
+	delivered(m *nats.Msg, source journal.Source, e *Entry, at time.Time, show func() error) error
 	// reset forgets what the stream had, which now ends with an entry.
 	reset(last uint64)
 	// reconnected finds out what has become of the messages in flight after a loss of the connection.

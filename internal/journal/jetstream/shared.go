@@ -290,21 +290,21 @@ func (s *shared) check(age time.Duration) {
 }
 
 // delivered handles the next entry of the stream. It acknowledges an entry of this instance. A record of another one ends this
-// instance's appends of the worker.
-func (s *shared) delivered(source journal.Source, e *Entry, at time.Time, show func() error) error {
-	a, fenced, err := s.match(source, e)
-	if err == nil && e.Owner != nil {
+// instance's appends of the worker, and so does an entry that is invalid or that this instance has not written: the worker is then recovered.
+func (s *shared) delivered(m *nats.Msg, source journal.Source, e *Entry, at time.Time, show func() error) error {
+	a, fenced, cause := s.match(m, source, e)
+	if e.Owner != nil {
 		s.j.cfg.Owned(source, *e.Owner)
+	} else if fenced != nil && e.Invalid == nil {
+		s.j.reportForeign(m.Subject, e.Seq, cause)
 	}
-	if err == nil {
-		err = show()
-	}
+	err := show()
 	if a != nil {
 		a.ack.Resolve(e.Seq, err)
 		<-s.j.slots
 	}
 	if fenced != nil {
-		s.fence(fenced, s.fencedBy(*e.Owner))
+		s.fence(fenced, cause)
 	}
 	if err == nil {
 		s.read = lastRead{e.Seq, at}
@@ -312,17 +312,29 @@ func (s *shared) delivered(source journal.Source, e *Entry, at time.Time, show f
 	return err
 }
 
-// match returns the append that an entry is, if it is of this instance, or the chain that a record ends.
-func (s *shared) match(source journal.Source, e *Entry) (a *inFlight, fenced *chain, err error) {
+// match returns the append that an entry is, if it is of this instance, or the chain that the entry ends, and why.
+func (s *shared) match(m *nats.Msg, source journal.Source, e *Entry) (a *inFlight, fenced *chain, cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	seq, worker, owner := e.Seq, source.Worker, e.Owner
+	seq, worker, owner := e.Seq, e.Worker, e.Owner
 	c := s.chains[worker]
+	switch inUnit := c != nil && c.unit > 0; {
+	case e.Invalid == nil:
+	case c == nil:
+		return nil, nil, nil
+	case !errors.Is(e.Invalid, entry.ErrForeign):
+		return nil, c, fmt.Errorf("%w: entry %d of worker %q is invalid: %w", journal.ErrFenced, seq, worker, e.Invalid)
+	default:
+		if c.overtaken(seq); inUnit {
+			s.endUnit(c)
+		}
+		return nil, nil, nil
+	}
 	if owner != nil {
 		owner.Seq = seq
 		s.owners[worker] = *owner
 		if owner.Writer != s.j.cfg.Instance && c != nil {
-			return nil, c, nil
+			return nil, c, s.fencedBy(*owner)
 		}
 		if c == nil && owner.Instance == s.j.cfg.Instance && owner.Writer == s.j.cfg.Instance {
 			s.chains[worker] = &chain{
@@ -334,14 +346,16 @@ func (s *shared) match(source journal.Source, e *Entry) (a *inFlight, fenced *ch
 		return nil, nil, nil
 	}
 	inUnit := c.unit > 0
-	a, err = c.delivered(seq, time.Now())
+	if a, cause = c.delivered(m, seq, time.Now()); cause != nil {
+		return nil, c, cause
+	}
 	if inUnit && c.unit == 0 {
 		s.endUnit(c)
 	}
 	if owner != nil && owner.IsReleased() {
 		delete(s.chains, worker)
 	}
-	return a, nil, err
+	return a, nil, nil
 }
 
 // fence ends the appends of a chain.

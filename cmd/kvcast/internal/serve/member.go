@@ -14,6 +14,7 @@ import (
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/member"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/recovery"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/discovery"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/journal"
@@ -39,7 +40,7 @@ type clustered struct {
 // openClustered opens the journal in NATS servers, with the settings of its mode.
 func openClustered(ctx context.Context, s *Service, cfg jetstream.Config) (clustered, error) {
 	j, m := &s.cfg.Journal, s.newMember()
-	cfg.Servers, cfg.Instance, cfg.Owned = j.Servers(), m.ID(), m.Owned
+	cfg.Servers, cfg.Instance, cfg.Owned, cfg.Check = j.Servers(), m.ID(), m.Owned, index.CheckBody
 	cfg.Credentials, cfg.TLSCA, cfg.TLSCert, cfg.TLSKey = j.Credentials, j.CA, j.Cert, j.Key
 	d, err := openDurable(ctx, s, cfg, m.IsolatedSince)
 	if err != nil {
@@ -56,7 +57,10 @@ func openClustered(ctx context.Context, s *Service, cfg jetstream.Config) (clust
 			}),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "kvcast_journal_reconnects_total",
 			Help: "Connections to NATS servers that were established again after one was lost."},
-			func() float64 { _, reconnects := d.Connection(); return float64(reconnects) }))
+			func() float64 { _, reconnects := d.Connection(); return float64(reconnects) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "kvcast_journal_foreign_messages_total",
+			Help: "Messages of the stream that are no entries of kvcast."},
+			func() float64 { return float64(d.Foreign()) }))
 	return clustered{d, m}, nil
 }
 

@@ -1,15 +1,17 @@
 // Package entry is the stored form of entries: messages of a stream.
 //
 // Records flow in, and messages flow out, or the reverse. Guarantee: what is decoded has all bytes of the record, and any other message
-// is an error.
+// is an error, which is an ErrForeign if kvcast has not written it.
 package entry
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/kvcast/kvcast/internal/core/kvblock"
@@ -27,7 +29,18 @@ type Entry struct {
 	Body, State []byte
 	// Owner is set in an entry without events that says who owns the worker from there on; see jetstream.Journal.Claim.
 	Owner *Owner
+	// Invalid is why the message is no entry; nil if it is one. The message is then read as an entry without events, so that the seqs stay
+	// contiguous: Worker is that of the subject, and all else but Seq is empty.
+	Invalid error
 }
+
+// ErrForeign is an error of a message that kvcast has not written, since a header is missing that all of its messages have. Any other error
+// may mean that an entry is damaged.
+var ErrForeign = errors.New("kvcast has not written it")
+
+// HeaderBatch is the header of the messages of an atomic batch. Each other message has a header with the seq that the stream, or its
+// subject, must have.
+const HeaderBatch = "Nats-Batch-Id"
 
 // Owner is who owns a worker: the instance that appends the worker's entries.
 type Owner struct {
@@ -61,6 +74,8 @@ type Codec struct {
 	Prefix     string       // of the subjects, including the last dot
 	Instance   string       // the writer of ownership records
 	MaxPayload func() int64 // the size of the largest message that the servers take; 0: no limit
+	// Check returns an error if a body is not that of an entry of a worker; nil: all are.
+	Check func(worker string, body []byte) error
 }
 
 // Encode returns the message of a record.
@@ -89,14 +104,33 @@ func head(source journal.Source) []byte {
 	return protowire.AppendString(b, source.Model)
 }
 
-// Decode decodes a message and also returns the model. The seq and that of the owner are not in the message.
-func (c *Codec) Decode(m *nats.Msg) (e Entry, model string, err error) {
+// Decode decodes a message and also returns the model. The seq and that of the owner are not in the message. The entry of a message that is
+// none has Invalid.
+func (c *Codec) Decode(m *nats.Msg) (e Entry, model string) {
+	e, model, err := c.decode(m)
+	if err != nil {
+		return Entry{Worker: e.Worker, Invalid: err}, ""
+	}
+	return e, model
+}
+
+// decode is Decode. With an error, it returns the worker of the subject, if the subject is that of a worker.
+func (c *Codec) decode(m *nats.Msg) (e Entry, model string, err error) {
 	token, ok := strings.CutPrefix(m.Subject, c.Prefix)
 	if !ok {
-		return e, "", fmt.Errorf("subject %q: want the prefix %q", m.Subject, c.Prefix)
+		return e, "", fmt.Errorf("%w: subject %q: want the prefix %q", ErrForeign, m.Subject, c.Prefix)
 	}
-	if e.Worker, err = client.Unescape(token); err != nil {
-		return e, "", fmt.Errorf("subject %q: %w", m.Subject, err)
+	worker, err := client.Unescape(token)
+	if err == nil && client.Escape(worker) != token {
+		err = errors.New("bytes are escaped that need not be")
+	}
+	if err != nil {
+		return e, "", fmt.Errorf("%w: subject %q: %w", ErrForeign, m.Subject, err)
+	}
+	e.Worker = worker
+	if m.Header[Header] == nil || m.Header[jetstream.ExpectedLastSubjSeqHeader] == nil && m.Header[jetstream.ExpectedLastSeqHeader] == nil &&
+		m.Header[HeaderBatch] == nil {
+		return e, "", fmt.Errorf("%w: it has not the headers of an entry", ErrForeign)
 	}
 	values := strings.Split(m.Header.Get(Header), " ")
 	if len(values) != 3 {
@@ -116,7 +150,9 @@ func (c *Codec) Decode(m *nats.Msg) (e Entry, model string, err error) {
 	e.Tiers = kvblock.Tiers(tiers)
 	body := len(m.Data) - state
 	e.Body, e.State = m.Data[:body:body], m.Data[body:]
-	e.Owner, err = decodeOwner(m)
+	if e.Owner, err = decodeOwner(m); err == nil && c.Check != nil {
+		err = c.Check(e.Worker, e.Body)
+	}
 	return e, model, err
 }
 

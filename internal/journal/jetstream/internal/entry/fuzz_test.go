@@ -2,7 +2,6 @@ package entry
 
 import (
 	"bytes"
-	"errors"
 	"net/http"
 	"slices"
 	"strings"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/journal"
@@ -30,13 +30,22 @@ func wantOneLine(t *testing.T, err error) {
 	}
 }
 
+// published adds the header with which a message is published.
+func published(m *nats.Msg) *nats.Msg {
+	m.Header[jetstream.ExpectedLastSubjSeqHeader] = []string{"0"}
+	return m
+}
+
 // FuzzMessage decodes messages as a consumer delivers them. What is decoded has all bytes of the message, and is the same
 // after it is encoded and decoded again.
 func FuzzMessage(f *testing.F) {
 	c := newDecoder("i")
 	add := func(m *nats.Msg, err error) {
 		var headers bytes.Buffer
-		if err = errors.Join(err, http.Header(m.Header).Write(&headers)); err != nil {
+		if err != nil {
+			f.Fatal(err)
+		}
+		if err := http.Header(published(m).Header).Write(&headers); err != nil {
 			f.Fatal(err)
 		}
 		f.Add(m.Subject, "NATS/1.0\r\n"+headers.String()+"\r\n", m.Data)
@@ -47,23 +56,27 @@ func FuzzMessage(f *testing.F) {
 		add(c.EncodeOwner(source, "other"))
 		add(c.EncodeOwner(source, ""))
 	}
+	const head = "NATS/1.0\r\nNats-Expected-Last-Subject-Sequence: 0\r\nKvcast: "
 	for _, message := range []struct{ subject, value string }{
 		{"kvcast.other.w", "0 0 m"}, {"kvcast.s.%zz", "0 0 m"}, {"kvcast.s.w", "0 0 %zz"}, {"kvcast.s.w", "0 0"},
 		{"kvcast.s.w", "256 0 m"},
 		{"kvcast.s.w", "-1 0 m"}, {"kvcast.s.w", "0 5 m"}, {"kvcast.s.w", "0 -1 m"}, {"kvcast.s.w", "0 9223372036854775808 m"},
 		{"kvcast.s.w", ""},
 	} {
-		f.Add(message.subject, "NATS/1.0\r\nKvcast: "+message.value+"\r\n\r\n", []byte("body"))
+		f.Add(message.subject, head+message.value+"\r\n\r\n", []byte("body"))
 	}
 	for _, owner := range []string{"", " ", "a", "a ", " b", "- b", "a b c"} {
-		f.Add("kvcast.s.w", "NATS/1.0\r\nKvcast: 0 0 m\r\nKvcast-Owner: "+owner+"\r\n\r\n", []byte("body"))
+		f.Add("kvcast.s.w", head+"0 0 m\r\nKvcast-Owner: "+owner+"\r\n\r\n", []byte("body"))
 	}
 	f.Fuzz(func(t *testing.T, subject, headers string, data []byte) {
 		header, _ := nats.DecodeHeadersMsg([]byte(headers)) // after an error, nats.go delivers the message without headers
 		m := &nats.Msg{Subject: subject, Header: header, Data: data}
-		e, model, err := c.Decode(m)
-		if err != nil {
-			wantOneLine(t, err)
+		e, model := c.Decode(m)
+		if e.Invalid != nil {
+			wantOneLine(t, e.Invalid)
+			if e.Body != nil || e.State != nil || e.Owner != nil || e.Tiers != 0 || model != "" {
+				t.Errorf("an invalid entry is not empty: %+v", e)
+			}
 			return
 		}
 		if !bytes.Equal(slices.Concat(e.Body, e.State), data) || cap(e.Body) != len(e.Body) {
@@ -84,9 +97,9 @@ func FuzzMessage(f *testing.F) {
 			}
 			again.Header[OwnerHeader] = record.Header[OwnerHeader]
 		}
-		got, gotModel, err := c.Decode(again)
-		if diff := cmp.Diff(e, got); err != nil || diff != "" || gotModel != model {
-			t.Errorf("decoded again: error %v, model %q, want %q (-want +got):\n%s", err, gotModel, model, diff)
+		got, gotModel := c.Decode(published(again))
+		if diff := cmp.Diff(e, got); diff != "" || gotModel != model {
+			t.Errorf("decoded again: model %q, want %q (-want +got):\n%s", gotModel, model, diff)
 		}
 	})
 }
@@ -108,10 +121,10 @@ func FuzzRecord(f *testing.F) {
 			}
 			return
 		}
-		e, gotModel, err := c.Decode(m)
-		if err != nil || e.Worker != worker || gotModel != model || e.Tiers != kvblock.Tiers(tiers) || e.Owner != nil ||
+		e, gotModel := c.Decode(published(m))
+		if e.Invalid != nil || e.Worker != worker || gotModel != model || e.Tiers != kvblock.Tiers(tiers) || e.Owner != nil ||
 			!bytes.Equal(e.Body, body) || !bytes.Equal(e.State, state) {
-			t.Errorf("got %+v of model %q, error %v", e, gotModel, err)
+			t.Errorf("got %+v of model %q", e, gotModel)
 		}
 		if name := instance + owner; instance == "" || owner == noOwner ||
 			strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' }) {
@@ -120,10 +133,10 @@ func FuzzRecord(f *testing.F) {
 		if m, err = c.EncodeOwner(*source, owner); err != nil {
 			t.Fatal(err)
 		}
-		e, gotModel, err = c.Decode(m)
-		if want := (&Owner{Instance: owner, Writer: instance}); err != nil || gotModel != model || !cmp.Equal(e.Owner, want) ||
+		e, gotModel = c.Decode(published(m))
+		if want := (&Owner{Instance: owner, Writer: instance}); e.Invalid != nil || gotModel != model || !cmp.Equal(e.Owner, want) ||
 			!bytes.Equal(e.Body, head(*source)) {
-			t.Errorf("got %+v of model %q, error %v, want owner %+v", e, gotModel, err, want)
+			t.Errorf("got %+v of model %q, want owner %+v", e, gotModel, want)
 		}
 	})
 }
