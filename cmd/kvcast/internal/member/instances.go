@@ -253,16 +253,14 @@ const (
 	leaveTimeout = time.Second
 )
 
-// watch watches a bucket until ctx ends.
-func (m *Member) watch(ctx context.Context, kv *jetstream.KV, changed func(jetstream.Value), loaded func()) {
+// watch watches a bucket until ctx ends. It sets rewatch, which m.mu guards, to what makes it begin anew.
+func (m *Member) watch(ctx context.Context, kv *jetstream.KV, rewatch *func(), changed func(jetstream.Value), loaded func()) {
 	var interrupted loglimit.Limit
 	for ctx.Err() == nil {
 		watching, stop := context.WithCancel(ctx)
-		if kv == m.kv {
-			m.mu.Lock()
-			m.bucket.rewatch = stop
-			m.mu.Unlock()
-		}
+		m.mu.Lock()
+		*rewatch = stop
+		m.mu.Unlock()
 		err := kv.Watch(watching, changed, loaded)
 		again := watching.Err() != nil
 		stop()

@@ -78,6 +78,11 @@ type Member struct {
 		number  uint64
 		rewatch func()
 	}
+	// registrations are the bucket of the registrations: when it was created, and what makes its watch begin anew.
+	registrations struct {
+		created time.Time
+		rewatch func()
+	}
 	isolated time.Time     // since when the machine is; zero: it is not
 	engines  cluster.Reach // as the machine knows it
 	start    startPhase
@@ -223,9 +228,12 @@ func (m *Member) Run(ctx, handOver context.Context) error {
 	loops.Go(func() { m.watchEngines(running) })
 	loops.Go(func() { m.confirm(running) })
 	instances, registrations := make(chan struct{}), make(chan struct{})
-	loops.Go(func() { m.watch(running, kv, m.instanceChanged, sync.OnceFunc(func() { close(instances) })) })
 	loops.Go(func() {
-		m.watch(running, m.parts.Journal.Registrations().KV(), m.registrationChanged, sync.OnceFunc(func() { close(registrations) }))
+		m.watch(running, kv, &m.bucket.rewatch, m.instanceChanged, sync.OnceFunc(func() { close(instances) }))
+	})
+	loops.Go(func() {
+		m.watch(running, m.parts.Journal.Registrations().KV(), &m.registrations.rewatch, m.registrationChanged,
+			sync.OnceFunc(func() { close(registrations) }))
 	})
 	loops.Go(func() {
 		for _, loaded := range []chan struct{}{instances, registrations} {

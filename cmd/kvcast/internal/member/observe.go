@@ -18,7 +18,7 @@ func (m *Member) Observe(ctx context.Context) {
 	if !m.openBucket(ctx) {
 		return
 	}
-	watching.Go(func() { m.watch(ctx, m.kv, m.instanceChanged, func() {}) })
+	watching.Go(func() { m.watch(ctx, m.kv, &m.bucket.rewatch, m.instanceChanged, func() {}) })
 	ticker := time.NewTicker(m.cfg.TTL / 3)
 	defer ticker.Stop()
 	for denied := false; ; {

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/recovery"
 	"github.com/kvcast/kvcast/internal/journal/jetstream"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -107,13 +109,16 @@ func (m *Member) StreamConfirmed() time.Time {
 	return m.recency.stream
 }
 
-// confirm keeps recency up to date until ctx ends. The journal and the bucket are asked as often as heartbeats are written.
+// confirm keeps recency up to date until ctx ends. The journal and the buckets are asked as often as heartbeats are written.
 func (m *Member) confirm(ctx context.Context) {
 	ticker := time.NewTicker(m.cfg.TTL / 3)
 	defer ticker.Stop()
 	for {
 		m.confirmStream(ctx)
 		m.askClock(ctx)
+		if m.cfg.About.Ingest {
+			m.keepRegistrations(ctx)
+		}
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
@@ -196,4 +201,40 @@ func (m *Member) askClock(ctx context.Context) {
 		}
 	}
 	m.signal()
+}
+
+// keepRegistrations creates the bucket of the registrations again if it was deleted, with the workers that this instance knows to be registered.
+func (m *Member) keepRegistrations(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.TTL)
+	defer cancel()
+	store := m.parts.Journal.Registrations()
+	bucket, err := store.KV().State(ctx)
+	if errors.Is(err, jetstream.ErrNoBucket) {
+		m.cfg.Log.Warn("the bucket of the registrations was deleted: it is created again, with the workers that are known")
+		if err = store.Recreate(ctx); err == nil {
+			bucket, err = store.KV().State(ctx)
+		}
+	}
+	if err != nil {
+		m.cfg.Log.Debug("it is not known whether there are registrations", "error", err)
+		return
+	}
+	m.mu.Lock()
+	created, workers := m.registrations.created, maps.Clone(m.catalog.registered)
+	m.mu.Unlock()
+	isNew := !created.IsZero() && !created.Equal(bucket.Created)
+	if isNew {
+		for name, w := range workers { // another instance may do the same
+			if err := (recovery.Registrations{Store: store}).Add(ctx, w); err != nil && !errors.Is(err, jetstream.ErrChanged) {
+				m.cfg.Log.Warn("a registration is not stored again yet", "worker", name, "error", err)
+				return
+			}
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.registrations.created = bucket.Created
+	if isNew && m.registrations.rewatch != nil {
+		m.registrations.rewatch()
+	}
 }

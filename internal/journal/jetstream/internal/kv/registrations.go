@@ -110,19 +110,7 @@ func open(ctx context.Context, c *client.Client, k keys) (*Registrations, error)
 	name, prefix := workersBucket(c.Stream), "$KV."+workersBucket(c.Stream)+"."
 	s, err := c.JS.Stream(ctx, WorkersStream(c.Stream))
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		// As the KV store of nats.go creates it, but all reads go to the leader, which has the newest value.
-		s, err = c.JS.CreateStream(ctx, jetstream.StreamConfig{
-			Name:              WorkersStream(c.Stream),
-			Description:       "Workers registered with kvcast.",
-			Subjects:          []string{prefix + ">"},
-			Storage:           jetstream.FileStorage,
-			Discard:           jetstream.DiscardNew,
-			MaxMsgsPerSubject: 1,
-			Replicas:          max(c.Replicas, 1),
-			AllowRollup:       true,
-			DenyDelete:        true,
-			AllowMsgTTL:       true,
-		})
+		s, err = create(ctx, c, 0)
 	} else if err == nil && c.Replicas != 0 && s.CachedInfo().Config.Replicas != c.Replicas {
 		config := s.CachedInfo().Config
 		config.Replicas = c.Replicas
@@ -137,6 +125,33 @@ func open(ctx context.Context, c *client.Client, k keys) (*Registrations, error)
 	}
 	r.last = s.CachedInfo().State.LastSeq
 	return r, nil
+}
+
+// create creates the stream of the bucket, whose first revision will be first, or 1 if that is 0: as the KV store of nats.go does, but all reads go to the leader,
+// which has the newest value.
+func create(ctx context.Context, c *client.Client, first uint64) (jetstream.Stream, error) {
+	return c.JS.CreateStream(ctx, jetstream.StreamConfig{
+		Name:              WorkersStream(c.Stream),
+		Description:       "Workers registered with kvcast.",
+		Subjects:          []string{"$KV." + workersBucket(c.Stream) + ".>"},
+		Storage:           jetstream.FileStorage,
+		Discard:           jetstream.DiscardNew,
+		MaxMsgsPerSubject: 1,
+		Replicas:          max(c.Replicas, 1),
+		AllowRollup:       true,
+		DenyDelete:        true,
+		AllowMsgTTL:       true,
+		FirstSeq:          first,
+	})
+}
+
+// Recreate creates the bucket again, which was deleted: it is empty, and its revisions continue.
+func (r *Registrations) Recreate(ctx context.Context) error {
+	_, err := create(ctx, r.client, r.Newest()+1)
+	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another process has created it
+		return nil
+	}
+	return err
 }
 
 // KV returns the bucket of the registrations, whose keys are encoded names; see RegistrationName.
