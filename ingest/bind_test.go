@@ -81,6 +81,8 @@ func TestBind(t *testing.T) {
 				e.send("kv@@m", seqFrame(0), payload(0))
 				e.send("kv@\xff@m", seqFrame(0), payload(0))
 				e.send("kv@\x1b[2J@m", seqFrame(0), payload(0))
+				e.send("kv@\u202eq@m", seqFrame(0), payload(0))
+				e.send("kv@q@m\u200b", seqFrame(0), payload(0))
 				e.send("kv@taken@m", seqFrame(0), payload(0))
 				e.send("kv@q@m", seqFrame(0), garbage)
 				e.send("kv@q@m", seqFrame(0))
@@ -100,7 +102,7 @@ func TestBind(t *testing.T) {
 			metrics: map[string]float64{
 				`messages_refused_total{reason="second_model",worker=""}`:     1,
 				`messages_refused_total{reason="foreign_topic",worker=""}`:    5,
-				`messages_refused_total{reason="bad_name",worker=""}`:         1,
+				`messages_refused_total{reason="bad_name",worker=""}`:         3,
 				`messages_refused_total{reason="name_taken",worker=""}`:       1,
 				`messages_refused_total{reason="wrong_frames",worker=""}`:     1,
 				`messages_refused_total{reason="too_many_workers",worker=""}`: 1,

@@ -82,8 +82,8 @@ func TestObjectsInPlaceOfBlocksAreLogged(t *testing.T) {
 
 func TestLogDescribesAcceptedTopics(t *testing.T) {
 	t.Parallel()
-	const names = `"a POD of 1 to 253 bytes of UTF-8 without control characters, ` +
-		`and a MODEL of at most 1024 bytes of UTF-8 without control characters"`
+	const names = `"a POD of 1 to 253 bytes of UTF-8 without control or format characters, ` +
+		`and a MODEL of at most 1024 bytes of UTF-8 without control or format characters"`
 	tests := []struct {
 		name     string
 		listener config.Listener

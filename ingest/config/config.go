@@ -143,7 +143,7 @@ type Config struct {
 
 // Worker is a worker whose engines are connected to.
 type Worker struct {
-	// Name is unique: 1 to MaxNameBytes bytes of UTF-8 without control characters.
+	// Name is unique: 1 to MaxNameBytes bytes of UTF-8 without control or format characters.
 	Name string
 	// Model is at most MaxModelBytes bytes; empty means unknown.
 	Model string

@@ -124,6 +124,13 @@ func TestValidate(t *testing.T) {
 		{"name too long", named(strings.Repeat("n", 254)), []string{"Workers[0].Name"}},
 		{"name that is not UTF-8", named("\xff"), []string{"Workers[0].Name"}},
 		{"name with a control character", named("a\nb"), []string{"Workers[0].Name"}},
+		{"name with a zero-width space", named("a\u200bb"), []string{"Workers[0].Name"}},
+		{"name with a zero-width joiner", named("a\u200db"), []string{"Workers[0].Name"}},
+		{"name with a byte order mark", named("\ufeffa"), []string{"Workers[0].Name"}},
+		{"name with a change of direction", named("a\u202eb"), []string{"Workers[0].Name"}},
+		{"name with a tag character", named("a\U000e0041"), []string{"Workers[0].Name"}},
+		{"name with a line separator", named("a\u2028b"), []string{"Workers[0].Name"}},
+		{"name with a paragraph separator", named("a\u2029b"), []string{"Workers[0].Name"}},
 		{"name twice", named("a", "b", "a"), []string{"Workers[2].Name"}},
 		{"no sources", config.Config{Workers: []config.Worker{{Name: "w"}}}, []string{"Workers[0].Sources"}},
 		{
@@ -254,7 +261,7 @@ func TestFieldErrorSaysWhatIsAllowed(t *testing.T) {
 		},
 		{
 			config.Config{Workers: []config.Worker{{Sources: sources}}},
-			`Workers[0].Name is "": must be 1 to 253 bytes of UTF-8 without control characters`,
+			`Workers[0].Name is "": must be 1 to 253 bytes of UTF-8 without control or format characters`,
 		},
 	} {
 		if err := tt.config.Validate(); err == nil || err.Error() != tt.want {

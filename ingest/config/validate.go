@@ -74,8 +74,8 @@ const maxLoRAPaths = 1024
 
 // AllowedName and AllowedModel describe valid names in errors.
 const (
-	AllowedName  = "1 to 253 bytes of UTF-8 without control characters"
-	AllowedModel = "at most 1024 bytes of UTF-8 without control characters"
+	AllowedName  = "1 to 253 bytes of UTF-8 without control or format characters"
+	AllowedModel = "at most 1024 bytes of UTF-8 without control or format characters"
 	AllowedHTTP  = "http://HOST:PORT or https://HOST:PORT"
 )
 
@@ -392,7 +392,8 @@ func ValidModel(s string) bool {
 	return len(s) <= MaxModelBytes && Printable(s)
 }
 
-// Printable reports whether s is UTF-8 without control characters.
+// Printable reports whether s is UTF-8 without control or format characters: those that a terminal obeys, that change the direction of the text
+// around them, or that are not shown, so that two names look the same. Line and paragraph separators are among them.
 func Printable(s string) bool {
-	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
+	return utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp) }) < 0
 }

@@ -180,7 +180,7 @@ func (c Config) Validate() error {
 		v.Check(given.Replay == "", "Replay", given.Replay, "empty unless Connect is set")
 	}
 	v.Check(len(c.Topic) <= config.MaxTopicBytes && config.Printable(c.Topic), "Topic", c.Topic,
-		fmt.Sprintf("at most %d bytes of UTF-8 without control characters", config.MaxTopicBytes))
+		fmt.Sprintf("at most %d bytes of UTF-8 without control or format characters", config.MaxTopicBytes))
 	v.Durations(c.ingest())
 	v.Check(c.PollInterval >= time.Millisecond && c.PollInterval <= time.Minute,
 		"PollInterval", c.PollInterval, "1 ms to 1 min")

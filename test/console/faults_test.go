@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/internal/core/testclass"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -119,27 +121,33 @@ func TestTokenIsAskedFor(t *testing.T) {
 	another.awaitText("#notice", "the call has no token")
 }
 
-// TestNamesCannotInject registers a worker whose names are parts of HTML, of a script and of a shell command.
+// TestNamesCannotInject registers a worker whose names are parts of HTML, of a script and of a shell command. One that would change the
+// direction of text is refused.
 func TestNamesCannotInject(t *testing.T) {
 	testclass.Process(t)
 	b := startBrowser(t)
 	const name = `<img src=x onerror="document.title='owned'"> ';$(x) {{1}} %zz`
 	const model = `</datalist><script>document.title='owned'</script>`
-	const reversing, shown = "\u202e", "\ufffd" // text after it would be shown from right to left
 	server, url := serve(t, "--bind", "tcp://127.0.0.1:*")
 	conn := harness.Dial(t, fleet.Address(t, server))
-	_, err := kvcastv1.NewWorkerServiceClient(conn).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
-		Name: name, Model: model + reversing, Endpoint: "javascript:alert(1)", Labels: map[string]string{"<i>": "<u>"},
-		Sources: []*kvcastv1.SourceSpec{{Connect: "tcp://127.0.0.1:1"}},
-	}})
-	if err != nil {
+	register := func(model string) error {
+		_, err := kvcastv1.NewWorkerServiceClient(conn).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
+			Name: name, Model: model, Endpoint: "javascript:alert(1)", Labels: map[string]string{"<i>": "<u>"},
+			Sources: []*kvcastv1.SourceSpec{{Connect: "tcp://127.0.0.1:1"}},
+		}})
+		return err
+	}
+	if status.Code(register(model+"\u202e")) != codes.InvalidArgument {
+		t.Error("a model that changes the direction of text is not refused")
+	}
+	if err := register(model); err != nil {
 		t.Fatal(err)
 	}
 	p := b.open(url)
 	p.await("document.querySelector('.cards .name')?.innerText === " + quoted(name))
 	p.eval("document.querySelector('.cards a').click()", nil)
 	p.await("document.querySelector('h1').innerText === " + quoted(name))
-	p.awaitText("main", model+shown)
+	p.awaitText("main", model)
 	p.awaitText("main", "javascript:alert(1)")
 	p.eval("document.querySelectorAll('.source summary').forEach(s => s.click())", nil)
 	p.awaitText(".source code", `'\''`) // the shell's quotes

@@ -161,8 +161,8 @@ func TestInvalidAnnotationsAreRejected(t *testing.T) {
 		{"block-size", "", `kvcast.io/block-size "" is not allowed: want 1 to 65536`},
 		{"block-size", "65537", `kvcast.io/block-size "65537" is not allowed: want 1 to 65536`},
 		{"engine", "llama", `kvcast.io/engine "llama" is not allowed: want vllm, sglang, trtllm, kvbm or llm-d-sim`},
-		{"model", "a\nb", `kvcast.io/model "a\nb" is not allowed: want at most 1024 bytes of UTF-8 without control characters`},
-		{"model", strings.Repeat("m", 2000), `kvcast.io/model "` + strings.Repeat("m", 100) + `" is not allowed: want at most 1024 bytes of UTF-8 without control characters`},
+		{"model", "a\nb", `kvcast.io/model "a\nb" is not allowed: want at most 1024 bytes of UTF-8 without control or format characters`},
+		{"model", strings.Repeat("m", 2000), `kvcast.io/model "` + strings.Repeat("m", 100) + `" is not allowed: want at most 1024 bytes of UTF-8 without control or format characters`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.key, func(t *testing.T) {

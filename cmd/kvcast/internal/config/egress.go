@@ -112,7 +112,7 @@ func (c *Config) egressFields() mapping {
 				"ZeroMQ endpoint at which the events of all workers are published in vLLM's format, such as tcp://*:5560. Needs retain_token_ids."},
 			{"connect", listOf(&z.Connect, consumer), ""},
 			{"publishers", listOf(&z.Publishers, publisherFields), ""},
-			{"topic", text(&z.Topic, "kv@{endpoint}@{model}", isTopic, "1 to 1024 bytes of UTF-8 without control characters, with no other {names} than {worker}, {endpoint}, {model} and {rank}"),
+			{"topic", text(&z.Topic, "kv@{endpoint}@{model}", isTopic, "1 to 1024 bytes of UTF-8 without control or format characters, with no other {names} than {worker}, {endpoint}, {model} and {rank}"),
 				"Topic of batches. {worker}, {endpoint} (the address for requests, or the worker's name), {model} and {rank} are replaced."},
 			{"events", oneOf(&z.Events, EventMaps, EventArrays),
 				"Encoding of events: map, as vLLM since 0.26, or array."},

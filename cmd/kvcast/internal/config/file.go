@@ -8,9 +8,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode"
 
 	"go.yaml.in/yaml/v3"
+
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 )
 
 // file reads a configuration file. It walks the YAML nodes rather than decode them into structs, because only nodes have
@@ -22,7 +23,7 @@ func (r *reader) file(name string, data []byte) {
 // document reads the only document of a file, unless the file is empty.
 func (r *reader) document(name string, data []byte, read func(*yaml.Node)) {
 	r.fileName = strings.Map(func(c rune) rune {
-		if unicode.IsControl(c) {
+		if !ingestconfig.Printable(string(c)) {
 			return '?'
 		}
 		return c

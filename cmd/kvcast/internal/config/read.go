@@ -75,7 +75,7 @@ func (r *reader) resolveWatched(file string) error {
 type reader struct {
 	config     *Config
 	origins    Origins
-	fileName   string // of the file being read, without control characters
+	fileName   string // of the file being read, without control or format characters
 	mistakes   []mistake
 	unreadable []string // paths of items that are not mappings
 }

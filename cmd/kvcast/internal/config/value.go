@@ -250,7 +250,7 @@ func hosts(to *string, parsed *ingestconfig.Hosts) *value {
 }
 
 func fileName(to *string, allowed func(string) bool) *value {
-	return text(to, "", allowed, "a file's name in UTF-8 without control characters")
+	return text(to, "", allowed, "a file's name in UTF-8 without control or format characters")
 }
 
 // word is a text that package ingest validates.
