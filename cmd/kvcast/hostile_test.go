@@ -13,9 +13,11 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/core/testclass"
@@ -501,4 +503,35 @@ func TestFloodingPeerCannotEndTheProcess(t *testing.T) {
 			t.Errorf("%d MiB resident after the flood", rss)
 		}
 	})
+}
+
+// TestNamesThatDeceiveReachNoMetric sends names with characters that are not shown, or that change the direction of text, beside an
+// honest engine.
+func TestNamesThatDeceiveReachNoMetric(t *testing.T) {
+	testclass.Process(t)
+	t.Parallel()
+	s := serve(t, "--bind", "tcp://127.0.0.1:*")
+	h := newHonest(t, s)
+	h.round()
+	c := attack(t, s.endpoint())
+	topics := []string{"kv@a\u200b@m", "kv@a\u202eb@m", "kv@a@m\u2028", "kv@\U000e0041@m"}
+	for _, topic := range topics {
+		c.Message([]byte(topic), binary.BigEndian.AppendUint64(nil, 0), batchOf(t, 1))
+	}
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	s.metric(fmt.Sprintf(`kvcast_ingest_messages_refused_total{reason="bad_name",worker=""} %d`, len(topics)))
+	spec := &kvcastv1.WorkerSpec{Name: "a\u200bb", Sources: []*kvcastv1.SourceSpec{{Connect: "tcp://127.0.0.1:1"}}}
+	if _, err := s.operator().RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: spec}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("register: got %v, want INVALID_ARGUMENT", err)
+	}
+	h.round()
+	metrics, err := s.Get(t.Context(), "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i := strings.IndexFunc(string(metrics), func(r rune) bool { return r != '\n' && !config.Printable(string(r)) }); i >= 0 {
+		t.Errorf("the metrics have %q", metrics[i:min(i+20, len(metrics))])
+	}
 }
