@@ -126,6 +126,17 @@ var states = map[string]state{
 		mustLog(t, s, `limits of the Go runtime`)
 		return s
 	}, "open the journal", "the journal", false},
+	"opening a journal in files that cannot be read to their end": {func(t *testing.T) *harness.Process {
+		t.Helper()
+		dir := t.TempDir()
+		stream := filepath.Join(dir, "jetstream", "$G", "streams", "kvcast")
+		if err := errors.Join(os.MkdirAll(stream, 0o700), syscall.Mkfifo(filepath.Join(stream, "meta.inf"), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		s := launch(t, "--journal", "file:"+dir)
+		mustLog(t, s, `limits of the Go runtime`)
+		return s
+	}, "the journal", "the journal", true},
 	"without the NATS servers": {func(t *testing.T) *harness.Process {
 		t.Helper()
 		s, nats := servingWithNATS(t)

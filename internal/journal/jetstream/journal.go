@@ -50,8 +50,7 @@ import (
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/entry"
 )
 
-// ErrUnreadable means that the stream has lost entries. The error's text names
-// the seq. Discard makes the journal usable again.
+// ErrUnreadable means that the stream has lost entries. The error's text names the seq. Discard makes the journal usable again.
 var ErrUnreadable = errors.New("journal is unreadable")
 
 // Journal is a journal.Journal whose entries survive the process. Call Load once before any other method except
@@ -253,7 +252,7 @@ func (j *Journal) Connection() (connected bool, reconnects uint64) {
 	return j.client.Conn.IsConnected(), j.client.Conn.Stats().Reconnects
 }
 
-// reportForeign counts and logs a message of the stream that is no entry, or that not its worker's owner has written.
+// reportForeign counts and logs a message of the stream that is no entry, or that its worker's owner has not written.
 func (j *Journal) reportForeign(subject string, seq uint64, why error) {
 	j.foreign.messages.Add(1)
 	if suppressed, ok := j.foreign.log.Allow(time.Now()); ok {
@@ -262,7 +261,7 @@ func (j *Journal) reportForeign(subject string, seq uint64, why error) {
 	}
 }
 
-// Foreign returns the number of messages that were read from the stream and are no entries, or that not their worker's owner has written.
+// Foreign returns the number of messages that were read from the stream and are no entries, or that their worker's owner has not written.
 func (j *Journal) Foreign() uint64 { return j.foreign.messages.Load() }
 
 // Close waits until every append is acknowledged or has failed, or until ctx ends, which is an error if there are appends in
