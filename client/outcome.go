@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvcast/kvcast/internal/core/loglimit"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -49,6 +48,8 @@ const (
 	reportInterval = time.Second
 	// reportTimeout bounds a call, and so Reporter.Close.
 	reportTimeout = 5 * time.Second
+	// logInterval is the time between two log lines.
+	logInterval = 10 * time.Second
 )
 
 // ReportOutcomes reports outcomes to the server, which ignores those of workers, ranks and positions that it does not know. Errors
@@ -84,7 +85,8 @@ type Reporter struct {
 
 	mu      sync.Mutex // guards all below
 	pending []Outcome
-	dropped int // since the last log line
+	dropped int       // since the last log line
+	logged  time.Time // the last log line
 }
 
 // NewReporter returns a Reporter, which the caller must close. It logs what it drops; log may be nil.
@@ -125,12 +127,11 @@ func (r *Reporter) Close() {
 // run reports outcomes until Close.
 func (r *Reporter) run() {
 	defer close(r.done)
-	var limit loglimit.Limit
 	for {
 		select {
 		case <-r.added:
 		case <-r.stop:
-			r.send(&limit)
+			r.send()
 			return
 		}
 		timer := time.NewTimer(reportInterval)
@@ -139,12 +140,12 @@ func (r *Reporter) run() {
 		case <-r.stop:
 			timer.Stop()
 		}
-		r.send(&limit)
+		r.send()
 	}
 }
 
 // send reports the outcomes that are pending.
-func (r *Reporter) send(limit *loglimit.Limit) {
+func (r *Reporter) send() {
 	r.mu.Lock()
 	all := r.pending
 	r.pending = nil
@@ -159,8 +160,8 @@ func (r *Reporter) send(limit *loglimit.Limit) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.dropped += len(all)
-	if _, ok := limit.Allow(time.Now()); ok {
+	if now := time.Now(); now.Sub(r.logged) >= logInterval {
 		r.log.Warn("outcomes are not reported", "dropped", r.dropped, "error", err)
-		r.dropped = 0
+		r.dropped, r.logged = 0, now
 	}
 }

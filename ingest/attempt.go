@@ -127,7 +127,7 @@ func (l *link) fail(err error) {
 	l.worker.mu.Lock()
 	defer l.worker.mu.Unlock()
 	l.worker.metrics.inc(connectFailuresTotal)
-	l.worker.warn(logConnect, time.Now(), "connect failed", "endpoint", l.endpoint, "error", err)
+	l.worker.log.Warn("connect failed", "endpoint", l.endpoint, "error", err)
 }
 
 // close closes an attempt, if it is not nil.
@@ -209,7 +209,7 @@ func (l *link) handleEvent(a *attempt, e transport.Event) {
 	case transport.Failed:
 		a.state = attemptFailed
 		m.inc(connectFailuresTotal)
-		l.worker.warn(logConnect, time.Now(), "connect failed", "endpoint", a.address, "error", e.Err)
+		l.worker.log.Warn("connect failed", "endpoint", a.address, "error", e.Err)
 		if l.current == a && !errors.Is(e.Err, transport.ErrInterrupted) {
 			l.endAttempt(false)
 		}
@@ -222,11 +222,11 @@ func (l *link) handleEvent(a *attempt, e transport.Event) {
 		m.inc(disconnectionsTotal)
 		if errors.Is(e.Err, transport.ErrLost) {
 			l.lost = true
-			l.worker.warn(logConnect, time.Now(), "connection ended: its batches cannot be continued", "endpoint", a.address, "error", e.Err)
+			l.worker.log.Warn("connection ended: its batches cannot be continued", "endpoint", a.address, "error", e.Err)
 		}
 		if errors.Is(e.Err, transport.ErrTooLong) {
 			l.p.tooLong = e.Err
-			l.worker.warn(logTooLong, time.Now(), "connection ended: a message is too long", "endpoint", a.address, "error", e.Err)
+			l.worker.log.Warn("connection ended: a message is too long", "endpoint", a.address, "error", e.Err)
 		}
 	}
 	if l.current != a {

@@ -3,7 +3,6 @@ package ingest
 import (
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/feed"
@@ -19,7 +18,7 @@ var doubtTexts = map[feed.GapReason]string{
 }
 
 // doubts returns what the rules have left out or not understood of the batch that the intake has decoded, and logs it.
-func (p *publisher) doubts(in *intake, now time.Time, rank uint32, seq uint64) (all []feed.Doubt) {
+func (p *publisher) doubts(in *intake, rank uint32, seq uint64) (all []feed.Doubt) {
 	if p.relayed {
 		all = append(all, feed.Doubt{Reason: feed.GapRelayed, Tiers: kvblock.AllTiers})
 	}
@@ -34,7 +33,7 @@ func (p *publisher) doubts(in *intake, now time.Time, rank uint32, seq uint64) (
 		gap := feed.GapReason(reason.Gap())
 		detail, args := p.detail(in, reason)
 		all = append(all, feed.Doubt{Reason: gap, Tiers: tiers, Detail: detail})
-		p.worker.warn(logDoubt+logKind(reason), now, doubtTexts[gap], append([]any{"source", p.source, "rank", rank, "seq", seq, "reason", reason.String()}, args...)...)
+		p.worker.log.Warn(doubtTexts[gap], append([]any{"source", p.source, "rank", rank, "seq", seq, "reason", reason.String()}, args...)...)
 	}
 	return all
 }

@@ -49,9 +49,9 @@ func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 		p.reportForeign(in, now, a)
 	case sequence.ReportConflict:
 		w.metrics.inc(conflictsTotal)
-		p.warn(logConflict, now, "two publishers use the same topic and rank: their batches cannot be distinguished")
+		p.warn("two publishers use the same topic and rank: their batches cannot be distinguished")
 	case sequence.ReportSilent:
-		p.warn(logSilent, now, "connection is silent, and the engine does not reply")
+		p.warn("connection is silent, and the engine does not reply")
 	case sequence.ReportAbsent:
 		w.log.Warn("source has had no connection for the grace time; other sources of the worker are connected",
 			"source", p.source, "rank", p.rank, "grace", w.shared.config.Grace)
@@ -67,7 +67,7 @@ func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 	case sequence.CancelReplay:
 		p.endReplay()
 	case sequence.BeginReread:
-		p.warn(logReread, now, "lost batches can be replayed: everything is read again", "first_seq", a.Seq)
+		p.warn("lost batches can be replayed: everything is read again", "first_seq", a.Seq)
 		p.discard(now, a.Seq)
 	case sequence.BeginRestore:
 		p.discard(now, a.Seq)
@@ -76,11 +76,11 @@ func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 	case sequence.AbortRestore:
 		p.abortRestore(in, now, a)
 	case sequence.RejectSnapshot:
-		p.warn(logSnapshot, now, "snapshot not used: it has no batch after the last one read", "snapshot_seq", a.Seq)
+		p.warn("snapshot not used: it has no batch after the last one read", "snapshot_seq", a.Seq)
 	case sequence.SnapshotFailed:
-		p.warn(logNoSnapshot, now, "no snapshot: batches that no replay brings are reported as lost")
+		p.warn("no snapshot: batches that no replay brings are reported as lost")
 	case sequence.Reconnect:
-		p.warn(logSilent, now, "reconnecting: the connection is silent")
+		p.warn("reconnecting: the connection is silent")
 		p.reconnect(false)
 	case sequence.OpenReplacement:
 		p.reconnect(true)
@@ -93,7 +93,7 @@ func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 		if r := a.Repair; r.Batches > 0 {
 			p.status.update(func(s *SourceStatus) { s.Repairs++ })
 			p.observeRepair(now, a, true)
-			w.inform(logReplayDone, now, "replay done", "source", p.source, "rank", p.rank, "cause", r.Cause.String(),
+			w.log.Info("replay done", "source", p.source, "rank", p.rank, "cause", r.Cause.String(),
 				"batches", r.Batches, "requests", r.Requests, "took", now.Sub(r.Began))
 		}
 	case sequence.RepairFailed:
@@ -101,14 +101,14 @@ func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 		p.endRepair(p.replayErr)
 		p.observeRepair(now, a, false)
 	case sequence.RepairHole:
-		w.inform(logReplayHole, now, "replay has a hole, requesting it again", "source", p.source, "rank", p.rank,
+		w.log.Info("replay has a hole, requesting it again", "source", p.source, "rank", p.rank,
 			"last_seq", a.Seq, "batches", a.Repair.Batches)
 	case sequence.Reject:
 		in.decode(a.Batch)
 		if errors.Is(in.err, transport.ErrTooLong) {
 			p.tooLong = in.err
 		}
-		w.reject(in, now, "source", p.source, "rank", p.rank, "seq", a.Batch.Seq)
+		w.reject(in, "source", p.source, "rank", p.rank, "seq", a.Batch.Seq)
 	case sequence.DropDuplicate:
 		w.metrics.inc(duplicatesTotal)
 	case sequence.DropStale:
@@ -147,10 +147,10 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 	}
 	now := b.ReceivedAt
 	in.decode(b)
-	rank := p.rankOf(in, now)
+	rank := p.rankOf(in)
 	if !p.addRank(now, rank) {
 		p.rules.SkipRaw(1)
-		p.worker.refuse(refusedRanks, now)
+		p.worker.refuse(refusedRanks)
 		return
 	}
 	p.rules.Admit(in.batch, rank, &in.counts)
@@ -164,7 +164,7 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 		Events:        in.batch.Events,
 		GroupsOmitted: in.batch.GroupsOmitted,
 		Groups:        in.batch.Groups,
-		Doubts:        p.doubts(in, now, rank, b.Seq),
+		Doubts:        p.doubts(in, rank, b.Seq),
 		LastRawID:     p.rules.RawID(),
 		Progress:      p.progress(true),
 	}
@@ -200,7 +200,7 @@ func (p *publisher) reportGap(in *intake, now time.Time, a *sequence.Action) {
 		rank := p.rank
 		if a.Batch != nil {
 			in.decode(a.Batch)
-			rank = p.rankOf(in, now)
+			rank = p.rankOf(in)
 		}
 		p.addRank(now, rank)
 	}
@@ -220,7 +220,7 @@ func (p *publisher) reportGap(in *intake, now time.Time, a *sequence.Action) {
 	if a.Missed > 0 {
 		p.tooLong = nil
 	}
-	p.warn(logGap, now, "batches lost", args...)
+	p.warn("batches lost", args...)
 	for i, r := range p.ranks {
 		p.worker.lane.Gap(feed.Gap{
 			Progress:  p.progress(i == len(p.ranks)-1),
@@ -249,7 +249,7 @@ func (p *publisher) reportProved(now time.Time, seq uint64) {
 
 // reportForeign discards what a replay socket of another engine has replayed.
 func (p *publisher) reportForeign(in *intake, now time.Time, a *sequence.Action) {
-	p.warn(logForeign, now, "replay socket belongs to another engine: its batches differ from those that this one publishes", "replay", p.machine.ReplayEndpoint(),
+	p.warn("replay socket belongs to another engine: its batches differ from those that this one publishes", "replay", p.machine.ReplayEndpoint(),
 		"hint", "give each worker the replay endpoint of its own engine; the socket is asked again in a minute")
 	p.worker.blockSize.Forget()
 	p.discardBlocks(now.UnixNano(), 0, false)
@@ -285,9 +285,9 @@ func (p *publisher) reportBegin(now time.Time, a *sequence.Action) {
 func (p *publisher) reportRestart(now time.Time, a *sequence.Action) {
 	switch a.Evidence {
 	case sequence.EvidenceBatch:
-		p.warn(logRestart, now, "engine restarted", "seq", a.Seq)
+		p.warn("engine restarted", "seq", a.Seq)
 	case sequence.EvidenceReplay:
-		p.warn(logRestart, now, "engine restarted: its replay has other batches", "seq", a.Seq)
+		p.warn("engine restarted: its replay has other batches", "seq", a.Seq)
 	case sequence.EvidenceConflict:
 	}
 	p.worker.blockSize.Forget() // the engine may have another configuration

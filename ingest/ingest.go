@@ -36,11 +36,9 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/transport"
 	"github.com/kvcast/kvcast/internal/transport/configured"
-	"github.com/kvcast/kvcast/internal/zmtp"
 )
 
 // ErrStarted is returned by Run after an earlier Run or Close.
@@ -94,7 +92,6 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 	}
 	in.shared.recovered.load(in.shared)
 	in.shared.config.Recovered = nil // it may be large
-	in.shared.rejections.limits = make(map[zmtp.Reason]*loglimit.Limit)
 	in.shared.metrics = newMetrics(&in.shared.sources)
 	in.shared.metrics.registry.MustRegister(in.shared.budgets.all())
 	var err error

@@ -208,7 +208,7 @@ func (l *link) process(c *transport.Chunk) {
 		if why, ok := in.open(m); ok {
 			l.arrive(in, began)
 		} else {
-			l.refuse(why, m, began)
+			l.refuse(why, m)
 		}
 	})
 	if c.Drops != nil {
@@ -220,12 +220,12 @@ func (l *link) process(c *transport.Chunk) {
 }
 
 // refuse refuses a message. The worker's mutex is held.
-func (l *link) refuse(why refusal, m transport.Message, now time.Time) {
+func (l *link) refuse(why refusal, m transport.Message) {
 	if why != refusedLength {
-		l.worker.refuse(why, now)
+		l.worker.refuse(why)
 		return
 	}
-	l.worker.refuse(why, now, "bytes", len(m.Frames[2]))
+	l.worker.refuse(why, "bytes", len(m.Frames[2]))
 	l.p.tooLong = transport.TooLong(len(m.Frames[2]))
 }
 

@@ -32,10 +32,9 @@ type listener struct {
 
 	mu sync.Mutex // guards the fields below; locked before a worker's mutex
 	// topics are the accepted topics, without their epochs.
-	topics     map[string]*boundTopic
-	workers    map[string]*boundWorker
-	peers      peers
-	logLimiter logLimiter
+	topics  map[string]*boundTopic
+	workers map[string]*boundWorker
+	peers   peers
 	// spawnIn makes a new worker's goroutines end before the listener's run returns.
 	spawnIn func(*worker)
 }
@@ -186,7 +185,7 @@ func (l *listener) peerAddress(m transport.Message) netip.Addr {
 func (l *listener) message(ctx context.Context, in *intake, now time.Time, m transport.Message) {
 	why, ok := in.open(m)
 	if !ok {
-		l.refuse(why, now, m.Frames[0])
+		l.refuse(why, l.peerAddress(m), m.Frames[0])
 		return
 	}
 	t := l.topics[string(in.topic)]
@@ -196,21 +195,22 @@ func (l *listener) message(ctx context.Context, in *intake, now time.Time, m tra
 			l.shared.metrics.listeners.incLabeled(rejectedTotal, errorName(in.err))
 			return
 		}
+		from := l.peerAddress(m)
 		if l.shared.budgets.sources.Full() {
-			l.refuse(refusedSources, now, in.topic)
+			l.refuse(refusedSources, from, in.topic)
 			return
 		}
-		if l.shared.addresses.Full(budget.AddressOf(l.peerAddress(m))) {
-			l.refuse(refusedAddress, now, in.topic)
+		if l.shared.addresses.Full(budget.AddressOf(from)) {
+			l.refuse(refusedAddress, from, in.topic)
 			return
 		}
-		if t, why, ok = l.accept(in.topic); !ok {
-			l.refuse(why, now, in.topic)
+		if t, why, ok = l.accept(in.topic, from); !ok {
+			l.refuse(why, from, in.topic)
 			return
 		}
 	}
 	if in.err == nil && !t.worker.hasEntered() {
-		if t, ok = l.admitWorker(ctx, t, now); !ok {
+		if t, ok = l.admitWorker(ctx, t); !ok {
 			return
 		}
 	}
@@ -226,7 +226,7 @@ func (l *listener) deliver(in *intake, now time.Time, t *boundTopic, m transport
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if in.err != nil {
-		w.reject(in, now, "seq", in.arrival.Seq)
+		w.reject(in, "seq", in.arrival.Seq)
 		return true
 	}
 	var rank uint32
@@ -238,7 +238,7 @@ func (l *listener) deliver(in *intake, now time.Time, t *boundTopic, m transport
 		var why refusal
 		var ok bool
 		if p, why, ok = l.addPublisher(t, rank, l.peerAddress(m)); !ok {
-			w.refuse(why, now)
+			w.refuse(why)
 			return false
 		}
 	}

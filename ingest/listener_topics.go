@@ -6,11 +6,11 @@ import (
 	"net/netip"
 	"path"
 	"strings"
-	"time"
 
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/loglimit"
 	"github.com/kvcast/kvcast/internal/wire"
 )
 
@@ -85,15 +85,15 @@ func (l *listener) replayEndpoint(t *boundTopic, rank uint32, peer netip.Addr) s
 	}
 	host, ok := config.ReplayHost(t.host, peer, l.hosts)
 	if !ok {
-		t.worker.warn(logReplayHost, time.Now(), "no replay is requested: the topic names a host that is neither the peer's address nor allowed",
-			"rank", rank, "host", t.host, "peer", peer.String(), "hint", "allow it with the listener's replay_hosts")
+		t.worker.log.Warn("no replay is requested: the topic names a host that is neither the peer's address nor allowed",
+			"rank", rank, "host", t.host, "hint", "allow it with the listener's replay_hosts")
 		return ""
 	}
 	return config.Endpoint{Transport: config.TransportTCP, Address: host, Port: l.config.ReplayPort}.OfRank(int(rank)).String()
 }
 
-// accept adds a topic, and its worker unless it exists.
-func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
+// accept adds a topic that an address has named, and its worker unless it exists.
+func (l *listener) accept(topic []byte, from netip.Addr) (t *boundTopic, why refusal, ok bool) {
 	if !matchTopic(l.patterns, string(topic)) {
 		return nil, refusedTopic, false
 	}
@@ -119,7 +119,7 @@ func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
 				return nil, why, false
 			}
 		}
-		w = l.addWorker(name, parts.Model)
+		w = l.addWorker(feed.Worker{Name: name, Model: parts.Model, Peer: from})
 	case l.config.Worker == "" && w.desc.Model != parts.Model:
 		return nil, refusedModel, false
 	case len(w.publishers) >= feed.MaxRanks:
@@ -134,12 +134,12 @@ func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
 	return t, 0, true
 }
 
-func (l *listener) addWorker(name, model string) *boundWorker {
-	w := &boundWorker{worker: newWorker(l.shared, feed.Worker{Name: name, Model: model})}
+func (l *listener) addWorker(desc feed.Worker) *boundWorker {
+	w := &boundWorker{worker: newWorker(l.shared, desc)}
 	w.listener = l.config.Bind
 	l.spawnIn(w.worker)
 	w.onRemoved = func() { l.forget(w) }
-	l.workers[name] = w
+	l.workers[desc.Name] = w
 	return w
 }
 
@@ -193,21 +193,21 @@ func (l *listener) release(name string) bool {
 // admitWorker lets a worker that is not in the stream enter it with its recovered state, if there is any. It calls
 // Config.Claim, with the listener unlocked. It returns the topic again, which may be another boundTopic now. If ok is false,
 // the worker does not enter; why is the reason unless it was logged.
-func (l *listener) admitWorker(ctx context.Context, t *boundTopic, now time.Time) (_ *boundTopic, ok bool) {
-	topic := t.name
+func (l *listener) admitWorker(ctx context.Context, t *boundTopic) (_ *boundTopic, ok bool) {
+	topic, from := t.name, t.worker.desc.Peer
 	claim := l.shared.config.Claim
 	if len(t.worker.publishers) > 0 && (claim != nil || l.shared.recovered.of(t.worker.desc.Name) != nil) {
 		l.dropWorker(t.worker) // the grace time has removed it, and its publishers are not those that are resumed
-		if t, ok = l.acceptAgain(topic, now); !ok {
+		if t, ok = l.acceptAgain(topic, from); !ok {
 			return nil, false
 		}
 	}
 	w := t.worker
-	if claim != nil && !l.claim(ctx, w, now) {
+	if claim != nil && !l.claim(ctx, w) {
 		return nil, false
 	}
-	from := l.shared.recovered.of(w.desc.Name)
-	if from == nil {
+	recovered := l.shared.recovered.of(w.desc.Name)
+	if recovered == nil {
 		w.log.Info("worker added", "model", w.desc.Model)
 		if w.desc.Model == "" {
 			w.log.Warn(config.NoTopicModel)
@@ -215,25 +215,25 @@ func (l *listener) admitWorker(ctx context.Context, t *boundTopic, now time.Time
 		return t, true
 	}
 	l.forgetTopics(w) // the recovered topics have their own sources
-	l.adoptWorker(from)
-	return l.acceptAgain(topic, now)
+	l.adoptWorker(recovered)
+	return l.acceptAgain(topic, from)
 }
 
 // acceptAgain returns a topic that was accepted before, and adds it again if it was removed.
-func (l *listener) acceptAgain(topic string, now time.Time) (t *boundTopic, ok bool) {
+func (l *listener) acceptAgain(topic string, from netip.Addr) (t *boundTopic, ok bool) {
 	if t = l.topics[topic]; t != nil {
 		return t, true
 	}
-	t, why, ok := l.accept([]byte(topic))
+	t, why, ok := l.accept([]byte(topic), from)
 	if !ok {
-		l.refuse(why, now, []byte(topic))
+		l.refuse(why, from, []byte(topic))
 	}
 	return t, ok
 }
 
 // claim calls Config.Claim for a worker without publishers, and keeps the recovered state. It returns false if the worker may
 // not enter the stream, or was released meanwhile.
-func (l *listener) claim(ctx context.Context, w *boundWorker, now time.Time) bool {
+func (l *listener) claim(ctx context.Context, w *boundWorker) bool {
 	ctx, w.cancelClaim = context.WithCancel(ctx)
 	defer w.cancelClaim()
 	l.mu.Unlock()
@@ -247,9 +247,7 @@ func (l *listener) claim(ctx context.Context, w *boundWorker, now time.Time) boo
 		return false
 	case err != nil:
 		if ctx.Err() == nil {
-			if suppressed, ok := l.logLimiter[logClaim].Allow(now); ok {
-				l.log.Warn("worker does not enter the stream: it cannot be claimed", "worker", w.desc.Name, "error", err, "suppressed", suppressed)
-			}
+			w.log.Warn("worker does not enter the stream: it cannot be claimed", "error", err)
 		}
 		l.dropWorker(w)
 		return false
@@ -262,13 +260,11 @@ func (l *listener) claim(ctx context.Context, w *boundWorker, now time.Time) boo
 }
 
 // refuse counts and logs a message that is refused.
-func (l *listener) refuse(why refusal, now time.Time, topic []byte) {
+func (l *listener) refuse(why refusal, from netip.Addr, topic []byte) {
 	l.shared.metrics.listeners.incLabeled(refusedTotal, why.String())
-	if suppressed, ok := l.logLimiter[logKindOf(why)].Allow(now); ok {
-		const maxLogged = 128
-		l.log.Warn("message refused", "reason", why.String(), "want", l.wanted(why),
-			"topic", string(topic[:min(len(topic), maxLogged)]), "suppressed", suppressed)
-	}
+	const maxLogged = 128
+	l.log.Warn("message refused", loglimit.PeerAddress, from.String(), "reason", why.String(), "want", l.wanted(why),
+		"topic", string(topic[:min(len(topic), maxLogged)]))
 }
 
 // wanted describes what the listener accepts instead of a refused message.

@@ -52,9 +52,9 @@ func TestChunksOfConnectorsAreLogged(t *testing.T) {
 	stop()
 	log.Want(t,
 		fmt.Sprintf(`level=WARN msg="blocks skipped: not the worker's block size" worker=w source=0 rank=0 seq=0 reason=block_size_mismatch block_size=%d want=%d `+
-			`hint="a connector's chunks must be a multiple of the worker's block size, as LMCache's chunk_size" suppressed=0`, blockSize+1, blockSize),
+			`hint="a connector's chunks must be a multiple of the worker's block size, as LMCache's chunk_size"`, blockSize+1, blockSize),
 		fmt.Sprintf(`level=WARN msg="a connector keeps chunks of several blocks below device memory, and may not tell which it removes" worker=w source=0 rank=0 seq=0 `+
-			`reason=chunks chunk_tokens=%d block_size=%d suppressed=0`, 4*blockSize, blockSize),
+			`reason=chunks chunk_tokens=%d block_size=%d`, 4*blockSize, blockSize),
 	)
 }
 
@@ -77,7 +77,7 @@ func TestObjectsInPlaceOfBlocksAreLogged(t *testing.T) {
 	}
 	stop()
 	log.Want(t, `level=WARN msg="events skipped: blocks may be missing, or known although they are gone" worker=w source=0 rank=0 seq=0 reason=object_key_only `+
-		`hint="the source names objects in place of blocks: remove it, and read the engines' own events" suppressed=0`)
+		`hint="the source names objects in place of blocks: remove it, and read the engines' own events"`)
 }
 
 func TestLogDescribesAcceptedTopics(t *testing.T) {
@@ -116,7 +116,7 @@ func TestLogDescribesAcceptedTopics(t *testing.T) {
 			e.send("kv@a@m", seqFrame(0), payload(0)) // is accepted
 			r.next()
 			stop()
-			log.Want(t, `level=WARN msg="message refused" bind=tcp://127.0.0.1:* `+tt.want+" suppressed=0")
+			log.Want(t, `level=WARN msg="message refused" bind=tcp://127.0.0.1:* peer.address=127.0.0.1 `+tt.want)
 		})
 	}
 }
@@ -147,7 +147,7 @@ func TestLogNamesThePeersThatAreDisconnected(t *testing.T) {
 	}
 	stop()
 	for _, want := range []string{"protocol", "version", "mechanism"} {
-		if line := `msg="peer disconnected" peer=127.0.0.1 reason=` + want; !strings.Contains(log.String(), line) {
+		if line := `msg="peer disconnected" peer.address=127.0.0.1 reason=` + want; !strings.Contains(log.String(), line) {
 			t.Errorf("the log has no %s:\n%s", line, log.String())
 		}
 	}
@@ -167,7 +167,7 @@ func TestWorkersWithoutModelAreLogged(t *testing.T) {
 		r.next() // the worker
 		r.next() // the batch
 		stop()
-		line := "level=WARN msg=\"" + config.NoTopicModel + "\" worker=w\n"
+		line := "level=WARN msg=\"" + config.NoTopicModel + "\" worker=w peer.address=127.0.0.1\n"
 		if n := strings.Count(log.String(), line); n != want {
 			t.Errorf("topic %s: logged %d times, want %d:\n%s", topic, n, want, log.String())
 		}

@@ -277,7 +277,7 @@ func (p *publisher) endReplay() {
 }
 
 // rankOf returns the dp rank of the batch that the intake has decoded.
-func (p *publisher) rankOf(in *intake, now time.Time) uint32 {
+func (p *publisher) rankOf(in *intake) uint32 {
 	switch {
 	case in.err != nil && len(p.ranks) > 0:
 		return p.ranks[0]
@@ -287,7 +287,8 @@ func (p *publisher) rankOf(in *intake, now time.Time) uint32 {
 	rank := in.batch.Rank
 	if rank != p.rank && !p.rankMismatchLogged {
 		// The rank in the batch is used, but engines that name the same rank count as one cache.
-		p.rankMismatchLogged = p.warn(logRank, now, "batch names another dp rank than its endpoint",
+		p.rankMismatchLogged = true
+		p.warn("batch names another dp rank than its endpoint",
 			"batch_rank", rank, "hint", "caches of engines that name the same rank are mixed: check dp_size and the endpoint")
 	}
 	return rank
@@ -306,7 +307,7 @@ func (p *publisher) addRank(now time.Time, rank uint32) bool {
 		p.reportJoinedLate(now, rank)
 	}
 	if p.sharesRank(rank) {
-		p.warn(logConflict, now, "two publishers of a source name the same dp rank: their caches are mixed", "batch_rank", rank,
+		p.warn("two publishers of a source name the same dp rank: their caches are mixed", "batch_rank", rank,
 			"hint", "check dp_size and first_rank; engines of different ranks that all name one are workers of their own")
 		p.worker.metrics.inc(conflictsTotal)
 		p.reportMixed(now, rank, false)
@@ -343,7 +344,7 @@ func (p *publisher) reportJoinedLate(now time.Time, rank uint32) {
 	})
 }
 
-// warn logs a warning about the publisher, at most once every loglimit.Interval for each kind, and reports whether it was logged.
-func (p *publisher) warn(kind logKind, now time.Time, msg string, args ...any) bool {
-	return p.worker.warn(kind, now, msg, append([]any{"source", p.source, "rank", p.rank}, args...)...)
+// warn logs a warning about the publisher.
+func (p *publisher) warn(msg string, args ...any) {
+	p.worker.log.Warn(msg, append([]any{"source", p.source, "rank", p.rank}, args...)...)
 }

@@ -364,7 +364,7 @@ func (l *listener) resume(from *recoveredWorker) error {
 		if t == nil {
 			var why refusal
 			var ok bool
-			if t, why, ok = l.accept([]byte(s.topic)); !ok {
+			if t, why, ok = l.accept([]byte(s.topic), s.address); !ok {
 				return fmt.Errorf("topic %q: %v", s.topic, why)
 			}
 			t.source = s.key.Source

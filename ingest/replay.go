@@ -70,7 +70,7 @@ func (p *publisher) replay(ctx context.Context, r sequence.Request) {
 			p.tooLong = err
 		}
 		if err != nil && !errors.Is(err, transport.ErrReplayYielded) {
-			p.warn(logReplay, now, "replay failed", "endpoint", r.Endpoint, "error", err)
+			p.warn("replay failed", "endpoint", r.Endpoint, "error", err)
 		}
 		p.apply(now, p.machine.ReplayEnded(now, r.ID, outcomeOf(err)))
 	})

@@ -120,7 +120,7 @@ func TestMalformedRepliesKeepTheOrder(t *testing.T) {
 			},
 			want:   []string{"batch 0 +[10]", "gap replay_incomplete 1-1, 1 missed", "batch 2 +[12]", "batch 3 +[13]"},
 			counts: map[string]float64{`missed_batches_total{worker="w"}`: 1},
-			logs:   `level=INFO msg="replay has a hole, requesting it again" worker=w source=0 rank=0 last_seq=0 batches=1 suppressed=0`,
+			logs:   `level=INFO msg="replay has a hole, requesting it again" worker=w source=0 rank=0 last_seq=0 batches=1`,
 		},
 		{
 			name: "seqs before the requested seq",

@@ -8,9 +8,9 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/internal/delay"
 	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/loglimit"
 	"github.com/kvcast/kvcast/internal/transport"
 	"github.com/kvcast/kvcast/internal/transport/configured"
 	"github.com/kvcast/kvcast/internal/zmtp"
@@ -27,16 +27,12 @@ type shared struct {
 	sockets    socketSet
 	recovered  recovered
 	// entered has the workers in the stream: *worker by name.
-	entered    sync.Map
-	sources    sourceList
-	addresses  *budget.Shares // sources that engines have made known to listeners: no address can use up MaxSources
-	budgets    budgets
-	metrics    *metrics
-	intakes    sync.Pool
-	rejections struct {
-		sync.Mutex
-		limits map[zmtp.Reason]*loglimit.Limit // guarded by Mutex
-	}
+	entered   sync.Map
+	sources   sourceList
+	addresses *budget.Shares // sources that engines have made known to listeners: no address can use up MaxSources
+	budgets   budgets
+	metrics   *metrics
+	intakes   sync.Pool
 }
 
 func (s *shared) intake() *intake {
@@ -83,16 +79,7 @@ func (b budgets) all() budget.Collector {
 // reject counts and logs the rejection of a peer that has connected to a listener.
 func (s *shared) reject(peer netip.Addr, err *zmtp.Error) {
 	s.metrics.peersRejected.WithLabelValues(string(err.Reason)).Inc()
-	s.rejections.Lock()
-	defer s.rejections.Unlock()
-	limit := s.rejections.limits[err.Reason]
-	if limit == nil {
-		limit = new(loglimit.Limit)
-		s.rejections.limits[err.Reason] = limit
-	}
-	if n, ok := limit.Allow(time.Now()); ok {
-		s.config.Logger.Warn("peer disconnected", "peer", peer, "reason", string(err.Reason), "error", err, "suppressed", n)
-	}
+	s.config.Logger.Warn("peer disconnected", loglimit.PeerAddress, peer, "reason", string(err.Reason), "error", err)
 }
 
 // jitter returns a wait that is up to a fifth longer, so that waits that start together end apart.

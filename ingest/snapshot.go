@@ -74,7 +74,7 @@ func (p *publisher) snapshot(ctx context.Context, r sequence.Request) {
 		if err != nil {
 			w.metrics.inc(snapshotsFailedTotal)
 			if !errors.Is(err, errSnapshotUnwanted) { // the machine has said why
-				p.warn(logSnapshot, now, "snapshot failed", "endpoint", r.Endpoint, "error", err)
+				p.warn("snapshot failed", "endpoint", r.Endpoint, "error", err)
 			}
 		}
 		p.apply(now, p.machine.ReplayEnded(now, r.ID, outcomeOf(err)))
@@ -90,7 +90,7 @@ func (p *publisher) discard(now time.Time, seq uint64) {
 // abortRestore discards the blocks of a part of a snapshot, and reports the loss, with which the cursor is stored: if
 // kvcast ends before that, a later run discards the part again.
 func (p *publisher) abortRestore(in *intake, now time.Time, a *sequence.Action) {
-	p.warn(logSnapshot, now, "snapshot not used: it ended early, and its blocks are discarded")
+	p.warn("snapshot not used: it ended early, and its blocks are discarded")
 	p.discardBlocks(now.UnixNano(), 0, false)
 	p.reportGap(in, now, a)
 }
@@ -100,7 +100,7 @@ func (p *publisher) endRestore(now time.Time, a *sequence.Action) {
 	p.recordSeq(a.Seq)
 	p.worker.metrics.inc(snapshotsTotal)
 	p.status.update(func(s *SourceStatus) { s.Snapshots++ })
-	p.worker.inform(logSnapshotDone, now, "snapshot of the engine's cache used", "source", p.source, "rank", p.rank,
+	p.worker.log.Info("snapshot of the engine's cache used", "source", p.source, "rank", p.rank,
 		"cause", a.Repair.Cause.String(), "snapshot_seq", a.Seq, "batches", a.Repair.Batches, "took", now.Sub(a.Repair.Began))
 	if len(p.ranks) > 0 {
 		p.worker.lane.Batch(&feed.Batch{

@@ -44,9 +44,8 @@ type worker struct {
 	// ranks are the known dp ranks, at most feed.MaxRanks.
 	ranks map[uint32]struct{}
 	// bytes is the amount reserved of budgets.workers.
-	bytes      int64
-	metrics    *workerMetrics
-	logLimiter logLimiter
+	bytes   int64
+	metrics *workerMetrics
 	// spawn runs a function in a goroutine, with a context that is done when reading ends.
 	spawn func(run func(context.Context)) context.CancelFunc
 	// graceTimer removes the worker after the grace time; nil while there is a connection.
@@ -63,7 +62,7 @@ func newWorker(s *shared, w feed.Worker) *worker {
 		desc:      w,
 		snapshots: semaphore.NewWeighted(transport.MaxWorkerSnapshots),
 		metrics:   s.metrics.workers.add(w.Name),
-		log:       s.config.Logger.With("worker", w.Name),
+		log:       w.Logger(s.config.Logger),
 	}
 	n.reset()
 	return n
@@ -300,32 +299,14 @@ func (w *worker) restoreRank(rank uint32) {
 	}
 }
 
-// warn logs a warning, at most once every loglimit.Interval for each kind, and reports whether it was logged.
-func (w *worker) warn(kind logKind, now time.Time, msg string, args ...any) bool {
-	return w.logLimited(slog.LevelWarn, kind, now, msg, args)
-}
-
-// inform logs at level info, as warn does at level warn.
-func (w *worker) inform(kind logKind, now time.Time, msg string, args ...any) {
-	w.logLimited(slog.LevelInfo, kind, now, msg, args)
-}
-
-func (w *worker) logLimited(level slog.Level, kind logKind, now time.Time, msg string, args []any) bool {
-	suppressed, ok := w.logLimiter[kind].Allow(now)
-	if ok {
-		w.log.Log(context.Background(), level, msg, append(slices.Clip(args), "suppressed", suppressed)...)
-	}
-	return ok
-}
-
 // refuse counts and logs a message that is refused.
-func (w *worker) refuse(why refusal, now time.Time, args ...any) {
+func (w *worker) refuse(why refusal, args ...any) {
 	w.metrics.incLabeled(refusedTotal, why.String())
-	w.warn(logKindOf(why), now, "message refused", append([]any{"reason", why.String(), "want", why.wanted()}, args...)...)
+	w.log.Warn("message refused", append([]any{"reason", why.String(), "want", why.wanted()}, args...)...)
 }
 
 // reject counts and logs the malformed batch that the intake has decoded.
-func (w *worker) reject(in *intake, now time.Time, args ...any) {
+func (w *worker) reject(in *intake, args ...any) {
 	w.metrics.incLabeled(rejectedTotal, errorName(in.err))
-	w.warn(logRejected, now, "batch rejected", append(args, "error", in.err)...)
+	w.log.Warn("batch rejected", append(args, "error", in.err)...)
 }

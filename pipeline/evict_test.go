@@ -156,19 +156,23 @@ func TestLimitsAreLogged(t *testing.T) {
 		call{Worker: "other", Add: &feed.Worker{Name: "other"}}.on(s)
 		s.play(t, of("other", batch(onHost(store(1, 2, 3)))), batch(store(1, 2)), batch(store(3)), batch(store(4, 5)), batch(store(6)), batch(withLoRA("a", store(7))))
 		s.play(t, of("other", rankBatch(1, store(1, 2))))
-		if n := strings.Count(log.String(), "\n"); n != 4 {
-			t.Errorf("%d lines, want 4:\n%s", n, log.String())
+		if n := strings.Count(log.String(), "\n"); n != 6 {
+			t.Errorf("%d lines, want 6:\n%s", n, log.String())
 		}
 	})
 	log.Want(t,
 		`level=WARN msg="blocks of a lower tier evicted" worker=other rank=0 tiers=host_pinned blocks=2 limit=ingest.max_blocks value=4 `+
-			`hint="raise the limit, unless the tier is one that the engine never removes blocks from" suppressed=0`,
+			`hint="raise the limit, unless the tier is one that the engine never removes blocks from"`,
 		`level=WARN msg="blocks refused" worker=w rank=0 tiers=device blocks=2 limit=ingest.max_blocks_per_rank value=3 `+
-			`hint="raise the limit; or does the engine report stores without the removes?" suppressed=0`,
+			`hint="raise the limit; or does the engine report stores without the removes?"`,
+		`level=WARN msg="blocks refused" worker=w rank=0 tiers=device blocks=1 limit=ingest.max_blocks_per_rank value=3 `+
+			`hint="raise the limit; or does the engine report stores without the removes?"`,
+		`level=WARN msg="blocks of a lower tier evicted" worker=other rank=0 tiers=host_pinned blocks=1 limit=ingest.max_blocks value=4 `+
+			`hint="raise the limit, unless the tier is one that the engine never removes blocks from"`,
 		`level=WARN msg="blocks refused" worker=w rank=0 tiers=device blocks=1 limit=ingest.max_attribute_bytes value=1 `+
-			`hint="raise the limit; or does the engine report stores without the removes?" suppressed=0`,
+			`hint="raise the limit; or does the engine report stores without the removes?"`,
 		`level=WARN msg="blocks refused" worker=other rank=1 tiers=device blocks=1 limit=ingest.max_blocks value=4 `+
-			`hint="raise the limit; or does the engine report stores without the removes?" suppressed=0`,
+			`hint="raise the limit; or does the engine report stores without the removes?"`,
 	)
 }
 

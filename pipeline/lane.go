@@ -77,8 +77,6 @@ type laneOutput struct {
 	lastEventID uint64
 	entry       entry
 	log         *stateLog // nil if the journal is not durable
-	limitLog    limitLog
-	doubtLog    doubtLog
 	counts      laneCounts
 	// event is reused by emitChanges.
 	event wire.Event

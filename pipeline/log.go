@@ -2,10 +2,8 @@ package pipeline
 
 import (
 	"strings"
-	"time"
 
 	"github.com/kvcast/kvcast/internal/core/kvblock"
-	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/pipeline/internal/consolidate"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -17,16 +15,11 @@ type limitEffect uint8
 const (
 	limitRefuses limitEffect = iota
 	limitEvicts
-	numLimitEffects
 )
-
-// limitLog limits the lines of each kind.
-type limitLog [numLimitEffects][consolidate.NumRefusals]loglimit.Limit
 
 // logLimit logs that blocks of a rank's tiers were refused or evicted because of a limit.
 func (l *Lane) logLimit(effect limitEffect, why consolidate.Refusal, rank uint32, tiers kvblock.Tiers, blocks int) {
-	suppressed, ok := l.limitLog[effect][why].Allow(time.Now())
-	if l.cfg.Logger == nil || !ok {
+	if l.cfg.Logger == nil {
 		return
 	}
 	limit, value := "ingest.max_blocks_per_rank", int64(l.cfg.MaxBlocksPerRank)
@@ -41,7 +34,7 @@ func (l *Lane) logLimit(effect limitEffect, why consolidate.Refusal, rank uint32
 	if effect == limitEvicts {
 		msg, hint = "blocks of a lower tier evicted", "raise the limit, unless the tier is one that the engine never removes blocks from"
 	}
-	l.cfg.Logger.Warn(msg, "worker", l.worker, "rank", rank, "tiers", tierNames(tiers), "blocks", blocks, "limit", limit, "value", value, "hint", hint, "suppressed", suppressed)
+	l.cfg.Logger.Warn(msg, "rank", rank, "tiers", tierNames(tiers), "blocks", blocks, "limit", limit, "value", value, "hint", hint)
 }
 
 // doubtTexts are the log lines for doubts of the pipeline's own, and what to do.
@@ -52,18 +45,14 @@ var doubtTexts = map[feed.GapReason]struct{ msg, hint string }{
 	feed.GapCopiesUnsure:   {"the engine announces blocks that it reuses, so that its copies cannot be counted", "use kv_cache_report_mode incremental"},
 }
 
-// doubtLog limits the lines of each reason.
-type doubtLog [feed.GapConnectorTier + 1]loglimit.Limit
-
 // logDoubt logs a doubt that was reported.
 func (l *Lane) logDoubt(b *feed.Batch, d feed.Doubt) {
-	suppressed, ok := l.doubtLog[d.Reason].Allow(time.Now())
-	if l.cfg.Logger == nil || !ok {
+	if l.cfg.Logger == nil {
 		return
 	}
 	text := doubtTexts[d.Reason]
-	l.cfg.Logger.Warn(text.msg, "worker", l.worker, "source", b.Source, "rank", b.Rank, "reason", d.Reason.String(), "tiers", tierNames(d.Tiers),
-		"detail", d.Detail, "hint", text.hint, "suppressed", suppressed)
+	l.cfg.Logger.Warn(text.msg, "source", b.Source, "rank", b.Rank, "reason", d.Reason.String(), "tiers", tierNames(d.Tiers),
+		"detail", d.Detail, "hint", text.hint)
 }
 
 // tierNames returns the names of tiers, such as device+disk.

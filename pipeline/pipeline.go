@@ -155,13 +155,17 @@ func validWorker(w feed.Worker) feed.Worker {
 
 // newLane returns an empty lane, whose tables reserve in no budget yet, and count among no other lanes' blocks.
 func newLane(cfg *Config, w feed.Worker) *Lane {
-	return &Lane{
+	l := &Lane{
 		worker: w.Name, membership: membership{desc: w}, cfg: *cfg, limits: cfg.limits(),
 		consolidation: consolidationOf(w),
 		sourceNames:   sourceNames(w),
 		ranks:         make(map[uint32]*rankState),
 		holders:       new(holders),
 	}
+	if l.cfg.Logger != nil {
+		l.cfg.Logger = w.Logger(l.cfg.Logger)
+	}
+	return l
 }
 
 // attach connects a lane to the pipeline's journal and budgets.

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 
 	"google.golang.org/grpc/codes"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -84,21 +83,6 @@ func TestRolesPermitTheirCalls(t *testing.T) {
 	if strings.Contains(log.String(), "token-0") {
 		t.Errorf("a token is in the log:\n%s", log.String())
 	}
-}
-
-// TestRefusedCallsAreLogLimited repeats a call without a token 200 times.
-func TestRefusedCallsAreLogLimited(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // time does not pass
-		var log syncBuffer
-		h := inMemory(t, server.Config{Access: access.List{Tokens: tokens(t)}, Logger: slog.New(slog.NewTextHandler(&log, nil))}, journal.Config{})
-		for range 200 {
-			_, err := h.client.GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
-			wantStatus(t, err, codes.Unauthenticated, "UNAUTHENTICATED")
-		}
-		if lines := strings.Count(log.String(), "refused call"); lines != 20 {
-			t.Errorf("%d lines are in the log, want 20", lines)
-		}
-	})
 }
 
 // TestProbesNeedNoToken makes the calls of load balancers and grpcurl.

@@ -35,16 +35,13 @@ import (
 
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/index"
-	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/internal/loglimit"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server/access"
 	"github.com/kvcast/kvcast/server/internal/admission"
 	"github.com/kvcast/kvcast/server/internal/callerror"
 )
-
-// logBurst is how many log records of a kind are allowed at a time, since clients can cause any number of them.
-const logBurst = 20
 
 const (
 	// A connection without traffic is pinged after keepaliveTime, and closed if the ping is not acknowledged within keepaliveTimeout.
@@ -89,8 +86,6 @@ type Server struct {
 	calls        calls
 	adapters     map[string]bool             // services of RegisterAdapter
 	unaryQueries grpc.UnaryServerInterceptor // of Call
-
-	refusedConnections loglimit.Limit // of log records
 }
 
 // New returns a server of a journal, and of an index that has all of the journal's entries: j is an *follow.Follower, except in tests.
@@ -108,8 +103,6 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 		queries:     newQueries(all),
 		quotas:      newQuotas(all, &cfg),
 		outcomes:    newOutcomes(x, &cfg),
-
-		refusedConnections: loglimit.Limit{Burst: logBurst},
 	}
 	s.standing = &standing{sources: cfg.Sources, cluster: cfg.Cluster, knowledge: cfg.Knowledge, overpredicted: s.outcomes.overpredicted}
 	s.gate = access.NewGate(access.Config{
@@ -190,15 +183,11 @@ func (s *Server) maxConcurrentStreams() uint32 {
 }
 
 func (s *Server) connectionRefused(from net.Addr, err error) {
-	omitted, ok := s.refusedConnections.Allow(time.Now())
-	if !ok {
-		return
-	}
 	limit, setting := s.cfg.MaxConnections, "subscribers.max_connections"
 	if errors.Is(err, budget.ErrShare) {
 		limit, setting = s.cfg.MaxConnectionsPerAddress, "subscribers.max_connections_per_address"
 	}
-	s.cfg.Logger.Warn("refused connection", "peer.address", from.String(), "limit", limit, "setting", setting, "suppressed", omitted)
+	s.cfg.Logger.Warn("refused connection", loglimit.PeerAddress, from.String(), "limit", limit, "setting", setting)
 }
 
 // RegisterAdapter adds a service for routers that do not use kvcast.v1, which only reads. It must be called before Serve.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/loglimit"
 )
 
 var (
@@ -81,7 +82,7 @@ func New(c Config, h Handler) (*Client, error) {
 	client := &Client{config: c.withDefaults(), level: new(slog.LevelVar)}
 	client.closing, client.cancel = context.WithCancelCause(context.Background())
 	client.level.Set(c.LogLevel)
-	client.config.Logger = slog.New(leveled{client.config.Logger.Handler(), client.level})
+	client.config.Logger = slog.New(loglimit.NewHandler(leveled{client.config.Logger.Handler(), client.level}))
 	client.delivery = &delivery{config: &client.config, queue: make(chan *Event, client.config.Buffer), ready: make(chan struct{})}
 	client.metrics = client.newMetrics()
 	if h != nil {

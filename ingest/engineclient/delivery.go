@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/kvcast/kvcast/internal/core/loglimit"
 )
 
 // PanicError is a panic of a Handler.
@@ -53,8 +51,6 @@ type delivery struct {
 	// ready is closed once there is a handler.
 	ready    chan struct{}
 	setReady sync.Once
-
-	failures loglimit.Limit // of log lines; only run uses it
 
 	handled   atomic.Uint64
 	failed    atomic.Uint64 // handled events whose handler returned an error
@@ -127,9 +123,7 @@ func (d *delivery) recordFailure(e *Event, err error) {
 	} else {
 		d.failed.Add(1)
 	}
-	if suppressed, ok := d.failures.Allow(time.Now()); ok {
-		d.config.Logger.Error("handler failed", append(args, "suppressed", suppressed)...)
-	}
+	d.config.Logger.Error("handler failed", args...)
 }
 
 // discardQueue counts the events in the queue as discarded. It is called when no event is added or handled any more.

@@ -4,9 +4,12 @@
 package feed
 
 import (
+	"log/slog"
+	"net/netip"
 	"strings"
 
 	"github.com/kvcast/kvcast/internal/core/kvblock"
+	"github.com/kvcast/kvcast/internal/loglimit"
 	"github.com/kvcast/kvcast/internal/wire"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -60,6 +63,17 @@ type Worker struct {
 	// empty if the worker has one source.
 	Sources     []Engine
 	Consolidate Consolidate
+	// Peer is the address that named the worker to a listener; invalid if kvcast connects, or if the worker is restored.
+	Peer netip.Addr
+}
+
+// Logger adds what names the worker to a logger.
+func (w *Worker) Logger(log *slog.Logger) *slog.Logger {
+	log = log.With("worker", w.Name)
+	if w.Peer.IsValid() {
+		log = log.With(loglimit.PeerAddress, w.Peer.String())
+	}
+	return log
 }
 
 // Batch is one batch of an engine, decoded.

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/auth"
@@ -19,19 +18,15 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/internal/loglimit"
 	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
-// logBurst is how many log records are allowed at a time, since clients can cause any number of them.
-const logBurst = 20
-
 // Gate decides whether calls are permitted.
 type Gate struct {
-	cfg     Config
-	list    atomic.Pointer[List]
-	refused loglimit.Limit // log records
+	cfg  Config
+	list atomic.Pointer[List]
 }
 
 // Config configures a Gate. All fields must be set.
@@ -50,7 +45,7 @@ type Config struct {
 
 // NewGate returns a gate.
 func NewGate(cfg Config) *Gate {
-	g := &Gate{cfg: cfg, refused: loglimit.Limit{Burst: logBurst}}
+	g := &Gate{cfg: cfg}
 	g.Set(cfg.List)
 	return g
 }
@@ -85,16 +80,14 @@ func (g *Gate) Authenticate(ctx context.Context) (context.Context, error) {
 	if err == nil {
 		return logging.InjectLogField(ctx, "role", string(role)), nil
 	}
-	if omitted, ok := g.refused.Allow(time.Now()); ok {
-		attrs := []slog.Attr{slog.String("grpc.method", method), slog.String("grpc.code", status.Code(err).String())}
-		if p, ok := peer.FromContext(ctx); ok {
-			attrs = append(attrs, slog.String("peer.address", p.Addr.String()))
-		}
-		if role != "" {
-			attrs = append(attrs, slog.String("role", string(role)))
-		}
-		g.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "refused call", append(attrs, slog.Int("suppressed", omitted))...)
+	attrs := []slog.Attr{slog.String("grpc.method", method), slog.String("grpc.code", status.Code(err).String())}
+	if p, ok := peer.FromContext(ctx); ok {
+		attrs = append(attrs, slog.String(loglimit.PeerAddress, p.Addr.String()))
 	}
+	if role != "" {
+		attrs = append(attrs, slog.String("role", string(role)))
+	}
+	g.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "refused call", attrs...)
 	return nil, err
 }
 

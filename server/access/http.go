@@ -4,13 +4,17 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
-	"time"
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"github.com/kvcast/kvcast/internal/loglimit"
 )
+
+// maxLoggedPath bounds the bytes of a path in the log.
+const maxLoggedPath = 128
 
 // AuthorizeHTTP returns a handler that passes on requests with the credentials of a router or an operator, as calls of
 // RouterEventService need them, and refuses others. A token is sent as Bearer token, or as the password of Basic
@@ -28,9 +32,8 @@ func (g *Gate) AuthorizeHTTP(next http.Handler) http.Handler {
 			ctx = peer.NewContext(ctx, &peer.Peer{AuthInfo: credentials.TLSInfo{State: *r.TLS}})
 		}
 		if _, err := g.identify(ctx); err != nil {
-			if omitted, ok := g.refused.Allow(time.Now()); ok {
-				g.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "refused request", slog.String("http.path", r.URL.Path), slog.String("peer.address", r.RemoteAddr), slog.Int("suppressed", omitted))
-			}
+			path := r.URL.Path[:min(len(r.URL.Path), maxLoggedPath)]
+			g.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "refused request", slog.String("http.path", path), slog.String(loglimit.PeerAddress, r.RemoteAddr))
 			w.Header().Set("WWW-Authenticate", `Basic realm="kvcast"`)
 			http.Error(w, status.Convert(err).Message(), http.StatusUnauthorized)
 			return

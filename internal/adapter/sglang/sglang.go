@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/internal/core/index"
-	"github.com/kvcast/kvcast/internal/core/loglimit"
+	"github.com/kvcast/kvcast/internal/loglimit"
 	"github.com/kvcast/kvcast/internal/peer"
 	kvindexerv1 "github.com/kvcast/kvcast/internal/peer/kv_indexer/v1"
 	"github.com/kvcast/kvcast/server/match"

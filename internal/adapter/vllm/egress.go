@@ -25,7 +25,6 @@ import (
 	"github.com/kvcast/kvcast/internal/adapter/apply"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/index"
-	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/wire"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -64,7 +63,6 @@ type Egress struct {
 	states, stateBytes, connections *budget.Shares
 
 	logger *slog.Logger
-	warned loglimit.Limit // lines that consumers can cause
 
 	mu        sync.Mutex // guards all below, the endpoints' histories and streams, and all consumers
 	endpoints []*endpoint
@@ -132,13 +130,6 @@ func (e *Egress) Bound() (all []EndpointConfig) {
 		all = append(all, c)
 	}
 	return all
-}
-
-// warn logs what consumers can cause.
-func (e *Egress) warn(message string, args ...any) {
-	if suppressed, ok := e.warned.Allow(time.Now()); ok {
-		e.logger.Warn(message, append(args, "suppressed", suppressed)...)
-	}
 }
 
 // Close closes the ports of an egress that does not run.

@@ -24,11 +24,11 @@ func (n *conn) reserve(s *Stream, have *int64, size int64) error {
 	}
 	needed, limit := *have+size, n.memory.Limit()
 	if needed > limit/2 {
-		n.warn("the blocks of a dp rank do not fit into half of the memory for blocks that are being sent, so no consumer can get them; raise egress.zmq.state_bytes",
+		n.logger.Warn("the blocks of a dp rank do not fit into half of the memory for blocks that are being sent, so no consumer can get them; raise egress.zmq.state_bytes",
 			"worker", s.worker, "rank", s.rank, "bytes", needed, "state_bytes", limit)
 		return errStateSize
 	}
-	n.warn("a consumer was disconnected, because the blocks that are being sent to others use the memory for them, or those to its address half of it; raise egress.zmq.state_bytes, or look for consumers that read slowly",
+	n.logger.Warn("a consumer was disconnected, because the blocks that are being sent to others use the memory for them, or those to its address half of it; raise egress.zmq.state_bytes, or look for consumers that read slowly",
 		"peer.address", n.net.RemoteAddr().String(), "worker", s.worker, "rank", s.rank, "bytes", needed,
 		"reason", err, "used_bytes", n.memory.Used(), "state_bytes", limit)
 	return errMemory

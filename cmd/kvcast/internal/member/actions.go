@@ -26,9 +26,7 @@ func (m *Member) execute(ctx context.Context, a cluster.Action) {
 		m.claims.inProgress--
 		if err != nil {
 			if ctx.Err() == nil && !errors.Is(err, journal.ErrFenced) {
-				if suppressed, ok := m.claims.failed.Allow(time.Now()); ok {
-					log.Warn("a worker is not taken: it is tried again", "error", err, "suppressed", suppressed)
-				}
+				log.Warn("a worker is not taken: it is tried again", "error", err)
 			}
 			delete(m.claims.recovered, a.Worker)
 			m.machine.Claimed(a.Worker, false, time.Now())

@@ -2,7 +2,6 @@ package member
 
 import (
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/internal/feed"
 )
 
@@ -13,7 +12,6 @@ type claims struct {
 	generation int // each claim that begins counts
 	// reading are the workers that ingest was last asked to connect to.
 	reading map[string]ingestconfig.Worker
-	failed  loglimit.Limit // lines about claims that failed
 	// recovered has the state that ingest continues with, of workers that are claimed and not wanted.
 	recovered map[string]*feed.Recovered
 	// retain is what the last call of Retain has found: the seq after which this instance needs the entries, the newest one

@@ -11,7 +11,6 @@ import (
 	"github.com/kvcast/kvcast/ingest"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/cluster"
-	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/internal/journal/jetstream"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -156,7 +155,6 @@ func (m *Member) beat(ctx context.Context) {
 	ticker := time.NewTicker(m.cfg.TTL / 3)
 	defer ticker.Stop()
 	announced := time.Time{}
-	var failed loglimit.Limit
 	for {
 		m.putHeartbeat(ctx)
 		m.mu.Lock()
@@ -165,9 +163,7 @@ func (m *Member) beat(ctx context.Context) {
 		m.mu.Unlock()
 		if ok {
 			if err := m.announce(ctx, workers); err != nil {
-				if suppressed, ok := failed.Allow(time.Now()); ok {
-					m.cfg.Log.Warn("other instances do not get to know the workers that this one has found", "error", err, "suppressed", suppressed)
-				}
+				m.cfg.Log.Warn("other instances do not get to know the workers that this one has found", "error", err)
 				announced = time.Time{}
 			} else {
 				announced = time.Now()
@@ -255,7 +251,6 @@ const (
 
 // watch watches a bucket until ctx ends. It sets rewatch, which m.mu guards, to what makes it begin anew.
 func (m *Member) watch(ctx context.Context, kv *jetstream.KV, rewatch *func(), changed func(jetstream.Value), loaded func()) {
-	var interrupted loglimit.Limit
 	for ctx.Err() == nil {
 		watching, stop := context.WithCancel(ctx)
 		m.mu.Lock()
@@ -270,9 +265,7 @@ func (m *Member) watch(ctx context.Context, kv *jetstream.KV, rewatch *func(), c
 		if again {
 			continue
 		}
-		if suppressed, ok := interrupted.Allow(time.Now()); ok {
-			m.cfg.Log.Warn("watching is interrupted", "error", err, "suppressed", suppressed)
-		}
+		m.cfg.Log.Warn("watching is interrupted", "error", err)
 		select {
 		case <-time.After(watchRetry):
 		case <-ctx.Done():

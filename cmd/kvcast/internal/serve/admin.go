@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/console"
+	"github.com/kvcast/kvcast/internal/loglimit"
 )
 
 // newAdmin sets the server of the admin port, and the console if it is wanted. The gRPC port must be open.
@@ -36,7 +38,7 @@ func (s *Service) newAdmin() {
 	s.admin = &http.Server{
 		Handler: limitBodyTime(handler), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute,
 		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: maxAdminStreams},
-		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), // failed TLS handshakes, which any peer can cause
+		ErrorLog: log.New(loglimit.Writer(s.log, slog.LevelDebug, "HTTP server"), "", 0), // failed TLS handshakes, which any peer can cause
 	}
 	if s.cfg.AdminTLS {
 		s.admin.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: s.credentials.adminTLS}

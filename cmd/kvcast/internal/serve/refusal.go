@@ -3,8 +3,6 @@ package serve
 import (
 	"log/slog"
 	"time"
-
-	"github.com/kvcast/kvcast/internal/core/loglimit"
 )
 
 // refusal decides whether engines that connect are refused, so that they connect to another server: while the NATS servers do not
@@ -41,7 +39,6 @@ type listening struct {
 	log       *slog.Logger
 	refusal   refusal
 	suspended bool
-	failed    loglimit.Limit
 }
 
 func (l *listening) look(unanswered, others bool) {
@@ -53,9 +50,7 @@ func (l *listening) look(unanswered, others bool) {
 		l.suspended = true
 	case !refuse && l.suspended:
 		if err := l.listeners.ResumeListeners(); err != nil {
-			if suppressed, ok := l.failed.Allow(time.Now()); ok {
-				l.log.Error("engines cannot connect: it is tried again", "error", err, "suppressed", suppressed)
-			}
+			l.log.Error("engines cannot connect: it is tried again", "error", err)
 			return
 		}
 		l.log.Info("engines that connect are accepted again")

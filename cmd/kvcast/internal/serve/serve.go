@@ -6,14 +6,17 @@ import (
 	"context"
 	"fmt"
 	"io"
+	stdlog "log"
 	"log/slog"
 
 	"github.com/alecthomas/kong"
+	"google.golang.org/grpc/grpclog"
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/output"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/process"
+	"github.com/kvcast/kvcast/internal/loglimit"
 )
 
 // Command is kvcast serve.
@@ -65,6 +68,7 @@ func (c *Command) Run(ctx context.Context, line *kong.Context, p cli.Process) er
 		return cfg.Write(p.Out, from)
 	}
 	log := newLogger(p.Err, cfg)
+	limitLibraries(log, p.Getenv)
 	switch {
 	case !cfg.Cluster.Ingest:
 		log.Info("serving what another server writes to the journal: no engines are read", "journal", cfg.Journal.Store, "stream", cfg.Journal.Stream)
@@ -85,10 +89,21 @@ func (c *Command) Run(ctx context.Context, line *kong.Context, p cli.Process) er
 	return s.Run(ctx)
 }
 
+// limitLibraries makes libraries log to a logger with limits: peers can cause lines that they would write to the standard error.
+func limitLibraries(log *slog.Logger, getenv func(string) string) {
+	stdlog.SetFlags(0)
+	stdlog.SetOutput(loglimit.Writer(log, slog.LevelWarn, "message of a library"))
+	if getenv("GRPC_GO_LOG_SEVERITY_LEVEL") == "" { // it asks for everything, at the standard error
+		grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, loglimit.Writer(log, slog.LevelWarn, "message of gRPC")))
+	}
+}
+
+// newLogger returns a logger with limits.
 func newLogger(to io.Writer, c *config.Config) *slog.Logger {
 	options := &slog.HandlerOptions{Level: c.LogLevel}
+	var handler slog.Handler = slog.NewTextHandler(to, options)
 	if c.LogFormat == config.LogJSON {
-		return slog.New(slog.NewJSONHandler(output.EscapedJSON(to), options))
+		handler = slog.NewJSONHandler(output.EscapedJSON(to), options)
 	}
-	return slog.New(slog.NewTextHandler(to, options))
+	return slog.New(loglimit.NewHandler(handler))
 }

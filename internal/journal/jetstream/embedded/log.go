@@ -60,6 +60,6 @@ func (l *serverLog) Fatalf(format string, v ...any) {
 
 func (l *serverLog) write(level slog.Level, format string, v []any) string {
 	line := strings.TrimSpace(fmt.Sprintf(format, v...))
-	l.log.Log(context.Background(), level, "nats-server: "+line)
+	l.log.Log(context.Background(), level, "nats-server", "line", line)
 	return line
 }
