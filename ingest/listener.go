@@ -163,23 +163,21 @@ func (l *listener) overrun(d *transport.Drops, now time.Time) {
 }
 
 // peer returns the connection of a message; nil if it is closed. The first message sets the peer's
-// address. Peers over ipc are on this host.
+// address.
 func (l *listener) peer(m transport.Message) *peer {
 	c := l.peers.byConn[m.Conn]
 	if c != nil && !c.address.IsValid() {
-		if c.address = m.Peer; l.local {
-			c.address = netip.AddrFrom4([4]byte{127, 0, 0, 1})
-		}
+		c.address = l.peerAddress(m)
 	}
 	return c
 }
 
-// peerAddress returns the address of a message's peer; invalid if it is unknown.
+// peerAddress returns the address of a message's peer, whose connection may be closed; invalid if it is unknown. Peers over ipc are on this host.
 func (l *listener) peerAddress(m transport.Message) netip.Addr {
-	if c := l.peer(m); c != nil {
-		return c.address
+	if l.local {
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	}
-	return netip.Addr{}
+	return m.Peer
 }
 
 func (l *listener) message(ctx context.Context, in *intake, now time.Time, m transport.Message) {

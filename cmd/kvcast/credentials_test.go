@@ -18,7 +18,7 @@ import (
 )
 
 // dialWith returns a connection with a client certificate, or without one if cert is empty.
-func dialWith(t *testing.T, s *process, ca *harness.Authority, cert, key string) *grpc.ClientConn {
+func dialWith(t *testing.T, s *process, ca *harness.Authority, cert, key string, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
 	pem, err := os.ReadFile(ca.File)
 	if err != nil {
@@ -33,7 +33,7 @@ func dialWith(t *testing.T, s *process, ca *harness.Authority, cert, key string)
 		}
 		cfg.Certificates = []tls.Certificate{pair}
 	}
-	conn, err := grpc.NewClient(s.addr(), grpc.WithTransportCredentials(credentials.NewTLS(cfg)))
+	conn, err := grpc.NewClient(s.addr(), append(options, grpc.WithTransportCredentials(credentials.NewTLS(cfg)))...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,10 +2,14 @@ package main_test
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"maps"
+	"math/rand/v2"
 	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -86,13 +90,13 @@ type correctEngine struct {
 
 const honestWorker = "127.0.0.1"
 
-func newHonest(t *testing.T, s *process) *correctEngine {
+func newHonest(t *testing.T, s *process, router kvcastv1.RouterEventServiceClient) *correctEngine {
 	t.Helper()
-	return newHonestAt(t, s, harness.FreePort(t))
+	return newHonestAt(t, s, router, harness.FreePort(t))
 }
 
 // newHonestAt has the port of the engine's replay socket.
-func newHonestAt(t *testing.T, s *process, port int) *correctEngine {
+func newHonestAt(t *testing.T, s *process, router kvcastv1.RouterEventServiceClient, port int) *correctEngine {
 	t.Helper()
 	h := &correctEngine{t: t, publisher: publisherOf(t, simulator.SocketConfig{
 		Endpoint: s.endpoint(), Mode: simulator.ModeConnect, Topic: "kv@" + honestWorker + "@m", Replay: fmt.Sprintf("tcp://127.0.0.1:%d", port),
@@ -105,7 +109,7 @@ func newHonestAt(t *testing.T, s *process, port int) *correctEngine {
 	reading, stop := context.WithTimeout(t.Context(), 10*waitTimeout) // of all attacks
 	t.Cleanup(stop)
 	var err error
-	h.stream, err = s.client().Subscribe(reading, &kvcastv1.SubscribeRequest{
+	h.stream, err = router.Subscribe(reading, &kvcastv1.SubscribeRequest{
 		Start:  &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}},
 		Filter: &kvcastv1.Filter{Workers: []string{honestWorker}},
 	})
@@ -204,6 +208,16 @@ var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 			}
 		}
 	},
+	"garbage at the ports of clients": func(t *testing.T, ctx context.Context, s *process) {
+		admin := s.must(s.Admin())
+		for ctx.Err() == nil {
+			sendGarbage(ctx, t, admin)
+			sendGarbage(ctx, t, s.addr())
+		}
+	},
+	"streams that are reset": func(t *testing.T, ctx context.Context, s *process) {
+		resetStreams(ctx, t, s.client())
+	},
 	"silent connections": func(_ *testing.T, ctx context.Context, s *process) {
 		var open []net.Conn
 		defer func() {
@@ -222,6 +236,71 @@ var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 		}
 		<-ctx.Done()
 	},
+}
+
+// seqAttacks are attacks that are reported as restarts and losses, again and again.
+var seqAttacks = map[string]func(t *testing.T, ctx context.Context, s *process){
+	"falling seqs of many topics": func(t *testing.T, ctx context.Context, s *process) {
+		publishSeqs(ctx, t, s, func(i uint64) (topic string, seq uint64) { return fmt.Sprintf("kv@192.0.2.%d@m", i%200), 1<<40 - i })
+	},
+	"random seqs": func(t *testing.T, ctx context.Context, s *process) {
+		random := rand.New(rand.NewPCG(1, 2))
+		publishSeqs(ctx, t, s, func(uint64) (topic string, seq uint64) { return "kv@192.0.2.201@m", random.Uint64() >> 1 })
+	},
+}
+
+// publishSeqs sends batches of topics and seqs, each of another block, until the context is done or the peer stops reading. Its address is not that
+// of the correct engine.
+func publishSeqs(ctx context.Context, t *testing.T, s *process, next func(i uint64) (topic string, seq uint64)) {
+	c, err := rawzmtp.DialFrom(t.Context(), net.IPv4(127, 0, 0, 2), zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer func() { _ = c.Close() }()
+	go c.Drain()
+	for i := uint64(0); ctx.Err() == nil; i++ {
+		topic, seq := next(i)
+		c.Message([]byte(topic), binary.BigEndian.AppendUint64(nil, seq), batchOf(t, i))
+		if c.Buffered() > 64<<10 {
+			_ = c.SetWriteDeadline(time.Now().Add(time.Second))
+			if c.Flush() != nil {
+				return
+			}
+		}
+	}
+}
+
+// resetStreams opens streams and resets them until the context is done.
+func resetStreams(ctx context.Context, t *testing.T, client kvcastv1.RouterEventServiceClient) {
+	var group sync.WaitGroup
+	defer group.Wait()
+	for range 8 {
+		group.Go(func() {
+			for ctx.Err() == nil {
+				stream, cancel := context.WithTimeout(t.Context(), waitTimeout)
+				if subscription, err := client.Subscribe(stream, &kvcastv1.SubscribeRequest{
+					Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}},
+				}); err == nil {
+					_, _ = subscription.Recv() // it is refused, or reset below
+				}
+				cancel()
+			}
+		})
+	}
+}
+
+// sendGarbage sends a port what is no protocol.
+func sendGarbage(ctx context.Context, t *testing.T, address string) {
+	c, err := new(net.Dialer).DialContext(t.Context(), "tcp", address)
+	if err != nil {
+		if ctx.Err() == nil {
+			t.Error(err)
+		}
+		return
+	}
+	_, _ = c.Write([]byte("GET / HTTP/0.7\r\nHost: kvcast\r\n\r\n"))
+	_ = c.Close()
 }
 
 // nativeAttacks are attacks that exceed libzmq's memory or end its process.
@@ -252,27 +331,25 @@ var nativeAttacks = map[string]func(t *testing.T, ctx context.Context, s *proces
 	},
 	"peers of other protocols": func(t *testing.T, ctx context.Context, s *process) {
 		for ctx.Err() == nil {
-			c, err := new(net.Dialer).DialContext(t.Context(), "tcp", strings.TrimPrefix(s.endpoint(), "tcp://"))
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			_, _ = c.Write([]byte("GET / HTTP/1.1\r\nHost: kvcast\r\n\r\n"))
-			_ = c.Close()
+			sendGarbage(ctx, t, strings.TrimPrefix(s.endpoint(), "tcp://"))
 		}
 	},
 }
 
-// TestHonestEngineBesideHostilePeers checks that hostile peers cannot end the process, exceed its memory bounds, or cause
+// maxLogBytes bounds the log of an attack: an address causes at most loglimit.Burst lines of a kind at once, and then one in 10 s. Attacks cause up to six kinds of lines, of
+// 200 to 300 bytes. One kind has models of up to 1 KiB.
+const maxLogBytes = 96 << 10
+
+// TestHonestEngineBesideHostilePeers checks that hostile peers cannot end the process, exceed its memory bounds, fill its log, or cause
 // loss for another engine.
 func TestHonestEngineBesideHostilePeers(t *testing.T) {
 	testclass.Process(t)
 	harness.ForEachTransport(t, func(t *testing.T, zmq config.ZMQ) {
 		// The race detector multiplies memory use.
 		s := start(t, harness.ProcessConfig{Args: []string{
-			"--bind", "tcp://127.0.0.1:*", "--ingest-listen-transport", string(zmq), "--ingest-connect-transport", string(zmq),
+			"--bind", "tcp://127.0.0.1:*", "--ingest-listen-transport", string(zmq), "--ingest-connect-transport", string(zmq), "--log-level", "debug",
 		}})
-		h := newHonest(t, s)
+		h := newHonest(t, s, s.client())
 		h.round()
 		before := s.residentMiB()
 		all, limit := maps.Clone(attacks), before+1024
@@ -293,7 +370,7 @@ func TestHonestEngineBesideHostilePeers(t *testing.T) {
 func TestLargeBatchesBesideStalledMessages(t *testing.T) {
 	testclass.Process(t)
 	s := start(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*"}})
-	h := newHonest(t, s)
+	h := newHonest(t, s, s.client())
 	h.more = []wire.Event{{Kind: wire.KindRemoved, BlockHashes: slices.Repeat([]uint64{1 << 63}, 23_000)}} // 210 kB, and no such block
 	h.round()
 	limit := s.residentMiB() + 256 // four times the ledger and the batches, for a collector that lags behind
@@ -320,7 +397,7 @@ func TestRepairBesideSlowReplays(t *testing.T) {
 		s := start(t, harness.ProcessConfig{Args: []string{
 			"--bind", fmt.Sprintf("tcp://127.0.0.1:*,replay_port=%d", port), "--ingest-connect-transport", string(zmq),
 		}})
-		h := newHonestAt(t, s, port)
+		h := newHonestAt(t, s, s.client(), port)
 		h.round()
 		h.drops = true
 		limit := s.residentMiB() + 128
@@ -406,7 +483,24 @@ func stall(t *testing.T, ctx context.Context, s *process, from net.IP, sent int)
 	}
 }
 
-// during runs an attack for a second, and checks that the engine loses nothing and that the process has at most so many MiB of memory.
+// TestHonestEngineBesideFloodsOfSeqs sends what is logged with many names and numbers.
+func TestHonestEngineBesideFloodsOfSeqs(t *testing.T) {
+	testclass.Process(t)
+	harness.ForEachTransport(t, func(t *testing.T, zmq config.ZMQ) {
+		for _, name := range slices.Sorted(maps.Keys(seqAttacks)) {
+			t.Run(name, func(t *testing.T) {
+				s := serve(t, "--bind", "tcp://127.0.0.1:*", "--ingest-listen-transport", string(zmq), "--ingest-connect-transport", string(zmq), "--log-level", "debug")
+				h := newHonest(t, s, s.client())
+				h.round()
+				h.during(t, s, seqAttacks[name], s.residentMiB()+1024)
+				s.logged(`msg="engine restarted" worker=192\.0\.2\.\d+ peer\.address=127\.0\.0\.2 `) // the attack has reached what it attacks
+			})
+		}
+	})
+}
+
+// during runs an attack for a second, and checks that the engine loses nothing, that the process has at most so many MiB of memory, and that it
+// logs at most maxLogBytes.
 func (h *correctEngine) during(t *testing.T, s *process, attack func(*testing.T, context.Context, *process), limit int) {
 	t.Helper()
 	end := time.Now().Add(time.Second)
@@ -445,6 +539,7 @@ func (h *correctEngine) until(t *testing.T, s *process, attack func(*testing.T, 
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+	logged := s.logBytes()
 	var group sync.WaitGroup
 	group.Go(func() { attack(t, ctx, s) })
 	h.took = nil
@@ -455,12 +550,69 @@ func (h *correctEngine) until(t *testing.T, s *process, attack func(*testing.T, 
 	group.Wait()
 	slices.Sort(h.took)
 	n := len(h.took)
+	logged = s.logBytes() - logged
 	rss := s.residentMiB()
-	t.Logf("%d batches during the attack: p50 %v, p99 %v, most %v; %d MiB resident", n, h.took[n/2], h.took[n*99/100], h.took[n-1], rss)
+	t.Logf("%d batches during the attack: p50 %v, p99 %v, most %v; %d MiB resident; %d bytes logged",
+		n, h.took[n/2], h.took[n*99/100], h.took[n-1], rss, logged)
 	if rss > limit {
 		t.Errorf("%d MiB resident", rss)
 	}
+	if logged > maxLogBytes {
+		t.Errorf("%d bytes logged", logged)
+	}
 }
+
+// TestHonestEngineBesideClientsWithoutCredentials has ports with TLS and tokens, which hostile clients do not have.
+func TestHonestEngineBesideClientsWithoutCredentials(t *testing.T) {
+	testclass.Process(t)
+	ca := harness.NewAuthority(t)
+	cert, key := ca.Issue("server")
+	s := serve(t, "--bind", "tcp://127.0.0.1:*", "--log-level", "debug", "--egress-dynamo-listen", "127.0.0.1:0",
+		"--tls-cert", cert, "--tls-key", key, "--admin-tls", "--auth-tokens", secretFile(t, "tokens", "router "+routersToken))
+	dynamo, admin := s.logged(`msg=serving dynamo=(\S+)`), s.must(s.Admin())
+	h := newHonest(t, s, kvcastv1.NewRouterEventServiceClient(dialWith(t, s, ca, "", "", grpc.WithPerRPCCredentials(bearer(routersToken)))))
+	h.round()
+	stranger := kvcastv1.NewRouterEventServiceClient(dialWith(t, s, ca, "", ""))
+	limit := s.residentMiB() + 1024
+	for name, attack := range map[string]func(t *testing.T, ctx context.Context, s *process){
+		"streams": func(t *testing.T, ctx context.Context, _ *process) { resetStreams(ctx, t, stranger) },
+		"garbage in place of TLS": func(t *testing.T, ctx context.Context, s *process) {
+			for i := 0; ctx.Err() == nil; i++ {
+				sendGarbage(ctx, t, []string{s.addr(), admin, dynamo}[i%3])
+			}
+		},
+		"requests with long paths": func(t *testing.T, ctx context.Context, _ *process) {
+			client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} // it is a stranger
+			defer client.CloseIdleConnections()
+			for ctx.Err() == nil {
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+dynamo+"/"+strings.Repeat("x", 10_000), nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if answer, err := client.Do(req); err == nil {
+					_, _ = io.Copy(io.Discard, answer.Body)
+					_ = answer.Body.Close()
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) { h.during(t, s, attack, limit) })
+	}
+	h.round()
+	for _, kind := range []string{`msg="refused call"`, `msg="HTTP server"`, `msg="refused request"`} {
+		s.logged(kind) // the attacks have reached what they attack
+	}
+}
+
+// bearer is the credentials of calls with a token.
+type bearer string
+
+func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return map[string]string{"authorization": "Bearer " + string(b)}, nil
+}
+
+func (bearer) RequireTransportSecurity() bool { return true }
 
 // TestFloodingPeerCannotEndTheProcess sends PINGs between messages and then resets the connection. libzmq aborts the
 // process if it stopped the input at a high-water mark and resumes it after an error.
@@ -511,7 +663,7 @@ func TestNamesThatDeceiveReachNoMetric(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
 	s := serve(t, "--bind", "tcp://127.0.0.1:*")
-	h := newHonest(t, s)
+	h := newHonest(t, s, s.client())
 	h.round()
 	c := attack(t, s.endpoint())
 	topics := []string{"kv@a\u200b@m", "kv@a\u202eb@m", "kv@a@m\u2028", "kv@\U000e0041@m"}
@@ -534,4 +686,12 @@ func TestNamesThatDeceiveReachNoMetric(t *testing.T) {
 	if i := strings.IndexFunc(string(metrics), func(r rune) bool { return r != '\n' && !config.Printable(string(r)) }); i >= 0 {
 		t.Errorf("the metrics have %q", metrics[i:min(i+20, len(metrics))])
 	}
+}
+
+// logBytes returns the bytes of the log so far.
+func (p *process) logBytes() (n int) {
+	for _, line := range p.Log() {
+		n += len(line) + len("\n")
+	}
+	return n
 }
