@@ -382,7 +382,9 @@ func TestLargeBatchesBesideStalledMessages(t *testing.T) {
 					group.Go(func() { stall(t, ctx, s, net.IPv4(127, 0, 1, byte(i%tt.addresses)), tt.sent) })
 				}
 				group.Wait()
-			}, limit, func(m harness.Metrics) bool { return m.Sum("kvcast_ingest_peers_rejected_total", "reason", "memory") > 0 })
+			}, limit, func(m harness.Metrics) bool {
+				return m.Sum("kvcast_ingest_peers_rejected_total", "reason", "memory") > 0
+			})
 		})
 	}
 	h.round()
@@ -409,7 +411,9 @@ func TestRepairBesideSlowReplays(t *testing.T) {
 						group.Go(func() { trickle(t, ctx, s, net.IPv4(127, 0, 2, byte(i)), port) })
 					}
 					group.Wait()
-				}, limit, func(m harness.Metrics) bool { return m.Sum("kvcast_ingest_replays_in_progress", "state", "transferring") >= 8 })
+				}, limit, func(m harness.Metrics) bool {
+					return m.Sum("kvcast_ingest_replays_in_progress", "state", "transferring") >= 8
+				})
 			})
 		}
 		h.round()

@@ -44,7 +44,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/kvcast/kvcast/internal/core/loglimit"
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/entry"
@@ -69,10 +68,7 @@ type Journal struct {
 	mirror        atomic.Pointer[journal.Memory] // the acknowledged entries; replaced by Load and Discard
 	retention     *retention
 	stall         stall
-	foreign       struct {
-		messages atomic.Uint64
-		log      loglimit.Limit
-	}
+	foreign       atomic.Uint64 // messages that kvcast has not written
 	*admission
 
 	ctx    context.Context // ends when the journal has stopped
@@ -254,15 +250,12 @@ func (j *Journal) Connection() (connected bool, reconnects uint64) {
 
 // reportForeign counts and logs a message of the stream that is no entry, or that its worker's owner has not written.
 func (j *Journal) reportForeign(subject string, seq uint64, why error) {
-	j.foreign.messages.Add(1)
-	if suppressed, ok := j.foreign.log.Allow(time.Now()); ok {
-		j.log.Warn("The stream has a message that is not an entry of kvcast: somebody else publishes to its subjects.",
-			"subject", subject, "seq", seq, "cause", why, "suppressed", suppressed)
-	}
+	j.foreign.Add(1)
+	j.log.Warn("The stream has a message that is not an entry of kvcast: somebody else publishes to its subjects.", "subject", subject, "seq", seq, "cause", why)
 }
 
 // Foreign returns the number of messages that were read from the stream and are no entries, or that their worker's owner has not written.
-func (j *Journal) Foreign() uint64 { return j.foreign.messages.Load() }
+func (j *Journal) Foreign() uint64 { return j.foreign.Load() }
 
 // Close waits until every append is acknowledged or has failed, or until ctx ends, which is an error if there are appends in
 // flight. It then stops the embedded nats-server or the connection.
