@@ -379,7 +379,7 @@ func TestLargeBatchesBesideStalledMessages(t *testing.T) {
 			h.duringRounds(t, s, func(t *testing.T, ctx context.Context, s *process) {
 				var group sync.WaitGroup
 				for i := range tt.addresses * tt.connections {
-					group.Go(func() { stall(t, ctx, s, net.IPv4(127, 0, 1, byte(i%tt.addresses)), tt.sent) })
+					group.Go(func() { stall(ctx, t, s, net.IPv4(127, 0, 1, byte(i%tt.addresses)), tt.sent) })
 				}
 				group.Wait()
 			}, limit, func(m harness.Metrics) bool {
@@ -408,7 +408,7 @@ func TestRepairBesideSlowReplays(t *testing.T) {
 				h.duringRounds(t, s, func(t *testing.T, ctx context.Context, s *process) {
 					var group sync.WaitGroup
 					for i := range addresses {
-						group.Go(func() { trickle(t, ctx, s, net.IPv4(127, 0, 2, byte(i)), port) })
+						group.Go(func() { trickle(ctx, t, s, net.IPv4(127, 0, 2, byte(i)), port) })
 					}
 					group.Wait()
 				}, limit, func(m harness.Metrics) bool {
@@ -422,7 +422,7 @@ func TestRepairBesideSlowReplays(t *testing.T) {
 
 // trickle publishes the batches of 60 engines, the first of which are missing, over one connection, and answers each request to their replay sockets
 // with a batch in 200 ms, until the context is done.
-func trickle(t *testing.T, ctx context.Context, s *process, ip net.IP, port int) {
+func trickle(ctx context.Context, t *testing.T, s *process, ip net.IP, port int) {
 	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: ip, Port: port})
 	if err != nil {
 		t.Error(err)
@@ -468,7 +468,7 @@ func trickle(t *testing.T, ctx context.Context, s *process, ip net.IP, port int)
 }
 
 // stall connects from an address again and again until the context is done, and sends a part of a message of 8 MiB on each connection.
-func stall(t *testing.T, ctx context.Context, s *process, from net.IP, sent int) {
+func stall(ctx context.Context, t *testing.T, s *process, from net.IP, sent int) {
 	part := append([]byte{2, 0, 0, 0, 0, 0, 0x80, 0, 0}, make([]byte, sent)...)
 	for ctx.Err() == nil {
 		c, err := rawzmtp.DialFrom(ctx, from, zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
@@ -687,7 +687,7 @@ func TestNamesThatDeceiveReachNoMetric(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if i := strings.IndexFunc(string(metrics), func(r rune) bool { return r != '\n' && !config.Printable(string(r)) }); i >= 0 {
+	if i := strings.IndexFunc(metrics, func(r rune) bool { return r != '\n' && !config.Printable(string(r)) }); i >= 0 {
 		t.Errorf("the metrics have %q", metrics[i:min(i+20, len(metrics))])
 	}
 }
