@@ -180,7 +180,10 @@ func (d *directory) start() {
 	d.j.loops.Go(d.j.retention.loop)
 }
 
-func (d *directory) delivered(_ *nats.Msg, _ journal.Source, _ *Entry, _ time.Time, show func() error) error {
+func (d *directory) delivered(_ *nats.Msg, _ journal.Source, e *Entry, _ time.Time, show func() error) error {
+	if e.Invalid != nil { // nobody else publishes to a directory
+		return fmt.Errorf("%w: entry %d: %w", ErrUnreadable, e.Seq, e.Invalid)
+	}
 	return show()
 }
 

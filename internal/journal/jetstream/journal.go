@@ -49,7 +49,8 @@ import (
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/entry"
 )
 
-// ErrUnreadable means that the stream has lost entries. The error's text names the seq. Discard makes the journal usable again.
+// ErrUnreadable means that the stream has lost entries or, in a directory, that one of them cannot be decoded. The error's text names
+// the seq. Discard makes the journal usable again.
 var ErrUnreadable = errors.New("journal is unreadable")
 
 // Journal is a journal.Journal whose entries survive the process. Call Load once before any other method except

@@ -17,8 +17,8 @@ import (
 )
 
 // Load reads all entries of the stream once, in order, and calls f for each. It fills the mirror with the newest. An
-// error of f ends it. The error is an ErrUnreadable if an entry is missing; Discard then makes the
-// journal usable. So it is if the stream ends before the entry needed, which a checkpoint has seen. Entries in the mirror
+// error of f ends it. The error is an ErrUnreadable if an entry is missing, or cannot be decoded in a
+// directory; Discard then makes the journal usable. So it is if the stream ends before the entry needed, which a checkpoint has seen. Entries in the mirror
 // expire Retention.MaxAge after Load, however old they are. With Servers, Load reads on after an interruption when
 // they answer again, until ctx ends. The journal then follows the stream: it reads the entries that any process appends.
 func (j *Journal) Load(ctx context.Context, needed uint64, f func(Entry) error) error {
@@ -290,7 +290,6 @@ func (l *loader) apply(ctx context.Context, m *nats.Msg, at time.Time) error {
 	source := journal.Source{Worker: e.Worker, Model: model}
 	if e.Invalid != nil {
 		source = journal.Source{} // anybody may choose the subject
-		l.j.reportForeign(m.Subject, e.Seq, e.Invalid)
 	}
 	if l.sources[source] == nil {
 		l.sources[source] = &source

@@ -191,6 +191,11 @@ func TestLostEntriesAreUnreadableUntilDiscard(t *testing.T) {
 		}, "entry 11"},
 		{"oldest", func(t *testing.T, _ natsjs.JetStream, s natsjs.Stream) { purge(t, s, natsjs.WithPurgeSequence(4)) },
 			"the oldest entries, 1 to 3, are lost"},
+		{"undecodable", func(t *testing.T, js natsjs.JetStream, _ natsjs.Stream) {
+			if _, err := js.Publish(t.Context(), "kvcast.kvcast.%zz", nil); err != nil {
+				t.Fatal(err)
+			}
+		}, `subject "kvcast.kvcast.%zz"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -293,9 +293,12 @@ func (s *shared) check(age time.Duration) {
 // instance's appends of the worker, and so does an entry that is invalid or that this instance has not written: the worker is then recovered.
 func (s *shared) delivered(m *nats.Msg, source journal.Source, e *Entry, at time.Time, show func() error) error {
 	a, fenced, cause := s.match(m, source, e)
-	if e.Owner != nil {
+	switch {
+	case e.Invalid != nil:
+		s.j.reportForeign(m.Subject, e.Seq, e.Invalid)
+	case e.Owner != nil:
 		s.j.cfg.Owned(source, *e.Owner)
-	} else if fenced != nil && e.Invalid == nil {
+	case fenced != nil:
 		s.j.reportForeign(m.Subject, e.Seq, cause)
 	}
 	err := show()
