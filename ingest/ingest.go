@@ -95,7 +95,7 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 	in.shared.metrics = newMetrics(&in.shared.sources)
 	in.shared.metrics.registry.MustRegister(in.shared.budgets.all())
 	var err error
-	if in.shared.transports, err = configured.Open(c, in.shared.budgets.received, in.shared.reject); err != nil {
+	if in.shared.transports, err = configured.Open(c, in.shared.budgets.received, in.shared.delay.Recent, in.shared.reject); err != nil {
 		return nil, err
 	}
 	in.shared.replays = transport.NewRequests(in.shared.transports.Connecting, c.ReplayTimeout, in.shared.metrics.listeners.onDrop, in.shared.metrics.replaysInProgress)

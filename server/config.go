@@ -21,7 +21,7 @@ import (
 const (
 	DefaultProgressInterval         = 10 * time.Second
 	DefaultMaxConnections           = 4096
-	DefaultMaxConnectionsPerAddress = 2048
+	DefaultMaxConnectionsPerAddress = DefaultMaxConnections / 8
 	DefaultMaxSubscribers           = 1024
 	DefaultStallTimeout             = 30 * time.Second
 	DefaultMaxSnapshots             = 4
@@ -57,7 +57,7 @@ type Limits struct {
 	// connections are closed at once.
 	MaxConnections int
 	// MaxConnectionsPerAddress bounds the open connections of one client address, and separately its health
-	// watches; default 2,048. All IPv6 addresses in a /64 count as one.
+	// watches; default 512. All IPv6 addresses in a /64 count as one.
 	MaxConnectionsPerAddress int
 	// MaxSubscribers bounds the open Subscribe streams, and separately the open Replay streams; default 1,024.
 	MaxSubscribers int

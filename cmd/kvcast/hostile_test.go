@@ -661,6 +661,39 @@ func TestFloodingPeerCannotEndTheProcess(t *testing.T) {
 	})
 }
 
+// TestProbesBesideConnectionsOfManyAddresses opens all connections that the admin port has, from addresses that each open as many as they may, and
+// checks that probes of another address are answered all the same.
+func TestProbesBesideConnectionsOfManyAddresses(t *testing.T) {
+	testclass.Process(t)
+	t.Parallel()
+	s := serve(t)
+	admin, err := s.Admin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := false
+	for address := byte(2); !full; address++ {
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, address)}}
+		for range 70 {
+			c, err := dialer.DialContext(t.Context(), "tcp", admin)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = c.Close() })
+		}
+		m, err := s.Metrics(t.Context())
+		if err != nil {
+			t.Fatalf("%d addresses: %v", address-1, err)
+		}
+		full = m.Sum("kvcast_budget_used", "resource", "admin_connections") == m.Sum("kvcast_budget_limit", "resource", "admin_connections")
+	}
+	for range 10 {
+		if _, err := s.Get(t.Context(), "/healthz"); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestNamesThatDeceiveReachNoMetric sends names with characters that are not shown, or that change the direction of text, beside an
 // honest engine.
 func TestNamesThatDeceiveReachNoMetric(t *testing.T) {

@@ -24,7 +24,7 @@ const (
 	DefaultMaxRanks             = 8192
 	DefaultMaxConnections       = 4096
 	// DefaultMaxConnectionsPerAddress has room for the dp ranks of a host's engines.
-	DefaultMaxConnectionsPerAddress = 1024
+	DefaultMaxConnectionsPerAddress = DefaultMaxConnections / 8
 	DefaultWorkerBytes              = 64 << 20
 	DefaultSaltBytes                = 128 << 20
 	DefaultReceiveBufferBytes       = 256 << 20

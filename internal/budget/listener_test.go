@@ -1,6 +1,7 @@
 package budget_test
 
 import (
+	"errors"
 	"io"
 	"net"
 	"testing"
@@ -29,7 +30,7 @@ func TestConnectionsBeyondTheLimitsAreClosed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := budget.NewShares(budget.New("connections", 3), 2).Limit(inner)
+	l := budget.NewShares(budget.New("connections", 4), 3).Limit(inner)
 	accepted := make(chan net.Conn)
 	ended := make(chan struct{})
 	go func() {
@@ -68,14 +69,26 @@ func TestConnectionsBeyondTheLimitsAreClosed(t *testing.T) {
 			t.Errorf("a connection from %s: read %d bytes, error %v, want EOF", from, n, err)
 		}
 	}
-	first := admitted("127.0.0.1")
-	admitted("127.0.0.1")
-	refused("127.0.0.1")
-	admitted("127.0.0.2")
-	refused("127.0.0.3")
-	for range 2 { // the second call must not release another connection
-		_ = first.Close()
+	displaced := func(c net.Conn) {
+		t.Helper()
+		if err := c.SetReadDeadline(time.Now()); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("got %v, want that the connection is closed", err)
+		}
 	}
+	oldest, next := admitted("127.0.0.1"), admitted("127.0.0.1")
+	admitted("127.0.0.1")
+	refused("127.0.0.1") // beyond its share
+	admitted("127.0.0.2")
+	admitted("127.0.0.2") // in place of the oldest of the address with the most
+	displaced(oldest)
+	refused("127.0.0.1") // both have as many
 	admitted("127.0.0.3")
-	refused("127.0.0.1")
+	displaced(next)
+	last := admitted("127.0.0.4")
+	refused("127.0.0.5") // each address has one
+	for range 2 {        // the second call must not release another connection
+		_ = last.Close()
+	}
+	admitted("127.0.0.5")
+	refused("127.0.0.6")
 }

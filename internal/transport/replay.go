@@ -25,8 +25,8 @@ const (
 	// of their own, so that silent sockets do not delay the repairs of other engines.
 	maxFirstRequests  = 32
 	firstReplyTimeout = time.Second
-	// delayFactor is how much longer replies may take than the time limits, as a multiple of how late goroutines run.
-	delayFactor = 20
+	// DelayFactor is how much longer peers may take than the time limits, as a multiple of how late goroutines run.
+	DelayFactor = 20
 	// transferShare is how long one replay is read while others wait, and slowShare how long one that brings less than minTransferRate bytes a
 	// second. The replay continues after them.
 	transferShare   = 3 * time.Second
@@ -79,7 +79,7 @@ type Requests struct {
 }
 
 // replaySlots are the slots of requests to replay sockets. A request to a socket that answered the last request needs a slot of transfers.
-// Any other needs a slot of first, and exchanges it when the first replies have come. If none is free, it ends with ErrReplayYielded.
+// Any other needs a slot of first, and exchanges it when the first reply has come.
 type replaySlots struct{ first, transfers *slots }
 
 // NewRequests returns Requests whose replies may each take timeout. inProgress has the
@@ -118,7 +118,8 @@ type Request struct {
 	Failures   int
 	// Patience is how long to wait for a transfer slot; 0 means 10 s.
 	Patience time.Duration
-	// Waited is called with how long the request has waited for a slot, and Sent before it is sent; both may be nil.
+	// Waited is called with how long the request has waited for a slot, and Sent before it is sent; both may be nil. They are called again
+	// if the request waits or is sent again.
 	Waited func(time.Duration)
 	Sent   func()
 }
@@ -144,10 +145,24 @@ func (r *Requests) Replay(ctx context.Context, q Request, each func(seq uint64, 
 		return err
 	}
 	defer x.release()
-	return x.send(ctx, fmt.Sprintf("replay from %d", q.From), func(address string) (Receiver, error) {
-		return t.Request(address, r.onDrop, nil, binary.BigEndian.AppendUint64(nil, q.From))
-	}, func(receiver Receiver) error { return x.run(ctx, receiver, each) })
+	for {
+		err := x.send(ctx, fmt.Sprintf("replay from %d", q.From), func(address string) (Receiver, error) {
+			return t.Request(address, r.onDrop, nil, binary.BigEndian.AppendUint64(nil, q.From))
+		}, func(receiver Receiver) error { return x.run(ctx, receiver, each) })
+		if !errors.Is(err, errNoTransferSlot) {
+			return err
+		}
+		x.release()
+		x.Responsive = true
+		if err := x.acquire(ctx, x.of.transfers, q.Patience); err != nil {
+			return err
+		}
+	}
 }
+
+// errNoTransferSlot is the error of a first request that was answered while there was no transfer slot: it is sent again when there is one. The
+// connection and the replies would take memory meanwhile.
+var errNoTransferSlot = errors.New("there is no transfer slot")
 
 // exchange is one request and its replies.
 type exchange struct {
@@ -155,7 +170,7 @@ type exchange struct {
 	Request
 	of       *replaySlots
 	slots    *slots    // of the acquired slot; nil without a slot
-	since    time.Time // when the first replies came, or the transfer slot was acquired after them
+	since    time.Time // when the first reply came, with a transfer slot
 	bytes    int       // of the replies
 	answered bool
 }
@@ -273,11 +288,14 @@ func (x *exchange) patience() time.Duration {
 }
 
 // extended returns a time limit on a machine that is as busy as this one.
-func (x *exchange) extended(limit time.Duration) time.Duration { return limit + delayFactor*x.Delay() }
+func (x *exchange) extended(limit time.Duration) time.Duration { return limit + DelayFactor*x.Delay() }
 
 // read reads some replies, and reports whether more are wanted.
 func (x *exchange) read(c *Chunk, each func(uint64, []byte) bool) (more bool, err error) {
 	if !x.answered {
+		if !x.transfers() {
+			return false, errNoTransferSlot
+		}
 		x.answered, x.since = true, time.Now()
 	}
 	for _, m := range c.Messages {
@@ -299,7 +317,7 @@ func (x *exchange) read(c *Chunk, each func(uint64, []byte) bool) (more bool, er
 	switch {
 	case c.Drops != nil:
 		return false, ErrReplayOverrun
-	case !x.transfers(), x.mustYield():
+	case x.mustYield():
 		return false, ErrReplayYielded
 	}
 	return true, nil
@@ -312,8 +330,7 @@ func (x *exchange) mustYield() bool {
 	return (slow || took >= transferShare) && x.of.transfers.shares.Wanted(x.Peer, 1)
 }
 
-// transfers reports whether the request has a transfer slot, for which it exchanges the slot of a first request. If there is none, it does not wait
-// for it: its connection and the replies that have arrived would take memory meanwhile.
+// transfers reports whether the request has a transfer slot, for which it exchanges the slot of a first request.
 func (x *exchange) transfers() bool {
 	if x.slots == x.of.transfers {
 		return true
@@ -323,6 +340,6 @@ func (x *exchange) transfers() bool {
 	}
 	x.release()
 	x.of.transfers.used.Inc()
-	x.slots, x.since = x.of.transfers, time.Now()
+	x.slots = x.of.transfers
 	return true
 }

@@ -13,7 +13,7 @@ import (
 func LimitConnections(l net.Listener, registerer prometheus.Registerer) net.Listener {
 	total := budget.New("dynamo_connections", maxConnections)
 	registerer.MustRegister(budget.Collector{total})
-	return budget.NewShares(total, maxConnections/2).Limit(l)
+	return budget.NewShares(total, maxConnections/8).Limit(l)
 }
 
 // addressOf returns the prefix of a client's IP:PORT.

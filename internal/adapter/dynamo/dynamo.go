@@ -33,8 +33,8 @@ const (
 	maxBodyBytes = 8 << 20
 	// maxElements bounds the commas of a body: its tokens or hashes.
 	maxElements = 1 << 20
-	// maxReading is the memory of bodies that are being received, and maxConnections the number of connections. One address may use
-	// half of each.
+	// maxReading is the memory of bodies that are being received, of which one address may use half, and
+	// maxConnections the number of connections, of which one address may have an eighth.
 	maxReading     = 128 << 20
 	maxConnections = 1024
 	// maxRequests is how many requests are decoded and answered at a time, and maxDumps how many dumps. Others wait

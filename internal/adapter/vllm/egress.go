@@ -97,7 +97,7 @@ func New(ctx context.Context, c Config, j journal.Reader, x *index.Index) (*Egre
 		cfg: c, journal: j, index: x, logger: c.Logger,
 		memory:      budget.New("egress_state_bytes", c.StateBytes),
 		states:      budget.NewShares(budget.New("egress_states", statesAtATime), 1),
-		connections: budget.NewShares(budget.New("egress_connections", int64(c.MaxConsumers)), int64(max(1, c.MaxConsumers/4))),
+		connections: budget.NewShares(budget.New("egress_connections", int64(c.MaxConsumers)), int64(max(1, c.MaxConsumers/8))),
 		workers:     make(map[string]*worker), seqs: make(map[streamKey]uint64),
 	}
 	e.stateBytes = budget.NewShares(e.memory, c.StateBytes/2)

@@ -4,6 +4,7 @@ package configured
 import (
 	"errors"
 	"net/netip"
+	"time"
 
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/budget"
@@ -38,15 +39,17 @@ type Transports struct {
 
 // Open opens the transports of a config that has defaults and is valid. received bounds the bytes that
 // wait in the receivers of package libzmq. onReject is called for each peer that package native
-// disconnects from a listener. The caller must close the Transports, after all their sockets.
-func Open(c config.Config, received *budget.Budget, onReject func(peer netip.Addr, err *zmtp.Error)) (*Transports, error) {
+// disconnects from a listener. delay returns how late goroutines run at present: peers of a machine that is as busy may be slower. The caller
+// must close the Transports, after all their sockets.
+func Open(c config.Config, received *budget.Budget, delay func() time.Duration, onReject func(peer netip.Addr, err *zmtp.Error)) (*Transports, error) {
+	grace := func() time.Duration { return native.DefaultGrace + transport.DelayFactor*delay() }
 	open := func(z config.ZMQ) (transport.Transport, error) {
 		if z == config.ZMQLib {
 			return newLibzmq(config.MaxSockets, received)
 		}
 		return native.New(native.Config{
 			Connections: c.MaxConnections, PerAddress: c.MaxConnectionsPerAddress,
-			ReadBytes: min(c.ReceiveBufferBytes, maxReadBytes), PeerTTL: c.PeerTTL, OnReject: onReject,
+			ReadBytes: min(c.ReceiveBufferBytes, maxReadBytes), PeerTTL: c.PeerTTL, OnReject: onReject, Grace: grace,
 		}), nil
 	}
 	connecting, err := open(c.ConnectZMQ)
@@ -55,7 +58,7 @@ func Open(c config.Config, received *budget.Budget, onReject func(peer netip.Add
 	}
 	t := &Transports{
 		Connecting: connecting, Listening: connecting,
-		Snapshots: native.New(native.Config{ReadBytes: min(c.ReceiveBufferBytes, maxSnapshotReadBytes)}),
+		Snapshots: native.New(native.Config{ReadBytes: min(c.ReceiveBufferBytes, maxSnapshotReadBytes), Grace: grace}),
 		calls:     enginegrpc.New(enginegrpc.Config{Bytes: min(c.ReceiveBufferBytes, maxCallBytes)}),
 	}
 	if c.ListenZMQ != c.ConnectZMQ || c.ListenZMQ != config.ZMQLib {

@@ -52,7 +52,7 @@ type Transport struct {
 // New returns a Transport.
 func New(c Config) *Transport {
 	t := &Transport{
-		memory:     ledger.New(cmp.Or(c.Bytes, 64<<20), claimBytes(transport.MaxPayloadBytes), cmp.Or(c.Grace, time.Second)),
+		memory:     ledger.New(cmp.Or(c.Bytes, 64<<20), claimBytes(transport.MaxPayloadBytes), func() time.Duration { return cmp.Or(c.Grace, time.Second) }),
 		converters: make(chan *converter, conversions),
 	}
 	for range conversions {

@@ -25,6 +25,8 @@ const minRate = 1 << 20
 // Ledger grants the memory of messages until they have been processed. A connection is not read while it waits for memory. A Ledger is safe
 // for concurrent use.
 type Ledger struct {
+	grace func() time.Duration
+
 	mu    sync.Mutex // guards all below, and the claims
 	state state
 	timer *time.Timer // set while claims wait
@@ -58,11 +60,11 @@ func (c *Claim) Granted() <-chan struct{} { return c.granted }
 // Arrived sets how many bytes of the message are there.
 func (c *Claim) Arrived(bytes int) { c.arrived.Store(int64(bytes)) }
 
-// New returns a Ledger that grants claims of so many bytes together. largest is the most that the claim of one message needs, and grace the
-// time in which a message must bring bytes while others wait.
-func New(limit, largest int64, grace time.Duration) *Ledger {
-	return &Ledger{state: state{
-		limit: limit, reserve: min(limit, largest), grace: grace, owners: make(map[netip.Prefix]*owner),
+// New returns a Ledger that grants claims of so many bytes together. largest is the most that the claim of one message needs, and grace returns
+// the time in which a message must bring bytes while others wait.
+func New(limit, largest int64, grace func() time.Duration) *Ledger {
+	return &Ledger{grace: grace, state: state{
+		limit: limit, reserve: min(limit, largest), grace: grace(), owners: make(map[netip.Prefix]*owner),
 	}}
 }
 
@@ -112,6 +114,9 @@ func (l *Ledger) change(f func()) {
 
 // settle makes the grants and evictions that are due, and sets the timer for those that time brings.
 func (l *Ledger) settle(now time.Time) {
+	if len(l.state.waiting) > 0 {
+		l.state.grace = l.grace()
+	}
 	l.state.settle(now)
 	switch {
 	case len(l.state.waiting) == 0 && l.timer != nil:

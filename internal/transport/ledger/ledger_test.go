@@ -17,12 +17,14 @@ const (
 	testLimit   = 24 << 20
 )
 
+func graceOfTests() time.Duration { return testGrace }
+
 func addressOf(n int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)}), 32)
 }
 
 func newState(limit, largest int64) *state {
-	return &New(limit, largest, testGrace).state
+	return &New(limit, largest, graceOfTests).state
 }
 
 // message is a message that arrives in a test.
@@ -256,7 +258,7 @@ func TestHonestMessageBesideAttackers(t *testing.T) {
 // TestLedgerEvictsInTime checks that a claim waits until another is stalled and its connection has ended.
 func TestLedgerEvictsInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(100, 100, testGrace)
+		l := New(100, 100, graceOfTests)
 		evicted := make(chan struct{})
 		stalled := NewClaim(addressOf(1), 60, func() bool { close(evicted); return true })
 		l.Request(stalled)

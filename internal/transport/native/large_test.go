@@ -21,7 +21,9 @@ func TestLargeMessagesAreBounded(t *testing.T) {
 	t.Parallel()
 	const peers, messages, limit = 10, 3, 18 << 20 // of which 2 MiB are for one large message
 	reasons, onReject := rejections()
-	tr := native.New(native.Config{OnReject: onReject, LargeBytes: limit, Limits: zmtp.Limits{Bytes: 2 << 20}})
+	tr := native.New(native.Config{
+		OnReject: onReject, LargeBytes: limit, Limits: zmtp.Limits{Bytes: 2 << 20}, Grace: func() time.Duration { return harness.Timeout },
+	})
 	r, address := bindTo(t, tr)
 	message := zmtp.AppendMessage(nil, []byte("topic"), make([]byte, 8), make([]byte, 1_500_000))
 	var all []*rawPeer

@@ -34,8 +34,8 @@ type Config struct {
 	// LargeBytes bounds the memory of messages of more than 32 KiB that are being received or were not processed, and of the first 4 to
 	// 32 KiB of others that are being received. A message takes up to twice its size. Default: 24 MiB.
 	LargeBytes int64
-	// Grace is how long such a message may bring nothing while others wait for memory. Default: 40 ms.
-	Grace time.Duration
+	// Grace returns how long such a message may bring nothing while others wait for memory. Default: 40 ms.
+	Grace func() time.Duration
 	// PeerTTL, if not 0, is how long a peer of ZMTP 3.1 that has connected to a listener may get nothing before it closes the
 	// connection, if it honours the TTL of PINGs. It ends the connections of a process that stands still.
 	PeerTTL time.Duration
@@ -43,6 +43,9 @@ type Config struct {
 	// peer is invalid for ipc. nil does nothing. Calls are concurrent.
 	OnReject func(peer netip.Addr, err *zmtp.Error)
 }
+
+// DefaultGrace is the default of Config.Grace.
+const DefaultGrace = 40 * time.Millisecond
 
 // Transport implements transport.Transport.
 type Transport struct {
@@ -58,7 +61,9 @@ func New(c Config) *Transport {
 	c.PerAddress = cmp.Or(c.PerAddress, 1024)
 	c.ReadBytes = cmp.Or(c.ReadBytes, 16<<20)
 	c.LargeBytes = cmp.Or(c.LargeBytes, 24<<20)
-	c.Grace = cmp.Or(c.Grace, 40*time.Millisecond)
+	if c.Grace == nil {
+		c.Grace = func() time.Duration { return DefaultGrace }
+	}
 	if c.OnReject == nil {
 		c.OnReject = func(netip.Addr, *zmtp.Error) {}
 	}

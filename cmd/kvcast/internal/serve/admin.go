@@ -49,7 +49,7 @@ const (
 	// maxAdminConnections bounds the connections of Prometheus, probes and pages, and maxAdminConnectionsPerAddress those of one
 	// client address. Further ones are closed: an address that uses up its own must not keep probes away.
 	maxAdminConnections           = 512
-	maxAdminConnectionsPerAddress = 128
+	maxAdminConnectionsPerAddress = maxAdminConnections / 8
 	// maxAdminStreams bounds the requests in progress of an HTTP/2 connection.
 	maxAdminStreams = 32
 	// adminBodyTimeout is the time for the body of a request.
