@@ -211,6 +211,7 @@ func (s *subscription) interruption(err error) (*Interruption, error) {
 		// The server may not support digests: request a stream without digests at once.
 		s.digests, i.Failures, i.Snapshot = false, s.backoff.failures, s.startsWithSnapshot()
 		return i, nil
+	case answer.Code == codes.Unauthenticated && s.progressed: // the credentials of the next call may be others
 	case answer.permanent():
 		return nil, answer
 	default:

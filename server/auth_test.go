@@ -3,9 +3,11 @@ package server_test
 import (
 	"bytes"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -82,6 +84,51 @@ func TestRolesPermitTheirCalls(t *testing.T) {
 	}
 	if strings.Contains(log.String(), "token-0") {
 		t.Errorf("a token is in the log:\n%s", log.String())
+	}
+}
+
+// TestStreamsEndWhenTheirTokenIsRemoved replaces the tokens while streams are open: those of the removed token end, and no others.
+func TestStreamsEndWhenTheirTokenIsRemoved(t *testing.T) {
+	t.Parallel()
+	h := overTCP(t, server.Config{Access: access.List{Tokens: tokens(t)}, AccessInterval: time.Millisecond}, journal.Config{})
+	h.addWorker()
+	operator := kvcastv1.NewRouterEventServiceClient(h.as("Bearer " + operatorsToken))
+	kept, err := operator.Subscribe(t.Context(), earliest())
+	if err != nil {
+		t.Fatal(err)
+	}
+	router := kvcastv1.NewRouterEventServiceClient(h.as("Bearer " + routersToken))
+	subscribed, err := router.Subscribe(t.Context(), earliest())
+	if err != nil {
+		t.Fatal(err)
+	}
+	matching, err := router.MatchPrefixes(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := subscribed.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	left, err := access.ParseTokens("f", []byte("operator "+operatorsToken+"\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Server.SetAccess(access.List{Tokens: left})
+	for err == nil {
+		_, err = subscribed.Recv()
+	}
+	wantStatus(t, err, codes.Unauthenticated, "UNAUTHENTICATED")
+	_, err = matching.Recv()
+	wantStatus(t, err, codes.Unauthenticated, "UNAUTHENTICATED")
+	h.append(1)
+	for stored := false; !stored; {
+		m, err := kept.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range m.GetEntries() {
+			stored = stored || slices.ContainsFunc(e.GetEvents(), func(e *kvcastv1.RouterEvent) bool { return e.GetStored() != nil })
+		}
 	}
 }
 

@@ -33,6 +33,7 @@ const (
 	DefaultReceiveTimeout           = 5 * time.Second
 	DefaultPingInterval             = 10 * time.Second // the interval of clients in Python and Rust by default
 	DefaultMaxConnectionAgeGrace    = 10 * time.Second
+	DefaultAccessInterval           = 5 * time.Minute
 )
 
 // Bounds of Config. Responses larger than MaxResponseBytes are not sent faster.
@@ -43,6 +44,7 @@ const (
 	MaxResponseBytes = 512 << 10
 
 	minProgressInterval = time.Millisecond
+	minAccessInterval   = time.Millisecond
 	minStallTimeout     = 10 * time.Millisecond
 	minSnapshotWait     = time.Millisecond
 	minPingInterval     = time.Second
@@ -105,6 +107,9 @@ type Config struct {
 	Access access.List
 	// ClientCertificates says that TLS verifies client certificates, and that one permits calls.
 	ClientCertificates bool
+	// AccessInterval is how often open streams are checked: one whose token is not in Access any more, or whose certificate has expired
+	// or has no role any more, ends with UNAUTHENTICATED. At least 1 ms; default 5 min.
+	AccessInterval time.Duration
 	// OpenRegistration permits RegisterWorker and DeregisterWorker to everyone if calls need no token or certificate.
 	OpenRegistration bool
 	// NoReflection omits gRPC reflection.
@@ -163,6 +168,7 @@ type Cluster interface {
 
 func (c Config) withDefaults() Config {
 	c.Limits = c.Limits.withDefaults()
+	c.AccessInterval = max(cmp.Or(c.AccessInterval, DefaultAccessInterval), minAccessInterval)
 	if c.Workers == nil {
 		c.Workers = func(s *Server) kvcastv1.WorkerServiceServer { return noWorkers{bounds: s.Bounds} }
 	}

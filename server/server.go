@@ -106,7 +106,7 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 	}
 	s.standing = &standing{sources: cfg.Sources, cluster: cfg.Cluster, knowledge: cfg.Knowledge, overpredicted: s.outcomes.overpredicted}
 	s.gate = access.NewGate(access.Config{
-		List: cfg.Access, ClientCertificates: cfg.ClientCertificates, ForRouters: s.isForRouters, Bounds: j.Bounds, Logger: cfg.Logger,
+		List: cfg.Access, ClientCertificates: cfg.ClientCertificates, ForRouters: s.isForRouters, Bounds: j.Bounds, Interval: cfg.AccessInterval, Logger: cfg.Logger,
 	})
 	s.connections = admission.NewConnections(admission.NewQuota(all, "connections", cfg.MaxConnections, cfg.MaxConnectionsPerAddress), s.connectionRefused)
 	s.metrics = s.newMetrics(all)
@@ -240,7 +240,7 @@ func (s *Server) isForRouters(service string) bool {
 	return s.adapters[service] || service == kvcastv1.RouterEventService_ServiceDesc.ServiceName || service == kvcastv1.InspectionService_ServiceDesc.ServiceName
 }
 
-// SetAccess replaces Config.Access. Calls that have begun go on. It has no effect on whether calls need a token or a
+// SetAccess replaces Config.Access. Streams that are not permitted any more end within Config.AccessInterval. It has no effect on whether calls need a token or a
 // certificate, which New determines.
 func (s *Server) SetAccess(l access.List) { s.gate.Set(l) }
 

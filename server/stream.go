@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvcast/kvcast/server/access"
 	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
@@ -42,8 +43,14 @@ func (s *Server) runStream(out *responses, ends streamEnds, body func(context.Co
 	defer s.streams.ended()
 	ended := make(chan error, 1)
 	go func() { ended <- s.recoverPanic(ctx, body) }()
+	done := ctx.Done()
 	for {
 		select {
+		case <-done:
+			if err := access.Revoked(ctx); err != nil {
+				return err
+			}
+			done = nil // the client ended the call, and so the body ends
 		case err := <-ended:
 			if cause := ctx.Err(); cause != nil { // the client ended the call; the error of the interrupted send says less
 				return status.FromContextError(cause).Err()

@@ -5,9 +5,11 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/x509"
+	"errors"
 	"log/slog"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/auth"
@@ -40,7 +42,9 @@ type Config struct {
 	ForRouters func(service string) bool
 	// Bounds are those of the journal, for errors.
 	Bounds func() journal.Bounds
-	Logger *slog.Logger
+	// Interval is the time after which an open stream must still be permitted, again and again.
+	Interval time.Duration
+	Logger   *slog.Logger
 }
 
 // NewGate returns a gate.
@@ -50,7 +54,7 @@ func NewGate(cfg Config) *Gate {
 	return g
 }
 
-// Set replaces Config.List. Calls that have begun go on. It has no effect on whether calls need a token or a certificate, which NewGate
+// Set replaces Config.List. Streams that are not permitted any more end within Config.Interval. It has no effect on whether calls need a token or a certificate, which NewGate
 // determines.
 func (g *Gate) Set(l List) { g.list.Store(&l) }
 
@@ -66,10 +70,60 @@ func IsPublic(method string) bool {
 }
 
 // Interceptors returns interceptors that refuse a call unless it has a token or a client certificate whose role permits
-// the call. Health checks and reflection need none: probes cannot have one, and reflection returns the published contract.
+// the call. Health checks and reflection need none: probes cannot have one, and reflection returns the published contract. The context of a
+// stream that is not permitted any more is canceled: see Revoked.
 func (g *Gate) Interceptors() (grpc.StreamServerInterceptor, grpc.UnaryServerInterceptor) {
-	return selector.StreamServerInterceptor(auth.StreamServerInterceptor(g.Authenticate), NeedsToken),
+	authenticate := auth.StreamServerInterceptor(g.Authenticate)
+	stream := func(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		return authenticate(srv, s, info, func(srv any, s grpc.ServerStream) error { return g.guard(srv, s, info.FullMethod, handler) })
+	}
+	return selector.StreamServerInterceptor(stream, NeedsToken),
 		selector.UnaryServerInterceptor(auth.UnaryServerInterceptor(g.Authenticate), NeedsToken)
+}
+
+// guard calls a handler, and ends its stream when its credentials permit it no more.
+func (g *Gate) guard(srv any, s grpc.ServerStream, method string, handler grpc.StreamHandler) error {
+	ctx, end := context.WithCancelCause(s.Context())
+	defer end(nil)
+	go func() {
+		check := time.NewTicker(g.cfg.Interval)
+		defer check.Stop()
+		for {
+			select {
+			case <-check.C:
+			case <-ctx.Done():
+				return
+			}
+			if _, err := g.authorize(ctx, method); err != nil {
+				end(&revokedError{err})
+				return
+			}
+		}
+	}()
+	err := handler(srv, guarded{s, ctx})
+	if revoked := Revoked(ctx); revoked != nil {
+		return revoked
+	}
+	return err
+}
+
+// guarded is a stream with another context.
+type guarded struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s guarded) Context() context.Context { return s.ctx }
+
+// revokedError is why a stream is not permitted any more.
+type revokedError struct{ error }
+
+// Revoked returns the status of a stream that was ended because it is not permitted any more; nil if it was not.
+func Revoked(ctx context.Context) error {
+	if revoked := (*revokedError)(nil); errors.As(context.Cause(ctx), &revoked) {
+		return revoked.error
+	}
+	return nil
 }
 
 // Authenticate is an auth.AuthFunc. It logs a refused call, since the logging interceptor runs after it. For a
@@ -130,6 +184,9 @@ func (g *Gate) identify(ctx context.Context) (Role, error) {
 			want += ", or connect with a client certificate"
 		}
 		return "", callerror.New(callerror.Unauthenticated, journal.Bounds{}, "the call has %s", want)
+	}
+	if now := time.Now(); now.After(cert.NotAfter) { // TLS has verified it when the connection began
+		return "", callerror.New(callerror.Unauthenticated, journal.Bounds{}, "the client's certificate has expired at %v; connect again with another", cert.NotAfter)
 	}
 	role, ok := list.Certificates.role(cert)
 	if !ok {

@@ -164,7 +164,7 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"subscribers: {stall: 999ms}", `f:1: subscribers.stall: "999ms" is not allowed: want 1s to 1h`},
 		{"subscribers: {max_connection_age: 999ms}", `f:1: subscribers.max_connection_age: "999ms" is not allowed: want 0s for no limit, or 1s to 8760h`},
 		{"auth: {tokens: t, open_registration: true}", `f:1: auth.open_registration: "true" is not allowed: want it without auth.tokens and tls.client_ca, with which operators register workers`},
-		{"subscribers: {max_connection_age: 0}\nauth: off", `f:2: auth: "off" is not allowed: want a mapping with tokens, certificates or open_registration`},
+		{"subscribers: {max_connection_age: 0}\nauth: off", `f:2: auth: "off" is not allowed: want a mapping with tokens, certificates, check_interval or open_registration`},
 		{"tls:\n  cert: c.pem", `f:2: tls.cert: "c.pem" is not allowed: want tls.key as well, or neither`},
 		{"tls: {cert: \"\", key: k.pem}", `f:1: tls.key: "k.pem" is not allowed: want tls.cert as well, or neither`},
 		{"ingest: {on_gap: foo}", `f:1: ingest.on_gap: "foo" is not allowed: want report or clear`},
