@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -99,6 +100,44 @@ func TestConnectionsPerAddressAreLimited(t *testing.T) {
 	}
 	if _, settings := h.connect("127.0.0.2"); settings == nil {
 		t.Error("a connection from another address is refused")
+	}
+}
+
+// TestConnectionsWithoutCredentialsHaveAPart opens connections without a permitted call: a further one takes the place of the oldest of the address
+// with the most. Those of clients with a token stay open.
+func TestConnectionsWithoutCredentialsHaveAPart(t *testing.T) {
+	t.Parallel()
+	h := overTCP(t, server.Config{Limits: server.Limits{MaxConnections: 12}, Access: access.List{Tokens: tokens(t)}}, journal.Config{})
+	h.addWorker()
+	h.client = kvcastv1.NewRouterEventServiceClient(h.as("Bearer " + routersToken))
+	s := h.subscribe(checker.New(checker.Options{}), earliest())
+	s.until(t, 1)
+	closed := func(c net.Conn) {
+		t.Helper()
+		if err := c.SetReadDeadline(time.Now().Add(harness.Timeout)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Error("the connection is not closed")
+		}
+	}
+	var open []net.Conn
+	for _, from := range []string{"127.0.0.2", "127.0.0.3", "127.0.0.3", "127.0.0.4", "127.0.0.4"} {
+		c, settings := h.connect(from)
+		if settings == nil {
+			t.Fatalf("a connection from %s is refused", from)
+		}
+		open = append(open, c)
+	}
+	closed(open[1]) // in place of which the fourth was accepted
+	closed(open[3]) // the fifth: both addresses had two
+	h.fill(10)
+	s.until(t, 11)
+	if err := open[0].SetReadDeadline(time.Now().Add(time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, open[0]); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the connection of an address with one: got %v, want that it is open", err)
 	}
 }
 

@@ -106,9 +106,11 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 	}
 	s.standing = &standing{sources: cfg.Sources, cluster: cfg.Cluster, knowledge: cfg.Knowledge, overpredicted: s.outcomes.overpredicted}
 	s.gate = access.NewGate(access.Config{
-		List: cfg.Access, ClientCertificates: cfg.ClientCertificates, ForRouters: s.isForRouters, Bounds: j.Bounds, Interval: cfg.AccessInterval, Logger: cfg.Logger,
+		List: cfg.Access, ClientCertificates: cfg.ClientCertificates, ForRouters: s.isForRouters, Bounds: j.Bounds,
+		Permitted: func(ctx context.Context) { s.connections.Proved(ctx) }, Interval: cfg.AccessInterval, Logger: cfg.Logger,
 	})
-	s.connections = admission.NewConnections(admission.NewQuota(all, "connections", cfg.MaxConnections, cfg.MaxConnectionsPerAddress), s.connectionRefused)
+	connections := admission.NewQuota(all, "connections", cfg.MaxConnections, cfg.MaxConnectionsPerAddress)
+	s.connections = admission.NewConnections(connections, s.gate.Closed(), s.connectionRefused)
 	s.metrics = s.newMetrics(all)
 	s.receiving = admission.NewReceiving(cfg.ReceiveTimeout, s.metrics.late, s.streams.draining)
 	calls := grpcprom.NewServerMetrics()

@@ -42,6 +42,8 @@ type Config struct {
 	ForRouters func(service string) bool
 	// Bounds are those of the journal, for errors.
 	Bounds func() journal.Bounds
+	// Permitted is called with the context of each call that is permitted by credentials.
+	Permitted func(context.Context)
 	// Interval is the time after which an open stream must still be permitted, again and again.
 	Interval time.Duration
 	Logger   *slog.Logger
@@ -132,6 +134,7 @@ func (g *Gate) Authenticate(ctx context.Context) (context.Context, error) {
 	method, _ := grpc.Method(ctx)
 	role, err := g.authorize(ctx, method)
 	if err == nil {
+		g.cfg.Permitted(ctx)
 		return logging.InjectLogField(ctx, "role", string(role)), nil
 	}
 	attrs := []slog.Attr{slog.String("grpc.method", method), slog.String("grpc.code", status.Code(err).String())}

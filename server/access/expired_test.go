@@ -21,7 +21,7 @@ import (
 func TestExpiredCertificateIsRefused(t *testing.T) {
 	t.Parallel()
 	g := access.NewGate(access.Config{
-		ClientCertificates: true, ForRouters: func(string) bool { return true }, Interval: time.Hour, Logger: slog.New(slog.DiscardHandler),
+		ClientCertificates: true, ForRouters: func(string) bool { return true }, Permitted: func(context.Context) {}, Interval: time.Hour, Logger: slog.New(slog.DiscardHandler),
 		Bounds: func() journal.Bounds { return journal.Bounds{} },
 	})
 	for name, tt := range map[string]struct {

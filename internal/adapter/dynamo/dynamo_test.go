@@ -362,20 +362,22 @@ func TestConnectionsOfAnAddressAreLimited(t *testing.T) {
 			all = append(all, c)
 		}
 	}
-	first := accepted(600, "192.0.2.1")
-	if len(first) != 512 {
-		t.Errorf("%d connections of one address, want 512", len(first))
-	}
-	if n := len(accepted(512, "192.0.2.2")); n != 512 {
-		t.Errorf("%d connections of another address, want 512", n)
-	}
-	if n := len(accepted(1, "192.0.2.3")); n != 0 {
-		t.Error("a connection beyond 1024")
+	first := accepted(200, "192.0.2.1")
+	if len(first) != 128 {
+		t.Errorf("%d connections of one address, want 128", len(first))
 	}
 	_ = first[0].Close()
 	_ = first[0].Close()
-	if n := len(accepted(2, "192.0.2.3")); n != 1 {
+	if n := len(accepted(2, "192.0.2.1")); n != 1 {
 		t.Errorf("%d connections after one was closed, want 1", n)
+	}
+	for address := range 7 { // all 1024
+		if n := len(accepted(129, fmt.Sprintf("198.51.100.%d", address))); n != 128 {
+			t.Errorf("%d connections of another address, want 128", n)
+		}
+	}
+	if n := len(accepted(2, "192.0.2.3")); n != 2 { // in place of others
+		t.Errorf("%d connections of an address with none, want 2", n)
 	}
 }
 

@@ -46,7 +46,7 @@ func startPiped(t *testing.T, stateBytes int64, events ...*kvcastv1.RouterEvent)
 	var err error
 	p.egress, err = vllm.New(t.Context(), vllm.Config{
 		Endpoints: []vllm.EndpointConfig{{Connect: "tcp://127.0.0.1:1"}}, Topic: "kv@{worker}", HistoryBatches: 10, StateBytes: stateBytes,
-		MaxConsumers: 100, Logger: slog.New(slog.NewTextHandler(&p.log, nil)), Registerer: p.metrics,
+		MaxConsumers: 200, Logger: slog.New(slog.NewTextHandler(&p.log, nil)), Registerer: p.metrics,
 	}, p.journal, p.index)
 	if err != nil {
 		t.Fatal(err)

@@ -181,7 +181,7 @@ func (p *endpoint) admit(ctx context.Context, c net.Conn, kind zmtp.SocketType) 
 	if err := p.connections.Reserve(from, 1); err != nil {
 		p.metrics.refused.Inc()
 		_ = c.Close()
-		p.logger.Warn("connection of a consumer was refused; raise egress.zmq.max_consumers, of which an address may use a quarter",
+		p.logger.Warn("connection of a consumer was refused; raise egress.zmq.max_consumers, of which an address may use an eighth",
 			"peer.address", c.RemoteAddr().String(), "reason", err)
 		return
 	}

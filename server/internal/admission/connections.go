@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,16 +21,26 @@ type Connections struct {
 	quota   *Quota
 	refused func(from net.Addr, err error) // called for each refused connection
 	writes  atomic.Uint64                  // to all connections
+	// maxUnproved bounds the connections on which no call was permitted; 0 means that this does not matter.
+	maxUnproved int
 
-	mu     sync.Mutex // guards all below
-	open   map[*connection]struct{}
-	peers  map[netip.Prefix]*peerAddress // peers with open connections
-	closed bool
+	mu       sync.Mutex // guards all below
+	open     map[*connection]struct{}
+	peers    map[netip.Prefix]*peerAddress // peers with open connections
+	unproved int
+	closed   bool
 }
 
 // NewConnections returns the connections of a server. It calls refused for each connection that it refuses, with an error of package budget.
-func NewConnections(q *Quota, refused func(net.Addr, error)) *Connections {
-	return &Connections{quota: q, refused: refused, open: make(map[*connection]struct{}), peers: make(map[netip.Prefix]*peerAddress)}
+//
+// If proof is set, calls need credentials: connections without a call that Proved was called for may have a quarter of the quota. A further one takes
+// the place of the oldest of the address with the most.
+func NewConnections(q *Quota, proof bool, refused func(net.Addr, error)) *Connections {
+	c := &Connections{quota: q, refused: refused, open: make(map[*connection]struct{}), peers: make(map[netip.Prefix]*peerAddress)}
+	if proof {
+		c.maxUnproved = int(max(1, q.total.Limit()/4))
+	}
+	return c
 }
 
 // Total returns the budget of all open connections.
@@ -120,7 +131,44 @@ func (c *Connections) add(conn net.Conn) (*connection, error) {
 	c.peers[prefix] = p
 	tracked := &connection{Conn: conn, owner: c, peer: p, opened: time.Now(), receiving: make(chan struct{}, maxReceivingPerConnection)}
 	c.open[tracked] = struct{}{}
+	if c.maxUnproved > 0 {
+		p.unproved = append(p.unproved, tracked)
+		if c.unproved++; c.unproved > c.maxUnproved {
+			c.displace()
+		}
+	}
 	return tracked, nil
+}
+
+// displace closes the oldest connection without a permitted call of the address that has the most of them; of several, the oldest of all.
+func (c *Connections) displace() {
+	var oldest *connection
+	for _, p := range c.peers {
+		n := len(p.unproved)
+		if n > 0 && (oldest == nil || n > len(oldest.peer.unproved) || n == len(oldest.peer.unproved) && p.unproved[0].opened.Before(oldest.opened)) {
+			oldest = p.unproved[0]
+		}
+	}
+	c.prove(oldest)
+	_ = oldest.Conn.Close() // gRPC notices, and calls connection.Close
+}
+
+// Proved reports that a call was permitted, so that its connection, if it has one, is of a client with credentials.
+func (c *Connections) Proved(ctx context.Context) {
+	p, _ := peer.FromContext(ctx)
+	if a, ok := p.Addr.(remoteAddr); ok && c.maxUnproved > 0 {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.prove(a.conn)
+	}
+}
+
+// prove removes a connection from those without a permitted call.
+func (c *Connections) prove(conn *connection) {
+	if i := slices.Index(conn.peer.unproved, conn); i >= 0 {
+		conn.peer.unproved = slices.Delete(conn.peer.unproved, i, i+1)
+		c.unproved--
+	}
 }
 
 // remove stops tracking a connection. Further calls do nothing.
@@ -131,6 +179,7 @@ func (c *Connections) remove(conn *connection) {
 		return
 	}
 	delete(c.open, conn)
+	c.prove(conn)
 	c.quota.release(conn.peer.prefix)
 	if conn.peer.connections--; conn.peer.connections == 0 {
 		delete(c.peers, conn.peer.prefix)
@@ -151,6 +200,7 @@ func (c *Connections) Close() {
 type peerAddress struct {
 	prefix      netip.Prefix
 	connections int
+	unproved    []*connection // without a permitted call, the oldest first
 	receiving   chan struct{} // has one element per call whose request is being received
 	admitted    chan struct{} // has one element per call whose request will be received
 }
