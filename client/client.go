@@ -126,8 +126,9 @@ func (c *Client) connClosed() bool {
 // The range ends without an error when ctx ends or when the caller breaks the loop. Otherwise its last element has the error that ended it:
 //
 //   - a *ConfigError;
-//   - an *Error that a retry would repeat: INVALID_ARGUMENT, UNAUTHENTICATED, PERMISSION_DENIED, UNIMPLEMENTED,
-//     OUT_OF_RANGE (such as a position beyond the server's newest entry) or FAILED_PRECONDITION;
+//   - an *Error that a retry would repeat: INVALID_ARGUMENT, UNAUTHENTICATED (unless the stream has delivered entries: the credentials of the
+//     next may be others), PERMISSION_DENIED, UNIMPLEMENTED, OUT_OF_RANGE (such as a position beyond the server's newest entry) or
+//     FAILED_PRECONDITION;
 //   - with GapFail, an error after which GapSnapshot would continue with a snapshot;
 //   - ErrConnClosed.
 //

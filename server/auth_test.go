@@ -2,22 +2,30 @@ package server_test
 
 import (
 	"bytes"
+	"crypto/tls"
+	"crypto/x509"
 	"log/slog"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/server/access"
 	"github.com/kvcast/kvcast/test/checker"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 const (
@@ -130,6 +138,40 @@ func TestStreamsEndWhenTheirTokenIsRemoved(t *testing.T) {
 			stored = stored || slices.ContainsFunc(e.GetEvents(), func(e *kvcastv1.RouterEvent) bool { return e.GetStored() != nil })
 		}
 	}
+}
+
+// TestConnectionOfAnExpiredCertificateIsClosed has a stream that is open longer than the client's certificate is valid.
+func TestConnectionOfAnExpiredCertificateIsClosed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := harness.NewAuthority(t)
+		text, err := os.ReadFile(ca.File)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cas := x509.NewCertPool()
+		cas.AppendCertsFromPEM(text)
+		own, err := tls.LoadX509KeyPair(ca.Issue("router"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cert, client := secured(t)
+		client.ServerName = "example.com"
+		cert.ClientCAs, cert.ClientAuth, client.Certificates = cas, tls.RequireAndVerifyClientCert, []tls.Certificate{own}
+		h := inMemory(t, server.Config{TLS: cert, ClientCertificates: true, Limits: server.Limits{StallTimeout: 24 * time.Hour}}, journal.Config{})
+		h.addWorker()
+		stream, err := kvcastv1.NewRouterEventServiceClient(h.Dial(t, grpc.WithTransportCredentials(credentials.NewTLS(client)))).Subscribe(t.Context(), earliest())
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now() // the certificate is valid for an hour
+		for err == nil {
+			_, err = stream.Recv()
+		}
+		if took := time.Since(began); status.Code(err) != codes.Unavailable || took < time.Hour || took > time.Hour+2*server.DefaultAccessInterval {
+			t.Errorf("got %v after %v, want UNAVAILABLE after an hour and at most %v more", err, took, 2*server.DefaultAccessInterval)
+		}
+	})
 }
 
 // TestProbesNeedNoToken makes the calls of load balancers and grpcurl.

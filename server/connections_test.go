@@ -413,7 +413,9 @@ func TestSubscribersPerAddressReachTheLimit(t *testing.T) {
 	for _, name := range []string{"of their own", "of a proxy"} {
 		t.Run("over connections "+name, func(t *testing.T) {
 			l := bufconn.Listen(64 << 10)
-			h := start(t, harness.InstanceConfig{Listener: l})
+			h := start(t, harness.InstanceConfig{Listener: l, Server: server.Config{
+				Limits: server.Limits{MaxConnectionsPerAddress: 2 * server.DefaultMaxSubscribers},
+			}})
 			h.addWorker()
 			for n := range server.DefaultMaxSubscribers {
 				conn := h.conn

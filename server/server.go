@@ -107,7 +107,7 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 	s.standing = &standing{sources: cfg.Sources, cluster: cfg.Cluster, knowledge: cfg.Knowledge, overpredicted: s.outcomes.overpredicted}
 	s.gate = access.NewGate(access.Config{
 		List: cfg.Access, ClientCertificates: cfg.ClientCertificates, ForRouters: s.isForRouters, Bounds: j.Bounds,
-		Permitted: func(ctx context.Context) { s.connections.Proved(ctx) }, Interval: cfg.AccessInterval, Logger: cfg.Logger,
+		Permitted: func(ctx context.Context) { s.connections.Proved(ctx) }, Close: admission.CloseConnection, Interval: cfg.AccessInterval, Logger: cfg.Logger,
 	})
 	connections := admission.NewQuota(all, "connections", cfg.MaxConnections, cfg.MaxConnectionsPerAddress)
 	s.connections = admission.NewConnections(connections, s.gate.Closed(), s.connectionRefused)

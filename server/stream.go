@@ -52,6 +52,9 @@ func (s *Server) runStream(out *responses, ends streamEnds, body func(context.Co
 			}
 			done = nil // the client ended the call, and so the body ends
 		case err := <-ended:
+			if err := access.Revoked(ctx); err != nil {
+				return err
+			}
 			if cause := ctx.Err(); cause != nil { // the client ended the call; the error of the interrupted send says less
 				return status.FromContextError(cause).Err()
 			}

@@ -249,8 +249,19 @@ func (x *exchange) run(ctx context.Context, r Receiver, each func(uint64, []byte
 	until := time.Now().Add(silence)
 	ended := ErrReplayRefused // why, if the connection has ended
 	for {
-		c, err := r.Next(func() time.Time { return until })
+		check := time.Now().Add(transferShare)
+		c, err := r.Next(func() time.Time {
+			if check.Before(until) {
+				return check
+			}
+			return until
+		})
 		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(until):
+			if x.slots == x.of.transfers && x.of.transfers.shares.Wanted(x.Peer, 1) {
+				return ErrReplayYielded
+			}
+			continue
 		case errors.Is(err, ErrEnded):
 			return ended
 		case errors.Is(err, os.ErrDeadlineExceeded):

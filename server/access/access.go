@@ -42,6 +42,8 @@ type Config struct {
 	ForRouters func(service string) bool
 	// Bounds are those of the journal, for errors.
 	Bounds func() journal.Bounds
+	// Close closes the connection of a call.
+	Close func(context.Context)
 	// Permitted is called with the context of each call that is permitted by credentials.
 	Permitted func(context.Context)
 	// Interval is the time after which an open stream must still be permitted, again and again.
@@ -56,7 +58,8 @@ func NewGate(cfg Config) *Gate {
 	return g
 }
 
-// Set replaces Config.List. Streams that are not permitted any more end within Config.Interval. It has no effect on whether calls need a token or a certificate, which NewGate
+// Set replaces Config.List. Streams that are not permitted any more end within Config.Interval, and connections with streams whose certificate has
+// expired. It has no effect on whether calls need a token or a certificate, which NewGate
 // determines.
 func (g *Gate) Set(l List) { g.list.Store(&l) }
 
@@ -100,6 +103,10 @@ func (g *Gate) guard(srv any, s grpc.ServerStream, method string, handler grpc.S
 				end(&revokedError{err})
 				return
 			}
+			if _, err := auth.AuthFromMD(ctx, "bearer"); err != nil && hasExpired(clientCertificate(ctx)) {
+				g.cfg.Close(ctx) // the client connects again with another certificate, or TLS refuses it
+				return
+			}
 		}
 	}()
 	err := handler(srv, guarded{s, ctx})
@@ -108,6 +115,9 @@ func (g *Gate) guard(srv any, s grpc.ServerStream, method string, handler grpc.S
 	}
 	return err
 }
+
+// hasExpired reports whether a certificate has expired since TLS has verified it.
+func hasExpired(cert *x509.Certificate) bool { return cert != nil && time.Now().After(cert.NotAfter) }
 
 // guarded is a stream with another context.
 type guarded struct {
@@ -187,9 +197,6 @@ func (g *Gate) identify(ctx context.Context) (Role, error) {
 			want += ", or connect with a client certificate"
 		}
 		return "", callerror.New(callerror.Unauthenticated, journal.Bounds{}, "the call has %s", want)
-	}
-	if now := time.Now(); now.After(cert.NotAfter) { // TLS has verified it when the connection began
-		return "", callerror.New(callerror.Unauthenticated, journal.Bounds{}, "the client's certificate has expired at %v; connect again with another", cert.NotAfter)
 	}
 	role, ok := list.Certificates.role(cert)
 	if !ok {

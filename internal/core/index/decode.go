@@ -55,18 +55,6 @@ func (x *Index) ApplyEncoded(entries []byte, times []EntryTimes, applied func())
 	return times, err
 }
 
-// CheckBody returns an error unless a body, as in journal.Record, is that of an entry of a worker, which can be applied.
-func CheckBody(worker string, body []byte) error {
-	var e kvcastv1.Entry
-	if err := proto.Unmarshal(body, &e); err != nil {
-		return fmt.Errorf("decode entry: %w", err)
-	}
-	if e.GetWorker() != worker || e.GetSeq() != 0 {
-		return fmt.Errorf("entry of worker %q with seq %d: want worker %q, and no seq", e.GetWorker(), e.GetSeq(), worker)
-	}
-	return nil
-}
-
 // applyEncoded is ApplyEncoded for callers that hold the lock.
 func (x *Index) applyEncoded(entries []byte, times []EntryTimes) ([]EntryTimes, error) {
 	for len(entries) > 0 {

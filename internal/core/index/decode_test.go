@@ -120,51 +120,6 @@ func TestEncodedStoresOfKnownBlocksAllocateNothing(t *testing.T) {
 	}
 }
 
-// bodyOf encodes an entry without its seq, as a journal gets it.
-func bodyOf(t fataler, e *kvcastv1.Entry) []byte {
-	t.Helper()
-	e.Seq = 0
-	b, err := proto.Marshal(e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
-
-func TestBodiesThatAreNoEntriesAreRefused(t *testing.T) {
-	t.Parallel()
-	valid := bodyOf(t, entryOf(1, event(0, stored(1, 2))))
-	if err := index.CheckBody("w", valid); err != nil {
-		t.Errorf("a valid body: got %v", err)
-	}
-	withSeq, err := proto.Marshal(entryOf(1))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, body := range map[string][]byte{"cut": valid[:len(valid)-1], "text": []byte("hello"), "with a seq": withSeq, "empty": nil} {
-		if index.CheckBody("w", body) == nil {
-			t.Errorf("%s: got no error", name)
-		}
-	}
-	if index.CheckBody("v", valid) == nil {
-		t.Error("of another worker: got no error")
-	}
-}
-
-// FuzzCheckedBodies applies arbitrary bytes as a body, which must have no error if CheckBody has none.
-func FuzzCheckedBodies(f *testing.F) {
-	f.Add(bodyOf(f, entryOf(1, event(0, stored(1, 2)), event(1, &kvcastv1.WorkerAdded{Model: "m"}))))
-	f.Add(bodyOf(f, entryOf(1, event(0, &kvcastv1.GroupStored{Group: 1, BlockHashes: []uint64{1}}), event(0, removed(1)))))
-	f.Fuzz(func(t *testing.T, body []byte) {
-		if index.CheckBody("w", body) != nil {
-			return
-		}
-		if err := index.New().ApplyBody(1, body); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
 // FuzzEncodedEntries applies arbitrary bytes: entries are applied, or an error is returned.
 func FuzzEncodedEntries(f *testing.F) {
 	f.Add(encodeEntries(f, entryOf(1, event(0, stored(1, 2)), event(1, &kvcastv1.WorkerAdded{Model: "m"})), entryOf(2)))

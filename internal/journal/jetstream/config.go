@@ -61,8 +61,6 @@ type Config struct {
 	// Owned is called with each record of an owner in a stream of Servers, in order, before the entry is
 	// visible, which waits for it. It must not call the journal's methods that wait. Default: nothing.
 	Owned func(journal.Source, Owner)
-	// Check returns an error if a body is not that of an entry of a worker: others may publish to the subjects in Servers. Default: all bodies are.
-	Check func(worker string, body []byte) error
 	// Replicas is the number of Servers that store the stream: 1, 3 or 5; 0 means 1 for a new stream, and no change of an existing one.
 	Replicas int
 

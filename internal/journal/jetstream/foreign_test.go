@@ -5,10 +5,12 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvcast/kvcast/internal/journal/jetstream"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // TestForeignMessagesAreEntriesWithoutEvents publishes messages that are no entries, between those of an owner. All journals read them in the
@@ -73,55 +75,53 @@ func TestForeignMessagesAreEntriesWithoutEvents(t *testing.T) {
 	}
 }
 
-// TestInvalidEntryFencesTheOwnerOfItsWorker publishes what claims to be an entry of a worker as only its owner may. The owner must claim the
-// worker again, and its other workers go on.
-func TestInvalidEntryFencesTheOwnerOfItsWorker(t *testing.T) {
+// TestEntryOfAnotherFencesTheOwnerOfItsWorker publishes an entry of a worker as only its owner may. The owner must claim the worker again, and its
+// other workers go on.
+func TestEntryOfAnotherFencesTheOwnerOfItsWorker(t *testing.T) {
 	t.Parallel()
-	for name, tt := range map[string]struct {
-		header nats.Header
-		body   string
-	}{
-		"tiers":         {nats.Header{"Kvcast": {"x 0 m"}}, "valid"},
-		"state":         {nats.Header{"Kvcast": {"0 6 m"}}, "valid"},
-		"owner":         {nats.Header{"Kvcast": {"0 0 m"}, "Kvcast-Owner": {"x"}}, "valid"},
-		"body":          {nats.Header{"Kvcast": {"0 0 m"}}, "invalid"},
-		"not the owner": {nats.Header{"Kvcast": {"0 0 m"}}, "valid"},
+	s := startServer(t, t.TempDir(), 0)
+	a, _ := load(t, serverConfig(s.ClientURL()))
+	b, _ := load(t, serverConfig(s.ClientURL()))
+	source := mustClaim(t, a, "w")
+	appendN(t, a, "v", 1)
+	publishAsOwner(t, s, nats.Header{"Kvcast": {"0 0 m"}})
+	awaitNewest(a, 4)
+	appendN(t, a, "v", 1)
+	_, err := appendOne(t, a, source, "x")
+	wantFenced(t, err, `does not own worker "w"`)
+	if _, err := appendOne(t, a, mustClaim(t, a, "w"), "y"); err != nil {
+		t.Fatal(err)
+	}
+	wantSame(t, b, a)
+	if a.Err() != nil || b.Err() != nil || a.Foreign() != 1 {
+		t.Errorf("got errors %v and %v, and %d foreign messages, want 1", a.Err(), b.Err(), a.Foreign())
+	}
+}
+
+// publishAsOwner publishes a message to the subject of worker w after its record.
+func publishAsOwner(t *testing.T, s *server.Server, header nats.Header) {
+	t.Helper()
+	administer(t, s, func(js natsjs.JetStream) {
+		m := &nats.Msg{Subject: "kvcast.kvcast.w", Header: header, Data: []byte("body")}
+		if _, err := js.PublishMsg(t.Context(), m, natsjs.WithExpectLastSequencePerSubject(1)); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestUndecodableEntryEndsTheJournal publishes what has the headers of an entry, and cannot be decoded: it may be an entry whose events would be lost.
+func TestUndecodableEntryEndsTheJournal(t *testing.T) {
+	t.Parallel()
+	for name, header := range map[string]nats.Header{
+		"tiers": {"Kvcast": {"x 0 m"}}, "state": {"Kvcast": {"0 6 m"}}, "owner": {"Kvcast": {"0 0 m"}, "Kvcast-Owner": {"x"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := startServer(t, t.TempDir(), 0)
-			cfg := serverConfig(s.ClientURL())
-			cfg.Check = func(_ string, body []byte) error {
-				if string(body) == "invalid" {
-					return errors.New("it is invalid")
-				}
-				return nil
-			}
-			a, b := open(t, cfg), open(t, cfg)
-			for _, j := range []*jetstream.Journal{a, b} {
-				if err := j.Load(t.Context(), 0, func(jetstream.Entry) error { return nil }); err != nil {
-					t.Fatal(err)
-				}
-			}
-			source := mustClaim(t, a, "w")
-			appendN(t, a, "v", 1)
-			administer(t, s, func(js natsjs.JetStream) {
-				m := &nats.Msg{Subject: "kvcast.kvcast.w", Header: tt.header, Data: []byte(tt.body)}
-				if _, err := js.PublishMsg(t.Context(), m, natsjs.WithExpectLastSequencePerSubject(1)); err != nil {
-					t.Fatal(err)
-				}
-			})
-			awaitNewest(a, 4)
-			appendN(t, a, "v", 1)
-			_, err := appendOne(t, a, source, "x")
-			wantFenced(t, err, `does not own worker "w"`)
-			if _, err := appendOne(t, a, mustClaim(t, a, "w"), "y"); err != nil {
-				t.Fatal(err)
-			}
-			wantSame(t, b, a)
-			if a.Err() != nil || b.Err() != nil || a.Foreign() != 1 {
-				t.Errorf("got errors %v and %v, and %d foreign messages, want 1", a.Err(), b.Err(), a.Foreign())
-			}
+			j, _ := load(t, serverConfig(s.ClientURL()))
+			mustClaim(t, j, "w")
+			publishAsOwner(t, s, header)
+			harness.WaitFor(t, func() bool { return errors.Is(j.Err(), jetstream.ErrUnreadable) })
 		})
 	}
 }

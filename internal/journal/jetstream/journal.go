@@ -89,7 +89,7 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	j := &Journal{
 		cfg:       cfg,
 		log:       cfg.Log.With("stream", cfg.Stream),
-		codec:     entry.Codec{Prefix: "kvcast." + cfg.Stream + ".", Instance: cfg.Instance, Check: cfg.Check},
+		codec:     entry.Codec{Prefix: "kvcast." + cfg.Stream + ".", Instance: cfg.Instance},
 		replies:   nats.NewInbox() + ".",
 		admission: newAdmission(cfg.InFlight),
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/entry"
 )
 
 // Load reads all entries of the stream once, in order, and calls f for each. It fills the mirror with the newest. An
@@ -95,8 +96,11 @@ func (j *Journal) loadWorker(ctx context.Context, s jetstream.Stream, worker str
 				return fmt.Errorf("%w: entry %d is missing", ErrUnreadable, until)
 			}
 			e, _ := j.codec.Decode(m)
-			if e.Invalid != nil {
+			switch {
+			case errors.Is(e.Invalid, entry.ErrForeign):
 				continue
+			case e.Invalid != nil:
+				return fmt.Errorf("%w: entry %d: %w", ErrUnreadable, last, e.Invalid)
 			}
 			e.Seq = last
 			if err := f(e); err != nil {

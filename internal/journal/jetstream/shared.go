@@ -290,8 +290,11 @@ func (s *shared) check(age time.Duration) {
 }
 
 // delivered handles the next entry of the stream. It acknowledges an entry of this instance. A record of another one ends this
-// instance's appends of the worker, and so does an entry that is invalid or that this instance has not written: the worker is then recovered.
+// instance's appends of the worker, and so does an entry that this instance has not written: the worker is then recovered.
 func (s *shared) delivered(m *nats.Msg, source journal.Source, e *Entry, at time.Time, show func() error) error {
+	if e.Invalid != nil && !errors.Is(e.Invalid, entry.ErrForeign) { // it may be an entry of a later version, whose events are unknown
+		return fmt.Errorf("%w: entry %d: %w", ErrUnreadable, e.Seq, e.Invalid)
+	}
 	a, fenced, cause := s.match(m, source, e)
 	switch {
 	case e.Invalid != nil:
@@ -325,8 +328,6 @@ func (s *shared) match(m *nats.Msg, source journal.Source, e *Entry) (a *inFligh
 	case e.Invalid == nil:
 	case c == nil:
 		return nil, nil, nil
-	case !errors.Is(e.Invalid, entry.ErrForeign):
-		return nil, c, fmt.Errorf("%w: entry %d of worker %q is invalid: %w", journal.ErrFenced, seq, worker, e.Invalid)
 	default:
 		if c.overtaken(seq); inUnit {
 			s.endUnit(c)

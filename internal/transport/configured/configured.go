@@ -66,7 +66,7 @@ func Open(c config.Config, received *budget.Budget, delay func() time.Duration, 
 			return nil, errors.Join(err, connecting.Close())
 		}
 	}
-	if t.Replaying = connecting; c.ConnectZMQ != config.ZMQLib {
+	if t.Replaying = connecting; c.ConnectZMQ != config.ZMQLib && c.ListenZMQ != config.ZMQLib {
 		t.Replaying = t.Listening
 	}
 	return t, nil

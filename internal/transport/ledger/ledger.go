@@ -5,9 +5,10 @@
 //
 //   - So much of the limit as the largest message needs is reserved for one large message at a time. Others, of at most an eighth of the
 //     rest, share the rest. So a granted claim never waits for another, and large messages do not keep memory from usual ones.
-//   - Of the claims that wait, that comes next whose address will use the least; of several that of the address with the fewest claims.
+//   - Of the claims that wait, that comes next whose address uses the least; of several that of the address with the fewest claims, and then
+//     the first. What it needs does not count, so that small messages do not keep a large one waiting for ever.
 //   - A message is stalled if it has grown by less than minRate in a grace time. While others wait, stalled messages are evicted, the slowest
-//     first.
+//     first. An address that uses no more than another one that waits has more time.
 //
 // The memory of messages that wait to be processed is freed by that only.
 package ledger
@@ -130,6 +131,6 @@ func (l *Ledger) settle(now time.Time) {
 func (l *Ledger) tick() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.timer = nil
+	l.timer = nil // it has fired; if it was stopped too late, and another was set, both run until nobody waits
 	l.settle(time.Now())
 }

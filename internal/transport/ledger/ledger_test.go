@@ -116,7 +116,7 @@ func TestState(t *testing.T) {
 			"": func(t *rapid.T) {
 				stalled, evictions := make(map[*message]bool), make(map[*message]int)
 				for _, m := range all {
-					stalled[m], evictions[m] = s.isStalled(m.Claim, now), m.evictions
+					stalled[m], evictions[m] = m.incomplete && now.Sub(m.since) >= testGrace && m.rate(now) < minRate, m.evictions
 				}
 				s.settle(now)
 				var sum, large, waiting int64
@@ -206,9 +206,10 @@ func TestHonestMessageBesideAttackers(t *testing.T) {
 		{12, 1, 16 << 20, 15 << 20, 256 << 10, 100},
 		{40, 30, 1 << 20, 40_000, 256 << 10, 100},
 		{40, 30, 512 << 10, 500_000, 256 << 10, 100},
-		{40, 1, 1 << 20, 1_000_000, 256 << 10, 100},
-		{2, 30, 16 << 20, 40_000, 16 << 20, 150}, // the largest message waits for one of each address
-		{12, 30, 16 << 20, 40_000, 16 << 20, 600},
+		{40, 1, 1 << 20, 1_000_000, 256 << 10, 600},               // eight of the forty at a time
+		{40, 1, 256 << 10, 40_000, 256 << 10, 2 * fairGrace * 40}, // which use no more than it
+		{2, 30, 16 << 20, 40_000, 16 << 20, 3 * fairGrace * 40},   // the largest message waits for one of each address
+		{2, 2, 2 << 20, 2 << 20, 16 << 20, 3 * fairGrace * 40},    // which ask for less, again and again
 	} {
 		t.Run(fmt.Sprintf("%d addresses, %d connections, %d of %d bytes, %d", tt.addresses, tt.connections, tt.sent, tt.announced, tt.honest), func(t *testing.T) {
 			s, now := newState(testLimit, testLargest), time.Unix(0, 0)
@@ -270,7 +271,7 @@ func TestLedgerEvictsInTime(t *testing.T) {
 			t.Fatalf("a claim does not wait: %d bytes are used, %d claims wait", l.Used(), l.Waiting())
 		}
 		<-evicted
-		if waited := time.Since(began); waited != testGrace {
+		if waited := time.Since(began); waited != testGrace { // its address uses more than the other will
 			t.Errorf("evicted after %v, want %v", waited, testGrace)
 		}
 		select {

@@ -7,8 +7,13 @@ import (
 	"time"
 )
 
-// maxPart is which part of what usual messages share one may have.
-const maxPart = 8
+const (
+	// maxPart is which part of what usual messages share one may have.
+	maxPart = 8
+	// fairGrace is how many times longer an address may be stalled that uses no more than another: a lost packet takes 200 ms (Linux's
+	// TCP_RTO_MIN).
+	fairGrace = 8
+)
 
 // state is what a Ledger decides by. Its methods take the time, and call nothing but evict of claims.
 type state struct {
@@ -43,7 +48,7 @@ func (s *state) extend(c *Claim, bytes int64) bool {
 	more := bytes - c.bytes
 	isReserved := (s.large == nil || s.large == c) && (bytes <= s.reserve || s.reserve == s.limit)
 	switch {
-	case c != s.large && more <= s.room():
+	case c != s.large && !s.isLarge(bytes) && more <= s.room():
 	case isReserved:
 		s.large = c
 	default:
@@ -104,14 +109,14 @@ func (s *state) room() int64 {
 	return room
 }
 
-// isLarge reports whether a claim needs the reserve.
-func (s *state) isLarge(c *Claim) bool { return c.bytes > (s.limit-s.reserve)/maxPart }
+// isLarge reports whether a claim of so many bytes needs the reserve.
+func (s *state) isLarge(bytes int64) bool { return bytes > (s.limit-s.reserve)/maxPart }
 
 // settle grants the claims for which there is memory, and evicts messages for the next ones.
 func (s *state) settle(now time.Time) {
 	for next := s.next(true); next != nil; next = s.next(true) {
 		if s.large != nil {
-			s.evictStalled(now, 1, func(c *Claim) bool { return c == s.large })
+			s.evictStalled(now, true, 1)
 			break
 		}
 		s.large = next
@@ -119,7 +124,7 @@ func (s *state) settle(now time.Time) {
 	}
 	for next := s.next(false); next != nil; next = s.next(false) {
 		if missing := next.bytes - s.room(); missing > 0 {
-			s.evictStalled(now, missing, func(c *Claim) bool { return c != s.large })
+			s.evictStalled(now, false, missing)
 			break
 		}
 		s.grant(next, now)
@@ -129,7 +134,7 @@ func (s *state) settle(now time.Time) {
 // next returns the large or usual message that is next of those that wait; nil if there is none.
 func (s *state) next(large bool) (next *Claim) {
 	for _, c := range s.waiting {
-		if s.isLarge(c) == large && (next == nil || s.compare(c, next) < 0) {
+		if s.isLarge(c.bytes) == large && (next == nil || s.compare(c, next) < 0) {
 			next = c
 		}
 	}
@@ -139,7 +144,7 @@ func (s *state) next(large bool) (next *Claim) {
 // compare returns a negative number if a claim is granted before another that was made before.
 func (s *state) compare(a, b *Claim) int {
 	o, p := s.owners[a.address], s.owners[b.address]
-	return cmp.Or(cmp.Compare(o.used+a.bytes, p.used+b.bytes), cmp.Compare(o.claims, p.claims))
+	return cmp.Or(cmp.Compare(o.used, p.used), cmp.Compare(o.claims, p.claims))
 }
 
 func (s *state) grant(c *Claim, now time.Time) {
@@ -154,17 +159,17 @@ func (s *state) grant(c *Claim, now time.Time) {
 	close(c.granted)
 }
 
-// evictStalled evicts stalled messages of some kind until so many bytes will be free, the slowest first.
-func (s *state) evictStalled(now time.Time, missing int64, which func(*Claim) bool) {
+// evictStalled evicts stalled messages, of that which has the reserve or of the others, until so many bytes will be free, the slowest first.
+func (s *state) evictStalled(now time.Time, large bool, missing int64) {
 	for _, c := range s.incomplete {
-		if c.evicted && which(c) {
+		if c.evicted && (c == s.large) == large {
 			missing -= c.bytes // until its connection has ended, it is counted
 		}
 	}
-	for missing > 0 {
+	for fair := s.leastWill(large); missing > 0; {
 		var slowest *Claim
 		for _, c := range s.incomplete {
-			if which(c) && s.isStalled(c, now) && (slowest == nil || c.rate(now) < slowest.rate(now)) {
+			if (c == s.large) == large && s.isStalled(c, fair, now) && (slowest == nil || c.rate(now) < slowest.rate(now)) {
 				slowest = c
 			}
 		}
@@ -179,9 +184,25 @@ func (s *state) evictStalled(now time.Time, missing int64, which func(*Claim) bo
 	}
 }
 
-// isStalled reports whether a message is stalled, and not evicted. If it is not, its next grace time begins.
-func (s *state) isStalled(c *Claim, now time.Time) bool {
-	if !c.incomplete || c.evicted || now.Sub(c.since) < s.grace {
+// leastWill returns how many bytes the address of a claim that waits will use when it is granted: the least of all.
+func (s *state) leastWill(large bool) int64 {
+	least := s.limit
+	for _, c := range s.waiting {
+		if s.isLarge(c.bytes) == large {
+			least = min(least, s.owners[c.address].used+c.bytes)
+		}
+	}
+	return least
+}
+
+// isStalled reports whether a message is stalled, and not evicted. If it is not, its next grace time begins. That is longer for an address that uses
+// no more than is fair.
+func (s *state) isStalled(c *Claim, fair int64, now time.Time) bool {
+	grace := s.grace
+	if s.owners[c.address].used <= fair {
+		grace *= fairGrace
+	}
+	if !c.incomplete || c.evicted || now.Sub(c.since) < grace {
 		return false
 	}
 	if c.rate(now) < minRate {

@@ -52,6 +52,9 @@ func (c *Connections) Writes() uint64 { return c.writes.Load() }
 // Listener returns a listener whose connections are tracked. A server must have no others.
 func (c *Connections) Listener(l net.Listener) net.Listener { return trackedListener{l, c} }
 
+// CloseConnection closes the connection of a call.
+func CloseConnection(ctx context.Context) { _ = connectionOf(ctx).Conn.Close() }
+
 // Opened returns when the connection of a call was accepted.
 func Opened(ctx context.Context) time.Time { return connectionOf(ctx).opened }
 

@@ -80,7 +80,7 @@ func (c *Config) fields() mapping {
 			{"certificates", fileName(&c.CertificatesFile, ingestconfig.Printable),
 				"File of the roles of client certificates: ROLE NAME per line, where NAME is a URI or a DNS name in the certificate, or the common name of one that has neither. Without it, each certificate that tls.client_ca verifies has the role router. Read again when it changes."},
 			{"check_interval", duration(&c.Server.AccessInterval, server.DefaultAccessInterval, time.Second, 24*time.Hour),
-				"How often open streams are checked: one whose token was removed, or whose client certificate has expired or has no role any more, ends at the next check, 1s to 24h."},
+				"How often open streams are checked, 1s to 24h: one whose token was removed, or whose client certificate has no role any more, ends at the next check, and the connection of one whose certificate has expired."},
 			{"open_registration", boolean(&c.Server.OpenRegistration, false),
 				"Without tokens and client certificates, let everyone who reaches the gRPC port register and deregister workers. Otherwise that needs the role operator."},
 		}, ""},

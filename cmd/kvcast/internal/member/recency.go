@@ -225,7 +225,7 @@ func (m *Member) keepRegistrations(ctx context.Context) {
 	isNew := !created.IsZero() && !created.Equal(bucket.Created)
 	if isNew {
 		for name, w := range workers { // another instance may do the same
-			if err := (recovery.Registrations{Store: store}).Add(ctx, w); err != nil && !errors.Is(err, jetstream.ErrChanged) {
+			if err := recovery.Restore(ctx, store, w); err != nil {
 				m.cfg.Log.Warn("a registration is not stored again yet", "worker", name, "error", err)
 				return
 			}

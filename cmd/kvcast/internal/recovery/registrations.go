@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/journal/jetstream"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 
@@ -20,9 +21,18 @@ type Registrations struct{ Store Store }
 
 // Add stores a worker.
 func (r Registrations) Add(ctx context.Context, w ingestconfig.Worker) error {
+	return storeIn(ctx, w, r.Store.Put)
+}
+
+// Restore stores a worker in a bucket that was created again, unless it was stored or removed there.
+func Restore(ctx context.Context, bucket *jetstream.Registrations, w ingestconfig.Worker) error {
+	return storeIn(ctx, w, bucket.Restore)
+}
+
+func storeIn(ctx context.Context, w ingestconfig.Worker, put func(ctx context.Context, name string, data []byte) error) error {
 	b, err := encodeRegistration(w)
 	if err == nil {
-		err = r.Store.Put(ctx, w.Name, b)
+		err = put(ctx, w.Name, b)
 	}
 	if err != nil {
 		return fmt.Errorf("store the registration of worker %q: %w", w.Name, err)

@@ -14,7 +14,6 @@ import (
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/member"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/recovery"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/discovery"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/journal"
@@ -40,7 +39,7 @@ type clustered struct {
 // openClustered opens the journal in NATS servers, with the settings of its mode.
 func openClustered(ctx context.Context, s *Service, cfg jetstream.Config) (clustered, error) {
 	j, m := &s.cfg.Journal, s.newMember()
-	cfg.Servers, cfg.Instance, cfg.Owned, cfg.Check = j.Servers(), m.ID(), m.Owned, index.CheckBody
+	cfg.Servers, cfg.Instance, cfg.Owned = j.Servers(), m.ID(), m.Owned
 	cfg.Credentials, cfg.TLSCA, cfg.TLSCert, cfg.TLSKey = j.Credentials, j.CA, j.Cert, j.Key
 	d, err := openDurable(ctx, s, cfg, m.IsolatedSince)
 	if err != nil {

@@ -74,8 +74,6 @@ type Codec struct {
 	Prefix     string       // of the subjects, including the last dot
 	Instance   string       // the writer of ownership records
 	MaxPayload func() int64 // the size of the largest message that the servers take; 0: no limit
-	// Check returns an error if a body is not that of an entry of a worker; nil: all are.
-	Check func(worker string, body []byte) error
 }
 
 // Encode returns the message of a record.
@@ -150,9 +148,7 @@ func (c *Codec) decode(m *nats.Msg) (e Entry, model string, err error) {
 	e.Tiers = kvblock.Tiers(tiers)
 	body := len(m.Data) - state
 	e.Body, e.State = m.Data[:body:body], m.Data[body:]
-	if e.Owner, err = decodeOwner(m); err == nil && c.Check != nil {
-		err = c.Check(e.Worker, e.Body)
-	}
+	e.Owner, err = decodeOwner(m)
 	return e, model, err
 }
 

@@ -203,6 +203,23 @@ func (r *Registrations) Put(ctx context.Context, name string, data []byte) error
 	return nil
 }
 
+// Restore stores data under a worker's name unless the bucket has, or had, something there: a worker that was deregistered stays so. It is for a
+// bucket that was created again.
+func (r *Registrations) Restore(ctx context.Context, name string, data []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
+	defer cancel()
+	key := registrationKey(name)
+	ack, err := r.client.JS.Publish(ctx, r.prefix+key, data, jetstream.WithExpectLastSequencePerSubject(0))
+	switch {
+	case client.IsWrongLastSeq(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("restore registration %q: %w", name, r.cause(err))
+	}
+	r.see(key, ack.Sequence)
+	return r.keys.stored(key)
+}
+
 func (r *Registrations) put(ctx context.Context, key string, data []byte) error {
 	r.mu.Lock()
 	revision := r.revisions[key]
@@ -252,14 +269,11 @@ func (r *Registrations) Delete(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
 	defer cancel()
 	key := registrationKey(name)
-	err := r.keys.removing(key)
-	if err == nil {
-		_, err = r.kv.Get(ctx, key)
+	if err := r.keys.removing(key); err != nil {
+		return err
 	}
-	if errors.Is(err, jetstream.ErrKeyNotFound) {
-		return nil
-	}
-	if err = r.kv.Purge(ctx, key, jetstream.PurgeTTL(deletedTTL)); err != nil {
+	// Also if there is nothing: another instance may be about to restore it.
+	if err := r.kv.Purge(ctx, key, jetstream.PurgeTTL(deletedTTL)); err != nil {
 		return fmt.Errorf("delete registration %q: %w", name, r.cause(err))
 	}
 	r.see(key, 0)
