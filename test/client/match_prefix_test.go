@@ -55,7 +55,7 @@ func TestServerAndViewMatchAsEnginesHold(t *testing.T) {
 	view, awaitView := followedView(t, h, c)
 	matcher := c.NewMatcher()
 	defer matcher.Close()
-	total := 0
+	prompts, total := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		w := &world{h: h, workers: make(map[string]*worldWorker)}
 		defer func() {
@@ -97,6 +97,7 @@ func TestServerAndViewMatchAsEnginesHold(t *testing.T) {
 				if diff := cmp.Diff(want, got.Matches[i], cmpopts.EquateEmpty()); diff != "" {
 					t.Fatalf("%+v: MatchPrefix (-engines +server):\n%s", p, diff)
 				}
+				prompts++
 				total += len(want)
 				all := w.match(p, nil, 0)
 				if diff := cmp.Diff(all, view.Match(p), cmpopts.EquateEmpty()); diff != "" {
@@ -105,8 +106,8 @@ func TestServerAndViewMatchAsEnginesHold(t *testing.T) {
 			}
 		}
 	})
-	if total == 0 {
-		t.Error("no prompt matches")
+	if total == 0 && prompts > 500 { // a few may be of engines that hold nothing
+		t.Errorf("none of %d prompts matches", prompts)
 	}
 }
 
