@@ -106,7 +106,8 @@ func (s *Shares) grant() {
 	for {
 		next := -1
 		for i, c := range s.waiting {
-			if s.fits(c, 0, 0) && (next < 0 || s.used[c.address] < s.used[s.waiting[next].address]) {
+			fits := c.n <= s.perAddress-s.used[c.address] && c.n <= s.total.Room()
+			if fits && (next < 0 || s.used[c.address] < s.used[s.waiting[next].address]) {
 				next = i
 			}
 		}
@@ -118,21 +119,11 @@ func (s *Shares) grant() {
 	}
 }
 
-// fits reports whether there is room for a claim, of the share of its address, after some units of that and some of the budget were released.
-func (s *Shares) fits(c *claim, ofAddress, ofTotal int64) bool {
-	return c.n <= s.perAddress-s.used[c.address]+ofAddress && c.n <= s.total.Room()+ofTotal
-}
-
-// Wanted reports whether a call of Acquire would return if an address released n units.
-func (s *Shares) Wanted(address netip.Prefix, n int64) bool {
+// Waiting reports whether a call of Acquire waits.
+func (s *Shares) Waiting() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.ContainsFunc(s.waiting, func(c *claim) bool {
-		if c.address == address {
-			return s.fits(c, n, n)
-		}
-		return s.fits(c, 0, n)
-	})
+	return len(s.waiting) > 0
 }
 
 // Full reports whether an address uses its share.

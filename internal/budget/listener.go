@@ -1,6 +1,7 @@
 package budget
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
@@ -9,7 +10,7 @@ import (
 
 // Limit returns a listener that closes the connections of l beyond the shares, of which a connection uses 1 until it is closed. They are
 // closed at once, so that a client that opens all it can does not make others wait. If the budget is used up, a new connection takes the place of
-// the oldest of the address with the most, unless its own address would have as many then: so there is always room for an address with few.
+// the oldest of the address with the most, unless its own address would have as many then.
 func (s *Shares) Limit(l net.Listener) net.Listener {
 	return &listener{Listener: l, shares: s, open: make(map[netip.Prefix][]*conn)}
 }
@@ -30,9 +31,11 @@ func (l *listener) Accept() (net.Conn, error) {
 		}
 		from := PeerOf(c.RemoteAddr())
 		err = l.shares.Reserve(from, 1)
-		if victim := l.victim(from); err == ErrTotal && victim != nil { //nolint:errorlint // Reserve returns it as it is
-			_ = victim.Close()
-			err = l.shares.Reserve(from, 1)
+		if errors.Is(err, ErrTotal) {
+			if victim := l.victim(from); victim != nil {
+				_ = victim.Close()
+				err = l.shares.Reserve(from, 1)
+			}
 		}
 		if err == nil {
 			return l.add(c, from), nil
