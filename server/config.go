@@ -107,8 +107,8 @@ type Config struct {
 	Access access.List
 	// ClientCertificates says that TLS verifies client certificates, and that one permits calls.
 	ClientCertificates bool
-	// AccessInterval is how often open streams are checked: one whose token is not in Access any more, or whose certificate has no role any
-	// more, ends with UNAUTHENTICATED. The connection of one whose certificate has expired is closed. At least 1 ms; default 5 min.
+	// AccessInterval is how often open streams are checked. A stream ends with UNAUTHENTICATED if its token was removed from Access, or its
+	// client certificate has no role there any more. If the certificate has expired, the connection is closed. At least 1 ms; default 5 min.
 	AccessInterval time.Duration
 	// OpenRegistration permits RegisterWorker and DeregisterWorker to everyone if calls need no token or certificate.
 	OpenRegistration bool

@@ -1,8 +1,9 @@
 // Package loglimit limits the log lines that peers can cause.
 //
-// All lines of a process pass through one Handler, so that no line needs a limit of its own. Lines of one message and reason, an attribute, are a kind. A Handler limits the lines of each kind and, among
-// these, the lines about each subject: the address of a peer if the line has one, otherwise the worker, otherwise the pod. Peers choose names of workers, and may have many
-// addresses: the lines of a kind are bounded whatever they choose. Lines about calls of operators have the limit of the kind only.
+// All lines of a process pass through one Handler, so that no line needs a limit of its own. Lines with the same message and the same
+// attribute reason are a kind. A Handler limits the lines of each kind and, among these, the lines about each subject: the address of a peer if
+// the line has one, otherwise the worker, otherwise the pod. Peers choose the names of workers, and may have many addresses: the lines of a
+// kind are bounded whatever they choose. Lines about calls of operators have the limit of the kind only.
 //
 // Messages are constants: what varies is an attribute.
 package loglimit

@@ -44,7 +44,7 @@ type Config struct {
 	Bounds func() journal.Bounds
 	// Close closes the connection of a call.
 	Close func(context.Context)
-	// Permitted is called with the context of each call that is permitted by credentials.
+	// Permitted is called for each call whose credentials permit it, with the call's context.
 	Permitted func(context.Context)
 	// Interval is the time after which an open stream must still be permitted, again and again.
 	Interval time.Duration
@@ -58,9 +58,8 @@ func NewGate(cfg Config) *Gate {
 	return g
 }
 
-// Set replaces Config.List. Streams that are not permitted any more end within Config.Interval, and connections with streams whose certificate has
-// expired. It has no effect on whether calls need a token or a certificate, which NewGate
-// determines.
+// Set replaces Config.List. Open streams that the new list does not permit end within Config.Interval. Whether calls need a token or a
+// certificate at all is determined by NewGate.
 func (g *Gate) Set(l List) { g.list.Store(&l) }
 
 // Closed reports whether calls need a token or a client certificate.

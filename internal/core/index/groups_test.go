@@ -186,8 +186,8 @@ func TestPrefixesThatAllGroupsHold(t *testing.T) {
 	}
 }
 
-// TestNamesAreComputedForRanksThatNeedThemMeanwhile has ranks that get blocks of unknown content, or groups, after names were computed for the ranks
-// that needed them.
+// TestNamesAreComputedForRanksThatNeedThemMeanwhile computes the names of a prompt for the ranks that need them. Then another rank begins to need
+// them, by a block of unknown content or by its groups.
 func TestNamesAreComputedForRanksThatNeedThemMeanwhile(t *testing.T) {
 	t.Parallel()
 	tokens := make([]uint32, 28)

@@ -87,7 +87,7 @@ func (w *chainWorld) deliver(t *rapid.T) {
 	}
 }
 
-// foreign is a message in chainWorld.stream that is no entry.
+// foreign stands in chainWorld.stream for a message that kvcast has not written.
 const foreign = "foreign"
 
 // TestEachAppendIsStoredOnceInOrder publishes again what may still arrive, while others publish, too.

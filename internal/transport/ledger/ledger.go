@@ -1,7 +1,7 @@
 // Package ledger bounds the memory of the messages that several peers send.
 //
-// In: claims for the memory of messages, before their bytes are read. Out: grants, and evictions of messages that are incomplete. The granted
-// claims have no more bytes together than the limit, unless there is one alone.
+// In: claims for the memory of messages, before their bytes are read. Out: grants, and evictions of messages that are incomplete. All
+// granted claims together have at most as many bytes as the limit. A claim of more than that is granted only while there is no other.
 //
 //   - So much of the limit as the largest message needs is reserved for one large message at a time. Others, of at most an eighth of the
 //     rest, share the rest. So a granted claim never waits for another, and large messages do not keep memory from usual ones.
@@ -86,8 +86,8 @@ func (l *Ledger) Waiting() int {
 // Request makes a claim, which may have to wait.
 func (l *Ledger) Request(c *Claim) { l.change(func() { l.state.request(c) }) }
 
-// Extend raises the bytes of a granted claim, unless there is no memory for it. It does not wait, because others may wait for the memory that
-// the claim has.
+// Extend raises the bytes of a granted claim. It returns false at once if there is no memory for that: a claim that has memory and waits for
+// more could keep others waiting for ever.
 func (l *Ledger) Extend(c *Claim, bytes int64) (ok bool) {
 	if bytes <= c.bytes {
 		return true // the owner of the claim alone changes it
