@@ -10,17 +10,18 @@ import (
 
 // Limit returns a listener that closes the connections of l beyond the shares, of which a connection uses 1 until it is closed. They are
 // closed at once, so that a client that opens all it can does not make others wait. If the budget is used up, a new connection takes the place of
-// the oldest of the address with the most, unless its own address would have as many then.
+// the oldest of the address with the most, unless its own address would have as many then. Of addresses with as many, it is the one with the
+// oldest connection.
 func (s *Shares) Limit(l net.Listener) net.Listener {
-	return &listener{Listener: l, shares: s, open: make(map[netip.Prefix][]*conn)}
+	return &listener{Listener: l, shares: s}
 }
 
 type listener struct {
 	net.Listener
 	shares *Shares
 
-	mu   sync.Mutex               // guards open
-	open map[netip.Prefix][]*conn // the oldest first
+	mu   sync.Mutex // guards open
+	open []*conn    // the oldest first
 }
 
 func (l *listener) Accept() (net.Conn, error) {
@@ -48,28 +49,29 @@ func (l *listener) Accept() (net.Conn, error) {
 func (l *listener) victim(from netip.Prefix) (oldest *conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	most := len(l.open[from]) + 1
-	for _, all := range l.open {
-		if len(all) > most {
-			most, oldest = len(all), all[0]
+	counts := make(map[netip.Prefix]int)
+	for _, c := range l.open {
+		counts[c.from]++
+	}
+	most := counts[from] + 1
+	for _, c := range l.open {
+		if n := counts[c.from]; n > most {
+			most, oldest = n, c
 		}
 	}
 	return oldest
 }
 
 func (l *listener) add(c net.Conn, from netip.Prefix) *conn {
-	n := &conn{Conn: c}
+	n := &conn{Conn: c, from: from}
 	n.release = sync.OnceFunc(func() {
 		l.mu.Lock()
-		l.open[from] = slices.DeleteFunc(l.open[from], func(o *conn) bool { return o == n })
-		if len(l.open[from]) == 0 {
-			delete(l.open, from)
-		}
+		l.open = slices.DeleteFunc(l.open, func(o *conn) bool { return o == n })
 		l.mu.Unlock()
 		l.shares.Release(from, 1)
 	})
 	l.mu.Lock()
-	l.open[from] = append(l.open[from], n)
+	l.open = append(l.open, n)
 	l.mu.Unlock()
 	return n
 }
@@ -77,6 +79,7 @@ func (l *listener) add(c net.Conn, from netip.Prefix) *conn {
 // conn is an accepted connection.
 type conn struct {
 	net.Conn
+	from    netip.Prefix
 	release func()
 }
 
