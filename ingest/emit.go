@@ -15,8 +15,9 @@ import (
 
 // apply executes actions that follow from another input than a message.
 func (p *publisher) apply(now time.Time, actions []sequence.Action) {
-	in := p.worker.shared.intake()
+	in := p.worker.shared.intake(p.worker)
 	defer p.worker.shared.recycle(in)
+	defer in.release()
 	p.applyWith(in, now, actions)
 }
 

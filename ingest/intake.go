@@ -1,6 +1,7 @@
 package ingest
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -17,8 +18,46 @@ import (
 // messageFrames is the number of frames in an engine's message: topic, seq, payload.
 const messageFrames = 3
 
+const (
+	// smallPayload is the length in bytes of the largest payload that is decoded without a decodeSlot. Decoded it needs 1 MiB at most.
+	smallPayload = 64 << 10
+	// maxDecoding is how many bytes of larger payloads are decoded and processed at a time: one of the largest. Decoded they need 64 MiB at most.
+	maxDecoding = transport.MaxPayloadBytes
+)
+
+// decodeSlot is memory for decoded batches of large payloads. Each worker has one, which its mutex guards: whoever processes one of its
+// batches may have to process others before. The zero value is a slot without memory.
+type decodeSlot struct {
+	batches int
+	bytes   int64 // of the payload of the first
+}
+
+// acquire waits for memory, in FIFO order, unless the slot has it. Whoever has a slot must not wait for another worker, or a listener.
+func (d *decodeSlot) acquire(b *budgets, payload []byte) {
+	if d.batches++; d.batches == 1 {
+		d.bytes = int64(min(len(payload), maxDecoding))
+		_ = b.decode.Acquire(context.Background(), d.bytes) // each batch is soon processed
+		b.decoding.Adjust(d.bytes)
+	}
+}
+
+// release frees the memory after the last of the slot's batches.
+func (d *decodeSlot) release(b *budgets) {
+	if d.batches--; d.batches == 0 {
+		b.decoding.Adjust(-d.bytes)
+		b.decode.Release(d.bytes)
+	}
+}
+
 // intake decodes batches in reused memory. It is not safe for concurrent use.
 type intake struct {
+	budgets *budgets
+	// slot is that of the worker whose mutex is held while batches are decoded; own if there is none. acquired reports whether the decoded
+	// batch uses it.
+	slot     *decodeSlot
+	own      decodeSlot
+	acquired bool
+
 	decoder wire.Decoder
 	counts  wire.Counts
 	out     feed.Batch
@@ -32,7 +71,7 @@ type intake struct {
 	err     error
 }
 
-// open makes an engine's message the arrival. ok is false if it is malformed, and why is the reason.
+// open makes an engine's message the arrival, which load decodes. ok is false if it is malformed, and why is the reason.
 func (in *intake) open(m transport.Message) (why refusal, ok bool) {
 	switch {
 	case m.Foreign:
@@ -48,17 +87,25 @@ func (in *intake) open(m transport.Message) (why refusal, ok bool) {
 	}
 	var epoch []byte
 	in.topic, epoch = wire.CutTopic(m.Frames[0])
-	in.load(epoch, binary.BigEndian.Uint64(m.Frames[1]), m.Frames[2])
-	in.arrival.Partial = m.Partial
+	in.arrive(sequence.Batch{
+		Seq: binary.BigEndian.Uint64(m.Frames[1]), Epoch: epoch, Payload: m.Frames[2], Partial: m.Partial,
+	})
 	return 0, true
 }
 
-// load decodes a payload and makes it the arrival.
-func (in *intake) load(epoch []byte, seq uint64, payload []byte) {
+// arrive makes a batch the arrival, which load decodes.
+func (in *intake) arrive(b sequence.Batch) {
+	in.release()
+	in.arrival, in.decoded = b, nil
+}
+
+// load decodes the arrival, unless it is decoded.
+func (in *intake) load() {
 	b := &in.arrival
-	*b = sequence.Batch{Seq: seq, Epoch: epoch, Payload: payload}
-	b.Fingerprint.Hash = xxh3.Hash(payload)
-	in.decoded = nil
+	if in.decoded == b {
+		return
+	}
+	b.Fingerprint.Hash = xxh3.Hash(b.Payload)
 	in.decode(b)
 	if in.err != nil {
 		b.Malformed = true
@@ -71,7 +118,8 @@ func (in *intake) load(epoch []byte, seq uint64, payload []byte) {
 
 // loadRecords decodes records of a snapshot, and makes them the arrival.
 func (in *intake) loadRecords(payload []byte) {
-	in.arrival = sequence.Batch{}
+	in.arrive(sequence.Batch{})
+	in.acquire(payload)
 	in.decoded = &in.arrival
 	in.batch, in.err = in.decoder.DecodeRecords(payload)
 	in.arrival.Malformed = in.err != nil
@@ -82,12 +130,31 @@ func (in *intake) decode(b *sequence.Batch) {
 	if in.decoded == b {
 		return
 	}
+	in.release()
 	in.decoded = b
 	if len(b.Payload) > transport.MaxPayloadBytes {
 		in.batch, in.err = nil, transport.TooLong(len(b.Payload))
 		return
 	}
+	in.acquire(b.Payload)
 	in.batch, in.err = in.decoder.Decode(b.Payload)
+}
+
+// acquire acquires the slot for a large payload.
+func (in *intake) acquire(payload []byte) {
+	if len(payload) > smallPayload {
+		in.slot.acquire(in.budgets, payload)
+		in.acquired = true
+	}
+}
+
+// release ends the use of a large decoded batch, and frees its memory. It is called before the worker's mutex is unlocked.
+func (in *intake) release() {
+	if in.acquired {
+		in.decoder, in.decoded, in.batch = wire.Decoder{}, nil, nil
+		in.slot.release(in.budgets)
+		in.acquired = false
+	}
 }
 
 // refusal is why a message is refused. A refused message of a publisher leaves a gap in its seqs,

@@ -198,11 +198,12 @@ func (l *link) failAttempt(a *attempt) {
 
 // process handles the events and messages of a chunk.
 func (l *link) process(c *transport.Chunk) {
-	in := l.worker.shared.intake()
+	in := l.worker.shared.intake(l.worker)
 	defer l.worker.shared.recycle(in)
 	began := time.Now()
 	l.worker.mu.Lock()
 	defer l.worker.mu.Unlock()
+	defer in.release()
 	n := c.Each(func(e transport.Event) { l.handleEvent(l.current, e) }, func(m transport.Message) {
 		l.worker.enter()
 		if why, ok := in.open(m); ok {

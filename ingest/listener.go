@@ -135,7 +135,7 @@ func (l *listener) handleEvent(e transport.Event) {
 
 // process handles the events and messages of a chunk.
 func (l *listener) process(ctx context.Context, c *transport.Chunk) {
-	in := l.shared.intake()
+	in := l.shared.intake(nil)
 	defer l.shared.recycle(in)
 	began := time.Now()
 	l.mu.Lock()
@@ -187,6 +187,11 @@ func (l *listener) message(ctx context.Context, in *intake, now time.Time, m tra
 		return
 	}
 	t := l.topics[string(in.topic)]
+	entered := t != nil && t.worker.hasEntered()
+	if !entered {
+		in.load()
+		in.release() // until the worker is locked
+	}
 	if t == nil {
 		// A malformed batch creates no worker.
 		if in.err != nil {
@@ -207,7 +212,7 @@ func (l *listener) message(ctx context.Context, in *intake, now time.Time, m tra
 			return
 		}
 	}
-	if in.err == nil && !t.worker.hasEntered() {
+	if !entered && in.err == nil && !t.worker.hasEntered() {
 		if t, ok = l.admitWorker(ctx, t); !ok {
 			return
 		}
@@ -223,6 +228,12 @@ func (l *listener) deliver(in *intake, now time.Time, t *boundTopic, m transport
 	w := t.worker
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	in.slot = &w.decode
+	defer func() {
+		in.release()
+		in.slot = &in.own
+	}()
+	in.load()
 	if in.err != nil {
 		w.reject(in, "seq", in.arrival.Seq)
 		return true

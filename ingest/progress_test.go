@@ -135,13 +135,13 @@ func TestCallsThatBelongTogetherAreStoredWithTheLast(t *testing.T) {
 	l := &cursorLane{t: t}
 	p := newDurablePublisher(l)
 	publish := func(seq uint64, rank uint32) {
-		p.in.load(nil, seq, rankedPayload(rank, seq))
+		p.in.arrive(sequence.Batch{Seq: seq, Payload: rankedPayload(rank, seq)})
 		p.arrive(p.in, testTime, 1)
 	}
 	publish(1, 0) // joins late
 	publish(2, 1) // another rank of the same publisher
 	publish(5, 0) // after a gap
-	p.in.load(nil, 6, []byte{0xc1})
+	p.in.arrive(sequence.Batch{Seq: 6, Payload: []byte{0xc1}})
 	p.arrive(p.in, testTime, 1) // malformed: a gap, and no call for the batch
 	publish(0, 1)               // of another incarnation
 	want := []string{

@@ -134,8 +134,9 @@ func (p *publisher) disconnect(id sequence.ConnectionID) {
 	p.apply(now, p.machine.Disconnect(now, id))
 }
 
-// arrive passes the batch that the intake has opened to the machine.
+// arrive decodes the batch that the intake has opened, and passes it to the machine.
 func (p *publisher) arrive(in *intake, now time.Time, via sequence.ConnectionID) {
+	in.load()
 	p.namesPod = p.namesPod || bytes.HasPrefix(in.topic, podTopic)
 	p.applyWith(in, now, p.machine.Arrival(now, via, &in.arrival))
 }

@@ -33,7 +33,7 @@ type testPublisher struct {
 
 func newTestPublisher(l feed.Lane) testPublisher {
 	w := newTestWorker(l, slog.New(slog.DiscardHandler))
-	return testPublisher{newPublisher(w, 0, SourceStatus{}, nil), new(intake)}
+	return testPublisher{newPublisher(w, 0, SourceStatus{}, nil), w.shared.intake(w)}
 }
 
 func newTestWorker(l feed.Lane, log *slog.Logger) *worker {
@@ -113,7 +113,7 @@ func TestRankMismatchIsLoggedOncePerPublisher(t *testing.T) {
 	w := newTestWorker(quietLane{}, slog.New(slog.NewTextHandler(&log, nil)))
 	now := testTime
 	add := func(source int, rank uint32) testPublisher {
-		return testPublisher{newPublisher(w, source, SourceStatus{Rank: rank}, nil), new(intake)}
+		return testPublisher{newPublisher(w, source, SourceStatus{Rank: rank}, nil), w.shared.intake(w)}
 	}
 	ranks := []testPublisher{add(0, 0), add(0, 1), add(0, 2)}
 	alone := add(1, 0)
@@ -305,7 +305,8 @@ func TestHintWhenTheFirstBatchIsNotReceived(t *testing.T) {
 		{"kv@pod@m", 0, "incomplete=false", "hint"},
 	} {
 		var log bytes.Buffer
-		p := testPublisher{newPublisher(newTestWorker(quietLane{}, slog.New(slog.NewTextHandler(&log, nil))), 0, SourceStatus{}, nil), new(intake)}
+		w := newTestWorker(quietLane{}, slog.New(slog.NewTextHandler(&log, nil)))
+		p := testPublisher{newPublisher(w, 0, SourceStatus{}, nil), w.shared.intake(w)}
 		p.message(testMessage(c.topic, c.seq, 1))
 		if got := log.String(); !strings.Contains(got, c.want) || strings.Contains(got, c.not) {
 			t.Errorf("topic %q, seq %d: want %q and not %q, got:\n%s", c.topic, c.seq, c.want, c.not, got)

@@ -52,10 +52,12 @@ func (p *publisher) replay(ctx context.Context, r sequence.Request) {
 		q.Patience = startPatience
 	}
 	err := w.shared.replays.Replay(ctx, q, func(seq uint64, payload []byte) (more bool) {
-		in := w.shared.intake()
+		in := w.shared.intake(w)
 		defer w.shared.recycle(in)
-		in.load(nil, seq, payload)
 		locked(func() {
+			defer in.release()
+			in.arrive(sequence.Batch{Seq: seq, Payload: payload})
+			in.load()
 			now := time.Now()
 			var actions []sequence.Action
 			actions, more = p.machine.Reply(now, r.ID, &in.arrival)

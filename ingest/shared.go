@@ -6,7 +6,10 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/internal/sequence"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/delay"
 	"github.com/kvcast/kvcast/internal/feed"
@@ -35,11 +38,17 @@ type shared struct {
 	intakes   sync.Pool
 }
 
-func (s *shared) intake() *intake {
-	if in, ok := s.intakes.Get().(*intake); ok {
-		return in
+// intake returns an intake for batches that are decoded with the mutex of a worker held; nil for none.
+func (s *shared) intake(w *worker) *intake {
+	in, ok := s.intakes.Get().(*intake)
+	if !ok {
+		in = &intake{budgets: &s.budgets}
 	}
-	return new(intake)
+	in.slot = &in.own
+	if w != nil {
+		in.slot = &w.decode
+	}
+	return in
 }
 
 // inStream returns the worker of a name that is in the stream; nil if there is none.
@@ -49,16 +58,22 @@ func (s *shared) inStream(name string) *worker {
 	return in
 }
 
-func (s *shared) recycle(in *intake) { s.intakes.Put(in) }
+// recycle ends the use of an intake, which is released.
+func (s *shared) recycle(in *intake) {
+	in.arrival, in.topic, in.decoded = sequence.Batch{}, nil, nil
+	s.intakes.Put(in)
+}
 
 // budgets limit the resources of all publishers together.
 type budgets struct {
-	received  *budget.Budget // bytes of messages that wait to be processed
-	reordered *budget.Budget // bytes of the reorder buffers
-	sources   *budget.Budget // publishers: one for each source and dp rank
-	ranks     *budget.Budget // dp ranks that are known only from batches
-	workers   *budget.Budget // bytes of the strings in workers' configs
-	rules     *budget.Budget // bytes of the state of wire.Rules
+	received  *budget.Budget      // bytes of messages that wait to be processed
+	reordered *budget.Budget      // bytes of the reorder buffers
+	sources   *budget.Budget      // publishers: one for each source and dp rank
+	ranks     *budget.Budget      // dp ranks that are known only from batches
+	workers   *budget.Budget      // bytes of the strings in workers' configs
+	rules     *budget.Budget      // bytes of the state of wire.Rules
+	decoding  *budget.Budget      // bytes of large payloads that are decoded and processed
+	decode    *semaphore.Weighted // of decoding
 }
 
 func newBudgets(c config.Config) budgets {
@@ -69,11 +84,13 @@ func newBudgets(c config.Config) budgets {
 		ranks:     budget.New("ranks", int64(c.MaxRanks)),
 		workers:   budget.New("worker_bytes", c.WorkerBytes),
 		rules:     budget.New("salt_bytes", c.SaltBytes),
+		decoding:  budget.New("decoding_bytes", maxDecoding),
+		decode:    semaphore.NewWeighted(maxDecoding),
 	}
 }
 
 func (b budgets) all() budget.Collector {
-	return budget.Collector{b.received, b.reordered, b.sources, b.ranks, b.workers, b.rules}
+	return budget.Collector{b.received, b.reordered, b.sources, b.ranks, b.workers, b.rules, b.decoding}
 }
 
 // reject counts and logs the rejection of a peer that has connected to a listener.

@@ -39,7 +39,7 @@ func (p *publisher) snapshot(ctx context.Context, r sequence.Request) {
 			return false, err
 		}
 		wanted := true
-		in := w.shared.intake()
+		in := w.shared.intake(w)
 		defer w.shared.recycle(in)
 		switch part.Kind {
 		case wire.SnapshotHeader:
@@ -51,12 +51,14 @@ func (p *publisher) snapshot(ctx context.Context, r sequence.Request) {
 				p.applyWith(in, now, actions)
 			})
 		case wire.SnapshotBatch, wire.SnapshotRecords:
-			if part.Kind == wire.SnapshotBatch {
-				in.load(nil, 0, part.Payload)
-			} else {
-				in.loadRecords(part.Payload)
-			}
 			locked(func() {
+				defer in.release()
+				if part.Kind == wire.SnapshotBatch {
+					in.arrive(sequence.Batch{Payload: part.Payload})
+					in.load()
+				} else {
+					in.loadRecords(part.Payload)
+				}
 				now := time.Now()
 				var actions []sequence.Action
 				actions, wanted = p.machine.SnapshotBatch(now, r.ID, &in.arrival)

@@ -40,7 +40,8 @@ type worker struct {
 	storedBlockSize wire.BlockSize
 	changes         []byte
 	// rules are the rules of each source. They number its events.
-	rules []*wire.Rules
+	rules  []*wire.Rules
+	decode decodeSlot
 	// ranks are the known dp ranks, at most feed.MaxRanks.
 	ranks map[uint32]struct{}
 	// bytes is the amount reserved of budgets.workers.

@@ -122,6 +122,26 @@ func (p *process) residentMiB() int {
 	return int(n >> 20)
 }
 
+// peakResidentMiB returns the most resident memory that the process has had.
+func (p *process) peakResidentMiB() int {
+	p.t.Helper()
+	n, err := harness.PeakResidentBytes(p.PID())
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return int(n >> 20)
+}
+
+// sum returns the sum of a metric's samples.
+func (p *process) sum(metric string) float64 {
+	p.t.Helper()
+	m, err := p.Metrics(p.t.Context())
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return m.Sum(metric)
+}
+
 // metric waits until the admin port shows a line such as name{label="x"} 1.
 func (p *process) metric(line string) {
 	p.t.Helper()

@@ -8,7 +8,7 @@ import (
 //
 // The Decoder reuses its memory, which grows with the batches. It never allocates what a length prefix declares: a list that does not fit
 // is allocated after its elements are known to be present. When the memory has grown, decoding allocates only strings that were not seen
-// recently. The worst payloads need 16 bytes per byte of the payload. The next Decode frees memory beyond 18 MiB, more than the batches of
+// recently. The worst payloads need 16 bytes per byte of the payload, and no batch of at most 8 MiB needs more than 64 MiB. The next Decode frees memory beyond 18 MiB, more than the batches of
 // any engine need.
 type Decoder struct {
 	p     []byte
@@ -97,6 +97,9 @@ func (d *Decoder) readEvents(i int) (int, fault) {
 	}
 	if class != classArray {
 		return i, badBatchShape
+	}
+	if n > MaxEvents {
+		return i, tooManyEvents
 	}
 	// If a map has two lists of events, the last one counts.
 	d.batch.Events = d.batch.Events[:0]

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/wire"
 )
 
@@ -211,6 +212,40 @@ func TestDecodeBatch(t *testing.T) {
 				t.Errorf("batch differs (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestEventsAndBlocksAreBounded decodes the largest batches and larger ones, with a Decoder that has decoded others before.
+func TestEventsAndBlocksAreBounded(t *testing.T) {
+	testclass.WithoutRace(t)
+	remove := func(blocks ...int) any {
+		var events []any
+		for _, n := range blocks {
+			events = append(events, []any{"BlockRemoved", same(n, "\x00")})
+		}
+		return batchOf(events...)
+	}
+	var d wire.Decoder
+	for _, c := range []struct {
+		name            string
+		batch           any
+		events, skipped int
+		want            error
+	}{
+		{"the most blocks", remove(1, wire.MaxBlocks-1), 2, 0, nil},
+		{"too many blocks", remove(1, wire.MaxBlocks), 0, 0, wire.ErrTooManyBlocks},
+		{"fewer blocks", remove(1<<19, 1<<18), 2, 0, nil},
+		{"too many blocks in memory that is kept", remove(1<<19, 1<<19, 1), 0, 0, wire.ErrTooManyBlocks},
+		{"the most events", []any{1, same(wire.MaxEvents, "\x91\xb0AllBlocksCleared")}, wire.MaxEvents, 0, nil},
+		{"the most bad events", []any{1, same(wire.MaxEvents, "\x05")}, 0, wire.MaxEvents, nil},
+		{"too many events", []any{1, same(wire.MaxEvents+1, "\x05")}, 0, 0, wire.ErrTooManyEvents},
+	} {
+		b, err := d.Decode(pack(t, c.batch))
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s: error %v, want %v", c.name, err, c.want)
+		} else if err == nil && (len(b.Events) != c.events || len(b.Skipped) != c.skipped) {
+			t.Errorf("%s: %d events, %d skipped, want %d and %d", c.name, len(b.Events), len(b.Skipped), c.events, c.skipped)
+		}
 	}
 }
 

@@ -27,6 +27,9 @@ func (hashList) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
 	if class != classArray {
 		return i, badType
 	}
+	if n > MaxBlocks-d.hashes.len() {
+		return i, tooManyBlocks
+	}
 	if !d.hashes.fits(n) {
 		if f = growList(&d.hashes, p, i, n); f != 0 {
 			return i, f

@@ -34,6 +34,9 @@ func (s *slab[T]) clear(limit int) {
 	}
 }
 
+// len returns the number of elements that are allocated.
+func (s *slab[T]) len() int { return s.full + len(s.buf) }
+
 // fits reports whether the current buffer has room for n elements.
 func (s *slab[T]) fits(n int) bool { return n <= cap(s.buf)-len(s.buf) }
 

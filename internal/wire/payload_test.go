@@ -102,45 +102,46 @@ func distinct(n int) raw {
 // oversized makes payloads of some n bytes that declare, or need, much more memory.
 var oversized = map[string]func(tb testing.TB, n int) []byte{
 	"bad events": func(tb testing.TB, n int) []byte {
-		return pack(tb, []any{1, same(n, "\x05")})
+		return pack(tb, []any{1, same(min(n, wire.MaxEvents), "\x05")})
 	},
 	"small events": func(tb testing.TB, n int) []byte {
-		return pack(tb, []any{1, same(n/15, "\x92\xacBlockRemoved\x90")})
+		return pack(tb, []any{1, same(min(n/15, wire.MaxEvents), "\x92\xacBlockRemoved\x90")})
 	},
 	"small events, then bad ones": func(tb testing.TB, n int) []byte {
 		const good = 1000
+		n = min(n, wire.MaxEvents-good)
 		events := bytes.Repeat([]byte("\x92\xacBlockRemoved\x90"), good)
 		return pack(tb, []any{1, list(good+n, append(events, bytes.Repeat([]byte{0x90}, n)...))})
 	},
 	"events as large as the smallest, but bad": func(tb testing.TB, n int) []byte {
-		return pack(tb, []any{1, same(n/15, "\x92\xacBlockRemoved\x05")})
+		return pack(tb, []any{1, same(min(n/15, wire.MaxEvents), "\x92\xacBlockRemoved\x05")})
 	},
 	"clears": func(tb testing.TB, n int) []byte {
-		return pack(tb, []any{1, same(n/18, "\x91\xb0AllBlocksCleared")})
+		return pack(tb, []any{1, same(min(n/18, wire.MaxEvents), "\x91\xb0AllBlocksCleared")})
 	},
 	"clears in maps": func(tb testing.TB, n int) []byte {
-		return pack(tb, []any{1, same(n/20, "\x81\xaaevent_type\xa7cleared")})
+		return pack(tb, []any{1, same(min(n/20, wire.MaxEvents), "\x81\xaaevent_type\xa7cleared")})
 	},
 	"stores of nothing": func(tb testing.TB, n int) []byte {
-		return pack(tb, []any{1, same(n/17, "\x95\xabBlockStored\x90\xc0\x90\x00")})
+		return pack(tb, []any{1, same(min(n/17, wire.MaxEvents), "\x95\xabBlockStored\x90\xc0\x90\x00")})
 	},
 	"stores of a block": func(tb testing.TB, n int) []byte {
-		return pack(tb, []any{1, same(n/19, "\x95\xabBlockStored\x91\x00\xc0\x91\x00\x01")})
+		return pack(tb, []any{1, same(min(n/19, wire.MaxEvents), "\x95\xabBlockStored\x91\x00\xc0\x91\x00\x01")})
 	},
 	"stores of nothing but extra keys": func(tb testing.TB, n int) []byte {
-		return pack(tb, []any{1, same(n/21, "\x99\xabBlockStored\x90\xc0\x90\x00\xc0\xc0\xc0\x90")})
+		return pack(tb, []any{1, same(min(n/21, wire.MaxEvents), "\x99\xabBlockStored\x90\xc0\x90\x00\xc0\xc0\xc0\x90")})
 	},
 	"stores of nothing but mm infos": func(tb testing.TB, n int) []byte {
-		return pack(tb, []any{1, same(n/22, "\x9a\xabBlockStored\x90\xc0\x90\x00\xc0\xc0\xc0\xc0\x90")})
+		return pack(tb, []any{1, same(min(n/22, wire.MaxEvents), "\x9a\xabBlockStored\x90\xc0\x90\x00\xc0\xc0\xc0\xc0\x90")})
 	},
 	"stores of nothing but a window": func(tb testing.TB, n int) []byte {
-		return pack(tb, []any{1, same(n/24, "\x9c\xabBlockStored\x90\xc0\x90\x00\xc0\xc0\xc0\xc0\xc0\xc0\x00")})
+		return pack(tb, []any{1, same(min(n/24, wire.MaxEvents), "\x9c\xabBlockStored\x90\xc0\x90\x00\xc0\xc0\xc0\xc0\xc0\xc0\x00")})
 	},
 	"stores of nothing but all that is rare": func(tb testing.TB, n int) []byte {
-		return pack(tb, []any{1, same(n/25, "\x9d\xabBlockStored\x90\xc0\x90\x00\xc0\xc0\xc0\x90\x90\xc0\xc0\x00")})
+		return pack(tb, []any{1, same(min(n/25, wire.MaxEvents), "\x9d\xabBlockStored\x90\xc0\x90\x00\xc0\xc0\xc0\x90\x90\xc0\xc0\x00")})
 	},
 	"clears elsewhere": func(tb testing.TB, n int) []byte {
-		return pack(tb, []any{1, same(n/32, "\x82\xaaevent_type\xa7cleared\xa8locality\xa2xy")})
+		return pack(tb, []any{1, same(min(n/32, wire.MaxEvents), "\x82\xaaevent_type\xa7cleared\xa8locality\xa2xy")})
 	},
 	"events that are named again and again": func(_ testing.TB, n int) []byte {
 		b := []byte{0xde, 0, 0}
@@ -151,13 +152,14 @@ var oversized = map[string]func(tb testing.TB, n int) []byte{
 		return b
 	},
 	"claims of lists that end at once": func(tb testing.TB, n int) []byte {
+		n = min(n, wire.MaxEvents)
 		claim := string(list(n, nil))
 		events := bytes.Repeat([]byte("\x92\xacBlockRemoved"+claim+"\xc0"), 1)
 		events = append(events, "\x94\xabBlockStored\x90\xc0"+claim+"\xc0"...)
 		return pack(tb, []any{1, list(n, append(events, bytes.Repeat([]byte("\x92\xacBlockRemoved\x90"), n/15)...))})
 	},
 	"a hash after many": func(tb testing.TB, n int) []byte {
-		return pack(tb, batchOf([]any{"BlockRemoved", same(n, "\x00")}, []any{"BlockRemoved", []any{1}}))
+		return pack(tb, batchOf([]any{"BlockRemoved", same(min(n, wire.MaxBlocks-1), "\x00")}, []any{"BlockRemoved", []any{1}}))
 	},
 	"a token after many": func(tb testing.TB, n int) []byte {
 		store := func(n int) []any { return []any{"BlockStored", []any{1}, nil, same(n, "\x00"), 1} }
@@ -175,6 +177,7 @@ var oversized = map[string]func(tb testing.TB, n int) []byte{
 		return pack(tb, batchOf([]any{"BlockStored", []any{1}, nil, lists, 1}))
 	},
 	"names that change": func(tb testing.TB, n int) []byte {
+		n = min(n, 40*wire.MaxEvents)
 		var events []byte
 		for k := range n / 40 {
 			ev := obj{"type": "BlockRemoved", "block_hashes": []any{}, "x": nil, "medium": fmt.Sprintf("%02x", k%256)}
@@ -192,33 +195,33 @@ var oversized = map[string]func(tb testing.TB, n int) []byte{
 		return pack(tb, batchOf([]any{"BlockStored", []any{1}, nil, list(n, list(n, make([]byte, n))), 1}))
 	},
 	"small hashes": func(tb testing.TB, n int) []byte {
-		return pack(tb, batchOf([]any{"BlockRemoved", same(n, "\x00")}))
+		return pack(tb, batchOf([]any{"BlockRemoved", same(min(n, wire.MaxBlocks), "\x00")}))
 	},
 	"lists of hashes that get longer": func(tb testing.TB, n int) []byte {
 		var events []any
-		for k := 1; k < n; k *= 2 {
+		for k := 1; k < min(n, wire.MaxBlocks); k *= 2 {
 			events = append(events, []any{"BlockRemoved", same(k/2+1, "\x00")})
 		}
 		return pack(tb, batchOf(events...))
 	},
 	"hashes that run out": func(tb testing.TB, n int) []byte {
-		return pack(tb, []any{1, same(n/17, "\x92\xacBlockRemoved\xdc\x04\x00")})
+		return pack(tb, []any{1, same(min(n/17, wire.MaxEvents), "\x92\xacBlockRemoved\xdc\x04\x00")})
 	},
 	"a hash that repeats": func(tb testing.TB, n int) []byte {
-		return pack(tb, batchOf([]any{"BlockStored", same(n, "\x00"), nil, []any{}, 0}))
+		return pack(tb, batchOf([]any{"BlockStored", same(min(n, wire.MaxBlocks), "\x00"), nil, []any{}, 0}))
 	},
 	"hashes that differ": func(tb testing.TB, n int) []byte {
 		return pack(tb, batchOf([]any{"BlockStored", distinct(n / 5), nil, []any{}, 0}))
 	},
 	"small counts of copies": func(tb testing.TB, n int) []byte {
-		return pack(tb, batchOf(obj{"type": "BlockRemoved", "block_hashes": same(n/2, "\x00"), "remaining_copy_counts": same(n/2, "\x00")}))
+		return pack(tb, batchOf(obj{"type": "BlockRemoved", "block_hashes": same(min(n/2, wire.MaxBlocks), "\x00"), "remaining_copy_counts": same(min(n/2, wire.MaxBlocks), "\x00")}))
 	},
 	"counts of copies of nothing": func(tb testing.TB, n int) []byte {
 		return pack(tb, batchOf(obj{"type": "BlockRemoved", "block_hashes": []any{}, "remaining_copy_counts": same(n, "\x00")}))
 	},
 	"removes with a count": func(tb testing.TB, n int) []byte {
 		ev := pack(tb, obj{"event_type": "removed", "seq_hashes": []any{0}, "remaining_copy_counts": []any{0}})
-		return pack(tb, []any{1, same(n/len(ev), string(ev))})
+		return pack(tb, []any{1, same(min(n/len(ev), wire.MaxEvents), string(ev))})
 	},
 	"counts of copies that are named again and again": func(_ testing.TB, n int) []byte {
 		b := []byte("\x92\x01\x91\xde\x00\x02\xa4type\xacBlockRemoved\xacblock_hashes\x90")
@@ -233,14 +236,14 @@ var oversized = map[string]func(tb testing.TB, n int) []byte{
 	},
 	"claims of counts that end at once": func(tb testing.TB, n int) []byte {
 		ev := pack(tb, obj{"event_type": "removed", "seq_hashes": []any{}, "remaining_copy_counts": list(n, []byte{0xc0})})
-		return pack(tb, []any{1, same(n/len(ev), string(ev))})
+		return pack(tb, []any{1, same(min(n/len(ev), wire.MaxEvents), string(ev))})
 	},
 	"extra keys beyond the blocks": func(tb testing.TB, n int) []byte {
 		keys := list(n, append(bytes.Repeat([]byte{0xc0}, n-1), 0x90))
 		return pack(tb, batchOf([]any{"BlockStored", []any{1}, nil, []any{1}, 1, nil, nil, nil, keys}))
 	},
 	"extra keys of many blocks": func(tb testing.TB, n int) []byte {
-		n /= 8
+		n = min(n/8, wire.MaxBlocks)
 		keys := list(n, append(pack(tb, []any{[]any{"", 0}}), bytes.Repeat([]byte{0x90}, n-1)...))
 		return pack(tb, batchOf([]any{"BlockStored", distinct(n), nil, same(n, "\x00"), 1, nil, nil, nil, keys}))
 	},

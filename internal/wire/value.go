@@ -29,6 +29,8 @@ const (
 	badCode       = fault(ErrBadCode)
 	oversize      = fault(ErrOversize)
 	tooDeep       = fault(ErrDepth)
+	tooManyEvents = fault(ErrTooManyEvents)
+	tooManyBlocks = fault(ErrTooManyBlocks)
 
 	unknownTag    = reasonFault | fault(ReasonUnknownTag)
 	badEventShape = reasonFault | fault(ReasonBadEventShape)

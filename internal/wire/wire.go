@@ -59,6 +59,14 @@ type Batch struct {
 // maxTagBytes is the length of Batch.UnknownTag, in bytes.
 const maxTagBytes = 64
 
+const (
+	// MaxEvents is how many events a batch may have. A decoded event takes many times the bytes of the smallest encoded one. The largest batches
+	// of engines are those of SGLang with pages of one token, which have an event for each token: a step stores and evicts some 10,000 tokens.
+	MaxEvents = 1 << 17
+	// MaxBlocks is how many block hashes the events of a batch may have.
+	MaxBlocks = 1 << 20
+)
+
 // PublisherIDBytes is the length of a publisher id.
 const PublisherIDBytes = 16
 
@@ -288,10 +296,15 @@ const (
 	ErrOversize
 	// ErrDepth is nesting beyond 16 arrays and maps.
 	ErrDepth
+	// ErrTooManyEvents is a batch of more than MaxEvents events.
+	ErrTooManyEvents
+	// ErrTooManyBlocks is a batch whose events name more than MaxBlocks blocks.
+	ErrTooManyBlocks
 )
 
 var errorNames = [...]string{
 	"unknown", "truncated", "bad_batch_shape", "bad_ts", "trailing_bytes", "bad_code", "oversize", "depth",
+	"too_many_events", "too_many_blocks",
 }
 
 // Name returns the error's metric label.

@@ -31,6 +31,18 @@ func ResidentBytes(pid int) (int64, error) {
 	return int64(stat.ResidentMemory()), nil
 }
 
+// PeakResidentBytes returns the most resident memory that a process has had. It reads /proc.
+func PeakResidentBytes(pid int) (int64, error) {
+	p, err := procfs.NewProc(pid)
+	if err == nil {
+		var status procfs.ProcStatus
+		if status, err = p.NewStatus(); err == nil {
+			return int64(status.VmHWM), nil
+		}
+	}
+	return 0, fmt.Errorf("read peak of resident memory: %w", err)
+}
+
 // Threads returns the number of threads of a process. It reads /proc.
 func Threads(pid int) (int, error) {
 	stat, err := procStat(pid)

@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -95,7 +94,10 @@ func TestMemoryOfAServerInAContainer(t *testing.T) {
 		t.Errorf("read a snapshot: %v", err)
 	}
 
-	peak := peakBytes(t, server.PID())
+	peak, err := harness.PeakResidentBytes(server.PID())
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Logf("%d engines, %.0f blocks and a snapshot: %d MiB at most, %s", engines, blocks, peak>>20, container.description)
 	if peak >= memory {
 		t.Errorf("the server used %d MiB, want less than %d MiB", peak>>20, memory>>20)
@@ -132,24 +134,6 @@ func checkManifest(t *testing.T) {
 	if !strings.Contains(string(manifest), want) {
 		t.Errorf("listener.yaml has other limits than this test: want %s", want)
 	}
-}
-
-// peakBytes returns the largest resident memory that a process has had.
-func peakBytes(t *testing.T, pid int) int64 {
-	t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	peak := regexp.MustCompile(`VmHWM:\s+(\d+) kB`).FindSubmatch(status)
-	if peak == nil {
-		t.Fatalf("/proc/%d/status has no VmHWM", pid)
-	}
-	kib, err := strconv.ParseInt(string(peak[1]), 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return kib << 10
 }
 
 func TestGOMEMLIMITOverridesTheContainer(t *testing.T) {

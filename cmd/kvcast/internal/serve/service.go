@@ -215,6 +215,7 @@ func (s *Service) Run(ctx context.Context) error {
 	sampling, stopSampling := context.WithCancel(beyond)
 	defer stopSampling()
 	sampleDone := background(func() error { s.history.Run(sampling); return nil })
+	returnDone := background(func() error { process.ReturnMemory(sampling); return nil })
 	reloading, stopReloading := context.WithCancel(beyond)
 	defer stopReloading()
 	reloadDone := background(func() error { s.credentials.run(reloading, s.server); return nil })
@@ -234,7 +235,7 @@ func (s *Service) Run(ctx context.Context) error {
 	s.server.Shutdown(serving)
 	stopSampling()
 	s.closePorts()
-	errs := []error{err, <-sampleDone}
+	errs := []error{err, <-sampleDone, <-returnDone}
 	s.ending.WaitsFor("the journal, to close it")
 	closing, cancel := context.WithTimeout(beyond, journalStopTimeout) // of its own: slow subscribers may have used up theirs
 	defer cancel()

@@ -1,0 +1,224 @@
+package main_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/kvcast/kvcast/internal/core/testclass"
+	"github.com/kvcast/kvcast/internal/wire"
+	"github.com/kvcast/kvcast/internal/zmtp"
+	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/rawzmtp"
+)
+
+// largeBatch is the length of batches that are as large as a message may be, but for its frames.
+const largeBatch = 8<<20 - 1<<10
+
+// largeBatches are batches that take many times their length when they are decoded or processed.
+var largeBatches = map[string]func() []byte{
+	"empty maps": func() []byte { return batchOfEvents(largeBatch, "\x80") },
+	"stores with all fields": func() []byte {
+		return batchOfEvents(wire.MaxEvents, "\x9d\xabBlockStored\x90\xc0\x90\x00\xc0\xc0\xc0\x90\x90\xc0\xc0\x00")
+	},
+	"stores of a block": func() []byte {
+		b := msgp.AppendArrayHeader([]byte("\x92\x01"), wire.MaxEvents)
+		for k := range uint32(wire.MaxEvents) {
+			b = append(b, "\x95\xabBlockStored\x91"...)
+			b = append(msgp.AppendUint32(b, 1<<16+k), "\xc0\x91\x00\x01"...)
+		}
+		return b
+	},
+	"hashes that differ": func() []byte {
+		b := append([]byte("\x92\x01\x91\x92"), "\xacBlockRemoved"...)
+		b = msgp.AppendArrayHeader(b, wire.MaxBlocks)
+		for k := range uint32(wire.MaxBlocks) {
+			b = msgp.AppendUint32(b, 1<<16+k)
+		}
+		return b
+	},
+	"a hash that repeats at the end": func() []byte {
+		b := append([]byte("\x92\x01\x91\x95"), "\xabBlockStored"...)
+		b = msgp.AppendArrayHeader(b, wire.MaxBlocks)
+		for k := range uint32(wire.MaxBlocks) {
+			b = msgp.AppendUint32(b, 1<<16+k%(wire.MaxBlocks-1))
+		}
+		b = msgp.AppendArrayHeader(append(b, 0xc0), wire.MaxBlocks)
+		return append(append(b, make([]byte, wire.MaxBlocks)...), 1)
+	},
+	"tokens": func() []byte {
+		b := append([]byte("\x92\x01\x91\x95"), "\xabBlockStored\x91\x01\xc0"...)
+		return append(msgp.AppendArrayHeader(b, largeBatch-64), append(make([]byte, largeBatch-64), 1)...)
+	},
+}
+
+// batchOfEvents is a batch of n equal events.
+func batchOfEvents(n int, event string) []byte {
+	return append(msgp.AppendArrayHeader([]byte("\x92\x01"), uint32(n)), bytes.Repeat([]byte(event), n)...)
+}
+
+const (
+	// memoryLimit is the soft limit of a container with 512 MiB, mostResident what a server with a million blocks may need under any input.
+	memoryLimit  = 460
+	mostResident = 512 + 64
+	filledBlocks = 1_000_000
+	attackers    = 16
+	// mostKept is how much of the memory of an attack may be kept soon afterwards.
+	mostKept = 64
+)
+
+// TestLargeBatchesStayWithinMemory has peers of four addresses send batches that take as much memory as a batch can, to a server that has a
+// million blocks. It must neither exceed the memory of its container, nor keep it afterwards. libzmq receives without such a bound.
+func TestLargeBatchesStayWithinMemory(t *testing.T) {
+	testclass.Process(t)
+	t.Setenv("GOMEMLIMIT", fmt.Sprintf("%dMiB", memoryLimit))
+	port := harness.FreePort(t)
+	s := start(t, harness.ProcessConfig{Args: []string{
+		"--bind", fmt.Sprintf("tcp://127.0.0.1:*,replay_port=%d", port), "--ingest-listen-transport", "native", "--ingest-connect-transport", "native",
+		"--ingest-grace", "1s", // workers of attackers leave
+	}})
+	h := newHonestAt(t, s, s.client(), port)
+	h.round()
+	fill(t, s)
+	h.round()
+	before := s.residentMiB()
+	during := func(attack func(*testing.T, context.Context, *process), metric string) {
+		t.Helper()
+		most := s.sum(metric) + 2*attackers
+		h.until(t, s, attack, mostResident, func() bool { return s.sum(metric) >= most })
+	}
+	batches := make(map[string][]byte)
+	for name, batch := range largeBatches {
+		batches[name] = batch()
+	}
+	for _, name := range slices.Sorted(maps.Keys(batches)) {
+		t.Run(name, func(*testing.T) {
+			during(func(t *testing.T, ctx context.Context, s *process) {
+				var group sync.WaitGroup
+				for i := range attackers {
+					group.Go(func() { sendBatches(ctx, t, s, net.IPv4(127, 0, 3, byte(i%4)), i%2, batches[name]) })
+				}
+				group.Wait()
+			}, "kvcast_ingest_messages_total")
+		})
+	}
+	t.Run("replays", func(*testing.T) {
+		during(func(t *testing.T, ctx context.Context, s *process) {
+			replayBatches(ctx, t, s, net.IPv4(127, 0, 3, 5), port, batches["stores with all fields"])
+		}, "kvcast_ingest_replayed_batches_total")
+	})
+	if got := s.sum("kvcast_index_blocks"); got < filledBlocks {
+		t.Errorf("%g blocks, want %d", got, filledBlocks)
+	}
+	h.round()
+	peak := s.peakResidentMiB()
+	t.Logf("%d MiB resident before the attacks, %d at most, %d after", before, peak, s.residentMiB())
+	if peak > mostResident {
+		t.Errorf("%d MiB resident at most, want %d", peak, mostResident)
+	}
+	harness.WaitFor(t, func() bool { return s.residentMiB() < before+mostKept })
+}
+
+// fill has an engine without a replay socket store a million blocks.
+func fill(t *testing.T, s *process) {
+	t.Helper()
+	const blocks, size = 250, 16
+	c := attack(t, s.endpoint())
+	ev := wire.Event{Kind: wire.KindStored, BlockSize: size, BlockHashes: make([]uint64, blocks), Tokens: make([]uint32, blocks*size)}
+	var e wire.Encoder
+	for seq := range uint64(filledBlocks / blocks) {
+		for k := range ev.BlockHashes {
+			ev.BlockHashes[k] = 1<<40 + seq*blocks + uint64(k)
+			ev.Tokens[k*size] = uint32(seq*blocks) + uint32(k)
+		}
+		batch := wire.Batch{Time: 1, HasTime: true, Events: []wire.Event{ev}}
+		c.Message([]byte("kv@192.0.2.100@m"), binary.BigEndian.AppendUint64(nil, seq), e.AppendBatch(nil, &batch))
+		if err := c.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	go func() {
+		for {
+			if _, err := c.Receive(waitTimeout); err != nil { // it answers PINGs
+				return
+			}
+		}
+	}()
+	s.metric(fmt.Sprintf(`kvcast_index_blocks{dp_rank="0",tier="device",worker="192.0.2.100"} %g`, float64(filledBlocks)))
+}
+
+// sendBatches connects from an address again and again until the context is done, and sends the same batch as fast as it is read.
+func sendBatches(ctx context.Context, t *testing.T, s *process, from net.IP, engine int, batch []byte) {
+	topic := fmt.Appendf(nil, "kv@192.0.2.%d@m", engine)
+	for seq := uint64(0); ctx.Err() == nil; {
+		c, err := rawzmtp.DialFrom(ctx, from, zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
+		if err != nil {
+			if ctx.Err() == nil {
+				t.Error(err)
+			}
+			return
+		}
+		stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+		for ctx.Err() == nil {
+			c.Message(topic, binary.BigEndian.AppendUint64(nil, seq), batch)
+			seq++
+			if c.Flush() != nil { // it is disconnected
+				break
+			}
+		}
+		stop()
+		_ = c.Close()
+	}
+}
+
+// replayBatches has 16 engines at an address miss batches, and answers each request to their replay sockets with such batches, until the context is done.
+func replayBatches(ctx context.Context, t *testing.T, s *process, ip net.IP, port int, batch []byte) {
+	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: ip, Port: port})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
+	var group sync.WaitGroup
+	defer group.Wait()
+	group.Go(func() {
+		for ctx.Err() == nil {
+			c, err := rawzmtp.Accept(l, zmtp.ROUTER, waitTimeout)
+			if err != nil {
+				continue
+			}
+			group.Go(func() {
+				stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+				defer stop()
+				defer func() { _ = c.Close() }()
+				for seq := range uint64(1000) {
+					c.Message(nil, binary.BigEndian.AppendUint64(nil, seq), batch)
+					if c.Flush() != nil {
+						return
+					}
+				}
+			})
+		}
+	})
+	c, err := rawzmtp.DialFrom(ctx, ip, zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	payload := batchOf(t, 1)
+	for i := range attackers {
+		c.Message(fmt.Appendf(nil, "kv@%v:%d@m", ip, 1+i), binary.BigEndian.AppendUint64(nil, 1000), payload)
+	}
+	_ = c.Flush()
+	c.Drain()
+}
