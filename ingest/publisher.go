@@ -114,7 +114,7 @@ func newPublisher(w *worker, source int, status SourceStatus, reconnect func(rep
 		reconnect: reconnect,
 		machine: sequence.New(sequence.Config{
 			FirstSeq: status.Engine.FirstSeq(), Silence: silence, Grace: w.shared.config.Grace,
-			Patience: w.shared.config.ReplayPatience, CanReconnect: reconnect != nil, Budget: w.shared.budgets.reordered, Jitter: jitter,
+			Patience: w.shared.config.ReplayPatience, CanReconnect: reconnect != nil, Budget: w.budgets.reordered, Jitter: jitter,
 		}),
 	}
 	p.updateStatus()

@@ -171,18 +171,18 @@ func TestRanksOfAllWorkersAreBounded(t *testing.T) {
 	t.Parallel()
 	p := newTestPublisher(quietLane{})
 	w := p.worker
-	w.shared.budgets.ranks = budget.New("ranks", 3)
+	w.budgets.ranks = budget.New("ranks", 3)
 	for r := range uint32(10) {
 		m := testMessage("kv", uint64(r), 1)
 		m.Frames[2][0]++ // the array gets a third element, the rank
 		m.Frames[2] = msgp.AppendUint32(m.Frames[2], r)
 		p.message(m)
 	}
-	if len(w.ranks) != 3 || w.shared.budgets.ranks.Used() != 3 {
-		t.Errorf("%d ranks, %d in use, want 3", len(w.ranks), w.shared.budgets.ranks.Used())
+	if len(w.ranks) != 3 || w.budgets.ranks.Used() != 3 {
+		t.Errorf("%d ranks, %d in use, want 3", len(w.ranks), w.budgets.ranks.Used())
 	}
 	w.reset()
-	if n := w.shared.budgets.ranks.Used(); n != 0 {
+	if n := w.budgets.ranks.Used(); n != 0 {
 		t.Errorf("%d ranks in use after all were forgotten", n)
 	}
 }

@@ -74,10 +74,11 @@ type budgets struct {
 	rules     *budget.Budget      // bytes of the state of wire.Rules
 	decoding  *budget.Budget      // bytes of large payloads that are decoded and processed
 	decode    *semaphore.Weighted // of decoding
+	parts     parts
 }
 
 func newBudgets(c config.Config) budgets {
-	return budgets{
+	b := budgets{
 		received:  budget.New("receive_buffer_bytes", c.ReceiveBufferBytes),
 		reordered: budget.New("reorder_buffer_bytes", c.ReorderBufferBytes),
 		sources:   budget.New("sources", int64(c.MaxSources)),
@@ -86,6 +87,24 @@ func newBudgets(c config.Config) budgets {
 		rules:     budget.New("salt_bytes", c.SaltBytes),
 		decoding:  budget.New("decoding_bytes", maxDecoding),
 		decode:    semaphore.NewWeighted(maxDecoding),
+	}
+	b.parts = parts{budget.NewParts(b.reordered), budget.NewParts(b.ranks), budget.NewParts(b.rules)}
+	return b
+}
+
+// parts are the parts of budgets of the addresses that name workers.
+type parts struct{ reordered, ranks, rules *budget.Parts }
+
+// workerBudgets are the budgets of a worker: parts of its peer, if an address has named it.
+type workerBudgets struct{ reordered, ranks, rules *budget.Budget }
+
+func (p parts) open(peer netip.Addr) workerBudgets {
+	return workerBudgets{p.reordered.Open(peer), p.ranks.Open(peer), p.rules.Open(peer)}
+}
+
+func (p parts) close(peer netip.Addr) {
+	for _, all := range []*budget.Parts{p.reordered, p.ranks, p.rules} {
+		all.Close(peer)
 	}
 }
 

@@ -43,7 +43,8 @@ type worker struct {
 	rules  []*wire.Rules
 	decode decodeSlot
 	// ranks are the known dp ranks, at most feed.MaxRanks.
-	ranks map[uint32]struct{}
+	ranks   map[uint32]struct{}
+	budgets workerBudgets
 	// bytes is the amount reserved of budgets.workers.
 	bytes   int64
 	metrics *workerMetrics
@@ -64,6 +65,7 @@ func newWorker(s *shared, w feed.Worker) *worker {
 		snapshots: semaphore.NewWeighted(transport.MaxWorkerSnapshots),
 		metrics:   s.metrics.workers.add(w.Name),
 		log:       w.Logger(s.config.Logger),
+		budgets:   s.budgets.parts.open(w.Peer),
 	}
 	n.reset()
 	return n
@@ -249,6 +251,7 @@ func (w *worker) release() {
 	}
 	w.releaseRanks()
 	w.ranks = nil
+	w.shared.budgets.parts.close(w.desc.Peer)
 	w.shared.budgets.workers.Release(w.bytes)
 	w.bytes = 0
 	w.shared.metrics.workers.remove(w.desc.Name)
@@ -260,7 +263,7 @@ func (w *worker) release() {
 func (w *worker) rulesOf(source int) *wire.Rules {
 	for len(w.rules) <= source {
 		rules := wire.NewRules(&w.blockSize)
-		rules.SetBudget(w.shared.budgets.rules)
+		rules.SetBudget(w.budgets.rules)
 		if w.shared.config.Durable {
 			rules.TrackChanges()
 		}
@@ -276,7 +279,7 @@ func (w *worker) rulesOf(source int) *wire.Rules {
 // releaseRanks releases the budget that admitRank has reserved.
 func (w *worker) releaseRanks() {
 	if named := len(w.ranks) - len(w.desc.Ranks); named > 0 {
-		w.shared.budgets.ranks.Release(int64(named))
+		w.budgets.ranks.Release(int64(named))
 	}
 }
 
@@ -285,7 +288,7 @@ func (w *worker) admitRank(rank uint32) bool {
 	if _, ok := w.ranks[rank]; ok {
 		return true
 	}
-	if len(w.ranks) >= feed.MaxRanks || !w.shared.budgets.ranks.Reserve(1) {
+	if len(w.ranks) >= feed.MaxRanks || !w.budgets.ranks.Reserve(1) {
 		return false
 	}
 	w.ranks[rank] = struct{}{}
@@ -295,7 +298,7 @@ func (w *worker) admitRank(rank uint32) bool {
 // restoreRank adds a dp rank that was admitted before.
 func (w *worker) restoreRank(rank uint32) {
 	if _, ok := w.ranks[rank]; !ok {
-		w.shared.budgets.ranks.Adjust(1)
+		w.budgets.ranks.Adjust(1)
 		w.ranks[rank] = struct{}{}
 	}
 }

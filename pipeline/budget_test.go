@@ -2,6 +2,7 @@ package pipeline_test
 
 import (
 	"fmt"
+	"net/netip"
 	"runtime"
 	"strings"
 	"sync"
@@ -309,4 +310,53 @@ func TestMemoryOfAttributesIsWithinItsBudget(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestOneAddressLeavesBlocksToOthers has workers that an address names store all that they can. Others can store the blocks that are left to
+// them, and lose no blocks of lower tiers.
+func TestOneAddressLeavesBlocksToOthers(t *testing.T) {
+	const limit = 80
+	blocks := budget.New("blocks", limit)
+	s, err := newSubject(pipeline.Config{Blocks: blocks})
+	if err != nil {
+		t.Fatal(err)
+	}
+	add := func(name, peer string) {
+		w := feed.Worker{Name: name}
+		if peer != "" {
+			w.Peer = netip.MustParseAddr(peer)
+		}
+		s.add(w)
+	}
+	wantUsed := func(want int64) {
+		t.Helper()
+		if got := blocks.Used(); got != want {
+			t.Errorf("%d blocks are reserved, want %d", got, want)
+		}
+	}
+	storeIn := func(name string, tier kvblock.Tier, n uint64) {
+		for hash := range n {
+			s.batch(name, *batch(inTier(tier, store(hash+1))).Batch)
+		}
+	}
+	add("honest", "192.0.2.1")
+	add("configured", "")
+	add("greedy 1", "192.0.2.9")
+	add("greedy 2", "192.0.2.9")
+	storeIn("honest", kvblock.TierHostPinned, 3)
+	storeIn("configured", kvblock.TierHostPinned, 3)
+	storeIn("greedy 1", kvblock.TierDevice, limit)
+	storeIn("greedy 2", kvblock.TierDevice, limit)
+	wantUsed(71) // 6, and 65, which is seven times what is left
+	storeIn("honest", kvblock.TierDevice, 5)
+	storeIn("configured", kvblock.TierDevice, 4)
+	wantUsed(limit)
+	for name, want := range map[string]uint64{"honest": 8, "configured": 7} {
+		if got := s.blocks(name); got != want {
+			t.Errorf("%s holds %d blocks, want %d", name, got, want)
+		}
+	}
+	s.pipeline.RemoveWorker("greedy 1", feed.RemovedDeregistered)
+	s.pipeline.RemoveWorker("greedy 2", feed.RemovedDeregistered)
+	wantUsed(15)
 }

@@ -152,10 +152,13 @@ func (l *Lane) evictHolders(units int, s *storing) (evicted, owed int) {
 		switch n := want - evicted; {
 		case h.lane == l:
 			evicted += l.evictTables(l.ranks, n, s, consolidate.RefusedTotal)
+		case budget.IsLargePart(): // no other worker makes room for it
 		case h.lane.turn.TryLock():
 			l.mu.Unlock() // an append may wait
 			h.lane.mu.Lock()
-			evicted += h.lane.evictForOther(n)
+			n = h.lane.evictForOther(n)
+			h.lane.cfg.Blocks.MoveTo(budget, int64(n))
+			evicted += n
 			h.lane.unlock()
 			l.mu.Lock()
 		default:

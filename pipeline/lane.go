@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"math"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -27,7 +28,10 @@ type Lane struct {
 	// tableBlocks is the budget of the tables' blocks; nil for dedup, where trackers reserve the blocks of tables too.
 	tableBlocks *budget.Budget
 	attributes  *budget.Budget // of the tables' attributes
-	failures    chan<- error   // see Pipeline.Failed
+	// peer is the address whose parts of the budgets the lane uses, until closeBudgets.
+	peer         netip.Addr
+	closeBudgets func()
+	failures     chan<- error // see Pipeline.Failed
 	// cancelAppends ends an append that blocks, and makes later ones fail.
 	cancelAppends context.CancelCauseFunc
 	// holders has the lane after it had blocks in lower tiers. lower is their number; it changes under the lock.

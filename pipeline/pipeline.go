@@ -21,6 +21,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -42,6 +43,8 @@ type Pipeline struct {
 
 	totals  checkpointTotals
 	holders *holders
+	// blocks and attributes are the parts of Config.Blocks and Config.AttributeBytes of the addresses that name workers.
+	blocks, attributes *budget.Parts
 
 	mu      sync.Mutex // guards the fields below; locked after a lane's turn and before its mu
 	lanes   map[string]*Lane
@@ -67,6 +70,7 @@ func New(cfg Config, j Journal) (*Pipeline, error) {
 		lanes:   make(map[string]*Lane),
 		removed: newEventIDs(),
 		holders: new(holders),
+		blocks:  budget.NewParts(cfg.Blocks), attributes: budget.NewParts(cfg.AttributeBytes),
 	}
 	p.appends, p.cancelAppends = context.WithCancel(context.Background())
 	return p, nil
@@ -126,6 +130,8 @@ func (p *Pipeline) rejoin(w feed.Worker) *Lane {
 	resumes := unclaimed && continues && !fenced
 	if resumes {
 		l.desc, l.unclaimed = w, false
+		l.closeBudgets()
+		p.openBudgets(l)
 	}
 	p.mu.Unlock()
 	if resumes {
@@ -180,15 +186,33 @@ func (p *Pipeline) attach(l *Lane) {
 		defer l.unlock()
 		l.fail(err)
 	}
-	if l.consolidation != dedup {
-		l.tableBlocks = p.cfg.Blocks
-	}
-	l.attributes = p.cfg.AttributeBytes
+	p.openBudgets(l)
+	l.attributes = l.cfg.AttributeBytes
 	if p.cfg.Durable {
 		l.log = newStateLog(&p.totals, l.limits.waitingBytes)
 		l.entry.log = l.log
 		l.announcements.RecordChanges()
 	}
+}
+
+// openBudgets makes a lane use the budgets of its worker's peer. The attributes of a recovered lane stay in the whole budget.
+func (p *Pipeline) openBudgets(l *Lane) {
+	before := l.cfg.Blocks
+	l.peer = l.desc.Peer
+	l.cfg.Blocks, l.cfg.AttributeBytes = p.blocks.Open(l.peer), p.attributes.Open(l.peer)
+	l.closeBudgets = func() {
+		p.blocks.Close(l.peer)
+		p.attributes.Close(l.peer)
+	}
+	if l.consolidation == dedup {
+		return
+	}
+	if l.tableBlocks != nil {
+		for _, r := range l.ranks {
+			before.MoveTo(l.cfg.Blocks, int64(r.blocks()))
+		}
+	}
+	l.tableBlocks = l.cfg.Blocks
 }
 
 // RemoveWorker emits WorkerRemoved and drops the worker's state.
@@ -271,6 +295,9 @@ func (l *Lane) leaveStream(e *kvcastv1.RouterEvent) (removed removedWorker, ok b
 
 // leave makes the lane not count any more, since the pipeline has the worker no longer.
 func (l *Lane) leave() {
+	if !l.end.left {
+		l.closeBudgets()
+	}
 	l.end.left = true
 	l.holders.lanes.Delete(l)
 	l.cancelAppends(nil)

@@ -16,6 +16,7 @@ import (
 type Budget struct {
 	name  string
 	limit int64
+	whole *Budget // of which this is the part of an address, see Parts; nil for a budget of its own
 
 	used    atomic.Int64
 	refused atomic.Uint64
@@ -28,12 +29,25 @@ func New(name string, limit int64) *Budget { return &Budget{name: name, limit: l
 // Reserve reserves n units unless that exceeds the limit, and reports whether it did. n must not
 // be negative.
 func (b *Budget) Reserve(n int64) bool {
-	if b == nil {
+	switch {
+	case b == nil:
 		return true
+	case b.whole == nil:
+		return b.reserve(n, b.limit)
 	}
+	used := b.used.Add(n)
+	if !b.whole.reserve(n, b.limitAt(used)) {
+		b.used.Add(-n)
+		return false
+	}
+	return true
+}
+
+// reserve reserves n units unless a limit is exceeded. A limit of 0 or less means no limit.
+func (b *Budget) reserve(n, limit int64) bool {
 	for {
 		used := b.used.Load()
-		if b.limit > 0 && n > b.limit-used {
+		if limit > 0 && n > limit-used {
 			b.refuse()
 			return false
 		}
@@ -41,6 +55,14 @@ func (b *Budget) Reserve(n int64) bool {
 			return true
 		}
 	}
+}
+
+// limitAt returns the limit of the whole budget for a part that uses some of it.
+func (b *Budget) limitAt(used int64) int64 {
+	if b.whole.limit <= 0 {
+		return 0
+	}
+	return max(1, b.whole.limit-used/leftShare)
 }
 
 // refuse counts a refusal.
@@ -51,33 +73,53 @@ func (b *Budget) refuse() {
 }
 
 // Release returns n reserved units.
-func (b *Budget) Release(n int64) {
-	if b != nil {
-		b.used.Add(-n)
-	}
-}
+func (b *Budget) Release(n int64) { b.Adjust(-n) }
 
 // Adjust adds n units, which may be negative, to those reserved, even beyond the limit. It is for
 // state that is recovered, whose units were reserved before, and for units that are owed.
 func (b *Budget) Adjust(n int64) {
-	if b != nil {
-		b.used.Add(n)
+	if b == nil {
+		return
+	}
+	b.used.Add(n)
+	if b.whole != nil {
+		b.whole.used.Add(n)
 	}
 }
 
-// Full reports whether the limit is reached.
-func (b *Budget) Full() bool { return b != nil && b.limit > 0 && b.used.Load() >= b.limit }
+// MoveTo makes n reserved units those of another part of the same budget.
+func (b *Budget) MoveTo(other *Budget, n int64) {
+	if b != other {
+		b.Adjust(-n)
+		other.Adjust(n)
+	}
+}
+
+// Full reports whether no unit can be reserved.
+func (b *Budget) Full() bool { return b.Room() == 0 }
 
 // Room returns how many units can be reserved: at least 0.
 func (b *Budget) Room() int64 {
-	if b == nil || b.limit <= 0 {
+	switch {
+	case b == nil || b.Limit() == 0:
 		return math.MaxInt64
+	case b.whole == nil:
+		return max(0, b.limit-b.used.Load())
+	default:
+		return max(0, b.limitAt(b.used.Load()+1)-b.whole.used.Load())
 	}
-	return max(0, b.limit-b.used.Load())
 }
 
-// Excess returns how many units are reserved beyond the limit: see Adjust.
+// IsLargePart reports whether a budget is the part of an address that uses an eighth or more of the whole budget.
+func (b *Budget) IsLargePart() bool {
+	return b != nil && b.whole != nil && b.whole.limit > 0 && b.used.Load() >= b.whole.limit/(leftShare+1)
+}
+
+// Excess returns how many units of the whole budget are reserved beyond the limit: see Adjust.
 func (b *Budget) Excess() int64 {
+	if b != nil && b.whole != nil {
+		b = b.whole
+	}
 	if b == nil || b.limit <= 0 {
 		return 0
 	}
@@ -92,12 +134,16 @@ func (b *Budget) Used() int64 {
 	return b.used.Load()
 }
 
-// Limit returns the limit; 0 if there is none.
+// Limit returns the limit of the whole budget; 0 if there is none.
 func (b *Budget) Limit() int64 {
-	if b == nil {
+	switch {
+	case b == nil:
 		return 0
+	case b.whole != nil:
+		return b.whole.Limit()
+	default:
+		return max(b.limit, 0)
 	}
-	return max(b.limit, 0)
 }
 
 // Collector exports budgets as metrics.
