@@ -1,8 +1,10 @@
 package budget
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -30,32 +32,49 @@ func PeerOf(remote net.Addr) netip.Prefix {
 	return AddressOf(tcp.AddrPort().Addr())
 }
 
-// Errors of Shares.Reserve.
+// Errors of Shares.
 var (
-	ErrShare = errors.New("the share of the address is used up")
-	ErrTotal = errors.New("the total budget is used up")
+	ErrShare   = errors.New("the share of the address is used up")
+	ErrTotal   = errors.New("the total budget is used up")
+	ErrWaiting = errors.New("too many calls wait")
 )
 
 // Shares bounds how much of a budget each client address uses. It is safe for concurrent use.
 type Shares struct {
 	total      *Budget
 	perAddress int64
+	maxWaiting int
 
 	mu      sync.Mutex // guards all below
 	used    map[netip.Prefix]int64
-	waiting []*claim // of Acquire, in the order of the calls
+	queues  map[netip.Prefix]*queue // of the addresses for which a call of Acquire waits
+	waiting int                     // such calls
+	calls   uint64                  // such calls so far
+	grants  uint64                  // to such calls so far
+}
+
+// queue is the calls of Acquire that wait for an address.
+type queue struct {
+	claims  []*claim // in the order of the calls
+	granted uint64   // the number of the last grant; 0: none, since the address has a queue
 }
 
 // claim is a call of Acquire that waits.
 type claim struct {
-	address netip.Prefix
-	n       int64
-	granted chan struct{}
+	number uint64 // of the call
+	n      int64
+	done   chan error // receives nil when the units are reserved, or ErrWaiting
 }
 
 // NewShares returns the shares of a budget. A budget of nil has no limit beside the shares.
 func NewShares(total *Budget, perAddress int64) *Shares {
-	return &Shares{total: total, perAddress: perAddress, used: make(map[netip.Prefix]int64)}
+	return &Shares{total: total, perAddress: perAddress, maxWaiting: math.MaxInt, used: make(map[netip.Prefix]int64), queues: make(map[netip.Prefix]*queue)}
+}
+
+// LimitWaiting bounds the calls of Acquire that wait, and returns s. It must be called before s is used.
+func (s *Shares) LimitWaiting(n int) *Shares {
+	s.maxWaiting = n
+	return s
 }
 
 // Reserve reserves n units for an address unless that exceeds its share or the budget. Both refusals count as those of the budget.
@@ -77,53 +96,106 @@ func (s *Shares) reserve(address netip.Prefix, n int64) error {
 	return nil
 }
 
-// Acquire reserves n units for an address as soon as that exceeds neither its share nor the budget, of which all units must be
-// reserved by these Shares. Of the calls for which there is room, that of the address which uses the least comes next, of several the
-// first. The error is that of ctx. There may be as many calls as the caller has goroutines.
-func (s *Shares) Acquire(ctx context.Context, address netip.Prefix, n int64) error {
-	c := &claim{address, n, make(chan struct{})}
+// fits reports whether n units can be reserved.
+func (s *Shares) fits(address netip.Prefix, n int64) bool {
+	return n <= s.perAddress-s.used[address] && n <= s.total.Room()
+}
+
+// TryAcquire reserves n units for an address if no call of Acquire waits and there is room.
+func (s *Shares) TryAcquire(address netip.Prefix, n int64) bool {
 	s.mu.Lock()
-	s.waiting = append(s.waiting, c)
+	defer s.mu.Unlock()
+	return s.waiting == 0 && s.fits(address, n) && s.reserve(address, n) == nil
+}
+
+// Acquire reserves n units for an address as soon as that exceeds neither its share nor the budget, of which all units must be
+// reserved by these Shares. Of the addresses whose first call has room, the one that uses the least comes next; of several the one whose turn was
+// longest ago, and of several the first. If more calls than LimitWaiting says wait, the last call of the address with the most gives up its place, or else this one,
+// with ErrWaiting. Otherwise the error is that of ctx.
+func (s *Shares) Acquire(ctx context.Context, address netip.Prefix, n int64) error {
+	s.mu.Lock()
+	s.calls++
+	c := &claim{s.calls, n, make(chan error, 1)}
+	q := s.queues[address]
+	if q == nil {
+		q = new(queue)
+		s.queues[address] = q
+	}
+	q.claims, s.waiting = append(q.claims, c), s.waiting+1
 	s.grant()
+	if s.waiting > s.maxWaiting {
+		s.displace(address)
+	}
 	s.mu.Unlock()
 	select {
-	case <-c.granted:
-		return nil
+	case err := <-c.done:
+		return err
 	case <-ctx.Done():
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if i := slices.Index(s.waiting, c); i >= 0 {
-		s.waiting = slices.Delete(s.waiting, i, i+1)
+	if i := slices.Index(q.claims, c); i >= 0 {
+		s.remove(address, q, i)
+	} else if err := <-c.done; err != nil {
+		return err
 	} else {
 		s.release(address, n)
 	}
 	return ctx.Err()
 }
 
+// remove removes a call from the queue of its address.
+func (s *Shares) remove(address netip.Prefix, q *queue, i int) *claim {
+	c := q.claims[i]
+	q.claims, s.waiting = slices.Delete(q.claims, i, i+1), s.waiting-1
+	if len(q.claims) == 0 {
+		delete(s.queues, address)
+	}
+	return c
+}
+
+// displace refuses the last call of the address with the most that wait; of several that of an address whose call is given, or else of any.
+func (s *Shares) displace(last netip.Prefix) {
+	most := s.queues[last]
+	for address, q := range s.queues {
+		if len(q.claims) > len(most.claims) {
+			last, most = address, q
+		}
+	}
+	s.remove(last, most, len(most.claims)-1).done <- ErrWaiting
+}
+
 // grant grants the claims for which there is room.
 func (s *Shares) grant() {
-	for {
-		next := -1
-		for i, c := range s.waiting {
-			fits := c.n <= s.perAddress-s.used[c.address] && c.n <= s.total.Room()
-			if fits && (next < 0 || s.used[c.address] < s.used[s.waiting[next].address]) {
-				next = i
+	for s.waiting > 0 {
+		var (
+			next  netip.Prefix
+			first *queue
+		)
+		for address, q := range s.queues {
+			if s.fits(address, q.claims[0].n) && (first == nil || s.before(address, q, next, first)) {
+				next, first = address, q
 			}
 		}
-		if next < 0 || s.reserve(s.waiting[next].address, s.waiting[next].n) != nil {
+		if first == nil || s.reserve(next, first.claims[0].n) != nil {
 			return
 		}
-		close(s.waiting[next].granted)
-		s.waiting = slices.Delete(s.waiting, next, next+1)
+		s.grants++
+		first.granted = s.grants
+		s.remove(next, first, 0).done <- nil
 	}
 }
 
-// Waiting reports whether a call of Acquire waits.
-func (s *Shares) Waiting() bool {
+// before reports whether address a comes before b.
+func (s *Shares) before(a netip.Prefix, of *queue, b netip.Prefix, other *queue) bool {
+	return cmp.Or(cmp.Compare(s.used[a], s.used[b]), cmp.Compare(of.granted, other.granted), cmp.Compare(of.claims[0].number, other.claims[0].number)) < 0
+}
+
+// Waiting returns the number of calls of Acquire that wait.
+func (s *Shares) Waiting() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.waiting) > 0
+	return s.waiting
 }
 
 // Full reports whether an address uses its share.

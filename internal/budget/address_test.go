@@ -106,3 +106,38 @@ func TestAcquireWaitsInOrder(t *testing.T) {
 		}
 	})
 }
+
+// TestAddressesTakeTurns has an address that always waits. Another one gets every second unit, and its calls displace those of the first from the queue.
+func TestAddressesTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const waiting = 4
+		shares := budget.NewShares(budget.New("units", 1), 1).LimitWaiting(waiting)
+		many, few := netip.MustParsePrefix("10.0.0.1/32"), netip.MustParsePrefix("10.0.0.2/32")
+		var order []string
+		acquire := func(name string, address netip.Prefix) {
+			go func() {
+				if err := shares.Acquire(t.Context(), address, 1); err != nil {
+					name += " refused"
+				}
+				order = append(order, name)
+			}()
+			synctest.Wait()
+		}
+		for i := range waiting + 2 { // one runs, and one finds the queue full
+			acquire(fmt.Sprint("many ", i), many)
+		}
+		acquire("few 0", few)
+		acquire("few 1", few)
+		for _, address := range []netip.Prefix{many, many, few, many, few} {
+			shares.Release(address, 1)
+			synctest.Wait()
+		}
+		want := []string{"many 0", "many 5 refused", "many 4 refused", "many 3 refused", "many 1", "few 0", "many 2", "few 1"}
+		if diff := cmp.Diff(want, order); diff != "" {
+			t.Errorf("order (-want +got):\n%s", diff)
+		}
+		if shares.Waiting() != 0 || !shares.TryAcquire(few, 1) || shares.TryAcquire(many, 1) {
+			t.Error("after the last release, one unit is free")
+		}
+	})
+}

@@ -258,7 +258,7 @@ func (x *exchange) run(ctx context.Context, r Receiver, each func(uint64, []byte
 		})
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(until):
-			if x.slots == x.of.transfers && x.of.transfers.shares.Waiting() {
+			if x.slots == x.of.transfers && x.of.transfers.shares.Waiting() > 0 {
 				return ErrReplayYielded
 			}
 			continue
@@ -338,7 +338,7 @@ func (x *exchange) read(c *Chunk, each func(uint64, []byte) bool) (more bool, er
 func (x *exchange) mustYield() bool {
 	took := time.Since(x.since)
 	slow := took >= slowShare && float64(x.bytes) < took.Seconds()*minTransferRate
-	return (slow || took >= transferShare) && x.of.transfers.shares.Waiting()
+	return (slow || took >= transferShare) && x.of.transfers.shares.Waiting() > 0
 }
 
 // transfers reports whether the request has a transfer slot, for which it exchanges the slot of a first request.
