@@ -37,6 +37,7 @@ var (
 	errTimeout      = errors.New("the server did not answer in time")
 	errEnded        = errors.New("the server ended the call")
 	errCannotResume = errors.New("the server cannot resume the call")
+	errAway         = errors.New("the server ended the connection before the call began")
 )
 
 // call is one call of SubscribeKvEvents, over a connection of its own. Its goroutine alone uses it.
@@ -53,6 +54,9 @@ type call struct {
 	timeout time.Duration
 	// conn is the connection, which gRPC opens and closes.
 	conn atomic.Pointer[conn]
+	// mayDial reports whether gRPC may open a connection: once for each call of a method. It would replace a connection that the server ends with a GOAWAY,
+	// or before the call begins, at once and again and again.
+	mayDial atomic.Bool
 
 	// connected reports whether the event Connected was passed on, and responded whether there was a response.
 	connected, responded bool
@@ -99,6 +103,9 @@ func (c *call) dial() error {
 // dialTCP opens a connection whose end is noticed. gRPC's own keepalive pings are not used: servers close connections with pings
 // more often than every five minutes.
 func (c *call) dialTCP(ctx context.Context, address string) (net.Conn, error) {
+	if !c.mayDial.CompareAndSwap(true, false) {
+		return nil, errAway
+	}
 	dialer := net.Dialer{Timeout: transport.ConnectTimeout, KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: transport.KeepaliveIdle, Interval: transport.KeepaliveInterval, Count: transport.KeepaliveCount,
 	}}
@@ -125,6 +132,7 @@ func (c *call) callAny(conn *grpc.ClientConn) (err error) {
 func (c *call) call(conn *grpc.ClientConn, method string) error {
 	ctx, cancel := context.WithCancelCause(c.receiver.ctx)
 	defer cancel(nil)
+	c.mayDial.Store(true)
 	limit := time.AfterFunc(c.timeout, func() { cancel(errTimeout) })
 	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method)
 	if err == nil {
@@ -227,6 +235,7 @@ func (c *call) returnConverter(converter *converter) { c.transport.converters <-
 // connect passes on that the server has accepted the call.
 func (c *call) connect() {
 	c.connected = true
+	c.mayDial.Store(false)
 	c.receiver.pushEvent(transport.Event{Kind: transport.Connected, Conn: 1, Resumed: c.from > 0})
 }
 
