@@ -61,24 +61,26 @@ type Limits struct {
 	// MaxConnectionsPerAddress bounds the open connections of one client address, and separately its health
 	// watches; default 512. All IPv6 addresses in a /64 count as one.
 	MaxConnectionsPerAddress int
-	// MaxSubscribers bounds the open Subscribe streams, and separately the open Replay streams; default 1,024.
+	// MaxSubscribers bounds the open Subscribe streams, and separately the open Replay streams; default 1,024. One client address may have
+	// MaxConnectionsPerAddress of each.
 	MaxSubscribers int
 	// StallTimeout is the time after which a stream ends if a send blocks because the client does not read. At least 10 ms; default 30 s. A
 	// snapshot must be read at 8 MiB per StallTimeout, since other snapshots wait for its sweep's slot.
 	StallTimeout time.Duration
 	// MaxSnapshots bounds the concurrent sweeps over the index, for snapshots of Snapshot and Subscribe; default 4. Each may have a copy of
 	// one dp rank's blocks, some 120 bytes a block while it is sorted, and then 40, and 16 MiB of encoded blocks. Streams with the same filter
-	// that wait for a slot, or come within a second if they have none, share a sweep. Up to MaxSubscribers further ones wait in FIFO order.
+	// that wait for a slot, or come within a second if they have none, share a sweep. Up to MaxSubscribers further ones wait, of which addresses take turns.
 	MaxSnapshots int
 	// MaxSnapshotWait is the maximum wait of a snapshot for a slot; at least 1 ms, default 5 min.
 	MaxSnapshotWait time.Duration
 	// MaxEvictedBytes bounds the memory of evicted journal entries that streams still reference; default 64 MiB.
 	// Above it, streams whose send of evicted entries has blocked for a second are ended as stalled.
 	MaxEvictedBytes int
-	// MaxFilterBytes bounds the memory of the filters of all calls in progress; at least MinFilterBytes (1 MiB), default 64 MiB.
+	// MaxFilterBytes bounds the memory of the filters of all calls in progress; at least MinFilterBytes (1 MiB), default 64 MiB. One client address may
+	// use a quarter, but always MinFilterBytes.
 	MaxFilterBytes int64
 	// MaxMatchBytes bounds the memory of the requests of MatchPrefix and MatchPrefixes in progress; default 128 MiB.
-	// A usual request takes some 20 KiB.
+	// A usual request takes some 20 KiB. One client address may use a quarter, but always as much as the largest request.
 	MaxMatchBytes int64
 	// ResponseBytes is the approximate size of a response to a subscriber that is
 	// behind: 4 KiB to 512 KiB, default 64 KiB. A larger entry is still sent whole.

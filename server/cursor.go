@@ -41,7 +41,7 @@ type cursor struct {
 // openCursor returns a cursor before the first entry.
 func (s *Server) openCursor(stream grpc.ServerStream, f *kvcastv1.Filter) (*cursor, error) {
 	b := s.journal.Bounds()
-	filter, err := parseFilter(f, b, s.quotas.filterBytes)
+	filter, err := parseFilter(stream.Context(), f, b, s.quotas.filterBytes)
 	key, shares := sweepKey(f)
 	return &cursor{server: s, out: responses{stream: stream, epoch: b.Epoch}, bounds: b, filter: filter, sweepKey: key, sharesSweeps: shares}, err
 }

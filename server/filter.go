@@ -1,14 +1,15 @@
 package server
 
 import (
+	"context"
 	"fmt"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/internal/admission"
 	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
@@ -30,15 +31,15 @@ type filter struct {
 	// known caches whether a source is selected; nil: all sources are.
 	known map[*journal.Source]bool
 
-	budget *budget.Budget // nil if bytes is 0
-	bytes  int64          // reserved in budget
+	// release returns the filter's memory to the limits. The filter must not be used afterwards.
+	release func()
 }
 
-// parseFilter validates a request's filter and reserves its memory in the budget of all filters.
-func parseFilter(f *kvcastv1.Filter, b journal.Bounds, bytes *budget.Budget) (*filter, error) {
+// parseFilter validates a request's filter and reserves its memory within the limits of all filters.
+func parseFilter(ctx context.Context, f *kvcastv1.Filter, b journal.Bounds, limits *admission.Bytes) (*filter, error) {
 	names := len(f.GetWorkers()) + len(f.GetModels())
 	if names+len(f.GetTiers()) == 0 {
-		return &filter{tiers: allTiers}, nil
+		return &filter{tiers: allTiers, release: func() {}}, nil
 	}
 	if names > maxFilterNames {
 		return nil, callerror.InvalidField(b, "filter", "%d names are too many: at most %d are allowed", names, maxFilterNames)
@@ -47,21 +48,20 @@ func parseFilter(f *kvcastv1.Filter, b journal.Bounds, bytes *budget.Budget) (*f
 	if err != nil {
 		return nil, err
 	}
-	out := &filter{tiers: tiers, budget: bytes, bytes: filterBytes(f)}
-	if !bytes.Reserve(out.bytes) {
+	bytes := filterBytes(f)
+	release, exceeded := limits.Reserve(ctx, bytes)
+	if exceeded > 0 {
 		return nil, callerror.New(callerror.FiltersTooLarge, b,
 			"the filter needs %d bytes, and with the filters of the calls in progress more than %d, which is the limit; name fewer workers and models, try again later, or raise the limit (--subscribers-filter-bytes)",
-			out.bytes, bytes.Limit())
+			bytes, exceeded)
 	}
+	out := &filter{tiers: tiers, release: release}
 	out.workers, out.models = nameSet(f.GetWorkers()), nameSet(f.GetModels())
 	if names > 0 {
 		out.known = make(map[*journal.Source]bool)
 	}
 	return out, nil
 }
-
-// release returns the filter's memory to the budget. The filter must not be used afterwards.
-func (f *filter) release() { f.budget.Release(f.bytes) }
 
 // filterBytes estimates the memory of a filter: its sets of names and its full cache. Duplicate names count twice.
 func filterBytes(f *kvcastv1.Filter) int64 {

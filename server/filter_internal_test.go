@@ -5,10 +5,10 @@ import (
 	"runtime"
 	"testing"
 
-	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/internal/admission"
 )
 
 // heap returns the bytes in use after garbage collection.
@@ -29,11 +29,11 @@ func TestFilterBytesMatchTheHeap(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%d of %d names of %d bytes", tt.filters, tt.names, tt.length), func(t *testing.T) {
 			sources := make([]journal.Source, 10*maxKnownSources)
-			bytes := budget.New("filter_bytes", 0)
+			bytes := admission.NewBytes("filter_bytes", 1<<40, MinFilterBytes)
 			kept := make([]*filter, tt.filters)
 			before := heap()
 			for i := range kept {
-				f, err := parseFilter(request(tt.names, tt.length), journal.Bounds{}, bytes)
+				f, err := parseFilter(t.Context(), request(tt.names, tt.length), journal.Bounds{}, bytes)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -42,15 +42,15 @@ func TestFilterBytesMatchTheHeap(t *testing.T) {
 				}
 				kept[i] = f
 			}
-			got, counted := heap()-before, bytes.Used()
+			got, counted := heap()-before, bytes.Total().Used()
 			if got > 2*counted || counted > 2*got {
 				t.Errorf("the heap grew by %d bytes, the estimate is %d", got, counted)
 			}
 			for _, f := range kept {
 				f.release()
 			}
-			if bytes.Used() != 0 {
-				t.Errorf("%d bytes are still reserved", bytes.Used())
+			if bytes.Total().Used() != 0 {
+				t.Errorf("%d bytes are still reserved", bytes.Total().Used())
 			}
 			runtime.KeepAlive(sources)
 		})
@@ -71,7 +71,7 @@ func BenchmarkFilter(b *testing.B) {
 	for _, workers := range []int{1, 100, 1000} {
 		for _, names := range []int{1, 1000} {
 			b.Run(fmt.Sprintf("%d workers, %d names", workers, names), func(b *testing.B) {
-				f, err := parseFilter(request(names, 24), journal.Bounds{}, nil)
+				f, err := parseFilter(b.Context(), request(names, 24), journal.Bounds{}, admission.NewBytes("filter_bytes", 1<<40, MinFilterBytes))
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -44,10 +44,11 @@ func (s inspection) ListIncidents(ctx context.Context, req *kvcastv1.ListInciden
 			return nil, callerror.InvalidField(s.journal.Bounds(), "kinds", "%v is not allowed: want kinds of this version, each once", kind)
 		}
 	}
-	if err := s.queries.inspections.Acquire(ctx, s.journal.Bounds()); err != nil {
+	release, err := s.queries.inspections.Acquire(ctx, s.journal.Bounds())
+	if err != nil {
 		return nil, err
 	}
-	defer s.queries.inspections.Release()
+	defer release()
 	return s.cfg.Incidents.List(req), nil
 }
 
@@ -68,10 +69,11 @@ func (s inspection) ListEntries(ctx context.Context, req *kvcastv1.ListEntriesRe
 	case limit == 0:
 		limit = defaultEntries
 	}
-	if err := s.queries.inspections.Acquire(ctx, b); err != nil {
+	release, err := s.queries.inspections.Acquire(ctx, b)
+	if err != nil {
 		return nil, err
 	}
-	defer s.queries.inspections.Release()
+	defer release()
 	seqs, searched, err := s.lastEntries(ctx, b, req.GetWorker(), limit)
 	if err != nil {
 		return nil, status.FromContextError(err).Err()
@@ -97,10 +99,11 @@ func (s inspection) GetChain(ctx context.Context, req *kvcastv1.GetChainRequest)
 	if err := s.checkServing(); err != nil {
 		return nil, err
 	}
-	if err := s.queries.inspections.Acquire(ctx, s.journal.Bounds()); err != nil {
+	release, err := s.queries.inspections.Acquire(ctx, s.journal.Bounds())
+	if err != nil {
 		return nil, err
 	}
-	defer s.queries.inspections.Release()
+	defer release()
 	tokens, model, ok := s.index.Chain(req.GetWorker(), req.GetDpRank(), req.GetBlockHash(), maxChain)
 	if !ok {
 		return &kvcastv1.GetChainResponse{}, nil

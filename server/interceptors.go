@@ -12,9 +12,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/server/access"
+	"github.com/kvcast/kvcast/server/internal/admission"
 	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
@@ -34,7 +36,37 @@ func (s *Server) limitPublicStreams(srv any, stream grpc.ServerStream, info *grp
 		return err
 	}
 	defer release()
-	return handler(srv, stream)
+	var sent admission.Sent
+	err = handler(srv, trackedStream{stream, &sent})
+	s.unread.End(stream.Context(), &sent)
+	return err
+}
+
+// trackedStream is a stream of generated messages that are tracked.
+type trackedStream struct {
+	grpc.ServerStream
+	sent *admission.Sent
+}
+
+func (s trackedStream) SendMsg(m any) error { return s.ServerStream.SendMsg(tracked{m, s.sent}) }
+
+// limitAnswer is the last unary interceptor. It encodes the answer, whose memory is bounded until the client has read it.
+func (s *Server) limitAnswer(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	answer, err := s.unread.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out, err := handler(ctx, req)
+	if err != nil {
+		answer.Discard()
+		return nil, err
+	}
+	m := out.(proto.Message)
+	encoded, err := answer.Encode(proto.Size(m), func(b []byte) []byte {
+		b, err = proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(b, m)
+		return b
+	})
+	return frame(encoded), err
 }
 
 // maxServiceName bounds the bytes of the name in a health watch, which stays in memory until the watch ends.

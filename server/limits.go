@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promauto"
@@ -23,11 +24,13 @@ const (
 	maxSharingScans   = 1 // of ListSharedPrefixes, which read every block
 	maxQueriesWaiting = 64
 
-	// A match takes some microseconds and no lock for longer, but each has its own memory for the matches. The memory
-	// of the requests bounds how many wait.
-	maxMatches        = 64
+	// The memory of the requests bounds how many matches wait.
 	maxMatchesWaiting = math.MaxInt32
 )
+
+// maxMatches is how many matches run at a time, of which an address has at most half. A match uses one core, and waits for nothing but entries that are being
+// applied: more would take more memory for matches, and let the core of one address's match wait for those of another.
+func maxMatches() int { return max(4, 2*runtime.GOMAXPROCS(0)) }
 
 // queries limits the queries of each kind.
 type queries struct {
@@ -40,12 +43,12 @@ type queries struct {
 
 func newQueries(all promauto.Factory) queries {
 	return queries{
-		tokensLookups: admission.NewQueries(all, "tokens_lookup", maxTokensLookups, maxQueriesWaiting),
-		blockLookups:  admission.NewQueries(all, "block_lookup", maxBlockLookups, maxQueriesWaiting),
-		workers:       admission.NewQueries(all, "workers", maxWorkersQueries, maxQueriesWaiting),
-		matches:       admission.NewQueries(all, "match", maxMatches, maxMatchesWaiting),
-		inspections:   admission.NewQueries(all, "inspection", maxInspections, maxQueriesWaiting),
-		sharingScans:  admission.NewQueries(all, "shared_prefixes", maxSharingScans, maxQueriesWaiting),
+		tokensLookups: admission.NewQueries(all, "tokens_lookup", maxTokensLookups, maxTokensLookups, maxQueriesWaiting),
+		blockLookups:  admission.NewQueries(all, "block_lookup", maxBlockLookups, maxBlockLookups, maxQueriesWaiting),
+		workers:       admission.NewQueries(all, "workers", maxWorkersQueries, maxWorkersQueries, maxQueriesWaiting),
+		matches:       admission.NewQueries(all, "match", maxMatches(), maxMatches()/2, maxMatchesWaiting),
+		inspections:   admission.NewQueries(all, "inspection", maxInspections, maxInspections, maxQueriesWaiting),
+		sharingScans:  admission.NewQueries(all, "shared_prefixes", maxSharingScans, maxSharingScans, maxQueriesWaiting),
 	}
 }
 
@@ -57,11 +60,15 @@ const (
 	maxMatchStreamsPerAddress = 128
 )
 
+// maxMatchRequest is the memory of the largest request of MatchPrefix, approximately: its token ids take a byte each.
+const maxMatchRequest = 9 * maxRequestBytes
+
 // quotas bound the streams that no limiter of subscribers bounds, and the memory of requests.
 type quotas struct {
 	watches, reflections, matchStreams *admission.Quota
-	filterBytes                        *budget.Budget
-	matchBytes                         *budget.Budget // of requests of MatchPrefix and MatchPrefixes in progress
+	subscribers, replays               *admission.Quota
+	filterBytes                        *admission.Bytes
+	matchBytes                         *admission.Bytes // of requests of MatchPrefix and MatchPrefixes in progress
 }
 
 func newQuotas(all promauto.Factory, cfg *Config) quotas {
@@ -69,13 +76,16 @@ func newQuotas(all promauto.Factory, cfg *Config) quotas {
 		watches:      admission.NewQuota(all, "health_watches", cfg.MaxConnections, cfg.MaxConnectionsPerAddress),
 		reflections:  admission.NewQuota(all, "reflection_streams", maxReflections, maxReflectionsPerAddress),
 		matchStreams: admission.NewQuota(all, "match_streams", maxMatchStreams, maxMatchStreamsPerAddress),
-		filterBytes:  budget.New("filter_bytes", cfg.MaxFilterBytes),
-		matchBytes:   budget.New("match_bytes", cfg.MaxMatchBytes),
+		// A proxy may pass on all streams of its clients over one connection.
+		subscribers: admission.NewQuota(all, "subscribers", cfg.MaxSubscribers, cfg.MaxConnectionsPerAddress),
+		replays:     admission.NewQuota(all, "replays", cfg.MaxSubscribers, cfg.MaxConnectionsPerAddress),
+		filterBytes: admission.NewBytes("filter_bytes", cfg.MaxFilterBytes, MinFilterBytes),
+		matchBytes:  admission.NewBytes("match_bytes", cfg.MaxMatchBytes, maxMatchRequest),
 	}
 }
 
 func (q *quotas) budgets() []*budget.Budget {
-	return []*budget.Budget{q.watches.Total(), q.reflections.Total(), q.matchStreams.Total(), q.filterBytes, q.matchBytes}
+	return []*budget.Budget{q.watches.Total(), q.reflections.Total(), q.matchStreams.Total(), q.subscribers.Total(), q.replays.Total(), q.filterBytes.Total(), q.matchBytes.Total()}
 }
 
 // Clients reconnect at MaxConnectionAge, so that a load balancer can move them to other servers. gRPC sends

@@ -23,8 +23,11 @@ type matching struct {
 
 var matchings = sync.Pool{New: func() any { return new(matching) }}
 
-// release makes the memory available to other requests.
+// release makes the memory available to other requests, unless it is large.
 func (m *matching) release() {
+	if m.query.IsLarge() || m.response.IsLarge() {
+		return
+	}
 	m.query.Clear()
 	matchings.Put(m)
 }
@@ -78,27 +81,39 @@ func (s *Server) answerNext(ctx context.Context, out *responses) error {
 	if err := out.stream.RecvMsg(&req); err != nil {
 		return err
 	}
-	defer req.release()
-	if all := req.query.Outcomes; len(all) > 0 {
-		if violations := match.CheckOutcomes(all); violations != nil {
-			return callerror.InvalidFields(violations, s.journal.Bounds())
-		}
-		s.outcomes.report(all, s.journal.Bounds())
-		if req.query.OutcomesAlone() {
-			return out.send(mem.BufferSlice{mem.SliceBuffer(match.AppendOnlyID(nil, req.id))})
-		}
-	}
-	var answer mem.Buffer
-	err := s.match(ctx, req.matching, func(r *match.Response, size int) {
-		pool := mem.DefaultBufferPool()
-		b := pool.Get(match.MaxIDSize + size)
-		*b = r.Append(match.AppendID((*b)[:0], req.id, size))
-		answer = mem.NewBuffer(b, pool)
-	})
+	answer, err := s.answerMatch(ctx, &req)
+	req.release() // before the client reads the answer
 	if err != nil {
 		return err
 	}
-	return out.send(mem.BufferSlice{answer})
+	return out.send(answer)
+}
+
+// answerMatch answers a request of a stream.
+func (s *Server) answerMatch(ctx context.Context, req *matchRequest) (encoded mem.BufferSlice, err error) {
+	answer, err := s.unread.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if all := req.query.Outcomes; len(all) > 0 {
+		if violations := match.CheckOutcomes(all); violations != nil {
+			answer.Discard()
+			return nil, callerror.InvalidFields(violations, s.journal.Bounds())
+		}
+		s.outcomes.report(all, s.journal.Bounds())
+		if req.query.OutcomesAlone() {
+			return answer.Encode(match.MaxIDSize, func(b []byte) []byte { return match.AppendOnlyID(b, req.id) })
+		}
+	}
+	var refused error
+	err = s.match(ctx, req.matching, func(r *match.Response, size int) {
+		encoded, refused = answer.Encode(match.MaxIDSize+size, func(b []byte) []byte { return r.Append(match.AppendID(b, req.id, size)) })
+	})
+	if err != nil {
+		answer.Discard()
+		return nil, err
+	}
+	return encoded, refused
 }
 
 // matchRequest is a received MatchPrefixesRequest. An idle stream has none.
@@ -122,19 +137,21 @@ func (s *Server) match(ctx context.Context, m *matching, send func(*match.Respon
 	if violations := q.Check(); violations != nil {
 		return callerror.InvalidFields(violations, s.journal.Bounds())
 	}
-	if err := s.reserveMatch(q.Bytes); err != nil {
+	releaseBytes, err := s.reserveMatch(ctx, q.Bytes)
+	if err != nil {
 		return err
 	}
-	defer s.quotas.matchBytes.Release(q.Bytes)
+	defer releaseBytes()
 	if q.After != nil {
 		if err := s.awaitPosition(ctx, q.After, q.MaxWait()); err != nil {
 			return err
 		}
 	}
-	if err := s.queries.matches.Acquire(ctx, s.journal.Bounds()); err != nil {
+	release, err := s.queries.matches.Acquire(ctx, s.journal.Bounds())
+	if err != nil {
 		return err
 	}
-	defer s.queries.matches.Release()
+	defer release()
 	start := time.Now()
 	r.Epoch, r.WithModel, r.Standing = s.journal.Bounds().Epoch, q.Model == "", s.standing.lookup(start)
 	r.Seq = s.index.Match(&q.Query, &r.Matches)
@@ -151,30 +168,40 @@ func (s *Server) match(ctx context.Context, m *matching, send func(*match.Respon
 	return nil
 }
 
-// reserveMatch reserves the memory of a request. The caller releases it if err is nil.
-func (s *Server) reserveMatch(bytes int64) error {
-	if !s.quotas.matchBytes.Reserve(bytes) {
-		return callerror.New(callerror.TooManyQueries, s.journal.Bounds(),
-			"the requests of MatchPrefix in progress take more than %d bytes, which is the limit; try again later", s.cfg.MaxMatchBytes)
+// reserveMatch reserves the memory of a request. The caller calls release if err is nil.
+func (s *Server) reserveMatch(ctx context.Context, bytes int64) (release func(), err error) {
+	release, exceeded := s.quotas.matchBytes.Reserve(ctx, bytes)
+	if exceeded > 0 {
+		return nil, callerror.New(callerror.TooManyQueries, s.journal.Bounds(),
+			"the requests of MatchPrefix in progress take more than %d bytes, which is the limit; try again later", exceeded)
 	}
-	return nil
+	return release, nil
 }
 
 // AcquireMatch waits until an adapter may match a request, whose memory in bytes the caller estimates. The limits are those of
 // MatchPrefix. The caller calls release after the match if err is nil, and else returns err to the client.
 func (s *Server) AcquireMatch(ctx context.Context, bytes int64) (release func(), err error) {
-	if err := s.reserveMatch(bytes); err != nil {
+	releaseBytes, err := s.reserveMatch(ctx, bytes)
+	if err != nil {
 		return nil, err
 	}
-	if err := s.queries.matches.Acquire(ctx, s.journal.Bounds()); err != nil {
-		s.quotas.matchBytes.Release(bytes)
+	releaseSlot, err := s.queries.matches.Acquire(ctx, s.journal.Bounds())
+	if err != nil {
+		releaseBytes()
 		return nil, err
 	}
 	return func() {
-		s.queries.matches.Release()
-		s.quotas.matchBytes.Release(bytes)
+		releaseSlot()
+		releaseBytes()
 	}, nil
 }
+
+// A call that waits for a position which is more than nearEntries ahead looks at the newest one at an interval, so that calls that wait for one which will
+// not come cost nothing for each entry.
+const (
+	nearEntries = 64
+	farInterval = 10 * time.Millisecond
+)
 
 // awaitPosition waits until the index has the entries up to a position.
 func (s *Server) awaitPosition(ctx context.Context, p *kvcastv1.Position, maxWait time.Duration) error {
@@ -185,15 +212,21 @@ func (s *Server) awaitPosition(ctx context.Context, p *kvcastv1.Position, maxWai
 	if b.Newest >= p.GetSeq() {
 		return nil
 	}
-	timeout := time.NewTimer(maxWait)
+	timeout, far := time.NewTimer(maxWait), time.NewTimer(0)
 	defer timeout.Stop()
+	defer far.Stop()
 	for {
 		changed := s.journal.Changed()
 		if b = s.journal.Bounds(); b.Newest >= p.GetSeq() {
 			return nil
 		}
+		if p.GetSeq()-b.Newest > nearEntries {
+			changed = nil
+			far.Reset(farInterval)
+		}
 		select {
 		case <-changed:
+		case <-far.C:
 		case <-timeout.C:
 			return callerror.New(callerror.PositionNotReached, b, "position %d is not reached after %v: the newest entry is %d; try again, or match without a position",
 				p.GetSeq(), maxWait, b.Newest)

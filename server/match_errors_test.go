@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -248,7 +249,7 @@ func TestMatchesOfAdaptersAreLimited(t *testing.T) {
 		release := acquire(60, codes.OK)
 		acquire(60, codes.ResourceExhausted)
 		release()
-		releases := make([]func(), 64)
+		releases := make([]func(), max(2, runtime.GOMAXPROCS(0))) // those of an address
 		for i := range releases {
 			releases[i] = acquire(1, codes.OK)
 		}

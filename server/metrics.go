@@ -24,6 +24,7 @@ type metrics struct {
 	progress  prometheus.Counter
 	panics    prometheus.Counter
 	stalled   prometheus.Counter
+	unread    prometheus.Counter
 	late      prometheus.Counter
 	evicted   prometheus.Counter
 	delay     prometheus.Histogram
@@ -43,7 +44,7 @@ func (s *Server) newMetrics(all promauto.Factory) *metrics {
 		all.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value)
 	}
 	gauge("receiving_requests", "Calls whose request is being received.", func() float64 { return float64(s.receiving.Len()) })
-	gauge("subscribers", "Open Subscribe streams.", func() float64 { return float64(s.subscribers.InUse()) })
+	gauge("subscribers", "Open Subscribe streams.", func() float64 { return float64(s.quotas.subscribers.Total().Used()) })
 	gauge("subscriber_lag_entries", "Entries that the subscriber furthest behind has not read yet; one that receives a snapshot is not counted.",
 		func() float64 { return float64(s.subscribers.lag(s.journal)) })
 	gauge("ready", "1 while /readyz answers ok, and 0 otherwise.", func() float64 {
@@ -67,6 +68,7 @@ func (s *Server) newMetrics(all promauto.Factory) *metrics {
 		bytes:     counter("entry_bytes_sent_total", "Bytes of entries sent to subscribers."),
 		progress:  counter("progress_sent_total", "Progress messages sent to subscribers."),
 		stalled:   counter("stalled_streams_total", "Streams ended because the client did not read, or read a snapshot too slowly."),
+		unread:    counter("unread_connections_total", "Connections closed because the client did not read an answer, or the end of a stream."),
 		evicted:   counter("evicted_before_read_total", "Times that entries were evicted before a stream had read them. It continues with a snapshot, or ends with POSITION_COMPACTED."),
 		late:      counter("late_requests_total", "Calls canceled because their request was not received in time."),
 		panics:    counter("panics_total", "Calls ended by a panic; the log has the stack."),

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/internal/admission"
 	"github.com/kvcast/kvcast/server/match"
 )
 
@@ -22,6 +23,12 @@ type frame mem.BufferSlice
 // decoder is a message that decodes itself. It must not reference b.
 type decoder interface{ decode(b []byte) error }
 
+// tracked is a message of a stream that is tracked until gRPC has written it.
+type tracked struct {
+	message any
+	sent    *admission.Sent
+}
+
 // codec sends frames unchanged, lets decoders decode, limits the prompts of a MatchPrefixRequest, and uses gRPC's protobuf codec otherwise.
 type codec struct {
 	encoding.CodecV2
@@ -30,8 +37,15 @@ type codec struct {
 func newCodec() codec { return codec{CodecV2: encoding.GetCodecV2(proto.Name)} }
 
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
-	if f, ok := v.(frame); ok {
-		return mem.BufferSlice(f), nil
+	switch v := v.(type) {
+	case frame:
+		return mem.BufferSlice(v), nil
+	case tracked:
+		m, err := c.Marshal(v.message)
+		if err != nil {
+			return nil, err
+		}
+		return v.sent.Track(m), nil
 	}
 	return c.CodecV2.Marshal(v)
 }
@@ -66,6 +80,8 @@ type responses struct {
 	// sendStart is the start of the send in progress, in nanoseconds after processStart; 0: no send.
 	sendStart atomic.Int64
 	pace      *snapshotPace // nil: no snapshot is being sent
+	sent      admission.Sent
+	ended     atomic.Bool // nothing more is sent
 }
 
 // sendEntries sends a chunk with the position after it. gRPC may reference the chunk's memory after the send,
@@ -84,7 +100,7 @@ func (r *responses) sendEntries(c journal.Chunk) error {
 func (r *responses) sendSnapshotEntries(c journal.Chunk) error { return r.send(entryBuffers(c)) }
 
 func entryBuffers(c journal.Chunk) mem.BufferSlice {
-	data := make(mem.BufferSlice, 0, len(c.Slices)+1) // one more for the position
+	data := make(mem.BufferSlice, 0, len(c.Slices)+2) // with the position, and what tracks the message
 	for _, s := range c.Slices {
 		data = append(data, mem.SliceBuffer(s))
 	}
@@ -127,10 +143,16 @@ func (r *responses) setPosition(m *kvcastv1.SubscribeResponse, seq uint64) {
 // processStart is the origin of monotonic times.
 var processStart = time.Now()
 
+var errEnded = errors.New("the stream has ended")
+
 func (r *responses) send(data mem.BufferSlice) error {
+	if r.ended.Load() {
+		data.Free()
+		return errEnded
+	}
 	size, start := data.Len(), time.Since(processStart)
 	r.sendStart.Store(int64(start))
-	err := r.stream.SendMsg(frame(data))
+	err := r.stream.SendMsg(tracked{frame(data), &r.sent})
 	r.sendStart.Store(0)
 	if err == nil && r.pace != nil {
 		err = r.pace.sent(size, time.Since(processStart)-start)

@@ -57,6 +57,8 @@ const (
 	// connWindow in bytes bounds what the streams of a connection have in flight. It takes no memory: gRPC enlarges it
 	// when data arrives, and the windows of the streams bound the data.
 	connWindow = 16 << 20
+	// minUnreadTimeout is how long an answer may at least be unread, and the end of a stream that says why it has ended.
+	minUnreadTimeout = time.Minute
 	// readBuffer in bytes is allocated for each connection.
 	readBuffer = 4 << 10
 )
@@ -70,12 +72,12 @@ type Server struct {
 	grpc        *grpc.Server
 	connections *admission.Connections
 	receiving   *admission.Receiving
+	unread      *admission.Unread
 	gate        *access.Gate
 	metrics     *metrics
 
 	streams     *openStreams
 	subscribers *subscribers
-	replays     *admission.Limiter
 	snapshots   snapshots
 	queries     queries
 	quotas      quotas
@@ -97,9 +99,8 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 		serving: serving{health: health.NewServer(), noRouters: cfg.NoRouters, outdated: newOutdated()},
 		cfg:     cfg, journal: j, index: x,
 		streams:     newOpenStreams(),
-		subscribers: newSubscribers(cfg.MaxSubscribers),
-		replays:     admission.NewLimiter(cfg.MaxSubscribers, 0, 0),
-		snapshots:   snapshots{slots: admission.NewLimiter(cfg.MaxSnapshots, cfg.MaxSubscribers, cfg.MaxSnapshotWait)},
+		subscribers: newSubscribers(),
+		snapshots:   snapshots{slots: admission.NewLimiter(cfg.MaxSnapshots, cfg.MaxSnapshots, cfg.MaxSubscribers, cfg.MaxSnapshotWait)},
 		queries:     newQueries(all),
 		quotas:      newQuotas(all, &cfg),
 		outcomes:    newOutcomes(x, &cfg),
@@ -110,11 +111,12 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 		Permitted: func(ctx context.Context) { s.connections.Proved(ctx) }, Close: admission.CloseConnection, Interval: cfg.AccessInterval, Logger: cfg.Logger,
 	})
 	connections := admission.NewQuota(all, "connections", cfg.MaxConnections, cfg.MaxConnectionsPerAddress)
-	s.connections = admission.NewConnections(connections, s.gate.Closed(), s.connectionRefused)
+	s.unread = admission.NewUnread(max(cfg.StallTimeout, minUnreadTimeout), s.connectionStalled)
+	s.connections = admission.NewConnections(connections, s.unread, s.gate.Closed(), s.connectionRefused)
 	s.metrics = s.newMetrics(all)
 	s.receiving = admission.NewReceiving(cfg.ReceiveTimeout, s.metrics.late, s.streams.draining)
 	calls := grpcprom.NewServerMetrics()
-	cfg.Registerer.MustRegister(calls, indexMetrics{x}, s.outcomes, budget.Collector(append(s.quotas.budgets(), s.connections.Total())))
+	cfg.Registerer.MustRegister(calls, indexMetrics{x}, s.outcomes, budget.Collector(append(s.quotas.budgets(), s.connections.Total(), s.unread.Total())))
 	s.grpc = grpc.NewServer(s.options(calls)...)
 	s.calls = s.newCalls()
 	kvcastv1.RegisterRouterEventServiceServer(s.grpc, routerEvents{Server: s})
@@ -148,7 +150,7 @@ func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
 		stream, unary = append(stream, authStream), append(unary, authUnary)
 	}
 	stream = append(stream, logStream, recovery.StreamServerInterceptor(recovering))
-	unary = append(unary, logUnary, recovery.UnaryServerInterceptor(recovering))
+	unary = append(unary, logUnary, recovery.UnaryServerInterceptor(recovering), s.limitAnswer)
 	options := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(newCodec()),
 		grpc.ConnectionTimeout(handshakeTimeout),
@@ -190,6 +192,12 @@ func (s *Server) connectionRefused(from net.Addr, err error) {
 		limit, setting = s.cfg.MaxConnectionsPerAddress, "subscribers.max_connections_per_address"
 	}
 	s.cfg.Logger.Warn("refused connection", loglimit.PeerAddress, from.String(), "limit", limit, "setting", setting)
+}
+
+// connectionStalled reports a connection that is closed, since the client does not read an answer.
+func (s *Server) connectionStalled(from net.Addr) {
+	s.metrics.unread.Inc()
+	s.cfg.Logger.Warn("closed connection", loglimit.PeerAddress, from.String(), "error", "the client does not read an answer, or the end of a stream")
 }
 
 // RegisterAdapter adds a service for routers that do not use kvcast.v1, which only reads. It must be called before Serve.

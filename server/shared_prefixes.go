@@ -46,10 +46,11 @@ func (s inspection) ListSharedPrefixes(ctx context.Context, req *kvcastv1.ListSh
 	if sharing, began, ok := s.sharing.recent(req.GetModel()); ok {
 		return sharedPrefixesResponse(sharing, began, limit), nil
 	}
-	if err := s.queries.sharingScans.Acquire(ctx, b); err != nil {
+	release, err := s.queries.sharingScans.Acquire(ctx, b)
+	if err != nil {
 		return nil, err
 	}
-	defer s.queries.sharingScans.Release()
+	defer release()
 	sharing, began, err := s.sharingOf(ctx, req.GetModel())
 	if err != nil {
 		return nil, status.FromContextError(err).Err()

@@ -8,6 +8,7 @@ import (
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/internal/admission"
 	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
@@ -77,7 +78,7 @@ func (c *cursor) snapshot(ctx context.Context) error {
 	err := journal.ErrCompacted
 	for attempt := 0; attempt < snapshotAttempts && (errors.Is(err, journal.ErrCompacted) || errors.Is(err, errTooSlowToShare)); attempt++ {
 		shared = shared && !errors.Is(err, errTooSlowToShare)
-		m := c.server.joinSweep(c.filter, key, shared)
+		m := c.server.joinSweep(admission.AddressOf(ctx), c.filter, key, shared)
 		if err = c.awaitSweep(ctx, m, attempt > 0); err == nil {
 			if c.out.pace == nil {
 				c.out.pace = &snapshotPace{stallTimeout: c.server.cfg.StallTimeout}

@@ -20,7 +20,6 @@ import (
 	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/history"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
-	"github.com/kvcast/kvcast/server/internal/admission"
 	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
@@ -38,10 +37,11 @@ const (
 func fits(m proto.Message) bool { return proto.Size(m) <= callerror.MaxResponse }
 
 func (s routerEvents) GetStatus(ctx context.Context, _ *kvcastv1.GetStatusRequest) (*kvcastv1.GetStatusResponse, error) {
-	if err := s.queries.workers.Acquire(ctx, s.journal.Bounds()); err != nil {
+	release, err := s.queries.workers.Acquire(ctx, s.journal.Bounds())
+	if err != nil {
 		return nil, err
 	}
-	defer s.queries.workers.Release()
+	defer release()
 	b := s.journal.Bounds()
 	workers, blocks := s.index.Len()
 	out := &kvcastv1.GetStatusResponse{
@@ -51,10 +51,10 @@ func (s routerEvents) GetStatus(ctx context.Context, _ *kvcastv1.GetStatusReques
 		JournalBytes: uint64(s.journal.Bytes()),
 		Workers:      uint64(workers),
 		Blocks:       blocks,
-		Subscribers:  uint64(s.subscribers.InUse()),
+		Subscribers:  uint64(s.quotas.subscribers.Total().Used()),
 		Version:      s.cfg.Version,
 
-		Snapshots: uint64(s.snapshots.sending.Load()), SnapshotsWaiting: uint64(s.snapshots.waiting.Load()), Replays: uint64(s.replays.InUse()),
+		Snapshots: uint64(s.snapshots.sending.Load()), SnapshotsWaiting: uint64(s.snapshots.waiting.Load()), Replays: uint64(s.quotas.replays.Total().Used()),
 		JournalMaxBytes: uint64(s.cfg.Retention.MaxBytes), JournalMaxAgeNano: uint64(s.cfg.Retention.MaxAge),
 		JournalEvictedBytes: uint64(s.journal.EvictedBytes()), NewestIncidentId: s.cfg.Incidents.Newest(),
 	}
@@ -68,15 +68,16 @@ func (s routerEvents) GetStatus(ctx context.Context, _ *kvcastv1.GetStatusReques
 }
 
 func (s routerEvents) ListWorkers(ctx context.Context, req *kvcastv1.ListWorkersRequest) (*kvcastv1.ListWorkersResponse, error) {
-	filter, err := parseFilter(req.GetFilter(), s.journal.Bounds(), s.quotas.filterBytes)
+	filter, err := parseFilter(ctx, req.GetFilter(), s.journal.Bounds(), s.quotas.filterBytes)
 	if err != nil {
 		return nil, err
 	}
 	defer filter.release()
-	if err := s.queries.workers.Acquire(ctx, s.journal.Bounds()); err != nil {
+	release, err := s.queries.workers.Acquire(ctx, s.journal.Bounds())
+	if err != nil {
 		return nil, err
 	}
-	defer s.queries.workers.Release()
+	defer release()
 	workers, _ := s.index.Workers(filter.worker)
 	out := &kvcastv1.ListWorkersResponse{}
 	for i := range workers {
@@ -195,7 +196,7 @@ func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBloc
 	case n > maxLookup:
 		return nil, callerror.InvalidField(b, "block_hashes", "%d hashes are too many: at most %d are allowed, with tokens_hashes", n, maxLookup)
 	}
-	filter, err := parseFilter(req.GetFilter(), b, s.quotas.filterBytes)
+	filter, err := parseFilter(ctx, req.GetFilter(), b, s.quotas.filterBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -204,10 +205,11 @@ func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBloc
 	if len(req.GetTokensHashes()) > 0 {
 		lookups = s.queries.tokensLookups
 	}
-	if err := lookups.Acquire(ctx, b); err != nil {
+	release, err := lookups.Acquire(ctx, b)
+	if err != nil {
 		return nil, err
 	}
-	defer lookups.Release()
+	defer release()
 	holders, err := s.index.Holders(ctx, &index.Lookup{
 		BlockHashes:  req.GetBlockHashes(),
 		TokensHashes: req.GetTokensHashes(),
@@ -232,7 +234,7 @@ func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBloc
 // StreamState returns what the history remembers of the stream.
 func (s *Server) StreamState() history.Stream {
 	return history.Stream{
-		NewestSeq: s.journal.Bounds().Newest, Subscribers: uint64(s.subscribers.InUse()), SubscriberLag: s.subscribers.lag(s.journal),
+		NewestSeq: s.journal.Bounds().Newest, Subscribers: uint64(s.quotas.subscribers.Total().Used()), SubscriberLag: s.subscribers.lag(s.journal),
 	}
 }
 
@@ -248,10 +250,8 @@ func (s routerEvents) ListSubscribers(context.Context, *kvcastv1.ListSubscribers
 	return out, nil
 }
 
-// subscribers limits and lists the open Subscribe streams.
+// subscribers lists the open Subscribe streams.
 type subscribers struct {
-	*admission.Limiter
-
 	mu   sync.Mutex // guards open
 	open map[*subscriber]struct{}
 }
@@ -264,8 +264,8 @@ type subscriber struct {
 	inSnapshot atomic.Bool
 }
 
-func newSubscribers(capacity int) *subscribers {
-	return &subscribers{Limiter: admission.NewLimiter(capacity, 0, 0), open: make(map[*subscriber]struct{})}
+func newSubscribers() *subscribers {
+	return &subscribers{open: make(map[*subscriber]struct{})}
 }
 
 // add lists a stream that has acquired a slot and starts after a seq, or with a snapshot.

@@ -29,9 +29,16 @@ type streamEnds struct {
 // runStream sends the headers and calls body, which sends the messages. gRPC would delay the headers until the first
 // message, and some clients wait for them.
 //
-// runStream returns when body returns, or for one of the reasons in ends, or when a send stalls. A blocked send or
-// receive ends with the call, so body runs in a goroutine that may end after runStream.
+// runStream returns when body returns, or for one of the reasons in ends, or when a send stalls. A blocked
+// send or receive ends with the call, so body runs in a goroutine that may end after runStream.
 func (s *Server) runStream(out *responses, ends streamEnds, body func(context.Context) error) error {
+	err := s.runBody(out, ends, body)
+	out.ended.Store(true)
+	s.unread.End(out.stream.Context(), &out.sent)
+	return err
+}
+
+func (s *Server) runBody(out *responses, ends streamEnds, body func(context.Context) error) error {
 	ctx := out.stream.Context()
 	if err := out.stream.SendHeader(metadata.MD{}); err != nil {
 		return err

@@ -21,10 +21,11 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 	if is, _ := s.outdated.get(); is {
 		return outdatedError(s.journal.Bounds())
 	}
-	if !s.subscribers.TryAcquire() {
-		return callerror.New(callerror.TooManySubs, s.journal.Bounds(), "%d subscribers are connected, which is the limit; try again later", s.cfg.MaxSubscribers)
+	release, err := s.quotas.subscribers.Acquire(stream.Context(), callerror.TooManySubs, s.journal.Bounds(), "subscribers are connected", "try again later")
+	if err != nil {
+		return err
 	}
-	defer s.subscribers.Release()
+	defer release()
 	if err := s.catchUp(stream.Context(), req.GetAfter()); err != nil {
 		return err
 	}
@@ -124,10 +125,11 @@ func (s routerEvents) Replay(req *kvcastv1.ReplayRequest, stream kvcastv1.Router
 	if err := s.checkServing(); err != nil {
 		return err
 	}
-	if !s.replays.TryAcquire() {
-		return callerror.New(callerror.TooManySubs, s.journal.Bounds(), "%d replays are being sent, which is the limit; try again later", s.cfg.MaxSubscribers)
+	release, err := s.quotas.replays.Acquire(stream.Context(), callerror.TooManySubs, s.journal.Bounds(), "replays are being sent", "try again later")
+	if err != nil {
+		return err
 	}
-	defer s.replays.Release()
+	defer release()
 	for _, p := range []*kvcastv1.Position{req.GetAfter(), req.GetUntil()} {
 		if err := s.catchUp(stream.Context(), p); err != nil {
 			return err

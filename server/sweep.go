@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -98,8 +99,9 @@ func sweepKey(f *kvcastv1.Filter) (key string, ok bool) {
 	return string(b), err == nil
 }
 
-// joinSweep returns a stream of a new sweep, or of one that was begun for the same filter, if shared. The caller calls leave.
-func (s *Server) joinSweep(f *filter, key string, shared bool) *sweepStream {
+// joinSweep returns a stream of a new sweep, which waits among those of the address, or of one that was begun for the same filter, if shared. The caller
+// calls leave.
+func (s *Server) joinSweep(address netip.Prefix, f *filter, key string, shared bool) *sweepStream {
 	x := &s.snapshots.sweeps
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -122,7 +124,7 @@ func (s *Server) joinSweep(f *filter, key string, shared bool) *sweepStream {
 	} else {
 		w.open = false
 	}
-	go w.run(ctx)
+	go w.run(ctx, address)
 	return m
 }
 
@@ -259,14 +261,14 @@ func (m *sweepStream) next(ctx context.Context) (message mem.BufferSlice, err er
 }
 
 // run waits for a slot, encodes the messages, and releases the slot when all streams have left.
-func (w *sweep) run(ctx context.Context) {
-	if err := w.server.snapshots.slots.Acquire(ctx); err != nil {
+func (w *sweep) run(ctx context.Context, address netip.Prefix) {
+	if err := w.server.snapshots.slots.Acquire(ctx, address); err != nil {
 		w.close()
 		w.end(err)
 		close(w.begun)
 		return
 	}
-	defer w.server.snapshots.slots.Release()
+	defer w.server.snapshots.slots.Release(address)
 	w.begin = w.server.journal.Bounds().Newest
 	close(w.begun)
 	if w.key == "" {

@@ -103,6 +103,9 @@ func (q *Query) finish(names []string) {
 	q.Worker = q.selected
 }
 
+// IsLarge reports whether the memory of the query is not worth keeping for others.
+func (q *Query) IsLarge() bool { return q.Bytes > maxReusedBytes }
+
 // Clear makes the query reference no memory of its request, and little memory of its own.
 func (q *Query) Clear() {
 	q.After, q.Worker = nil, nil
@@ -110,7 +113,7 @@ func (q *Query) Clear() {
 	clear(q.workers)
 	clear(q.lists.names)
 	clear(q.Outcomes)
-	if q.Bytes > maxReusedBytes {
+	if q.IsLarge() {
 		*q = Query{}
 	}
 }

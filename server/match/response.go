@@ -27,6 +27,12 @@ type Response struct {
 	standing    []Standing // of all matches
 }
 
+// maxReusedMatches bounds the matches of a response whose memory is kept for reuse: some 250 bytes each.
+const maxReusedMatches = 16 << 10
+
+// IsLarge reports whether the memory of the response is not worth keeping for others.
+func (r *Response) IsLarge() bool { return cap(r.matchSizes) > maxReusedMatches }
+
 // Standing is what the trust of a dp rank depends on besides its entries. The zero value is of one that is up to date with its engine.
 type Standing struct {
 	// Down is how long a source has been down, in nanoseconds; 0: none is.

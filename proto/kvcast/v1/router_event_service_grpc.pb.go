@@ -78,7 +78,8 @@ const (
 //	RESOURCE_EXHAUSTED   TOO_MANY_QUERIES       try later (RetryInfo): the server limits
 //	                                            concurrent lookups, matches and status
 //	                                            calls, and the wait queue is full or the
-//	                                            wait timed out
+//	                                            wait timed out; or the client has not read
+//	                                            too many answers
 //	RESOURCE_EXHAUSTED   RESPONSE_TOO_LARGE     narrow the filter, or match fewer prompts
 //	                                            or with a limit: clients accept 4 MiB by
 //	                                            default
@@ -321,7 +322,8 @@ func (c *routerEventServiceClient) ReportOutcome(ctx context.Context, in *Report
 //	RESOURCE_EXHAUSTED   TOO_MANY_QUERIES       try later (RetryInfo): the server limits
 //	                                            concurrent lookups, matches and status
 //	                                            calls, and the wait queue is full or the
-//	                                            wait timed out
+//	                                            wait timed out; or the client has not read
+//	                                            too many answers
 //	RESOURCE_EXHAUSTED   RESPONSE_TOO_LARGE     narrow the filter, or match fewer prompts
 //	                                            or with a limit: clients accept 4 MiB by
 //	                                            default

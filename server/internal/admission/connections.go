@@ -19,6 +19,7 @@ import (
 // during its handshake, while gRPC would wait for the handshake to end.
 type Connections struct {
 	quota   *Quota
+	unread  *Unread
 	refused func(from net.Addr, err error) // called for each refused connection
 	writes  atomic.Uint64                  // to all connections
 	// maxUnproved bounds the connections on which no call was permitted; 0 means that this does not matter.
@@ -35,8 +36,8 @@ type Connections struct {
 //
 // If proof is set, calls need credentials: connections without a call that Proved was called for may have a quarter of the quota. A further one takes
 // the place of the oldest of the address with the most.
-func NewConnections(q *Quota, proof bool, refused func(net.Addr, error)) *Connections {
-	c := &Connections{quota: q, refused: refused, open: make(map[*connection]struct{}), peers: make(map[netip.Prefix]*peerAddress)}
+func NewConnections(q *Quota, unread *Unread, proof bool, refused func(net.Addr, error)) *Connections {
+	c := &Connections{quota: q, unread: unread, refused: refused, open: make(map[*connection]struct{}), peers: make(map[netip.Prefix]*peerAddress)}
 	if proof {
 		c.maxUnproved = int(max(1, q.total.Limit()/4))
 	}
@@ -65,6 +66,7 @@ type connection struct {
 	peer      *peerAddress
 	opened    time.Time
 	receiving chan struct{} // has one element per call whose request is being received, or is the next of those of its address
+	unread    unreadAnswers
 }
 
 // remoteAddr is the remote address of a connection. gRPC passes only the address to calls, so it carries the connection.
@@ -80,6 +82,19 @@ func connectionOf(ctx context.Context) *connection {
 	return p.Addr.(remoteAddr).conn // all connections are accepted by trackedListener
 }
 
+// AddressOf returns the prefix that counts the limits of a call: that of its connection, or of the address of a server.Caller.
+func AddressOf(ctx context.Context) netip.Prefix {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return netip.Prefix{}
+	}
+	if a, ok := p.Addr.(remoteAddr); ok {
+		return a.conn.peer.prefix
+	}
+	client, _ := netip.ParseAddrPort(p.Addr.String())
+	return budget.AddressOf(client.Addr()) // of the zero address if it is no address
+}
+
 func (c *connection) Write(b []byte) (int, error) {
 	c.owner.writes.Add(1)
 	return c.Conn.Write(b)
@@ -87,6 +102,7 @@ func (c *connection) Write(b []byte) (int, error) {
 
 func (c *connection) Close() error {
 	c.owner.remove(c)
+	c.unread.close(c.owner.unread, c)
 	return c.Conn.Close()
 }
 

@@ -6,79 +6,66 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
+	"net/netip"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/server/internal/callerror"
 )
 
-var (
-	errQueueFull   = errors.New("the wait queue is full")
-	errWaitTimeout = errors.New("no slot was released in time")
-)
+// errWaitTimeout means that no slot was released in time.
+var errWaitTimeout = errors.New("no slot was released in time")
 
-// Limiter is a FIFO semaphore with a bounded wait queue: Acquire fails if the queue is full, or after maxWait.
-// Blocked senders of a Go channel are served in FIFO order.
+// Limiter is a semaphore with a bounded wait queue, in which addresses take turns: see budget.Shares.
 type Limiter struct {
-	slots      chan struct{} // one element per slot in use
+	slots      *budget.Budget
+	shares     *budget.Shares
 	maxWaiting int
 	maxWait    time.Duration
-	queued     atomic.Int64
 }
 
-// NewLimiter returns a limiter with a number of slots, for which at most maxWaiting callers wait.
-func NewLimiter(capacity, maxWaiting int, maxWait time.Duration) *Limiter {
-	return &Limiter{slots: make(chan struct{}, capacity), maxWaiting: maxWaiting, maxWait: maxWait}
+// NewLimiter returns a limiter with a number of slots, of which an address may have perAddress. At most maxWaiting callers wait, for at most maxWait.
+func NewLimiter(capacity, perAddress, maxWaiting int, maxWait time.Duration) *Limiter {
+	slots := budget.New("", int64(capacity))
+	return &Limiter{slots, budget.NewShares(slots, int64(perAddress)).LimitWaiting(maxWaiting), maxWaiting, maxWait}
 }
 
 // InUse returns the number of slots in use.
-func (l *Limiter) InUse() int { return len(l.slots) }
+func (l *Limiter) InUse() int { return int(l.slots.Used()) }
 
 // Waiting returns the number of callers that wait.
-func (l *Limiter) Waiting() int { return int(l.queued.Load()) }
+func (l *Limiter) Waiting() int { return l.shares.Waiting() }
 
-// TryAcquire acquires a slot and reports whether one was free.
-func (l *Limiter) TryAcquire() bool {
-	select {
-	case l.slots <- struct{}{}:
-		return true
-	default:
-		return false
-	}
-}
+// TryAcquire acquires a slot for an address, and reports whether one was free.
+func (l *Limiter) TryAcquire(address netip.Prefix) bool { return l.shares.TryAcquire(address, 1) }
 
-// Acquire waits for a slot. The error is errQueueFull, errWaitTimeout or the cause of
-// the context's end. A free slot is acquired even if the context has ended.
-func (l *Limiter) Acquire(ctx context.Context) error {
-	if l.TryAcquire() {
+// Acquire waits for a slot for an address. The error is budget.ErrWaiting, errWaitTimeout or the cause of the context's end. A free slot is acquired even if
+// the context has ended.
+func (l *Limiter) Acquire(ctx context.Context, address netip.Prefix) error {
+	if l.TryAcquire(address) {
 		return nil
 	}
-	defer l.queued.Add(-1)
-	if l.queued.Add(1) > int64(l.maxWaiting) {
-		return errQueueFull
+	waiting, cancel := context.WithTimeoutCause(ctx, l.maxWait, errWaitTimeout)
+	defer cancel()
+	err := l.shares.Acquire(waiting, address, 1)
+	if err == nil || errors.Is(err, budget.ErrWaiting) {
+		return err
 	}
-	select {
-	case l.slots <- struct{}{}:
-		return nil
-	case <-time.After(l.maxWait):
-		return errWaitTimeout
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return context.Cause(waiting)
 }
 
-// Release releases a slot.
-func (l *Limiter) Release() { <-l.slots }
+// Release releases a slot of an address.
+func (l *Limiter) Release(address netip.Prefix) { l.shares.Release(address, 1) }
 
-// Refusal describes errQueueFull and errWaitTimeout to a client; ok is false for other errors.
+// Refusal describes budget.ErrWaiting and errWaitTimeout to a client; ok is false for other errors.
 func (l *Limiter) Refusal(err error) (description string, ok bool) {
 	switch {
-	case errors.Is(err, errQueueFull):
+	case errors.Is(err, budget.ErrWaiting):
 		return fmt.Sprintf("%d more are waiting", l.maxWaiting), true
 	case errors.Is(err, errWaitTimeout):
 		return fmt.Sprintf("none has ended within %v", l.maxWait), true
@@ -96,8 +83,8 @@ type Queries struct {
 }
 
 // NewQueries returns the limiter of a kind of queries, with its metrics.
-func NewQueries(metrics promauto.Factory, kind string, capacity, maxWaiting int) *Queries {
-	l := NewLimiter(capacity, maxWaiting, maxQueryWait)
+func NewQueries(metrics promauto.Factory, kind string, capacity, perAddress, maxWaiting int) *Queries {
+	l := NewLimiter(capacity, perAddress, maxWaiting, maxQueryWait)
 	labels := prometheus.Labels{"kind": kind}
 	metrics.NewGaugeFunc(prometheus.GaugeOpts{Name: "queries_running", Help: "Queries running, by kind.", ConstLabels: labels},
 		func() float64 { return float64(l.InUse()) })
@@ -108,15 +95,16 @@ func NewQueries(metrics promauto.Factory, kind string, capacity, maxWaiting int)
 	})}
 }
 
-// Acquire waits until a query may run, or returns the client's error.
-func (q *Queries) Acquire(ctx context.Context, b journal.Bounds) error {
-	err := q.Limiter.Acquire(ctx)
+// Acquire waits until a query may run, or returns the client's error. The caller calls release after the query.
+func (q *Queries) Acquire(ctx context.Context, b journal.Bounds) (release func(), err error) {
+	address := AddressOf(ctx)
+	err = q.Limiter.Acquire(ctx, address)
 	if err == nil {
-		return nil
+		return func() { q.Release(address) }, nil
 	}
 	if why, ok := q.Refusal(err); ok {
 		q.refused.Inc()
-		return callerror.New(callerror.TooManyQueries, b, "%d queries of this kind are running, which is the limit, and %s; try again later", cap(q.slots), why)
+		return nil, callerror.New(callerror.TooManyQueries, b, "%d queries of this kind are running, which is the limit, and %s; try again later", q.slots.Limit(), why)
 	}
-	return status.FromContextError(ctx.Err()).Err()
+	return nil, status.FromContextError(ctx.Err()).Err()
 }

@@ -25,9 +25,9 @@ func wantLimiter(t *testing.T, l *Limiter, inUse, waiting int) {
 // TestLimiterIsFIFO queues five callers for two slots. One of the callers is canceled.
 func TestLimiterIsFIFO(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := NewLimiter(2, 5, time.Minute)
+		l := NewLimiter(2, 2, 5, time.Minute)
 		for range 2 {
-			if err := l.Acquire(t.Context()); err != nil {
+			if err := l.Acquire(t.Context(), netip.Prefix{}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -40,7 +40,7 @@ func TestLimiterIsFIFO(t *testing.T) {
 				if n == 1 {
 					ctx = canceled
 				}
-				if err := l.Acquire(ctx); err != nil {
+				if err := l.Acquire(ctx, netip.Prefix{}); err != nil {
 					failed <- err
 					return
 				}
@@ -49,41 +49,41 @@ func TestLimiterIsFIFO(t *testing.T) {
 			synctest.Wait()
 		}
 		wantLimiter(t, l, 2, 5)
-		if err := l.Acquire(t.Context()); !errors.Is(err, errQueueFull) {
-			t.Errorf("with a full queue: got %v, want %v", err, errQueueFull)
+		if err := l.Acquire(t.Context(), netip.Prefix{}); !errors.Is(err, budget.ErrWaiting) {
+			t.Errorf("with a full queue: got %v, want %v", err, budget.ErrWaiting)
 		}
 		cancel()
 		if err := <-failed; !errors.Is(err, context.Canceled) {
 			t.Errorf("canceled: got %v", err)
 		}
 		for _, want := range []int{0, 2, 3, 4} {
-			l.Release()
+			l.Release(netip.Prefix{})
 			synctest.Wait()
 			if n := <-acquired; n != want {
 				t.Errorf("caller %d acquired a slot, want %d", n, want)
 			}
 		}
 		wantLimiter(t, l, 2, 0)
-		l.Release()
-		l.Release()
+		l.Release(netip.Prefix{})
+		l.Release(netip.Prefix{})
 		wantLimiter(t, l, 0, 0)
 	})
 }
 
 func TestLimiterWaitEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := NewLimiter(1, 1, time.Minute)
-		if err := l.Acquire(t.Context()); err != nil {
+		l := NewLimiter(1, 1, 1, time.Minute)
+		if err := l.Acquire(t.Context(), netip.Prefix{}); err != nil {
 			t.Fatal(err)
 		}
 		start := time.Now()
-		if err := l.Acquire(t.Context()); !errors.Is(err, errWaitTimeout) || time.Since(start) != time.Minute {
+		if err := l.Acquire(t.Context(), netip.Prefix{}); !errors.Is(err, errWaitTimeout) || time.Since(start) != time.Minute {
 			t.Errorf("after %v: got %v, want %v after a minute", time.Since(start), err, errWaitTimeout)
 		}
 		cause := errors.New("stopped")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(cause)
-		if err := l.Acquire(ctx); !errors.Is(err, cause) {
+		if err := l.Acquire(ctx, netip.Prefix{}); !errors.Is(err, cause) {
 			t.Errorf("canceled: got %v, want %v", err, cause)
 		}
 		wantLimiter(t, l, 1, 0)
@@ -94,15 +94,16 @@ func TestLimiterWaitEnds(t *testing.T) {
 func TestLimiterGrantsFreeSlotAfterSuspension(t *testing.T) {
 	t.Parallel()
 	for range 20 {
-		q := NewQueries(promauto.With(nil), "lookup", 1, 64)
+		q := NewQueries(promauto.With(nil), "lookup", 1, 1, 64)
 		q.maxWait = 1
-		if err := q.Acquire(t.Context(), journal.Bounds{}); err != nil {
+		release, err := q.Acquire(t.Context(), journal.Bounds{})
+		if err != nil {
 			t.Fatal(err)
 		}
-		if err := q.Acquire(t.Context(), journal.Bounds{}); err == nil {
+		if _, err := q.Acquire(t.Context(), journal.Bounds{}); err == nil {
 			t.Fatal("two queries acquired the same slot")
 		}
-		q.Release()
+		release()
 		wantLimiter(t, q.Limiter, 0, 0)
 	}
 }

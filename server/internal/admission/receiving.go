@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/tap"
 )
@@ -153,18 +154,24 @@ func requestReceived(ctx context.Context) {
 // UnaryReceived is the first unary interceptor. gRPC has received the request before it calls an interceptor.
 func UnaryReceived(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	requestReceived(ctx)
+	doNotCompress(ctx)
 	return handler(ctx, req)
 }
 
 // StreamReceived is the first stream interceptor. The request of a server stream is complete when RecvMsg
 // returns. Client streams are limited by quotas instead: MatchPrefixes, and reflection other streams without a token.
 func StreamReceived(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	doNotCompress(stream.Context())
 	if info.IsClientStream {
 		requestReceived(stream.Context())
 		return handler(srv, stream)
 	}
 	return handler(srv, receivingStream{stream})
 }
+
+// doNotCompress makes the messages of a call that is compressed itself be sent as they are: otherwise, gRPC would copy each for each client, and
+// keep the copies instead of what Unread and Sent track.
+func doNotCompress(ctx context.Context) { _ = grpc.SetSendCompressor(ctx, encoding.Identity) } // no message was sent
 
 type receivingStream struct{ grpc.ServerStream }
 

@@ -1,0 +1,252 @@
+package admission
+
+import (
+	"context"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/mem"
+
+	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/journal"
+	"github.com/kvcast/kvcast/server/internal/callerror"
+)
+
+// gRPC keeps an answer until the client's flow-control windows have room for it, also when its call has ended: the call then counts as nothing but
+// one of the many streams of its connection. So a client that reads no answers could fill the memory with them. Unread bounds them.
+const (
+	// callBytes is the memory of a call, with an answer of up to smallAnswer bytes.
+	callBytes   = 8 << 10
+	smallAnswer = 4 << 10
+	// maxPooledAnswer is the size of the largest answers whose memory is reused: gRPC's pool has the next larger size at 1 MiB.
+	maxPooledAnswer = 32 << 10
+	// trackedBytes is the capacity from which on gRPC says when a buffer is not used any more.
+	trackedBytes = 1<<10 + 1
+
+	maxUnreadBytes           = 128 << 20
+	maxUnreadBytesPerAddress = maxUnreadBytes / 4
+)
+
+// Unread bounds the memory of the calls in progress, and of answers until their clients have read them: in all and by address. A connection with an
+// answer that its client does not read for one to two timeouts is closed.
+type Unread struct {
+	total   *budget.Budget
+	shares  *budget.Shares
+	timeout time.Duration
+	stalled func(net.Addr) // called for each connection that is closed
+}
+
+// NewUnread returns the limits of a server.
+func NewUnread(timeout time.Duration, stalled func(net.Addr)) *Unread {
+	total := budget.New("unread_answer_bytes", maxUnreadBytes)
+	return &Unread{total, budget.NewShares(total, maxUnreadBytesPerAddress), timeout, stalled}
+}
+
+// Total returns the budget of all addresses together.
+func (u *Unread) Total() *budget.Budget { return u.total }
+
+// Answer is the memory of a call and its answer. It implements mem.BufferPool for the buffer of the answer.
+type Answer struct {
+	unread *Unread
+	conn   *connection
+	bytes  int64
+	period uint64 // of the connection's answers, when it was encoded
+}
+
+// Begin reserves the memory of a call with a small answer, or returns the client's error. The caller must call Encode or Discard.
+func (u *Unread) Begin(ctx context.Context) (*Answer, error) {
+	a := &Answer{unread: u, conn: connectionOf(ctx)}
+	return a, a.reserve(callBytes)
+}
+
+func (a *Answer) reserve(n int64) error {
+	if err := a.unread.shares.Reserve(a.conn.peer.prefix, n); err != nil {
+		return callerror.New(callerror.TooManyQueries, journal.Bounds{},
+			"the answers that are not read take more than %d bytes, of which those of one address may take %d; read them, or try again later",
+			int64(maxUnreadBytes), int64(maxUnreadBytesPerAddress))
+	}
+	a.bytes += n
+	return nil
+}
+
+// Discard releases the memory of a call that has no answer.
+func (a *Answer) Discard() { a.unread.shares.Release(a.conn.peer.prefix, a.bytes) }
+
+// Encode returns an answer of a size in bytes, which encode appends to a buffer. Its memory is released when gRPC has written it to the
+// connection, or the connection is closed. The error is the client's, and the memory is then released.
+func (a *Answer) Encode(size int, encode func([]byte) []byte) (mem.BufferSlice, error) {
+	if size > smallAnswer {
+		if err := a.reserve(int64(size)); err != nil {
+			a.Discard()
+			return nil, err
+		}
+	}
+	var b *[]byte
+	if size <= maxPooledAnswer {
+		b = mem.DefaultBufferPool().Get(max(size, trackedBytes))
+	} else {
+		large := make([]byte, 0, size)
+		b = &large
+	}
+	*b = encode((*b)[:0])
+	a.conn.unread.add(a)
+	return mem.BufferSlice{mem.NewBuffer(b, a)}, nil
+}
+
+// Put implements mem.BufferPool: the answer was written, or will not be.
+func (a *Answer) Put(b *[]byte) {
+	if cap(*b) <= maxPooledAnswer {
+		mem.DefaultBufferPool().Put(b)
+	}
+	a.conn.unread.remove(a)
+}
+
+// Get implements mem.BufferPool. gRPC does not call it.
+func (*Answer) Get(n int) *[]byte { return mem.DefaultBufferPool().Get(n) }
+
+// unreadAnswers are the answers of a connection that were not written to it. The zero value has none.
+type unreadAnswers struct {
+	mu    sync.Mutex // guards all below
+	bytes int64
+	// period is the number of the present period, which has the length of the timeout, and counts are the answers of this period and of those before,
+	// by its lowest bit. There are periods while there are answers.
+	period uint64
+	counts [2]int
+	timer  *time.Timer // nil before the first answer
+	runs   bool        // whether the timer does
+	closed bool
+}
+
+// add adds an answer. That of a connection that is closed is released at once.
+func (c *unreadAnswers) add(a *Answer) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		a.Discard()
+		return
+	}
+	a.period = c.period
+	c.bytes += a.bytes
+	c.counts[a.period&1]++
+	switch {
+	case c.runs:
+	case c.timer == nil:
+		c.timer = time.AfterFunc(a.unread.timeout, func() { c.endPeriod(a.unread, a.conn) })
+	default:
+		c.timer.Reset(a.unread.timeout)
+	}
+	c.runs = true
+}
+
+// remove releases an answer, unless the connection was closed before.
+func (c *unreadAnswers) remove(a *Answer) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return
+	}
+	c.bytes -= a.bytes
+	c.counts[a.period&1]--
+	a.Discard()
+}
+
+// endPeriod closes the connection if an answer of the period before is left.
+func (c *unreadAnswers) endPeriod(u *Unread, conn *connection) {
+	c.mu.Lock()
+	stalled := !c.closed && c.counts[(c.period+1)&1] > 0
+	c.period++
+	if c.runs = !c.closed && !stalled && c.counts[(c.period+1)&1] > 0; c.runs {
+		c.timer.Reset(u.timeout)
+	}
+	c.mu.Unlock()
+	if stalled {
+		u.close(conn)
+	}
+}
+
+// close releases all answers.
+func (c *unreadAnswers) close(u *Unread, conn *connection) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return
+	}
+	c.closed = true
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	u.shares.Release(conn.peer.prefix, c.bytes)
+}
+
+// streamBytes is about the memory of a stream that has ended and was not read: gRPC lets it send so much, and one message more.
+const streamBytes = 128 << 10
+
+// Sent tracks whether gRPC has written the messages of a stream to its connection. It implements mem.BufferPool for an empty buffer at the end of each
+// message. The zero value is ready for use.
+type Sent struct {
+	pending atomic.Int64
+	ended   atomic.Pointer[func()] // called when none is pending; nil before End
+}
+
+var noBytes = make([]byte, 0, trackedBytes)
+
+// Track adds the empty buffer to a message.
+func (s *Sent) Track(message mem.BufferSlice) mem.BufferSlice {
+	s.pending.Add(1)
+	return append(message, mem.NewBuffer(&noBytes, s))
+}
+
+// Put implements mem.BufferPool: a message was written, or will not be.
+func (s *Sent) Put(*[]byte) {
+	if s.pending.Add(-1) == 0 {
+		s.callEnded()
+	}
+}
+
+// Get implements mem.BufferPool. gRPC does not call it.
+func (*Sent) Get(n int) *[]byte { return mem.DefaultBufferPool().Get(n) }
+
+func (s *Sent) callEnded() {
+	if ended := s.ended.Swap(nil); ended != nil {
+		(*ended)()
+	}
+}
+
+// whenWritten calls a function when no message is pending.
+func (s *Sent) whenWritten(f func()) {
+	if s.ended.Store(&f); s.pending.Load() == 0 {
+		s.callEnded()
+	}
+}
+
+// End is called at the end of a stream, which sends nothing more, while it still uses its place. What its client has not read counts as an answer. If there
+// are too many of those, End waits until it is read, for at most a timeout, after which it closes the connection.
+func (u *Unread) End(ctx context.Context, s *Sent) {
+	if s.pending.Load() == 0 {
+		return
+	}
+	a := &Answer{unread: u, conn: connectionOf(ctx)}
+	if a.reserve(streamBytes) == nil {
+		a.conn.unread.add(a)
+		s.whenWritten(func() { a.conn.unread.remove(a) })
+		return
+	}
+	written := make(chan struct{})
+	s.whenWritten(func() { close(written) })
+	limit := time.NewTimer(u.timeout)
+	defer limit.Stop()
+	select {
+	case <-written:
+	case <-ctx.Done():
+	case <-limit.C:
+		u.close(a.conn)
+	}
+}
+
+// close closes a connection whose client does not read.
+func (u *Unread) close(c *connection) {
+	u.stalled(c.Conn.RemoteAddr())
+	_ = c.Conn.Close() // gRPC notices, and calls connection.Close
+}
