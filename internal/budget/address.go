@@ -32,6 +32,12 @@ func PeerOf(remote net.Addr) netip.Prefix {
 	return AddressOf(tcp.AddrPort().Addr())
 }
 
+// ClientOf returns the AddressOf a client's IP:PORT; the zero prefix if it is none.
+func ClientOf(remote string) netip.Prefix {
+	client, _ := netip.ParseAddrPort(remote)
+	return AddressOf(client.Addr())
+}
+
 // Errors of Shares.
 var (
 	ErrShare   = errors.New("the share of the address is used up")

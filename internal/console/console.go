@@ -33,6 +33,9 @@ const (
 	// answerTimeout is the time to write an answer, and maxAnswerBytes the size of all answers that are being written.
 	answerTimeout  = 30 * time.Second
 	maxAnswerBytes = 64 << 20
+	// Of calls and answers, an address may have three quarters.
+	maxCallsPerAddress       = maxCalls * 3 / 4
+	maxAnswerBytesPerAddress = maxAnswerBytes * 3 / 4
 )
 
 // Caller answers unary calls, as server.Server does.
@@ -65,20 +68,21 @@ type Console struct {
 	cfg    Config
 	mux    *http.ServeMux
 	origin *http.CrossOriginProtection
-	calls  chan struct{} // has one element per call in progress
-	// answers is a budget of bytes that are being written.
-	answers *budget.Budget
+	calls  *budget.Shares // in progress
+	// answers are bytes that are being written.
+	answers *budget.Shares
 	hub     *hub
 }
 
 // New returns a Console. The caller closes it when no request is served any more.
 func New(cfg Config) *Console {
+	answers := budget.New("console_answer_bytes", maxAnswerBytes)
 	c := &Console{
 		cfg: cfg, mux: http.NewServeMux(), origin: http.NewCrossOriginProtection(),
-		calls: make(chan struct{}, maxCalls), answers: budget.New("console_answer_bytes", maxAnswerBytes),
+		calls: budget.NewShares(budget.New("", maxCalls), maxCallsPerAddress), answers: budget.NewShares(answers, maxAnswerBytesPerAddress),
 	}
 	if cfg.Registerer != nil {
-		cfg.Registerer.MustRegister(budget.Collector{c.answers})
+		cfg.Registerer.MustRegister(budget.Collector{answers})
 	}
 	c.hub = newHub(cfg)
 	files := newFiles()

@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/internal/budget"
 )
 
 // encoding is the form of answers: that of the commands with -o json.
@@ -49,14 +51,15 @@ func (c *Console) rpc(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	text, err := c.call(w, r)
-	if err == nil && !c.answers.Reserve(int64(len(text))) {
+	address := budget.ClientOf(r.RemoteAddr)
+	if err == nil && c.answers.Reserve(address, int64(len(text))) != nil {
 		err = status.Errorf(codes.ResourceExhausted, "the answers that are being sent have more than %d bytes, which is the limit; try again later", maxAnswerBytes)
 	}
 	if err != nil {
 		writeStatus(w, err)
 		return
 	}
-	defer c.answers.Release(int64(len(text)))
+	defer c.answers.Release(address, int64(len(text)))
 	writeJSON(w, http.StatusOK, text)
 }
 
@@ -65,12 +68,14 @@ func (c *Console) call(w http.ResponseWriter, r *http.Request) (text []byte, err
 	release := func() {}
 	defer func() { release() }()
 	answer, err := c.cfg.Server.Call(r.Context(), "/"+r.PathValue("service")+"/"+r.PathValue("method"), c.caller(r), func(m proto.Message) error {
-		select {
-		case c.calls <- struct{}{}:
-			release = func() { <-c.calls }
-		default:
+		address := budget.ClientOf(r.RemoteAddr)
+		switch err := c.calls.Reserve(address, 1); {
+		case errors.Is(err, budget.ErrShare):
+			return status.Errorf(codes.ResourceExhausted, "%d calls from this address are in progress, which is the limit; try again later", maxCallsPerAddress)
+		case err != nil:
 			return status.Errorf(codes.ResourceExhausted, "%d calls are in progress, which is the limit; try again later", maxCalls)
 		}
+		release = func() { c.calls.Release(address, 1) }
 		if err := http.NewResponseController(w).SetReadDeadline(time.Now().Add(readTimeout)); err != nil {
 			return err
 		}

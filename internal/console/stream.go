@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvcast/kvcast/internal/budget"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 )
@@ -69,8 +72,15 @@ type hub struct {
 	tasks sync.WaitGroup // pages and feeds
 
 	mu    sync.Mutex // guards all below
-	pages int
-	feed  *feed // nil while there are no pages
+	pages []*page    // the oldest first
+	feed  *feed      // nil while there are no pages
+}
+
+// page is an open page.
+type page struct {
+	*feed
+	address netip.Prefix
+	ended   chan struct{} // closed when another one takes its place
 }
 
 // feed polls the server until it is stopped.
@@ -91,14 +101,14 @@ type feed struct {
 
 func newHub(cfg Config) *hub { return &hub{cfg: cfg} }
 
-// join adds a page, and returns the feed; nil if there are too many pages.
-func (h *hub) join() *feed {
+// join adds a page of an address; nil if there are too many pages. Then a new one takes the place of the oldest of the address with the most, unless its own
+// would have as many.
+func (h *hub) join(address netip.Prefix) *page {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.pages == MaxPages {
+	if len(h.pages) == MaxPages && !h.displace(address) {
 		return nil
 	}
-	h.pages++
 	h.tasks.Add(1)
 	if h.feed == nil {
 		ctx, cancel := context.WithCancel(context.Background())
@@ -106,14 +116,39 @@ func (h *hub) join() *feed {
 		h.feed = f
 		h.tasks.Go(func() { f.run(ctx) })
 	}
-	return h.feed
+	p := &page{h.feed, address, make(chan struct{})}
+	h.pages = append(h.pages, p)
+	return p
+}
+
+// displace ends a page for a new one of an address, and reports whether there is one. The caller holds the lock.
+func (h *hub) displace(address netip.Prefix) bool {
+	counts := make(map[netip.Prefix]int)
+	for _, p := range h.pages {
+		counts[p.address]++
+	}
+	victim, most := -1, counts[address]+1
+	for i, p := range h.pages {
+		if n := counts[p.address]; n > most {
+			victim, most = i, n
+		}
+	}
+	if victim < 0 {
+		return false
+	}
+	close(h.pages[victim].ended)
+	h.pages = slices.Delete(h.pages, victim, victim+1)
+	return true
 }
 
 // leave removes a page. The last page stops the feed.
-func (h *hub) leave() {
+func (h *hub) leave(p *page) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.pages--; h.pages == 0 {
+	if i := slices.Index(h.pages, p); i >= 0 {
+		h.pages = slices.Delete(h.pages, i, i+1)
+	}
+	if len(h.pages) == 0 && h.feed == p.feed {
 		h.feed.stop()
 		h.feed = nil
 	}
@@ -218,18 +253,18 @@ func (c *Console) stream(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, problem{Code: "invalid_argument", Message: "the request has a body that is slow or has more than 1 KiB: want {}"})
 		return
 	}
-	f := c.hub.join()
-	if f == nil {
+	p := c.hub.join(budget.ClientOf(r.RemoteAddr))
+	if p == nil {
 		writeError(w, http.StatusServiceUnavailable, problem{Code: "resource_exhausted",
 			Message: fmt.Sprintf("%d pages are open, which is the limit; close one", MaxPages)})
 		return
 	}
-	defer c.hub.leave()
+	defer c.hub.leave(p)
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Accel-Buffering", "no") // a proxy must not keep the frames
 	for version := uint64(0); ; {
-		frames, newest, changed := f.newer(version)
+		frames, newest, changed := p.newer(version)
 		version = newest
 		if err := control.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 			return
@@ -244,6 +279,8 @@ func (c *Console) stream(w http.ResponseWriter, r *http.Request) {
 		}
 		select {
 		case <-changed:
+		case <-p.ended:
+			return
 		case <-r.Context().Done():
 			return
 		}

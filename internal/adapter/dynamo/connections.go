@@ -2,7 +2,6 @@ package dynamo
 
 import (
 	"net"
-	"net/netip"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -14,10 +13,4 @@ func LimitConnections(l net.Listener, registerer prometheus.Registerer) net.List
 	total := budget.New("dynamo_connections", maxConnections)
 	registerer.MustRegister(budget.Collector{total})
 	return budget.NewShares(total, maxConnections/8).Limit(l)
-}
-
-// addressOf returns the prefix of a client's IP:PORT.
-func addressOf(remote string) netip.Prefix {
-	client, _ := netip.ParseAddrPort(remote)
-	return budget.AddressOf(client.Addr())
 }

@@ -128,7 +128,7 @@ func (h *handler) limited(limit *semaphore.Weighted, next http.HandlerFunc) http
 			return
 		}
 		body, err := h.receive(w, r)
-		defer func() { h.reading.Release(addressOf(r.RemoteAddr), int64(cap(body))) }()
+		defer func() { h.reading.Release(budget.ClientOf(r.RemoteAddr), int64(cap(body))) }()
 		if err != nil {
 			writeFailure(w, err)
 			return

@@ -35,7 +35,7 @@ func (h *handler) receive(w http.ResponseWriter, r *http.Request) (body []byte, 
 			if all := int(r.ContentLength) + 1; all > cap(body) { // one byte more, for a Read that returns the end
 				larger = min(larger, all)
 			}
-			switch err := h.reading.Reserve(addressOf(r.RemoteAddr), int64(larger-cap(body))); {
+			switch err := h.reading.Reserve(budget.ClientOf(r.RemoteAddr), int64(larger-cap(body))); {
 			case errors.Is(err, budget.ErrShare):
 				return body, failf(http.StatusServiceUnavailable, "the bodies that this address is sending take more than %d bytes, which is the limit: send fewer at a time", maxReading/2)
 			case err != nil:

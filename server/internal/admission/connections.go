@@ -91,8 +91,7 @@ func AddressOf(ctx context.Context) netip.Prefix {
 	if a, ok := p.Addr.(remoteAddr); ok {
 		return a.conn.peer.prefix
 	}
-	client, _ := netip.ParseAddrPort(p.Addr.String())
-	return budget.AddressOf(client.Addr()) // of the zero address if it is no address
+	return budget.ClientOf(p.Addr.String())
 }
 
 func (c *connection) Write(b []byte) (int, error) {
