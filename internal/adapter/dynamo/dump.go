@@ -47,9 +47,8 @@ func (h *handler) dump(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), dumpTimeout)
 	defer cancel()
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // the request has been read
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(dumpTimeout))
 	w.Header().Set("Content-Type", "application/json")
-	out := &dumper{Writer: bufio.NewWriterSize(w, 64<<10)}
+	out := &dumper{Writer: bufio.NewWriterSize(&paced{w: w, control: http.NewResponseController(w), began: time.Now()}, 64<<10)}
 	_ = out.WriteByte('{')
 	workers, _ := h.index.Workers(nil)
 	parts := make(map[string][]index.Worker)
@@ -71,6 +70,21 @@ func (h *handler) dump(w http.ResponseWriter, r *http.Request) {
 	}
 	_ = out.WriteByte('}')
 	_ = out.Flush()
+}
+
+// paced writes to a client that reads at least dumpPace bytes in each writeTimeout.
+type paced struct {
+	w       http.ResponseWriter
+	control *http.ResponseController
+	began   time.Time
+	bytes   int
+}
+
+func (p *paced) Write(b []byte) (int, error) {
+	p.bytes += len(b)
+	allowed := time.Duration(float64(writeTimeout) * (1 + float64(p.bytes)/dumpPace))
+	_ = p.control.SetWriteDeadline(p.began.Add(min(allowed, dumpTimeout))) // without one, a recorder in a test
+	return p.w.Write(b)
 }
 
 // dumper writes JSON. Errors are those of bufio.Writer, which keeps them.

@@ -2,7 +2,7 @@
 //
 // In: requests with tokens or tokens hashes of a prompt, and an index. Out: for each worker and dp rank the prefix that it
 // holds. Guarantee: an answer is exact at one seq of the index. Requests in progress are limited, and so are connections and the memory
-// of bodies, of which one address can use half.
+// of bodies and answers, of which one address can use half.
 //
 // The requests and answers are those of crate dynamo-kv-router 1.6. A routing group is a value of a worker's label. kvcast
 // itself reads engines, so the paths by which engines are registered with Dynamo's indexer do not exist.
@@ -21,7 +21,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/core/index"
@@ -33,17 +32,19 @@ const (
 	maxBodyBytes = 8 << 20
 	// maxElements bounds the commas of a body: its tokens or hashes.
 	maxElements = 1 << 20
-	// maxReading is the memory of bodies that are being received, of which one address may use half, and
-	// maxConnections the number of connections, of which one address may have an eighth.
+	// maxReading is the memory of bodies that are being received, and maxSending that of answers that are being sent, of each of which one address may use
+	// half. maxConnections is the number of connections, of which one address may have an eighth.
 	maxReading     = 128 << 20
+	maxSending     = 64 << 20
 	maxConnections = 1024
-	// maxRequests is how many requests are decoded and answered at a time, and maxDumps how many dumps. Others wait
-	// for maxWait, which is less than the time limit of Dynamo's clients.
+	// maxRequests is how many requests are decoded and answered at a time, and maxDumps how many dumps. One address may have half of them. Others wait
+	// for maxWait, which is less than the time limit of Dynamo's clients, and addresses take turns.
 	maxRequests = 16
-	maxDumps    = 1
+	maxDumps    = 2
 	maxWait     = 3 * time.Second
-	// dumpTimeout bounds the time to send a dump.
+	// dumpTimeout bounds the time to send a dump, of which dumpPace bytes must be read in each writeTimeout.
 	dumpTimeout = 5 * time.Minute
+	dumpPace    = 8 << 20
 
 	readHeaderTimeout = 5 * time.Second
 	readTimeout       = 10 * time.Second
@@ -75,9 +76,10 @@ const DefaultGroup = "default"
 type handler struct {
 	cfg      Config
 	index    *index.Index
-	requests *semaphore.Weighted
-	dumps    *semaphore.Weighted
+	requests *budget.Shares
+	dumps    *budget.Shares
 	reading  *budget.Shares
+	sending  *budget.Shares
 	unknown  loglimit.Keys // names of workers without an id
 	shared   loglimit.Keys // ids of several workers
 }
@@ -93,17 +95,21 @@ func NewServer(c Config, x *index.Index) *http.Server {
 // NewHandler returns a handler of requests.
 func NewHandler(c Config, x *index.Index) http.Handler {
 	reading := budget.New("dynamo_request_bytes", maxReading)
-	c.Registerer.MustRegister(budget.Collector{reading})
+	sending := budget.New("dynamo_answer_bytes", maxSending)
+	c.Registerer.MustRegister(budget.Collector{reading, sending})
 	h := &handler{
-		cfg: c, index: x, requests: semaphore.NewWeighted(maxRequests), dumps: semaphore.NewWeighted(maxDumps),
-		reading: budget.NewShares(reading, maxReading/2),
+		cfg: c, index: x, requests: budget.NewShares(budget.New("", maxRequests), maxRequests/2), dumps: budget.NewShares(budget.New("", maxDumps), maxDumps/2),
+		reading: budget.NewShares(reading, maxReading/2), sending: budget.NewShares(sending, maxSending/2),
 	}
 	protected := http.NewServeMux()
-	protected.HandleFunc("POST /query", h.limited(h.requests, h.query))
-	protected.HandleFunc("POST /query_by_hash", h.limited(h.requests, h.queryByHash))
-	protected.HandleFunc("POST /query_tiered_by_hash", h.limited(h.requests, h.queryTieredByHash))
-	protected.HandleFunc("GET /workers", h.limited(h.requests, h.workers))
-	protected.HandleFunc("GET /dump", h.limited(h.dumps, h.dump))
+	protected.HandleFunc("POST /query", h.limited(h.requests, h.buffered(h.query)))
+	protected.HandleFunc("POST /query_by_hash", h.limited(h.requests, h.buffered(h.queryByHash)))
+	protected.HandleFunc("POST /query_tiered_by_hash", h.limited(h.requests, h.buffered(h.queryTieredByHash)))
+	protected.HandleFunc("GET /workers", h.limited(h.requests, h.buffered(h.workers)))
+	protected.HandleFunc("GET /dump", h.limited(h.dumps, func(w http.ResponseWriter, r *http.Request) (send func()) {
+		h.dump(w, r)
+		return nil
+	}))
 	for _, path := range []string{"/register", "/unregister", "/register_peer", "/deregister_peer"} {
 		protected.HandleFunc("POST "+path, func(w http.ResponseWriter, _ *http.Request) {
 			writeError(w, http.StatusNotFound, "kvcast reads the engines of its own configuration: add workers to that, or register them by gRPC")
@@ -120,30 +126,65 @@ func NewHandler(c Config, x *index.Index) http.Handler {
 }
 
 // limited returns a handler function that receives the body, and waits until fewer requests than a limit are in progress. So
-// clients that send slowly do not delay others.
-func (h *handler) limited(limit *semaphore.Weighted, next http.HandlerFunc) http.HandlerFunc {
+// clients that send slowly do not delay others, nor do those that read slowly what next returns to be sent afterwards.
+func (h *handler) limited(limit *budget.Shares, next func(http.ResponseWriter, *http.Request) (send func())) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if why := h.cfg.Ready(); why != "" {
 			writeError(w, http.StatusServiceUnavailable, "kvcast does not know the engines' caches: "+why)
 			return
 		}
-		body, err := h.receive(w, r)
-		defer func() { h.reading.Release(budget.ClientOf(r.RemoteAddr), int64(cap(body))) }()
-		if err != nil {
-			writeFailure(w, err)
-			return
+		if send := h.answer(limit, next, w, r); send != nil {
+			send()
 		}
-		r.Body = io.NopCloser(bytes.NewReader(body))
-		waiting, cancel := context.WithTimeout(r.Context(), maxWait)
-		defer cancel()
-		if limit.Acquire(waiting, 1) != nil {
-			writeError(w, http.StatusServiceUnavailable, "too many requests are in progress: try again")
-			return
-		}
-		defer limit.Release(1)
-		next(w, r)
 	}
 }
+
+func (h *handler) answer(limit *budget.Shares, next func(http.ResponseWriter, *http.Request) (send func()), w http.ResponseWriter, r *http.Request) (send func()) {
+	address := budget.ClientOf(r.RemoteAddr)
+	body, err := h.receive(w, r)
+	defer func() { h.reading.Release(address, int64(cap(body))) }()
+	if err != nil {
+		return func() { writeFailure(w, err) }
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	waiting, cancel := context.WithTimeout(r.Context(), maxWait)
+	defer cancel()
+	if limit.Acquire(waiting, address, 1) != nil {
+		return func() { writeError(w, http.StatusServiceUnavailable, "too many requests are in progress: try again") }
+	}
+	defer limit.Release(address, 1)
+	return next(w, r)
+}
+
+// buffered returns a function that returns how to send what a handler answers.
+func (h *handler) buffered(next http.HandlerFunc) func(http.ResponseWriter, *http.Request) (send func()) {
+	return func(w http.ResponseWriter, r *http.Request) (send func()) {
+		answer := &answer{ResponseWriter: w, status: http.StatusOK}
+		next(answer, r)
+		address, size := budget.ClientOf(r.RemoteAddr), int64(answer.body.Len())
+		if h.sending.Reserve(address, size) != nil {
+			return func() {
+				writeError(w, http.StatusServiceUnavailable, "the answers that are being sent take all memory for that: read faster, or try again")
+			}
+		}
+		return func() {
+			defer h.sending.Release(address, size)
+			w.WriteHeader(answer.status)
+			_, _ = w.Write(answer.body.Bytes()) // fails if the client has disconnected
+		}
+	}
+}
+
+// answer is an answer that is sent later, except for its header fields.
+type answer struct {
+	http.ResponseWriter
+	status int
+	body   bytes.Buffer
+}
+
+func (a *answer) WriteHeader(status int) { a.status = status }
+
+func (a *answer) Write(b []byte) (int, error) { return a.body.Write(b) }
 
 // failure is an error with the status of its answer.
 type failure struct {

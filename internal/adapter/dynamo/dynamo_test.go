@@ -317,10 +317,55 @@ func TestBodiesOfKnownLengthTakeNoMore(t *testing.T) {
 	want := `
 # HELP kvcast_budget_refused_total Requests for a resource that were refused because its bound was reached, by resource.
 # TYPE kvcast_budget_refused_total counter
+kvcast_budget_refused_total{resource="dynamo_answer_bytes"} 0
 kvcast_budget_refused_total{resource="dynamo_request_bytes"} 2
 `
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "kvcast_budget_refused_total"); err != nil {
 		t.Error(err)
+	}
+}
+
+// unreadAnswer is an answer whose client reads nothing until read is closed.
+type unreadAnswer struct {
+	*httptest.ResponseRecorder
+	began chan<- struct{} // receives a value when something is written
+	read  <-chan struct{}
+}
+
+func (a unreadAnswer) Write(b []byte) (int, error) {
+	a.began <- struct{}{}
+	<-a.read
+	return a.ResponseRecorder.Write(b)
+}
+
+// TestAnswersThatAreNotReadDelayNobody has an address that reads no answer, of more requests and dumps than are answered at a time.
+func TestAnswersThatAreNotReadDelayNobody(t *testing.T) {
+	t.Parallel()
+	h := newHandler(newWorld().Index, isReady)
+	const requests = 40
+	began, read := make(chan struct{}, 100*requests), make(chan struct{})
+	var ended sync.WaitGroup
+	defer ended.Wait()
+	defer close(read)
+	send := func(method, path string) {
+		ended.Go(func() {
+			r := httptest.NewRequestWithContext(context.Background(), method, path, http.NoBody)
+			r.RemoteAddr = "192.0.2.9:1"
+			h.ServeHTTP(unreadAnswer{httptest.NewRecorder(), began, read}, r)
+		})
+	}
+	send(http.MethodGet, "/dump")
+	<-began
+	for range requests {
+		send(http.MethodGet, "/workers")
+	}
+	for range requests { // all are being sent
+		<-began
+	}
+	for _, path := range []string{"/workers", "/dump"} {
+		if status, got := call(h, http.MethodGet, path, ""); status != http.StatusOK {
+			t.Errorf("%s of another address: got status %d and %s", path, status, got)
+		}
 	}
 }
 
