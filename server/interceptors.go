@@ -50,6 +50,17 @@ type trackedStream struct {
 
 func (s trackedStream) SendMsg(m any) error { return s.ServerStream.SendMsg(tracked{m, s.sent}) }
 
+// trackAdapter is the last stream interceptor. Streams of adapters are tracked until their clients have read the end.
+func (s *Server) trackAdapter(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	if !s.adapters[access.ServiceOf(info.FullMethod)] {
+		return handler(srv, stream)
+	}
+	var sent admission.Sent
+	err := handler(srv, trackedStream{stream, &sent})
+	s.unread.End(stream.Context(), &sent)
+	return err
+}
+
 // limitAnswer is the last unary interceptor. It encodes the answer, whose memory is bounded until the client has read it.
 func (s *Server) limitAnswer(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	answer, err := s.unread.Begin(ctx)

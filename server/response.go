@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/encoding/proto" // registers the codec that newCodec looks up
 	"google.golang.org/grpc/mem"
 	protobuf "google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -29,7 +30,7 @@ type tracked struct {
 	sent    *admission.Sent
 }
 
-// codec sends frames unchanged, lets decoders decode, limits the prompts of a MatchPrefixRequest, and uses gRPC's protobuf codec otherwise.
+// codec sends frames and the messages of adapters unchanged, lets decoders decode, limits the prompts of a MatchPrefixRequest, and uses gRPC's protobuf codec otherwise.
 type codec struct {
 	encoding.CodecV2
 }
@@ -46,6 +47,8 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 			return nil, err
 		}
 		return v.sent.Track(m), nil
+	case *emptypb.Empty: // of an adapter, whose fields are encoded already: gRPC would copy them to buffers of up to 1 MiB
+		return mem.BufferSlice{mem.SliceBuffer(v.ProtoReflect().GetUnknown())}, nil
 	}
 	return c.CodecV2.Marshal(v)
 }

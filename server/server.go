@@ -149,7 +149,7 @@ func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
 		authStream, authUnary := s.gate.Interceptors()
 		stream, unary = append(stream, authStream), append(unary, authUnary)
 	}
-	stream = append(stream, logStream, recovery.StreamServerInterceptor(recovering))
+	stream = append(stream, logStream, recovery.StreamServerInterceptor(recovering), s.trackAdapter)
 	unary = append(unary, logUnary, recovery.UnaryServerInterceptor(recovering), s.limitAnswer)
 	options := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(newCodec()),

@@ -31,12 +31,17 @@ const queryFleet = 500
 // hostileIP is the address of hostile routers, of which correct ones have another.
 var hostileIP = net.IPv4(127, 0, 0, 3)
 
+// from returns how to connect from an address.
+func from(ip net.IP) func(context.Context, string) (net.Conn, error) {
+	return func(ctx context.Context, target string) (net.Conn, error) {
+		return (&net.Dialer{LocalAddr: &net.TCPAddr{IP: ip}}).DialContext(ctx, "tcp", target)
+	}
+}
+
 // dialFrom returns a connection from an address.
-func dialFrom(t *testing.T, ip net.IP, target string) *grpc.ClientConn {
+func dialFrom(t *testing.T, ip net.IP, target string, opts ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	return harness.Dial(t, "passthrough:///"+target, grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-		return (&net.Dialer{LocalAddr: &net.TCPAddr{IP: ip}}).DialContext(ctx, "tcp", address)
-	}))
+	return harness.Dial(t, "passthrough:///"+target, append(opts, grpc.WithContextDialer(from(ip)))...)
 }
 
 // largestMatch is a request of as many prompts as are allowed, each of which all workers of the fleet hold.

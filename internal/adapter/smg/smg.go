@@ -18,7 +18,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/kvcast/kvcast/internal/adapter/apply"
 	"github.com/kvcast/kvcast/internal/adapter/vllm"
@@ -50,9 +49,10 @@ type Service struct {
 	cfg     Config
 	journal journal.Reader
 	index   *index.Index
-	slots   *semaphore.Weighted // subscribers
-	states  *semaphore.Weighted // states that are being built
-	memory  *budget.Budget      // of states
+	slots   *budget.Shares // subscribers
+	states  *budget.Shares // states that are being built
+	memory  *budget.Budget // of states
+	shares  *budget.Shares // of memory
 	metrics metrics
 
 	mu      sync.Mutex // guards all below, and the workers
@@ -151,7 +151,7 @@ func (w *worker) evict(limit int) {
 
 const (
 	minHistory    = 1 << 20 // bytes of a worker
-	statesAtATime = 2
+	statesAtATime = 2       // one for an address
 	// minPaceBytes is how many bytes a subscriber must read in StallTimeout, as those of snapshots of kvcast's API.
 	minPaceBytes        = 8 << 20
 	defaultStallTimeout = 30 * time.Second
@@ -159,13 +159,16 @@ const (
 	stateBlocks = 1024
 )
 
+// most returns how many of some units an address may use: three quarters, so that a gateway can read most workers, and cannot keep others away.
+func most(n int64) int64 { return n - n/4 }
+
 // New returns a service. Its subscribers are served while Run runs.
 func New(c Config, j journal.Reader, x *index.Index) *Service {
 	c.StallTimeout = cmp.Or(c.StallTimeout, defaultStallTimeout)
 	create := promauto.With(c.Registerer)
 	s := &Service{
-		cfg: c, journal: j, index: x, slots: semaphore.NewWeighted(int64(c.MaxSubscribers)), states: semaphore.NewWeighted(statesAtATime),
-		memory: budget.New("egress_smg_state_bytes", c.StateBytes), workers: make(map[string]*worker), stopped: make(chan struct{}),
+		cfg: c, journal: j, index: x, slots: budget.NewShares(budget.New("", int64(c.MaxSubscribers)), most(int64(c.MaxSubscribers))),
+		states: budget.NewShares(budget.New("", statesAtATime), 1), memory: budget.New("egress_smg_state_bytes", c.StateBytes), workers: make(map[string]*worker), stopped: make(chan struct{}),
 		metrics: metrics{
 			subscribers: create.NewGauge(prometheus.GaugeOpts{Name: "kvcast_egress_smg_subscribers", Help: "Open streams of SubscribeKvEvents."}),
 			states:      create.NewCounter(prometheus.CounterOpts{Name: "kvcast_egress_smg_states_total", Help: "Times that all blocks of a worker were sent to a subscriber."}),
@@ -174,6 +177,7 @@ func New(c Config, j journal.Reader, x *index.Index) *Service {
 			omitted:     vllm.NewOmitted(c.Registerer, "kvcast_egress_smg_blocks_omitted_total"),
 		},
 	}
+	s.shares = budget.NewShares(s.memory, most(c.StateBytes))
 	s.stop = sync.OnceFunc(func() { close(s.stopped) })
 	create.NewGaugeFunc(prometheus.GaugeOpts{Name: "kvcast_egress_smg_history_bytes", Help: "Memory of batches that are kept for subscribers."},
 		func() float64 { return float64(s.historyBytes()) })

@@ -5,18 +5,21 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"slices"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/kvcast/kvcast/internal/adapter/apply"
 	"github.com/kvcast/kvcast/internal/adapter/vllm"
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/peer"
 	smgv1 "github.com/kvcast/kvcast/internal/peer/smg/v1"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -49,19 +52,20 @@ func (s *Service) subscribe(stream grpc.ServerStream) error {
 		return status.Errorf(codes.InvalidArgument, "the request cannot be decoded: %v", err)
 	}
 	cursor := request.GetStartSequenceNumber()
-	if !s.slots.TryAcquire(1) {
-		return status.Error(codes.ResourceExhausted, "too many streams of SubscribeKvEvents are open; try again later, or raise egress.smg.max_subscribers")
+	from := address(stream.Context())
+	if s.slots.Reserve(from, 1) != nil {
+		return status.Error(codes.ResourceExhausted, "too many streams of SubscribeKvEvents are open; try again later, or raise egress.smg.max_subscribers, of which an address may use three quarters")
 	}
-	defer s.slots.Release(1)
+	defer s.slots.Release(from, 1)
 	s.metrics.subscribers.Inc()
 	defer s.metrics.subscribers.Dec()
 	w, err := s.worker(authority(stream.Context()))
 	if err != nil {
 		return err
 	}
-	var from uint64
+	var next uint64
 	if cursor != 0 {
-		if from, err = s.position(w, cursor); err != nil {
+		if next, err = s.position(w, cursor); err != nil {
 			return err
 		}
 	}
@@ -69,11 +73,19 @@ func (s *Service) subscribe(stream grpc.ServerStream) error {
 		return err
 	}
 	if cursor == 0 {
-		if from, err = s.sendState(stream, w); err != nil {
+		if next, err = s.sendState(stream, w); err != nil {
 			return err
 		}
 	}
-	return s.follow(stream, w, from)
+	return s.follow(stream, w, next)
+}
+
+// address returns the address of a subscriber.
+func address(ctx context.Context) netip.Prefix {
+	if p, ok := grpcpeer.FromContext(ctx); ok {
+		return budget.ClientOf(p.Addr.String())
+	}
+	return netip.Prefix{}
 }
 
 func authority(ctx context.Context) string {
@@ -221,7 +233,7 @@ func (s *Service) send(stream grpc.ServerStream, batches [][]byte) error {
 func (s *Service) sendState(stream grpc.ServerStream, w *worker) (from uint64, err error) {
 	batches, from, err := s.state(stream.Context(), w)
 	bytes := size(batches)
-	defer s.memory.Release(bytes)
+	defer s.shares.Release(address(stream.Context()), bytes)
 	if err != nil {
 		return 0, err
 	}
@@ -231,8 +243,8 @@ func (s *Service) sendState(stream grpc.ServerStream, w *worker) (from uint64, e
 
 // outOfMemory returns the error for a state whose memory cannot be reserved when its batches have some bytes.
 func (s *Service) outOfMemory(worker string, bytes int64) error {
-	if limit := s.memory.Limit(); bytes > limit {
-		return status.Errorf(codes.ResourceExhausted, "the blocks of worker %s alone take more than the %d bytes of egress.smg.state_bytes, so that no subscriber can get them; raise it", worker, limit)
+	if limit := most(s.memory.Limit()); bytes > limit {
+		return status.Errorf(codes.ResourceExhausted, "the blocks of worker %s alone take more than the %d bytes of egress.smg.state_bytes that are for one address, so that no subscriber can get them; raise it", worker, limit)
 	}
 	return status.Error(codes.ResourceExhausted, "the blocks that are being sent to other subscribers use all memory for that (egress.smg.state_bytes); try again later, or raise it")
 }
@@ -252,10 +264,11 @@ const room = 64
 // of each rank. A subscriber that has the first one has the blocks of all ranks, and continues from the second one or a later one,
 // whether it names the last batch that it has or the next one.
 func (s *Service) state(ctx context.Context, w *worker) (batches [][]byte, from uint64, err error) {
-	if err := s.states.Acquire(ctx, 1); err != nil {
+	of := address(ctx)
+	if err := s.states.Acquire(ctx, of, 1); err != nil {
 		return nil, 0, status.FromContextError(err).Err()
 	}
-	defer s.states.Release(1)
+	defer s.states.Release(of, 1)
 	present, nexts := make(map[uint32]*vllm.Stream), make(map[uint32]uint64)
 	s.mu.Lock()
 	from = w.end()
@@ -278,7 +291,7 @@ func (s *Service) state(ctx context.Context, w *worker) (batches [][]byte, from 
 		blocks += uint64(present[rank].Pending())
 		m := newBatch(at, rank, present[rank].Take(), 0)
 		b := appendBatch(make([]byte, 0, proto.Size(m)+room), m)
-		if !s.memory.Reserve(int64(cap(b))) {
+		if s.shares.Reserve(of, int64(cap(b))) != nil {
 			return s.outOfMemory(w.name, size(batches)+int64(cap(b)))
 		}
 		batches, rankOf = append(batches, b), append(rankOf, rank)

@@ -143,9 +143,9 @@ func (c *Config) egressFields() mapping {
 			{"history_bytes", size(&s.HistoryBytes, 256<<20, minBytes, maxBytes),
 				"Memory for batches of all workers that are kept for subscribers, but at least 1MiB for each worker."},
 			{"state_bytes", size(&s.StateBytes, 256<<20, minBytes, maxBytes),
-				"Memory for blocks that are being sent to new subscribers. Beyond it, they are refused."},
+				"Memory for blocks that are being sent to new subscribers, three quarters of it for those of one address. Beyond it, they are refused."},
 			{"max_subscribers", number(&s.MaxSubscribers, 1024, maxCount),
-				"Maximum number of open streams of SubscribeKvEvents."},
+				"Maximum number of open streams of SubscribeKvEvents, of which one address may use three quarters."},
 		}, ""},
 		{"sglang", mapping{
 			{"enabled", boolean(&g.Enabled, false),
