@@ -28,7 +28,7 @@ func openStream(ctx context.Context, from net.IP, admin string) (net.Conn, error
 	}
 	_ = c.SetDeadline(time.Now().Add(roundLimit))
 	_, _ = io.WriteString(c, "POST /console/stream HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
-	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+	answer, err := http.ReadResponse(bufio.NewReader(c), nil) //nolint:bodyclose // it ends with the connection
 	if err == nil && answer.StatusCode != http.StatusOK {
 		err = errors.New(answer.Status)
 	}
@@ -63,7 +63,7 @@ func streamsFrom(addresses int) adminAttack {
 
 // requestsOf sends requests for paths again and again over so many connections, and reads the answers, or nothing.
 func requestsOf(connections int, reads bool, paths ...string) adminAttack {
-	return func(ctx context.Context, t *testing.T, admin string, begun func()) {
+	return func(ctx context.Context, _ *testing.T, admin string, begun func()) {
 		var group sync.WaitGroup
 		defer group.Wait()
 		var sent atomic.Int64

@@ -93,7 +93,7 @@ func fromHostile(ctx context.Context, n int, begun func(), call func()) {
 }
 
 var egressAttacks = map[string]egressAttack{
-	"replay requests": func(ctx context.Context, t *testing.T, w *egressWorld, begun func()) {
+	"replay requests": func(ctx context.Context, _ *testing.T, w *egressWorld, begun func()) {
 		fromHostile(ctx, 20, begun, func() {
 			c, err := rawzmtp.DialFrom(ctx, hostileIP, zmtp.DEALER, w.replay, waitTimeout)
 			if err != nil {
@@ -108,7 +108,7 @@ var egressAttacks = map[string]egressAttack{
 			_ = c.Close()
 		})
 	},
-	"replay requests whose answers are not read": func(ctx context.Context, t *testing.T, w *egressWorld, begun func()) {
+	"replay requests whose answers are not read": func(ctx context.Context, _ *testing.T, w *egressWorld, begun func()) {
 		fromHostile(ctx, 100, func() {}, func() {
 			c, err := rawzmtp.DialFrom(ctx, hostileIP, zmtp.DEALER, w.replay, waitTimeout)
 			if err != nil {
@@ -123,7 +123,7 @@ var egressAttacks = map[string]egressAttack{
 			_ = c.Close()
 		})
 	},
-	"consumers that do not read": func(ctx context.Context, t *testing.T, w *egressWorld, begun func()) {
+	"consumers that do not read": func(ctx context.Context, _ *testing.T, w *egressWorld, begun func()) {
 		fromHostile(ctx, 100, func() {}, func() {
 			c, err := w.consumer(ctx, hostileIP)
 			if err != nil {
@@ -214,23 +214,21 @@ func TestHonestConsumersBesideHostileConsumers(t *testing.T) {
 			}
 			t.Cleanup(func() { _ = sub.Close() })
 			// The subscription has no answer: batches are published until one arrives.
-			for received := make(chan error, 1); ; {
-				go func() {
-					_, err := sub.Receive(waitTimeout)
-					received <- err
-				}()
-				for done := false; !done; {
-					select {
-					case err := <-received:
-						if err != nil {
-							t.Fatal(err)
-						}
-						done = true
-					default:
-						h.round()
+			received := make(chan error, 1)
+			go func() {
+				_, err := sub.Receive(waitTimeout)
+				received <- err
+			}()
+			for done := false; !done; {
+				select {
+				case err := <-received:
+					if err != nil {
+						t.Fatal(err)
 					}
+					done = true
+				default:
+					h.round()
 				}
-				break
 			}
 			before, logged := s.residentMiB(), s.logBytes()
 			ctx, cancel := context.WithCancel(t.Context())

@@ -19,6 +19,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/core/testclass"
 	smgv1 "github.com/kvcast/kvcast/internal/peer/smg/v1"
+	"github.com/kvcast/kvcast/internal/transport"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -96,7 +97,7 @@ var grpcAttacks = map[string]grpcAttack{
 	},
 	"messages that are too long": {
 		serveCalls(func(i uint64) ([]byte, bool) {
-			return protowire.AppendBytes(protowire.AppendTag(smgBatch(i+1, i), 3, protowire.BytesType), make([]byte, 100<<20)), true
+			return protowire.AppendBytes(protowire.AppendTag(smgBatch(i+1, i), 3, protowire.BytesType), make([]byte, transport.MaxPayloadBytes)), true
 		}), func(m harness.Metrics) bool { return m.Sum("kvcast_ingest_disconnections_total") > 0 },
 	},
 	"garbage": {

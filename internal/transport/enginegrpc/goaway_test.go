@@ -32,11 +32,11 @@ func TestServerThatSendsCallsAway(t *testing.T) {
 				}
 			}
 		},
-		"by a reset": func(f *http2.Framer, c net.Conn) { _ = c.Close() },
+		"by a reset": func(_ *http2.Framer, c net.Conn) { _ = c.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l, err := net.Listen("tcp", "127.0.0.1:0")
+			l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)
 			}
