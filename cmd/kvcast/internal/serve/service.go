@@ -215,7 +215,10 @@ func (s *Service) Run(ctx context.Context) error {
 	sampling, stopSampling := context.WithCancel(beyond)
 	defer stopSampling()
 	sampleDone := background(func() error { s.history.Run(sampling); return nil })
-	returnDone := background(func() error { process.ReturnMemory(sampling); return nil })
+	returnDone := background(func() error {
+		process.ReturnMemory(sampling, func() uint64 { _, blocks := s.follower.Index().Len(); return blocks })
+		return nil
+	})
 	reloading, stopReloading := context.WithCancel(beyond)
 	defer stopReloading()
 	reloadDone := background(func() error { s.credentials.run(reloading, s.server); return nil })
