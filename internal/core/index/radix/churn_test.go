@@ -17,8 +17,8 @@ func shapeOf(x *Index) (s shape) {
 			s.runs++
 		}
 		s.blocks += len(r.tokens)
-		s.holdings += len(r.holdings)
-		for _, e := range r.holdings {
+		s.holdings += len(listed(&r.holdings))
+		for e := range r.holdings.all() {
 			s.held += int(e.to - e.from)
 		}
 	}

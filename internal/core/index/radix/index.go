@@ -34,6 +34,8 @@ const NumTiers = 4
 type limits struct {
 	// run bounds the blocks of a run, and so the number of holdings of a rank in the run.
 	run uint32
+	// chunk bounds the holdings of a chunk.
+	chunk int
 	// singleClears bounds the blocks that are removed one by one when a rank or a tier is cleared.
 	singleClears int
 	// sweeps bounds the sweeps in progress: beyond it, each clear sweeps.
@@ -46,7 +48,7 @@ type limits struct {
 	unheld int
 }
 
-var defaults = limits{run: maxRun, singleClears: 64, sweeps: 32, minSweep: 1024, attributes: maxAttributes, unheld: 1 << 14}
+var defaults = limits{run: maxRun, chunk: 2048, singleClears: 64, sweeps: 32, minSweep: 1024, attributes: maxAttributes, unheld: 1 << 14}
 
 // Index has the blocks of all ranks. Only one goroutine may call methods at a time, except that several may call Match, MatchHashes, Find,
 // Scan, Chain, AddRuns and Resolve at the same time, each with its own Matcher or Sharing. New makes an index.

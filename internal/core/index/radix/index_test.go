@@ -10,10 +10,10 @@ import (
 )
 
 // small are limits that small inputs exceed.
-var small = limits{run: 5, singleClears: 2, sweeps: 2, minSweep: 3, attributes: maxAttributes, unheld: 1000}
+var small = limits{run: 5, chunk: 3, singleClears: 2, sweeps: 2, minSweep: 3, attributes: maxAttributes, unheld: 1000}
 
 // forgetful are limits with which runs are forgotten.
-var forgetful = limits{run: 2, singleClears: 2, sweeps: 2, minSweep: 3, attributes: maxAttributes, unheld: -1000}
+var forgetful = limits{run: 2, chunk: 2, singleClears: 2, sweeps: 2, minSweep: 3, attributes: maxAttributes, unheld: -1000}
 
 // occurrences counts the states that a property test must reach.
 type occurrences map[string]int
@@ -34,8 +34,10 @@ func (o occurrences) count(x *Index, pairs []pair) {
 		o.add("runs of maximum length", len(r.tokens) == int(x.tree.limits.run))
 		o.add("branches within a run", len(r.branches) > 0 && int(r.branches[0].offset) < len(r.tokens)-1)
 		o.add("runs with several branches", len(r.branches) > 1)
-		for i := 1; i < len(r.holdings); i++ {
-			e, f := r.holdings[i-1], r.holdings[i]
+		o.add("runs with chunks of holdings", r.holdings.many != nil)
+		all := listed(&r.holdings)
+		for i := 1; i < len(all); i++ {
+			e, f := all[i-1], all[i]
 			o.add("runs of which a rank has parts", e.rank == f.rank && e.to < f.from)
 			o.add("adjacent parts in different tiers", e.rank == f.rank && e.to == f.from)
 			o.add("runs in which two ranks hold different parts", e.rank != f.rank && e.to != f.to)

@@ -1,10 +1,8 @@
 package radix
 
 import (
-	"cmp"
 	"fmt"
 	"math/bits"
-	"slices"
 )
 
 // names counts the names of blocks by rank and tier bit.
@@ -58,7 +56,7 @@ func checkInvariants(x *Index) error {
 	}
 	for name, m := range x.models {
 		root := t.run(m.root)
-		if len(root.tokens)+len(root.holdings) > 0 || root.after.run != 0 || name != m.name || reachable[m.root] {
+		if len(root.tokens) > 0 || !root.holdings.empty() || root.after.run != 0 || name != m.name || reachable[m.root] {
 			return fmt.Errorf("root of %q: %+v", name, root)
 		}
 		reachable[m.root] = true
@@ -181,11 +179,11 @@ func checkRank(x *Index, n numbered, number uint32, s *sweep, want, stale names)
 // checkRun checks a run. It takes the names that it has from want, and its branches from children.
 func checkRun(x *Index, id uint32, r *run, want, stale names, children map[position]uint32) error {
 	n := uint32(len(r.tokens))
-	if r.unheld != (n > 0 && len(r.holdings) == 0) || r.unheld && !r.queued {
+	if r.unheld != (n > 0 && r.holdings.empty()) || r.unheld && !r.queued {
 		return fmt.Errorf("unheld is %t, queued %t", r.unheld, r.queued)
 	}
 	if r.detached {
-		if n > 0 || len(r.holdings) > 0 || len(r.branches) == 0 {
+		if n > 0 || !r.holdings.empty() || len(r.branches) == 0 {
 			return fmt.Errorf("detached")
 		}
 		n = x.tree.limits.run
@@ -193,13 +191,17 @@ func checkRun(x *Index, id uint32, r *run, want, stale names, children map[posit
 	if n > x.tree.limits.run {
 		return fmt.Errorf("too many blocks")
 	}
+	if err := checkChunks(&r.holdings, x.tree.limits.chunk); err != nil {
+		return err
+	}
 	needed := uint32(0)
-	for i, e := range r.holdings {
+	all := listed(&r.holdings)
+	for i, e := range all {
 		if e.from >= e.to || uint32(e.to) > n || e.tiers == 0 {
 			return fmt.Errorf("the holding %d is invalid", i)
 		}
 		if i > 0 {
-			switch prev := r.holdings[i-1]; {
+			switch prev := all[i-1]; {
 			case prev.rank > e.rank || prev.rank == e.rank && prev.to > e.from:
 				return fmt.Errorf("the holding %d is not after the one before", i)
 			case prev.rank == e.rank && prev.to == e.from && prev.tiers == e.tiers:
@@ -211,9 +213,7 @@ func checkRun(x *Index, id uint32, r *run, want, stale names, children map[posit
 			bit := tiers & -tiers
 			for offset := uint32(e.from); offset < uint32(e.to); offset++ {
 				at, count := position{id, offset}, uint32(1)
-				if k, ok := r.findTwin(offset, e.rank, bit); ok {
-					count += r.twins[k].names
-				}
+				count += r.twins[twin{offset, e.rank, bit}]
 				if got := want[at][holderBit{e.rank, bit}]; got != count {
 					return fmt.Errorf("offset %d has %d names of rank %d, want %d", offset, count, e.rank, got)
 				}
@@ -228,13 +228,11 @@ func checkRun(x *Index, id uint32, r *run, want, stale names, children map[posit
 			}
 		}
 	}
-	if !slices.IsSortedFunc(r.twins, func(a, b twin) int {
-		return cmp.Or(cmp.Compare(a.offset, b.offset), cmp.Compare(a.rank, b.rank), cmp.Compare(a.tier, b.tier))
-	}) {
-		return fmt.Errorf("the twins are not in order")
+	if r.twins != nil && len(r.twins) == 0 {
+		return fmt.Errorf("there are no twins, and memory of them")
 	}
-	for _, w := range r.twins {
-		if w.names == 0 || r.tiers(w.rank, w.offset)&w.tier == 0 {
+	for w, names := range r.twins {
+		if names == 0 || r.tiers(w.rank, w.offset)&w.tier == 0 {
 			return fmt.Errorf("the twin %+v is invalid", w)
 		}
 	}
@@ -248,6 +246,39 @@ func checkRun(x *Index, id uint32, r *run, want, stale names, children map[posit
 	}
 	if n > 0 && needed != n && !r.detached {
 		return fmt.Errorf("%d blocks are needed", needed)
+	}
+	return nil
+}
+
+// listed returns the holdings of a run.
+func listed(h *holdings) (all []holding) {
+	for e := range h.all() {
+		all = append(all, *e)
+	}
+	return all
+}
+
+// checkChunks checks the chunks of the holdings of a run.
+func checkChunks(h *holdings, most int) error {
+	switch {
+	case h.many == nil && len(h.few) > most, h.many != nil && (len(h.few) > 0 || len(h.many.all) == 0):
+		return fmt.Errorf("%d holdings are not in chunks", len(h.few))
+	case h.many == nil:
+		return nil
+	}
+	total := 0
+	for i, c := range h.many.all {
+		to := uint32(0)
+		for _, e := range c.holdings {
+			to = max(to, uint32(e.to))
+		}
+		if len(c.holdings) == 0 || len(c.holdings) > most || c.to != to {
+			return fmt.Errorf("chunk %d has %d holdings up to %d, and says %d", i, len(c.holdings), to, c.to)
+		}
+		total += len(c.holdings)
+	}
+	if n := len(h.many.all); n > 1+8*total/most {
+		return fmt.Errorf("%d chunks for %d holdings", n, total)
 	}
 	return nil
 }

@@ -109,12 +109,20 @@ func (x *Index) match(model *model, tokens []uint64, m *Matcher) {
 		if m.KeepPath {
 			m.path = append(m.path, step{model, depth, depth + n, next.run})
 		}
-		if !m.extend(x.ranks, r.holdings, depth, n) {
+		if !m.extendBy(x.ranks, &r.holdings, depth, n) {
 			return
 		}
 		last = position{next.run, uint32(n - 1)}
 		depth += n
 	}
+}
+
+// extendBy is extend by the holdings of a run.
+func (m *Matcher) extendBy(ranks []numbered, h *holdings, depth, n int) (reached bool) {
+	if h.many != nil {
+		return m.extendByChunks(ranks, h.many.all, depth, n)
+	}
+	return m.extend(ranks, h.few, depth, n)
 }
 
 // extend extends the prefixes that have all blocks before depth, by up to n blocks; all ranks have the prefix of no
@@ -154,7 +162,40 @@ func (m *Matcher) extend(ranks []numbered, holdings []holding, depth, n int) (re
 	return reached
 }
 
-// commonPrefix returns the length of the common prefix of a and b.
+// extendByChunks is extend for many holdings. It leaves out those of a rank that are after a block that the rank does not hold.
+func (m *Matcher) extendByChunks(ranks []numbered, chunks []chunk, depth, n int) (reached bool) {
+	for c := range chunks {
+		all := chunks[c].holdings
+		for i := 0; i < len(all); i++ {
+			e := &all[i]
+			reached = m.extend(ranks, all[i:i+1], depth, n) || reached
+			if c := m.byRank[e.rank]; c.stamp != m.stamp || m.Found[c.index].Blocks != depth+min(int(e.to), n) {
+				i = lastOfRank(all, i)
+			}
+		}
+	}
+	return reached
+}
+
+// lastOfRank returns the index of the last of the holdings that are of the same rank as holding i.
+func lastOfRank(holdings []holding, i int) int {
+	rank, step := holdings[i].rank, 1
+	for i+step < len(holdings) && holdings[i+step].rank == rank {
+		i += step
+		step *= 2
+	}
+	for ; step > 0; step /= 2 {
+		if i+step < len(holdings) && holdings[i+step].rank == rank {
+			i += step
+		}
+	}
+	return i
+}
+
+// commonPrefix returns the length of the common prefix of a and b. It is not inlined: where the loop begins in memory, and so its time, would depend on
+// its caller.
+//
+//go:noinline
 func commonPrefix(a, b []uint64) int {
 	n := min(len(a), len(b))
 	a, b = a[:n], b[:n]

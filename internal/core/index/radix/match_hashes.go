@@ -60,19 +60,22 @@ type verified struct {
 func (x *Index) extendByRun(f *Match, at position, hashes []uint64, m *Matcher) {
 	begin, number := f.Blocks, f.Rank.number
 	r := x.tree.run(at.run)
-	first, _ := r.find(number, at.offset)
+	first, _ := r.holdings.find(number, at.offset)
 	held := at.offset // the rank holds the run from the block up to this offset
-	for i := first; i < len(r.holdings); i++ {
-		e := &r.holdings[i]
-		if e.rank != number || uint32(e.from) > held || e.tiers&f.Rank.live == 0 {
+	for next := first; ; next = r.holdings.next(next) {
+		e := r.holdings.at(next)
+		if e == nil || e.rank != number || uint32(e.from) > held || e.tiers&f.Rank.live == 0 {
 			break
 		}
 		held = uint32(e.to)
 	}
 	end := begin + f.Rank.common(at, hashes[begin:min(len(hashes), begin+int(held-at.offset))])
 	f.Blocks = m.verify(f.Rank, at, hashes[:end], begin)
-	for i := first; i < len(r.holdings) && r.holdings[i].rank == number; i++ {
-		e := &r.holdings[i]
+	for next := first; ; next = r.holdings.next(next) {
+		e := r.holdings.at(next)
+		if e == nil || e.rank != number {
+			break
+		}
 		from, to := begin, begin+int(e.to)-int(at.offset)
 		if uint32(e.from) > at.offset {
 			from += int(uint32(e.from) - at.offset)

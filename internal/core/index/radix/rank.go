@@ -101,8 +101,7 @@ func (x *Index) PlaceOf(r *Rank, hash uint64) (place uint64, only, ok bool) {
 	only = run.tiers(r.number, at.offset)&r.live == uint8(s.tag)&r.live
 	if len(run.twins) > 0 {
 		only = only && !slices.ContainsFunc(r.bits[:], func(bit uint8) bool {
-			_, twin := run.findTwin(at.offset, r.number, bit)
-			return twin
+			return run.twins[twin{at.offset, r.number, bit}] > 0
 		})
 	}
 	return at.number(), only, true

@@ -2,20 +2,21 @@ package radix
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 )
 
 // run is a sequence of consecutive blocks, known by their tokens hashes. Its number is 0 if it is unused. A root has no blocks.
 type run struct {
 	tokens   []uint64
-	holdings []holding // ascending by rank, then from
+	holdings holdings
 	ids      tokenIDs
 	// first is the memory of holdings while there is one, which saves a cache miss.
 	first [1]holding
 	// after is the block that the run follows; its run is 0 for a root.
 	after    position
-	branches []branch // ascending by offset
-	twins    []twin   // ascending by offset, rank and tier; usually none
+	branches []branch        // ascending by offset
+	twins    map[twin]uint32 // the number of names except one; usually nil
 	// unheld is set if no rank holds a block, but runs follow. queued is set if the run's number is in tree.unheld.
 	unheld, queued bool
 	// detached is set for an unheld run that was forgotten: it has no tokens and follows no block.
@@ -42,91 +43,73 @@ type holding struct {
 // branch counts the runs that follow a block.
 type branch struct{ offset, runs uint32 }
 
-// twin counts the names, except one, that a tier of a rank has for the same block. Engines may distinguish blocks by
-// more than their tokens.
+// twin is a block for which a tier of a rank has several names. Engines may distinguish blocks by more than their tokens.
 type twin struct {
 	offset uint32
 	rank   uint32
 	tier   uint8 // bit
-	names  uint32
-}
-
-// find returns the index of the holding of a rank that has a block, or the index at which to insert one.
-func (r *run) find(rank, offset uint32) (_ int, ok bool) {
-	low, high := 0, len(r.holdings)
-	for low < high {
-		middle := int(uint(low+high) / 2)
-		if e := &r.holdings[middle]; e.rank < rank || e.rank == rank && uint32(e.from) <= offset {
-			low = middle + 1
-		} else {
-			high = middle
-		}
-	}
-	if low > 0 {
-		if e := &r.holdings[low-1]; e.rank == rank && offset < uint32(e.to) {
-			return low - 1, true
-		}
-	}
-	return low, false
 }
 
 // tiers returns the tiers of a rank that hold a block.
 func (r *run) tiers(rank, offset uint32) uint8 {
-	if i, ok := r.find(rank, offset); ok {
-		return r.holdings[i].tiers
+	if at, ok := r.holdings.find(rank, offset); ok {
+		return r.holdings.at(at).tiers
 	}
 	return 0
 }
 
 // holdsAny reports whether a tier of a rank holds any of the blocks from an offset up to another one.
 func (r *run) holdsAny(rank, from, to uint32, tier uint8) bool {
-	for i, _ := r.find(rank, from); i < len(r.holdings); i++ {
-		e := &r.holdings[i]
-		if e.rank != rank || uint32(e.from) >= to {
-			return false
-		}
+	at, _ := r.holdings.find(rank, from)
+	for e := r.holdings.at(at); e != nil && e.rank == rank && uint32(e.from) < to; e = r.holdings.at(at) {
 		if e.tiers&tier != 0 {
 			return true
 		}
+		at = r.holdings.next(at)
 	}
 	return false
 }
 
 // hold adds the blocks from an offset up to another one to a tier of a rank, which has none of them.
 func (r *run) hold(rank, from, to uint32, tier uint8, t *tree) {
-	i, ok := r.find(rank, from)
-	if ok || i < len(r.holdings) && r.holdings[i].rank == rank && uint32(r.holdings[i].from) <= to {
+	h := &r.holdings
+	at, ok := h.find(rank, from)
+	if next := h.at(at); ok || next != nil && next.rank == rank && uint32(next.from) <= to {
 		r.update(rank, from, to, tier, 0, t)
 		return
 	}
-	if i > 0 {
-		if e := &r.holdings[i-1]; e.rank == rank && uint32(e.to) == from && e.tiers == tier {
+	if at.item > 0 {
+		before := cursor{at.chunk, at.item - 1}
+		if e := *h.at(before); e.rank == rank && uint32(e.to) == from && e.tiers == tier {
 			e.to = uint16(to)
+			h.set(before, e)
 			return
 		}
 	}
-	r.holdings = slices.Insert(r.holdings, i, holding{rank, uint16(from), uint16(to), tier})
+	h.replace(t.limits.chunk, at, 0, holding{rank, uint16(from), uint16(to), tier})
 }
 
 // release removes the blocks from an offset up to another one from a tier of a rank, which has all of them.
 func (r *run) release(rank, from, to uint32, tier uint8, t *tree) {
-	i, _ := r.find(rank, from)
-	switch e := &r.holdings[i]; {
+	at, _ := r.holdings.find(rank, from)
+	switch e := *r.holdings.at(at); {
 	case e.tiers != tier || to > uint32(e.to) || from > uint32(e.from) && to < uint32(e.to):
 		r.update(rank, from, to, 0, tier, t)
 	case from > uint32(e.from):
 		e.to = uint16(from)
+		r.holdings.set(at, e)
 	case to < uint32(e.to):
 		e.from = uint16(to)
+		r.holdings.set(at, e)
 	default:
-		r.holdings = slices.Delete(r.holdings, i, i+1)
+		r.holdings.replace(t.limits.chunk, at, 1)
 	}
 }
 
 // update adds the blocks from an offset up to another one to some tiers of a rank, and removes them from others.
 func (r *run) update(rank, from, to uint32, add, remove uint8, t *tree) {
-	first, _ := r.find(rank, 0)
-	last := first
+	first, _ := r.holdings.find(rank, 0)
+	last, n := first, 0
 	out := t.holdings[:0]
 	emit := func(from, to uint32, tiers uint8) {
 		if from >= to || tiers == 0 {
@@ -139,8 +122,8 @@ func (r *run) update(rank, from, to uint32, add, remove uint8, t *tree) {
 		out = append(out, holding{rank, uint16(from), uint16(to), tiers})
 	}
 	next := from // the first block that is not yet updated
-	for ; last < len(r.holdings) && r.holdings[last].rank == rank; last++ {
-		e := r.holdings[last]
+	for e := r.holdings.at(last); e != nil && e.rank == rank; e = r.holdings.at(last) {
+		last, n = r.holdings.next(last), n+1
 		begin, end := uint32(e.from), uint32(e.to)
 		emit(begin, min(end, from), e.tiers)
 		if begin < to && end > from {
@@ -154,35 +137,51 @@ func (r *run) update(rank, from, to uint32, add, remove uint8, t *tree) {
 		emit(max(begin, to), end, e.tiers)
 	}
 	emit(next, to, add)
-	r.holdings = slices.Replace(r.holdings, first, last, out...)
+	r.holdings.replace(t.limits.chunk, first, n, out...)
 	t.holdings = out
-}
-
-func (r *run) findTwin(offset, rank uint32, tier uint8) (int, bool) {
-	return slices.BinarySearchFunc(r.twins, twin{offset: offset, rank: rank, tier: tier}, func(a, b twin) int {
-		return cmp.Or(cmp.Compare(a.offset, b.offset), cmp.Compare(a.rank, b.rank), cmp.Compare(a.tier, b.tier))
-	})
 }
 
 // addTwin counts a further name of a block.
 func (r *run) addTwin(offset, rank uint32, tier uint8) {
-	i, ok := r.findTwin(offset, rank, tier)
-	if !ok {
-		r.twins = slices.Insert(r.twins, i, twin{offset: offset, rank: rank, tier: tier})
+	if r.twins == nil {
+		r.twins = make(map[twin]uint32)
 	}
-	r.twins[i].names++
+	r.twins[twin{offset, rank, tier}]++
 }
 
 // removeTwin removes a name of a block, and reports whether the block had several.
 func (r *run) removeTwin(offset, rank uint32, tier uint8) bool {
-	i, ok := r.findTwin(offset, rank, tier)
-	if !ok {
+	w := twin{offset, rank, tier}
+	switch names := r.twins[w]; names {
+	case 0:
 		return false
-	}
-	if r.twins[i].names--; r.twins[i].names == 0 {
-		r.twins = slices.Delete(r.twins, i, i+1)
+	case 1:
+		if delete(r.twins, w); len(r.twins) == 0 {
+			r.twins = nil
+		}
+	default:
+		r.twins[w] = names - 1
 	}
 	return true
+}
+
+// removeTwins removes all names of the blocks in tiers of a rank except one of each.
+func (r *run) removeTwins(rank uint32, tiers uint8) {
+	if len(r.twins) == 0 {
+		return
+	}
+	if len(r.twins) <= len(r.tokens) {
+		maps.DeleteFunc(r.twins, func(w twin, _ uint32) bool { return w.rank == rank && w.tier&tiers != 0 })
+		tiers = 0
+	}
+	for ; tiers != 0; tiers &= tiers - 1 {
+		for offset := range uint32(len(r.tokens)) {
+			delete(r.twins, twin{offset, rank, tiers & -tiers})
+		}
+	}
+	if len(r.twins) == 0 {
+		r.twins = nil
+	}
 }
 
 // findBranch returns the index of the branch at an offset, or the index at which to insert it. Most branches are at the
@@ -219,10 +218,10 @@ func (r *run) needed() uint32 {
 	if b := len(r.branches); b > 0 {
 		n = r.branches[b-1].offset + 1
 	}
-	for i := 0; i < len(r.holdings) && n < length; i++ {
-		n = max(n, uint32(r.holdings[i].to))
+	if n >= length {
+		return n
 	}
-	return n
+	return max(n, r.holdings.upTo(length))
 }
 
 // truncate drops the blocks from an offset on.

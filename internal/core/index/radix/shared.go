@@ -93,8 +93,8 @@ func (x *Index) AddRuns(s *Sharing, modelName string, from uint32, work, most in
 
 // modelOf returns the model of a run; nil if no rank holds a block of it.
 func (x *Index) modelOf(r *run) *model {
-	for i := range r.holdings {
-		if rank := &x.ranks[r.holdings[i].rank]; r.holdings[i].tiers&rank.live != 0 {
+	for e := range r.holdings.all() {
+		if rank := &x.ranks[e.rank]; e.tiers&rank.live != 0 {
 			return rank.rank.model
 		}
 	}
@@ -102,13 +102,13 @@ func (x *Index) modelOf(r *run) *model {
 }
 
 // countWork is the work of counting the ranks that hold the blocks of a run.
-func countWork(r *run) int { return 8 + len(r.tokens) + len(r.holdings) }
+func countWork(r *run) int { return 8 + len(r.tokens) + r.holdings.len() }
 
 // count sets s.counts to the numbers of ranks that hold each block of a run.
 func (s *Sharing) count(x *Index, r *run) {
 	s.counts = append(s.counts[:0], make([]int32, len(r.tokens)+1)...)
-	for i := range r.holdings {
-		if e := &r.holdings[i]; e.tiers&x.ranks[e.rank].live != 0 {
+	for e := range r.holdings.all() {
+		if e.tiers&x.ranks[e.rank].live != 0 {
 			s.counts[e.from]++
 			s.counts[min(int(e.to), len(r.tokens))]--
 		}

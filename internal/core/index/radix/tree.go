@@ -1,8 +1,6 @@
 package radix
 
 import (
-	"slices"
-
 	"github.com/kvcast/kvcast/internal/core/hashtable"
 )
 
@@ -61,7 +59,7 @@ func (t *tree) add() (id uint32) {
 		t.runs++
 	}
 	r := t.run(id)
-	r.holdings = r.first[:0]
+	r.holdings.few = r.first[:0]
 	return id
 }
 
@@ -194,7 +192,7 @@ func (t *tree) releaseRun(id, rank uint32, tiers uint8) {
 		return
 	}
 	r.update(rank, 0, uint32(len(r.tokens)), 0, tiers, t)
-	r.twins = slices.DeleteFunc(r.twins, func(w twin) bool { return w.rank == rank && w.tier&tiers != 0 })
+	r.removeTwins(rank, tiers)
 	t.trim(id)
 	t.noteUnheld(id)
 }
