@@ -62,16 +62,18 @@ test-all: libzmq prepare docs kube-apiserver $(TOOLS)/helm $(TOOLS)/kubeconform 
 	$(MAKE) dist
 	$(MAKE) image
 
-prepare: ## Prepare in bin what the tests of classes live, peers and process need of other projects: publishers, routers, clients, Chromium, Prometheus; with VLLM=1 also vLLM.
-	@$(MAKE) --no-print-directory -j8 prepare-live prepare-peers prepare-clients prepare-llmd prepare-python prepare-smg prepare-rust prepare-packages \
+prepare: ## Prepare in bin what the tests of classes live, peers and process need of other projects: publishers, routers, clients, Chromium, Prometheus, ghostunnel; with VLLM=1 also vLLM.
+	@$(MAKE) --no-print-directory -j8 prepare-live prepare-peers prepare-clients prepare-llmd prepare-python prepare-smg prepare-rust prepare-packages prepare-tunnel \
 		$(if $(filter 1,$(VLLM)),prepare-vllm)
 
 # Parts of prepare that can run at the same time.
-.PHONY: prepare-live prepare-peers prepare-clients prepare-vllm prepare-llmd prepare-python prepare-smg prepare-rust prepare-packages
+.PHONY: prepare-live prepare-peers prepare-clients prepare-vllm prepare-llmd prepare-python prepare-smg prepare-rust prepare-packages prepare-tunnel
 prepare-live prepare-peers prepare-clients prepare-vllm:
 	@tools/scripts/$(@:prepare-%=%).sh
 prepare-llmd prepare-python prepare-smg prepare-rust:
 	@GO=$(GO) tools/scripts/routers.sh $(@:prepare-%=%)
+prepare-tunnel:
+	@if [ $(CGO) = 1 ]; then $(MAKE) --no-print-directory $(TOOLS)/ghostunnel; else echo "ghostunnel: skipped: there is no cgo" >&2; fi
 prepare-packages:
 	@tools/scripts/console.sh bin/console
 	@tools/scripts/prometheus.sh bin/prometheus
@@ -222,6 +224,10 @@ $(TOOLS)/cyclonedx-gomod: tools/deploy/go.mod
 
 $(TOOLS)/kubeconform: tools/deploy/go.mod
 	CGO_ENABLED=0 GOWORK=off $(GO) -C tools/deploy build -ldflags '-s -w' -o $@ github.com/yannh/kubeconform/cmd/kubeconform
+
+$(TOOLS)/ghostunnel: tools/tunnel/go.mod
+	@# Without cgo, this version does not compile.
+	CGO_ENABLED=1 GOWORK=off $(GO) -C tools/tunnel build -ldflags '-s -w' -o $@ github.com/ghostunnel/ghostunnel
 
 $(TOOLS)/golangci-lint: tools/go.mod
 	$(tool) github.com/golangci/golangci-lint/v2/cmd/golangci-lint

@@ -71,12 +71,19 @@ func (a *Authority) writePEM(file, kind string, der []byte) {
 // its key.
 func (a *Authority) Issue(commonName string, dnsNames ...string) (cert, key string) {
 	a.t.Helper()
+	return a.IssueWith(commonName, func(c *x509.Certificate) { c.DNSNames = dnsNames })
+}
+
+// IssueWith is Issue of a certificate that a function changes before it is signed.
+func (a *Authority) IssueWith(commonName string, change func(*x509.Certificate)) (cert, key string) {
+	a.t.Helper()
 	dir := a.t.TempDir()
 	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
 	private := newKey(a.t)
 	template := certificateTemplate(commonName)
-	template.IPAddresses, template.DNSNames = []net.IP{net.IPv4(127, 0, 0, 1)}, dnsNames
+	template.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)}
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+	change(template)
 	a.sign(template, private, cert)
 	der, err := x509.MarshalECPrivateKey(private)
 	if err != nil {
