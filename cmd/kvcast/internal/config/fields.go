@@ -204,7 +204,7 @@ func workerFields(w *ingestconfig.Worker) mapping {
 		{key: "eagle_groups", node: eagleGroups(&w.Attention.EAGLEGroups)},
 		{key: "hash_seed", node: word(&w.Attention.HashSeed)},
 		{key: "lora_paths", node: loraPaths(&w.Attention.LoRAPaths)},
-		{key: "sources", node: listOf(&w.Sources, sourceFields)},
+		{key: "sources", node: listOf(&w.Sources, sourceFields).atMost(feed.MaxSources)},
 	}
 }
 

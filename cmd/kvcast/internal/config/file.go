@@ -89,7 +89,9 @@ func (m mapping) read(r *reader, n *yaml.Node, path string) {
 	}
 	if n.Kind != yaml.MappingNode {
 		if !isNull(n) || strings.HasSuffix(path, "]") {
-			r.unreadable = append(r.unreadable, path)
+			if len(r.unreadable) < r.mostMistakes {
+				r.unreadable = append(r.unreadable, path)
+			}
 			r.wrong(r.at(n), path, fmt.Sprintf("%s is not allowed: want a mapping with %s", shown(n), either(keys)))
 		}
 		return
@@ -141,6 +143,8 @@ func (l list) read(r *reader, n *yaml.Node, path string) {
 	case isNull(n): // allowed, since all items may be commented out
 	case n.Kind != yaml.SequenceNode:
 		r.wrong(r.at(n), path, shown(n)+" is not allowed: want a list")
+	case l.most > 0 && len(n.Content) > l.most:
+		r.wrong(r.at(n), path, notAllowed(len(n.Content), fmt.Sprintf("at most %d", l.most)))
 	default:
 		for i, n := range n.Content {
 			path := fmt.Sprintf("%s[%d]", path, i)

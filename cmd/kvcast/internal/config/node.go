@@ -20,6 +20,14 @@ type list struct {
 	items func() []node
 	// add appends an item with default values, and returns its node.
 	add func() node
+	// most bounds the items of a file, of which none is read if there are more; 0: no bound.
+	most int
+}
+
+// atMost returns the list with a bound.
+func (l list) atMost(items int) list {
+	l.most = items
+	return l
 }
 
 func listOf[T any, N node](to *[]T, item func(*T) N) list {

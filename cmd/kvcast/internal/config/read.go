@@ -77,10 +77,15 @@ type reader struct {
 	origins    Origins
 	fileName   string // of the file being read, without control or format characters
 	mistakes   []mistake
-	unreadable []string // paths of items that are not mappings
+	further    int      // mistakes beyond mostMistakes
+	unreadable []string // paths of items that are not mappings, at most mostMistakes
+	// mostMistakes bounds what a file can make of the log, and the time in which mistakes are searched.
+	mostMistakes int
 }
 
-func newReader() *reader { return &reader{config: newConfig(), origins: make(Origins)} }
+func newReader() *reader {
+	return &reader{config: newConfig(), origins: make(Origins), mostMistakes: 100}
+}
 
 // finish validates what depends on several settings, and returns the Config or all mistakes.
 func (r *reader) finish() (*Config, Origins, error) {
@@ -95,7 +100,7 @@ func (r *reader) finish() (*Config, Origins, error) {
 	case 1:
 		return nil, nil, errors.New(all[0])
 	default:
-		return nil, nil, fmt.Errorf("read configuration: %d mistakes:\n  %s", len(all), strings.Join(all, "\n  "))
+		return nil, nil, fmt.Errorf("read configuration: %d mistakes:\n  %s", len(r.mistakes)+r.further, strings.Join(all, "\n  "))
 	}
 }
 
@@ -140,8 +145,14 @@ type mistake struct {
 	problem string
 }
 
-func (r *reader) wrong(at origin, path, problem string) {
-	r.mistakes = append(r.mistakes, mistake{at, path, path, problem})
+func (r *reader) wrong(at origin, path, problem string) { r.record(mistake{at, path, path, problem}) }
+
+func (r *reader) record(m mistake) {
+	if len(r.mistakes) == r.mostMistakes {
+		r.further++
+		return
+	}
+	r.mistakes = append(r.mistakes, m)
 }
 
 // wrongGiven records a mistake at a path, with the nearest origin. The message for a variable or a flag omits the part of
@@ -152,7 +163,7 @@ func (r *reader) wrongGiven(path, problem string) {
 	if at.line == 0 && at.place != "" {
 		m.shown = strings.TrimPrefix(rest, "sources[0].")
 	}
-	r.mistakes = append(r.mistakes, m)
+	r.record(m)
 }
 
 // isWrong reports whether a mistake at the path is recorded, or the item that contains the path is not a mapping.
@@ -173,9 +184,18 @@ func (r *reader) messages() []string {
 	for i, m := range r.mistakes {
 		parts := slices.DeleteFunc([]string{m.at.String(), m.shown, m.problem}, func(s string) bool { return s == "" })
 		all[i] = strings.Join(parts, ": ")
+		if len(all[i]) > maxMessage {
+			all[i] = strings.ToValidUTF8(all[i][:maxMessage], "") + "..."
+		}
+	}
+	if r.further > 0 {
+		all = append(all, fmt.Sprintf("and %d more", r.further))
 	}
 	return all
 }
+
+// maxMessage bounds the message of a mistake, in bytes.
+const maxMessage = 1 << 10
 
 func notAllowed(v any, want string) string {
 	if s, ok := v.(string); ok {

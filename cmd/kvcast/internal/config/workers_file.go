@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 
@@ -47,18 +48,40 @@ func (c *Config) CheckDiscovery() (warnings []string, err error) {
 	return warnings, errors.Join(errs...)
 }
 
+// A file of workers may have bytesPerWorker for each worker that is allowed, and minWorkersBytes at least.
+const bytesPerWorker, minWorkersBytes = 1 << 10, 1 << 20
+
+// maxLoggedMistakes bounds the mistakes in the error of ReadWorkers, which becomes a log line.
+const maxLoggedMistakes = 10
+
+// readWorkersFile returns the text of a file of workers.
+func readWorkersFile(file string, workers int) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // nothing is written
+	most := max(bytesPerWorker*workers, minWorkersBytes)
+	text, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
+	if err == nil && len(text) > most {
+		err = fmt.Errorf("%s has more than %d KiB: want at most %d KiB for %d workers, which ingest.max_workers allows", file, most>>10, most>>10, workers)
+	}
+	return text, err
+}
+
 // ReadWorkers reads a file with at most the given number of workers. The file is a list as under the key workers of the configuration, or a
 // mapping with that key alone. An empty file is an error, since it may be incompletely written; use [] for no workers.
 func ReadWorkers(file string, most int) ([]ingestconfig.Worker, error) {
-	data, err := os.ReadFile(file)
+	data, err := readWorkersFile(file, most)
 	if err != nil {
 		return nil, fmt.Errorf("read workers: %w", err)
 	}
 	r := newReader()
+	r.mostMistakes = maxLoggedMistakes
 	r.config.Ingest.MaxWorkers = most
 	isList := false
 	r.document(file, data, func(n *yaml.Node) {
-		workers := listOf(&r.config.Ingest.Workers, workerFields)
+		workers := listOf(&r.config.Ingest.Workers, workerFields).atMost(most)
 		n = resolve(n)
 		if isList = n.Kind == yaml.SequenceNode; isList {
 			r.origins["workers"] = r.at(n)

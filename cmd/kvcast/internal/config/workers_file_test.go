@@ -124,3 +124,31 @@ func TestReadWorkers(t *testing.T) {
 		t.Error("a missing file: want an error")
 	}
 }
+
+// TestFilesOfWorkersAreBounded reads files that are endless, or have many mistakes. The error is a short line.
+func TestFilesOfWorkersAreBounded(t *testing.T) {
+	t.Parallel()
+	var keys strings.Builder
+	for i := range 1000 {
+		fmt.Fprintf(&keys, "kkkkk%d: v, ", i)
+	}
+	file := filepath.Join(t.TempDir(), "w.yaml")
+	for _, tt := range []struct{ name, text, says string }{
+		{"large", strings.Repeat("#", 1<<20) + "\n[]", file + " has more than 1024 KiB: want at most 1024 KiB for 2 workers, which ingest.max_workers allows"},
+		{"many workers", strings.Repeat("- {}\n", 20_000), file + ":1: workers: 20000 is not allowed: want at most 2"},
+		{"many sources", "- name: a\n  sources: [" + strings.Repeat("{},", 20_000) + "]", file + ":2: workers[0].sources: 20000 is not allowed: want at most 128"},
+		{"many mistakes", "- {" + keys.String() + "}", "; and 992 more"},
+		{"a long mistake", "- {name: \"" + strings.Repeat("x", 900_000) + "\"}", "xxx..."},
+	} {
+		if err := os.WriteFile(file, []byte(tt.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := ReadWorkers(file, 2)
+		if err == nil || !strings.Contains(err.Error(), tt.says) || len(err.Error()) > maxLoggedMistakes*(maxMessage+10) {
+			t.Errorf("%s: got %.300q, want %q", tt.name, err, tt.says)
+		}
+	}
+	if _, err := ReadWorkers("/dev/zero", 2); err == nil {
+		t.Error("an endless file: want an error")
+	}
+}
