@@ -6,6 +6,7 @@
 package enginehttp
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -30,14 +31,18 @@ const (
 	timeout = 5 * time.Second
 	// maxBytes bounds an answer. SGLang's has all its options and states.
 	maxBytes = 4 << 20
+	// maxSmall is the size up to which an answer is read whatever others do, and maxLarge how many larger ones are read at a time.
+	maxSmall, maxLarge = 256 << 10, 16
 )
+
+// large is a semaphore of answers of more than maxSmall.
+var large = make(chan struct{}, maxLarge)
 
 // errNotFound: the engine has no such path.
 var errNotFound = errors.New("not found")
 
 // client follows no redirects and uses no proxy, so that it reaches the engine and nothing else.
 var client = &http.Client{
-	Timeout:       timeout,
 	Transport:     &http.Transport{DisableKeepAlives: true, MaxResponseHeaderBytes: 64 << 10},
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 }
@@ -142,12 +147,7 @@ func isAt(ctx context.Context, address, host string) error {
 // askVLLM asks vLLM 0.33.0 or later. Its GET /kv_event_sources (vllm/entrypoints/serve/instrumentator/basic.py) answers with
 // the KVEventsConfig (vllm/config/kv_events.py) of each dp rank, by rank, in which the endpoints have the rank's own ports.
 func askVLLM(ctx context.Context, server string) (a answer, err error) {
-	type source struct {
-		Publisher string  `json:"publisher"`
-		Endpoint  string  `json:"endpoint"`
-		Replay    *string `json:"replay_endpoint"`
-	}
-	var sources map[uint32]source
+	var sources vllmSources
 	if err := get(ctx, server+"/kv_event_sources", &sources); err != nil {
 		return answer{}, err
 	}
@@ -163,6 +163,47 @@ func askVLLM(ctx context.Context, server string) (a answer, err error) {
 		a.ranks = append(a.ranks, r)
 	}
 	return a, a.check()
+}
+
+// vllmSources are the sources of vLLM's dp ranks, by rank.
+type vllmSources map[uint32]vllmSource
+
+type vllmSource struct {
+	Publisher string  `json:"publisher"`
+	Endpoint  string  `json:"endpoint"`
+	Replay    *string `json:"replay_endpoint"`
+}
+
+// UnmarshalJSON implements json.Unmarshaler. It fails at the first source beyond feed.MaxRanks: a map of as many as an answer has room for takes twenty times its memory.
+func (v *vllmSources) UnmarshalJSON(text []byte) error {
+	d := json.NewDecoder(bytes.NewReader(text))
+	switch first, err := d.Token(); {
+	case err != nil:
+		return err
+	case first == nil:
+		return nil
+	case first != json.Delim('{'):
+		return errors.New("want a mapping of dp ranks")
+	}
+	*v = make(vllmSources)
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return err
+		}
+		var s vllmSource
+		rank, err := strconv.ParseUint(key.(string), 10, 32)
+		if err != nil {
+			return fmt.Errorf("the key %.100q is no dp rank", key)
+		}
+		if err := d.Decode(&s); err != nil {
+			return err
+		}
+		if (*v)[uint32(rank)] = s; len(*v) > feed.MaxRanks {
+			return fmt.Errorf("more than %d dp ranks", feed.MaxRanks)
+		}
+	}
+	return nil
 }
 
 // sleep is what an engine tells about whether it sleeps. A sleeping vLLM has discarded its cache, and publishes no event for that.
@@ -258,6 +299,8 @@ func (a answer) check() error {
 
 // get decodes the JSON at a URL. It returns errNotFound if there is none.
 func get(ctx context.Context, at string, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {
 		return err
@@ -278,7 +321,18 @@ func get(ctx context.Context, at string, into any) error {
 	case response.StatusCode != http.StatusOK:
 		return fmt.Errorf("GET %s: status %d %s; want 200", path, response.StatusCode, http.StatusText(response.StatusCode))
 	}
-	body, err := io.ReadAll(io.LimitReader(response.Body, maxBytes+1))
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxSmall+1))
+	if err == nil && len(body) > maxSmall {
+		select {
+		case large <- struct{}{}:
+			defer func() { <-large }()
+		case <-ctx.Done():
+			return fmt.Errorf("GET %s: wait for the large answers of other engines: %w", path, ctx.Err())
+		}
+		var rest []byte
+		rest, err = io.ReadAll(io.LimitReader(response.Body, int64(maxBytes+1-len(body))))
+		body = append(body, rest...)
+	}
 	if err != nil {
 		return fmt.Errorf("GET %s: %w", path, err)
 	}

@@ -22,8 +22,8 @@ const (
 	refreshInterval = time.Minute
 	// sleepInterval is that time for an engine that can be sent to sleep.
 	sleepInterval = 5 * time.Second
-	// maxRequests bounds the requests in flight.
-	maxRequests = 16
+	// maxRequests bounds the requests in flight: so many engines that are slow to answer delay no other.
+	maxRequests = 256
 )
 
 // Asker stands between a discovery.Watch and what finds its workers, and asks the engines of those with config.Worker.HTTP.
