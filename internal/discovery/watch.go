@@ -23,6 +23,9 @@ import (
 // DefaultInterval is the default of Watch.Interval.
 const DefaultInterval = 5 * time.Second
 
+// minPause is the time between two polls at least, whatever changes how often: a poll compares all workers.
+const minPause = 100 * time.Millisecond
+
 // Workers adds and removes workers. *ingest.Ingest implements it.
 type Workers interface {
 	AddWorker(context.Context, config.Worker) error
@@ -110,6 +113,7 @@ func (w Watch) Run(ctx context.Context, workers Workers) error {
 	ticker := time.NewTicker(w.Interval)
 	defer ticker.Stop()
 	for {
+		polled := time.Now()
 		err := running.poll(ctx)
 		w.Metrics.polled(w.Name, err, len(running.known), len(running.rejected))
 		if w.Polled != nil {
@@ -122,6 +126,11 @@ func (w Watch) Run(ctx context.Context, workers Workers) error {
 		select {
 		case <-ticker.C:
 		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+		select {
+		case <-time.After(minPause - time.Since(polled)):
 		case <-ctx.Done():
 			return nil
 		}

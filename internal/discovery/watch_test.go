@@ -152,3 +152,25 @@ func TestWatchEndsWithIngest(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestChangesWithoutEndArePolledAtAnInterval has a source that says a thousand times a second that it has changed.
+func TestChangesWithoutEndArePolledAtAnInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const seconds = 10
+		ctx, cancel := context.WithTimeout(t.Context(), seconds*time.Second)
+		defer cancel()
+		var polls atomic.Int32
+		err := discovery.Watch{
+			Find: func(context.Context) ([]config.Worker, error) { polls.Add(1); return nil, nil },
+			Follow: func(ctx context.Context, changed func()) {
+				for ctx.Err() == nil {
+					changed()
+					time.Sleep(time.Millisecond) // of the test's own clock
+				}
+			},
+		}.Run(ctx, new(recorder))
+		if n := polls.Load(); err != nil || n < 9*seconds || n > 11*seconds {
+			t.Errorf("%d polls in %d s, error %v; want 10 a second", n, seconds, err)
+		}
+	})
+}

@@ -87,7 +87,13 @@ func (s *Source) Follow(ctx context.Context, changed func()) {
 			o.LabelSelector = s.Selector
 			pods, err := s.Client.List(ctx, o)
 			s.store.report(ctx, "list", err)
-			return pods, err
+			if err != nil {
+				return nil, err
+			}
+			for i := range pods.Items {
+				pods.Items[i] = *s.Engines.trimmed(&pods.Items[i])
+			}
+			return pods, nil
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.LabelSelector = s.Selector
@@ -100,7 +106,16 @@ func (s *Source) Follow(ctx context.Context, changed func()) {
 				// instead after others, and then waits for as long as ctx does.
 				err = errors.New(err.Error())
 			}
-			return w, err
+			if err != nil {
+				return nil, err
+			}
+			// client-go keeps all pods of a watch that begins with a list until the list is complete.
+			return watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
+				if p, ok := e.Object.(*corev1.Pod); ok {
+					e.Object = s.Engines.trimmed(p)
+				}
+				return e, true
+			}), nil
 		},
 	}
 	logger := klog.FromContext(ctx)

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/discovery"
@@ -120,6 +121,43 @@ func (e Engines) worker(p *corev1.Pod) (config.Worker, error) {
 		return w, errors.New(strings.Join(r.wrong, "; "))
 	}
 	return w, nil
+}
+
+// maxKept bounds the text of an annotation or a label that trimmed keeps: more than any may have.
+const maxKept = 2 << 10
+
+// trimmed returns a pod with what the store and client-go use alone. The rest may be a megabyte.
+func (e Engines) trimmed(p *corev1.Pod) *corev1.Pod {
+	keys := []string{
+		aibrixModel, aibrixEngine, aibrixPort, llmdModel, llmdEngine, inferenceEngine, stackModel, metav1.InitialEventsAnnotationKey,
+	}
+	for _, name := range []string{"model", "engine", "block-size", "event-port", "replay-port", "http-port", "dp-size", "dp-start-rank"} {
+		keys = append(keys, Prefix+name)
+	}
+	keys = append(keys, e.Labels...)
+	keep := func(from map[string]string) map[string]string {
+		kept := make(map[string]string)
+		for _, key := range keys {
+			if text, ok := from[key]; ok {
+				kept[key] = strings.Clone(text[:min(len(text), maxKept)])
+			}
+		}
+		return kept
+	}
+	kept := &corev1.Pod{TypeMeta: p.TypeMeta, ObjectMeta: metav1.ObjectMeta{
+		Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
+		CreationTimestamp: p.CreationTimestamp, DeletionTimestamp: p.DeletionTimestamp,
+		Annotations: keep(p.Annotations), Labels: keep(p.Labels),
+	}, Status: corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP}}
+	for _, name := range []string{eventPortName, replayPortName} {
+		if port := containerPort(p, name); port != 0 {
+			kept.Spec.Containers = append(kept.Spec.Containers, corev1.Container{Ports: []corev1.ContainerPort{{Name: name, ContainerPort: int32(port)}}})
+		}
+	}
+	if isReady(p) {
+		kept.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	}
+	return kept
 }
 
 // reader reads kvcast's annotations of a pod, and collects what is not valid.
