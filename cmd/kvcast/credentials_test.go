@@ -143,6 +143,47 @@ func TestCredentialsAreReadAgain(t *testing.T) {
 	})
 }
 
+// TestHalfReplacedCertificatesChangeNothing replaces a certificate and its key in steps, as by hand. New connections have the former ones until both are there.
+func TestHalfReplacedCertificatesChangeNothing(t *testing.T) {
+	testclass.Process(t)
+	t.Parallel()
+	ca, next := harness.NewAuthority(t), harness.NewAuthority(t)
+	cert, key := ca.Issue("server")
+	nextCert, nextKey := next.Issue("server")
+	s := serve(t, "--bind", "tcp://127.0.0.1:*", "--tls-cert", cert, "--tls-key", key)
+	s.addr() // waits until they are loaded
+	copyOf := func(file string) string {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	for _, step := range []struct {
+		change func()
+		logs   string
+	}{
+		{func() { replace(t, cert, "") }, `msg="changed tokens or certificates cannot be used; the former stay in use" .*tls.cert`},
+		{func() { replace(t, cert, copyOf(nextCert)) }, `msg="changed tokens or certificates cannot be used; the former stay in use" .*private key does not match`},
+		{func() {
+			if err := os.Remove(key); err != nil {
+				t.Fatal(err)
+			}
+		}, `msg="tokens and certificates are not read again; the former stay in use"`},
+	} {
+		step.change()
+		s.logged(step.logs)
+		if router, _ := calls(t, dialWith(t, s, ca, "", "")); router != codes.OK {
+			t.Errorf("after %s: got %v, want OK", step.logs, router)
+		}
+	}
+	replace(t, key, copyOf(nextKey))
+	s.logged(`msg="tokens and certificates read again, because their files have changed"`)
+	if router, _ := calls(t, dialWith(t, s, next, "", "")); router != codes.OK {
+		t.Errorf("with the next certificate: got %v, want OK", router)
+	}
+}
+
 // replace replaces a file as Kubernetes and cert-manager do: by renaming.
 func replace(t *testing.T, file, text string) {
 	t.Helper()

@@ -571,8 +571,12 @@ func TestHonestEngineBesideClientsWithoutCredentials(t *testing.T) {
 	testclass.Process(t)
 	ca := harness.NewAuthority(t)
 	cert, key := ca.Issue("server")
+	stolen, err := tls.LoadX509KeyPair(harness.NewAuthority(t).Issue("gateway"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	s := serve(t, "--bind", "tcp://127.0.0.1:*", "--log-level", "debug", "--egress-dynamo-listen", "127.0.0.1:0",
-		"--tls-cert", cert, "--tls-key", key, "--admin-tls", "--auth-tokens", secretFile(t, "tokens", "router "+routersToken))
+		"--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca.File, "--admin-tls", "--auth-tokens", secretFile(t, "tokens", "router "+routersToken))
 	dynamo, admin := s.logged(`msg=serving dynamo=(\S+)`), s.must(s.Admin())
 	h := newHonest(t, s, kvcastv1.NewRouterEventServiceClient(dialWith(t, s, ca, "", "", grpc.WithPerRPCCredentials(bearer(routersToken)))))
 	h.round()
@@ -583,6 +587,39 @@ func TestHonestEngineBesideClientsWithoutCredentials(t *testing.T) {
 		"garbage in place of TLS": func(t *testing.T, ctx context.Context, s *process) {
 			for i := 0; ctx.Err() == nil; i++ {
 				sendGarbage(ctx, t, []string{s.addr(), admin, dynamo}[i%3])
+			}
+		},
+		"handshakes that never end": func(_ *testing.T, ctx context.Context, s *process) {
+			var group sync.WaitGroup
+			defer group.Wait()
+			for i := range 500 { // of 50 addresses
+				group.Go(func() {
+					dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 3, byte(i%50))}}
+					for ctx.Err() == nil {
+						c, err := dialer.DialContext(ctx, "tcp", []string{s.addr(), admin, dynamo}[i%3])
+						if err != nil {
+							continue
+						}
+						stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+						_, _ = c.Write([]byte{22, 3, 1, 2, 0, 1, 0, 1}) // the beginning of a ClientHello
+						_, _ = c.Read(make([]byte, 1))                  // until it is disconnected
+						stop()
+						_ = c.Close()
+					}
+				})
+			}
+		},
+		"certificates of another CA": func(_ *testing.T, ctx context.Context, s *process) {
+			for ctx.Err() == nil {
+				c, err := new(net.Dialer).DialContext(ctx, "tcp", s.addr())
+				if err != nil {
+					continue
+				}
+				foreign := tls.Client(c, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{stolen}}) // it is a stranger
+				if foreign.HandshakeContext(ctx) == nil {
+					_, _ = foreign.Read(make([]byte, 1)) // until it is disconnected
+				}
+				_ = c.Close()
 			}
 		},
 		"requests with long paths": func(t *testing.T, ctx context.Context, _ *process) {
@@ -622,42 +659,45 @@ func (bearer) RequireTransportSecurity() bool { return true }
 // process if it stopped the input at a high-water mark and resumes it after an error.
 func TestFloodingPeerCannotEndTheProcess(t *testing.T) {
 	testclass.Process(t)
-	t.Run("bound", func(t *testing.T) {
-		s := serve(t, "--bind", "tcp://127.0.0.1:*")
-		endpoint := s.endpoint()
-		for range 2 {
-			c := attack(t, endpoint)
-			flood(t, c, "kv@127.0.0.9@m")
-			if err := c.Reset(); err != nil {
-				t.Fatal(err)
+	harness.ForEachTransport(t, func(t *testing.T, zmq config.ZMQ) {
+		transports := []string{"--ingest-listen-transport", string(zmq), "--ingest-connect-transport", string(zmq)}
+		t.Run("bound", func(t *testing.T) {
+			s := serve(t, append(transports, "--bind", "tcp://127.0.0.1:*")...)
+			endpoint := s.endpoint()
+			for range 2 {
+				c := attack(t, endpoint)
+				flood(t, c, "kv@127.0.0.9@m")
+				if err := c.Reset(); err != nil {
+					t.Fatal(err)
+				}
 			}
-		}
-		s.client() // addr waits for the server
-		if rss := s.residentMiB(); rss > 1024 {
-			t.Errorf("%d MiB resident after the flood", rss)
-		}
-	})
-	t.Run("connected", func(t *testing.T) {
-		l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = l.Close() }()
-		s := serve(t, "--worker", fmt.Sprintf("name=w,connect=tcp://%v", l.Addr()))
-		for range 2 {
-			c, err := rawzmtp.Accept(l, zmtp.PUB, waitTimeout)
+			s.client() // addr waits for the server
+			if rss := s.residentMiB(); rss > 1024 {
+				t.Errorf("%d MiB resident after the flood", rss)
+			}
+		})
+		t.Run("connected", func(t *testing.T) {
+			l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 			if err != nil {
 				t.Fatal(err)
 			}
-			flood(t, c, "")
-			if err := c.Reset(); err != nil {
-				t.Fatal(err)
+			defer func() { _ = l.Close() }()
+			s := serve(t, append(transports, "--worker", fmt.Sprintf("name=w,connect=tcp://%v", l.Addr()))...)
+			for range 2 {
+				c, err := rawzmtp.Accept(l, zmtp.PUB, waitTimeout)
+				if err != nil {
+					t.Fatal(err)
+				}
+				flood(t, c, "")
+				if err := c.Reset(); err != nil {
+					t.Fatal(err)
+				}
 			}
-		}
-		s.addr()
-		if rss := s.residentMiB(); rss > 1024 {
-			t.Errorf("%d MiB resident after the flood", rss)
-		}
+			s.addr()
+			if rss := s.residentMiB(); rss > 1024 {
+				t.Errorf("%d MiB resident after the flood", rss)
+			}
+		})
 	})
 }
 
