@@ -108,7 +108,7 @@ func BenchmarkPartsOfManyRanks(b *testing.B) {
 	}
 	storePrompt(x, x.AddRank("m", nil), prompt, maxRun)
 	b.Run("Change", func(b *testing.B) {
-		measure(b, func(i int) {
+		measure(b, func(int) {
 			x.Store(first, 0, Stored{HasParent: true, Parent: prompt[0] ^ 1, Blocks: odd[:1], Tokens: prompt[1:2]})
 			x.Remove(first, 0, odd[:1])
 		})
