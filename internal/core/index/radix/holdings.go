@@ -2,6 +2,7 @@ package radix
 
 import (
 	"iter"
+	"math"
 	"slices"
 )
 
@@ -120,6 +121,17 @@ func (h *holdings) next(c cursor) cursor {
 	return cursor{c.chunk, c.item + 1}
 }
 
+// before returns the cursor of the holding before a cursor; ok is false at the first.
+func (h *holdings) before(c cursor) (_ cursor, ok bool) {
+	if c.item > 0 {
+		return cursor{c.chunk, c.item - 1}, true
+	}
+	if c.chunk == 0 {
+		return c, false
+	}
+	return cursor{c.chunk - 1, len(h.many.all[c.chunk-1].holdings) - 1}, true
+}
+
 // replace replaces the next n holdings from a cursor on. A chunk has most holdings at most.
 func (h *holdings) replace(most int, at cursor, n int, with ...holding) {
 	if h.many == nil {
@@ -140,6 +152,9 @@ func (h *holdings) replace(most int, at cursor, n int, with ...holding) {
 		n -= here
 	}
 	if size := len(first.holdings); end == at.chunk+1 && size <= most && size > most/4 {
+		for i := range with {
+			first.to = max(first.to, uint32(with[i].to))
+		}
 		first.changed()
 		return
 	}
@@ -173,17 +188,19 @@ func (c *chunks) balance(most, from, to int) {
 		out = append(out, chunk{})
 	}
 	for i := range out {
+		out[i].to = math.MaxUint32
 		out[i].changed()
 	}
 	c.all = slices.Replace(c.all, from, to, out...)
 }
 
-// changed updates what a chunk knows of its holdings.
+// changed updates the end of a chunk, which is an upper bound before. It usually finds soon a holding with that end.
 func (c *chunk) changed() {
-	c.to = 0
-	for i := range c.holdings {
-		c.to = max(c.to, uint32(c.holdings[i].to))
+	was, to := c.to, uint32(0)
+	for i := 0; i < len(c.holdings) && to != was; i++ {
+		to = max(to, uint32(c.holdings[i].to))
 	}
+	c.to = to
 }
 
 // set changes a holding whose place in the order stays.
@@ -193,6 +210,7 @@ func (h *holdings) set(at cursor, e holding) {
 		return
 	}
 	h.many.all[at.chunk].holdings[at.item] = e
+	h.many.all[at.chunk].to = max(h.many.all[at.chunk].to, uint32(e.to))
 	h.many.all[at.chunk].changed()
 }
 

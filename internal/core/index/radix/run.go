@@ -78,8 +78,7 @@ func (r *run) hold(rank, from, to uint32, tier uint8, t *tree) {
 		r.update(rank, from, to, tier, 0, t)
 		return
 	}
-	if at.item > 0 {
-		before := cursor{at.chunk, at.item - 1}
+	if before, ok := h.before(at); ok {
 		if e := *h.at(before); e.rank == rank && uint32(e.to) == from && e.tiers == tier {
 			e.to = uint16(to)
 			h.set(before, e)
@@ -108,7 +107,11 @@ func (r *run) release(rank, from, to uint32, tier uint8, t *tree) {
 
 // update adds the blocks from an offset up to another one to some tiers of a rank, and removes them from others.
 func (r *run) update(rank, from, to uint32, add, remove uint8, t *tree) {
-	first, _ := r.holdings.find(rank, 0)
+	// Only those that have a block from the one before from up to to change, or are merged.
+	first, _ := r.holdings.find(rank, from)
+	if before, ok := r.holdings.before(first); ok && r.holdings.at(before).rank == rank {
+		first = before
+	}
 	last, n := first, 0
 	out := t.holdings[:0]
 	emit := func(from, to uint32, tiers uint8) {
@@ -122,7 +125,7 @@ func (r *run) update(rank, from, to uint32, add, remove uint8, t *tree) {
 		out = append(out, holding{rank, uint16(from), uint16(to), tiers})
 	}
 	next := from // the first block that is not yet updated
-	for e := r.holdings.at(last); e != nil && e.rank == rank; e = r.holdings.at(last) {
+	for e := r.holdings.at(last); e != nil && e.rank == rank && uint32(e.from) <= to; e = r.holdings.at(last) {
 		last, n = r.holdings.next(last), n+1
 		begin, end := uint32(e.from), uint32(e.to)
 		emit(begin, min(end, from), e.tiers)
