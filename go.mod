@@ -134,3 +134,6 @@ replace github.com/kvcast/kvcast/client => ./client
 replace github.com/kvcast/kvcast/internal/core => ./internal/core
 
 replace github.com/kvcast/kvcast/proto => ./proto
+
+// Its files change while packages are listed.
+ignore ./bin
