@@ -25,14 +25,14 @@ const (
 	maxDecoding = transport.MaxPayloadBytes
 )
 
-// decodeSlot is memory for decoded batches of large payloads. Each worker has one, which its mutex guards: whoever processes one of its
+// decodeSlot is memory for decoded batches of large payloads. Each worker has one, which its mutex guards: a goroutine that processes one of its
 // batches may have to process others before. The zero value is a slot without memory.
 type decodeSlot struct {
 	batches int
 	bytes   int64 // of the payload of the first
 }
 
-// acquire waits for memory, in FIFO order, unless the slot has it. Whoever has a slot must not wait for another worker, or a listener.
+// acquire waits for memory, in FIFO order, unless the slot has it. A goroutine with a slot must not wait for another worker, or a listener.
 func (d *decodeSlot) acquire(b *budgets, payload []byte) {
 	if d.batches++; d.batches == 1 {
 		d.bytes = int64(min(len(payload), maxDecoding))

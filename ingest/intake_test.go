@@ -9,7 +9,7 @@ import (
 	"github.com/kvcast/kvcast/internal/wire"
 )
 
-// TestLargeBatchesAreDecodedOneAfterAnother has three workers of one Ingest. Whoever processes a large batch may decode others of its worker.
+// TestLargeBatchesAreDecodedOneAfterAnother has three workers of one Ingest. A goroutine that processes a large batch may decode others of its worker.
 func TestLargeBatchesAreDecodedOneAfterAnother(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
