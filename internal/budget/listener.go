@@ -46,20 +46,29 @@ func (l *listener) Accept() (net.Conn, error) {
 }
 
 // victim returns the connection that is closed for a new one of an address; nil if there is none.
-func (l *listener) victim(from netip.Prefix) (oldest *conn) {
+func (l *listener) victim(from netip.Prefix) *conn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	counts := make(map[netip.Prefix]int)
-	for _, c := range l.open {
-		counts[c.from]++
+	if i := Displaced(l.open, func(c *conn) netip.Prefix { return c.from }, from); i >= 0 {
+		return l.open[i]
 	}
-	most := counts[from] + 1
-	for _, c := range l.open {
-		if n := counts[c.from]; n > most {
-			most, oldest = n, c
+	return nil
+}
+
+// Displaced returns the index of what gives way to a new one of an address, of all that there are, the oldest first: the oldest of the address with
+// the most, of several the one with the oldest. It is -1 if the new one's address would have as many.
+func Displaced[T any](all []T, addressOf func(T) netip.Prefix, address netip.Prefix) int {
+	counts := make(map[netip.Prefix]int)
+	for _, one := range all {
+		counts[addressOf(one)]++
+	}
+	displaced, most := -1, counts[address]+1
+	for i, one := range all {
+		if n := counts[addressOf(one)]; n > most {
+			displaced, most = i, n
 		}
 	}
-	return oldest
+	return displaced
 }
 
 func (l *listener) add(c net.Conn, from netip.Prefix) *conn {

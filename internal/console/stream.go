@@ -123,16 +123,7 @@ func (h *hub) join(address netip.Prefix) *page {
 
 // displace ends a page for a new one of an address, and reports whether there is one. The caller holds the lock.
 func (h *hub) displace(address netip.Prefix) bool {
-	counts := make(map[netip.Prefix]int)
-	for _, p := range h.pages {
-		counts[p.address]++
-	}
-	victim, most := -1, counts[address]+1
-	for i, p := range h.pages {
-		if n := counts[p.address]; n > most {
-			victim, most = i, n
-		}
-	}
+	victim := budget.Displaced(h.pages, func(p *page) netip.Prefix { return p.address }, address)
 	if victim < 0 {
 		return false
 	}
