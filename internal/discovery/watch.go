@@ -77,6 +77,8 @@ type watcher struct {
 	lastError string
 	// foundNone reports whether the last poll found no workers.
 	foundNone bool
+	// excess is the number of workers that the last poll found and did not add, since there were as many as are allowed.
+	excess int
 }
 
 // knownWorker is a worker that was added.
@@ -115,7 +117,7 @@ func (w Watch) Run(ctx context.Context, workers Workers) error {
 	for {
 		polled := time.Now()
 		err := running.poll(ctx)
-		w.Metrics.polled(w.Name, err, len(running.known), len(running.rejected))
+		w.Metrics.polled(w.Name, err, len(running.known), len(running.rejected)+running.excess)
 		if w.Polled != nil {
 			w.Polled()
 		}
@@ -202,14 +204,26 @@ func (w *watcher) poll(ctx context.Context) error {
 	for _, name := range slices.Sorted(maps.Keys(rejected)) {
 		w.reject(config.Worker{Name: name}, rejected[name])
 	}
-	for _, c := range found {
-		if w.known[c.Name] != nil {
-			continue
+	return w.addAll(ctx, slices.DeleteFunc(slices.Clone(found), func(c config.Worker) bool { return w.known[c.Name] != nil }))
+}
+
+// addAll adds workers until there are as many as are allowed.
+func (w *watcher) addAll(ctx context.Context, workers []config.Worker) error {
+	excess := 0
+	for i, c := range workers {
+		err := w.add(ctx, c)
+		if errors.Is(err, config.ErrTooManyWorkers) {
+			excess = len(workers) - i
+			break
 		}
-		if err := w.add(ctx, c); err != nil {
+		if err != nil {
 			return err
 		}
 	}
+	if excess > 0 && excess != w.excess {
+		w.Logger.Warn("more workers found than ingest.max_workers allows: the last are not read", "workers", excess, "first", workers[len(workers)-excess].Name)
+	}
+	w.excess = excess
 	return nil
 }
 
@@ -225,7 +239,8 @@ func (w *watcher) remove(ctx context.Context, name string) error {
 	return nil
 }
 
-// add adds a worker. If that fails, each poll tries again, and the failure is logged once.
+// add adds a worker. If it cannot be added, each poll tries again, and the reason is logged once. The error is config.ErrEnded or
+// config.ErrTooManyWorkers, or ctx is done.
 func (w *watcher) add(ctx context.Context, c config.Worker) error {
 	err := w.workers.AddWorker(ctx, c)
 	switch {
@@ -233,7 +248,7 @@ func (w *watcher) add(ctx context.Context, c config.Worker) error {
 		w.Logger.Info("worker found", "worker", c.Name)
 		w.known[c.Name] = &knownWorker{config: c}
 		delete(w.rejected, c.Name)
-	case errors.Is(err, config.ErrEnded) || ctx.Err() != nil:
+	case errors.Is(err, config.ErrEnded) || errors.Is(err, config.ErrTooManyWorkers) || ctx.Err() != nil:
 		return err
 	default:
 		w.reject(c, err)

@@ -1,9 +1,12 @@
 package discovery_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -26,6 +29,8 @@ type recorder struct {
 	done    []string
 	rejects map[string]error
 	ended   bool
+	workers int
+	most    int // workers; 0: any number
 }
 
 // calls returns what was added and removed since the last call.
@@ -47,6 +52,11 @@ func (r *recorder) AddWorker(_ context.Context, c config.Worker) error {
 		r.done = append(r.done, "reject "+c.Name)
 		return err
 	}
+	if r.most > 0 && r.workers == r.most {
+		r.done = append(r.done, "reject "+c.Name)
+		return config.ErrTooManyWorkers
+	}
+	r.workers++
 	r.done = append(r.done, fmt.Sprintf("add %s %s", c.Name, c.Model))
 	return nil
 }
@@ -58,6 +68,7 @@ func (r *recorder) RemoveWorker(_ context.Context, name string, why feed.RemoveR
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.done = append(r.done, "remove "+name)
+	r.workers--
 	if name == "gone" {
 		return config.ErrNoWorker
 	}
@@ -108,6 +119,10 @@ func TestWatch(t *testing.T) {
 		{"rejected workers are tried again, others are added", 0, map[string]error{"a": config.ErrWorkerExists}, []poll{
 			{found: []config.Worker{w("a", "m"), w("b", "m")}, want: []string{"reject a", "add b m"}},
 			{found: []config.Worker{w("a", "m"), w("b", "m")}, want: []string{"reject a"}},
+		}},
+		{"after one more than are allowed no other is tried", 0, map[string]error{"b": config.ErrTooManyWorkers}, []poll{
+			{found: []config.Worker{w("a", "m"), w("b", "m"), w("c", "m")}, want: []string{"add a m", "reject b"}},
+			{found: []config.Worker{w("a", "m"), w("c", "m")}, want: []string{"add c m"}},
 		}},
 	}
 	for _, tt := range tests {
@@ -171,6 +186,38 @@ func TestChangesWithoutEndArePolledAtAnInterval(t *testing.T) {
 		}.Run(ctx, new(recorder))
 		if n := polls.Load(); err != nil || n < 9*seconds || n > 11*seconds {
 			t.Errorf("%d polls in %d s, error %v; want 10 a second", n, seconds, err)
+		}
+	})
+}
+
+// TestAnswersOfAnySizeAreBounded has a name with another 10,000 addresses at each poll.
+func TestAnswersOfAnySizeAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const addresses, polls = 10_000, 3
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var log bytes.Buffer
+		n, r := 0, &recorder{most: config.DefaultMaxWorkers}
+		err := discovery.Watch{
+			Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			Find: func(context.Context) (found []config.Worker, _ error) {
+				for i := range addresses {
+					found = append(found, config.Worker{Name: fmt.Sprintf("10.%d.%d.%d:5557", n, i/256, i%256)})
+				}
+				n++
+				return found, nil
+			},
+			Polled: func() {
+				if n == polls {
+					cancel()
+				}
+			},
+		}.Run(ctx, r)
+		if err != nil || len(r.calls()) != polls*(r.most+1)+(polls-1)*r.most || r.workers != r.most {
+			t.Errorf("%d workers, error %v; want %d", r.workers, err, r.most)
+		}
+		if lines := strings.Count(log.String(), "level=WARN"); lines != 1 {
+			t.Errorf("%d warnings, want one", lines)
 		}
 	})
 }
