@@ -140,7 +140,7 @@ func TestStreamsEndWhenTheirTokenIsRemoved(t *testing.T) {
 	}
 }
 
-// TestConnectionOfAnExpiredCertificateIsClosed has a stream that is open longer than the client's certificate is valid.
+// TestConnectionOfAnExpiredCertificateIsClosed has a stream, and a connection for calls, that are open longer than the client's certificate is valid.
 func TestConnectionOfAnExpiredCertificateIsClosed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -160,7 +160,14 @@ func TestConnectionOfAnExpiredCertificateIsClosed(t *testing.T) {
 		cert.ClientCAs, cert.ClientAuth, client.Certificates = cas, tls.RequireAndVerifyClientCert, []tls.Certificate{own}
 		h := inMemory(t, server.Config{TLS: cert, ClientCertificates: true, Limits: server.Limits{StallTimeout: 24 * time.Hour}}, journal.Config{})
 		h.addWorker()
-		stream, err := kvcastv1.NewRouterEventServiceClient(h.Dial(t, grpc.WithTransportCredentials(credentials.NewTLS(client)))).Subscribe(t.Context(), earliest())
+		dial := func() kvcastv1.RouterEventServiceClient {
+			return kvcastv1.NewRouterEventServiceClient(h.Dial(t, grpc.WithTransportCredentials(credentials.NewTLS(client)), grpc.WithIdleTimeout(0)))
+		}
+		calls := dial()
+		if _, err := calls.GetStatus(t.Context(), &kvcastv1.GetStatusRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		stream, err := dial().Subscribe(t.Context(), earliest())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -170,6 +177,11 @@ func TestConnectionOfAnExpiredCertificateIsClosed(t *testing.T) {
 		}
 		if took := time.Since(began); status.Code(err) != codes.Unavailable || took < time.Hour || took > time.Hour+2*server.DefaultAccessInterval {
 			t.Errorf("got %v after %v, want UNAVAILABLE after an hour and at most %v more", err, took, 2*server.DefaultAccessInterval)
+		}
+		for range 2 { // on the connection, and on another one
+			if _, err := calls.GetStatus(t.Context(), &kvcastv1.GetStatusRequest{}); status.Code(err) != codes.Unavailable {
+				t.Errorf("got %v for a call, want UNAVAILABLE", err)
+			}
 		}
 	})
 }

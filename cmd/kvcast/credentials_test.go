@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -67,6 +68,15 @@ func TestClientCertificatesAreRoles(t *testing.T) {
 		{"listed by its DNS name", listed, func() (string, string) { return ca.Issue("gateway", "ops.example.com") }, codes.OK, codes.NotFound},
 		{"not listed", listed, func() (string, string) { return ca.Issue("anyone") }, codes.Unauthenticated, codes.Unauthenticated},
 		{"of another CA", nil, func() (string, string) { return otherCA.Issue("gateway") }, codes.Unavailable, codes.Unavailable},
+		{"expired", nil, func() (string, string) {
+			return ca.IssueWith("gateway", func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Second) })
+		}, codes.Unavailable, codes.Unavailable},
+		{"not yet valid", nil, func() (string, string) {
+			return ca.IssueWith("gateway", func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Hour) })
+		}, codes.Unavailable, codes.Unavailable},
+		{"of a server only", nil, func() (string, string) {
+			return ca.IssueWith("gateway", func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} })
+		}, codes.Unavailable, codes.Unavailable},
 		{"none", nil, nil, codes.Unavailable, codes.Unavailable},
 		{"none, but there are tokens", tokens, nil, codes.Unauthenticated, codes.Unauthenticated},
 		{"any, and there are tokens", tokens, func() (string, string) { return ca.Issue("anyone") }, codes.OK, codes.PermissionDenied},

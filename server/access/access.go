@@ -98,12 +98,12 @@ func (g *Gate) guard(srv any, s grpc.ServerStream, method string, handler grpc.S
 			case <-ctx.Done():
 				return
 			}
-			if _, err := g.authorize(ctx, method); err != nil {
-				end(&revokedError{err})
+			switch _, err := g.authorize(ctx, method); {
+			case errors.Is(err, errExpired):
+				g.cfg.Close(ctx)
 				return
-			}
-			if _, err := auth.AuthFromMD(ctx, "bearer"); err != nil && hasExpired(clientCertificate(ctx)) {
-				g.cfg.Close(ctx) // the client connects again with another certificate, or TLS refuses it
+			case err != nil:
+				end(&revokedError{err})
 				return
 			}
 		}
@@ -115,8 +115,9 @@ func (g *Gate) guard(srv any, s grpc.ServerStream, method string, handler grpc.S
 	return err
 }
 
-// hasExpired reports whether a certificate has expired since TLS has verified it.
-func hasExpired(cert *x509.Certificate) bool { return cert != nil && time.Now().After(cert.NotAfter) }
+// errExpired says that a certificate has expired since TLS has verified it. The connection is closed, so that the client connects again with
+// another certificate, or TLS refuses it.
+var errExpired = callerror.New(callerror.Unauthenticated, journal.Bounds{}, "the client's certificate has expired; connect again with another one")
 
 // guarded is a stream with another context.
 type guarded struct {
@@ -145,6 +146,9 @@ func (g *Gate) Authenticate(ctx context.Context) (context.Context, error) {
 	if err == nil {
 		g.cfg.Permitted(ctx)
 		return logging.InjectLogField(ctx, "role", string(role)), nil
+	}
+	if errors.Is(err, errExpired) {
+		g.cfg.Close(ctx)
 	}
 	attrs := []slog.Attr{slog.String("grpc.method", method), slog.String("grpc.code", status.Code(err).String())}
 	if p, ok := peer.FromContext(ctx); ok {
@@ -200,6 +204,9 @@ func (g *Gate) identify(ctx context.Context) (Role, error) {
 	role, ok := list.Certificates.role(cert)
 	if !ok {
 		return "", callerror.New(callerror.Unauthenticated, journal.Bounds{}, "no name of the client's certificate has a role at this server: %.256q; ask the server's operator to add one", certificateNames(cert))
+	}
+	if time.Now().After(cert.NotAfter) {
+		return "", errExpired
 	}
 	return role, nil
 }

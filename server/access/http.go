@@ -1,6 +1,7 @@
 package access
 
 import (
+	"errors"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -35,6 +36,9 @@ func (g *Gate) AuthorizeHTTP(next http.Handler) http.Handler {
 			path := r.URL.Path[:min(len(r.URL.Path), maxLoggedPath)]
 			g.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "refused request", slog.String("http.path", path), slog.String(loglimit.PeerAddress, r.RemoteAddr))
 			w.Header().Set("WWW-Authenticate", `Basic realm="kvcast"`)
+			if errors.Is(err, errExpired) {
+				w.Header().Set("Connection", "close")
+			}
 			http.Error(w, status.Convert(err).Message(), http.StatusUnauthorized)
 			return
 		}
