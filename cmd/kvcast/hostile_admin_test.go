@@ -116,53 +116,29 @@ func TestProbesBesideHostilePages(t *testing.T) {
 			h := newHonest(t, s, s.client())
 			h.round()
 			publishFleet(t, s)
-			before, logged := s.residentMiB(), s.logBytes()
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			var group sync.WaitGroup
-			var begun atomic.Bool
-			group.Go(func() { adminAttacks[name](ctx, t, admin, func() { begun.Store(true) }) })
-			peak := 0
-			took := make(map[string]time.Duration)
-			probe := func(what string, call func(context.Context) error) {
-				t.Helper()
-				limited, cancel := context.WithTimeout(t.Context(), roundLimit)
-				defer cancel()
-				start := time.Now()
-				if err := call(limited); err != nil {
-					t.Errorf("%s: %v", what, err)
-				}
-				took[what] = max(took[what], time.Since(start))
-			}
-			for h.took = nil; !begun.Load() || len(h.took) < patientRounds; {
-				if !begun.Load() {
-					h.took = nil
-				}
-				h.round()
-				for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
-					probe(path, func(ctx context.Context) error {
-						_, err := s.Get(ctx, path)
+			took := make(longest)
+			trial{
+				attack: func(ctx context.Context, begun func()) { adminAttacks[name](ctx, t, admin, begun) },
+				round: func() {
+					h.round()
+					for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
+						took.call(t, path, func(ctx context.Context) error {
+							_, err := s.Get(ctx, path)
+							return err
+						})
+					}
+					took.call(t, "console", func(ctx context.Context) error {
+						c, err := openStream(ctx, net.IPv4(127, 0, 0, 1), admin)
+						if err == nil {
+							err = c.Close()
+						}
 						return err
 					})
-				}
-				probe("console", func(ctx context.Context) error {
-					c, err := openStream(ctx, net.IPv4(127, 0, 0, 1), admin)
-					if err == nil {
-						err = c.Close()
-					}
-					return err
-				})
-				peak = max(peak, s.residentMiB())
-			}
-			cancel()
-			group.Wait()
-			t.Logf("batches most %v; probes most %v; %d MiB resident before, at most %d; %d bytes logged", slices.Max(h.took), took, before, peak, s.logBytes()-logged)
-			if peak > before+256 {
-				t.Errorf("%d MiB resident, want at most %d", peak, before+256)
-			}
-			if logged = s.logBytes() - logged; logged > maxLogBytes {
-				t.Errorf("%d bytes logged", logged)
-			}
+				},
+				rounds: patientRounds, forget: func() { h.took = nil },
+				mostMiB: s.residentMiB() + 256, mostLogged: maxLogBytes,
+			}.run(t, s)
+			t.Logf("batches most %v; probes most %v", slices.Max(h.took), took)
 		})
 	}
 }

@@ -230,65 +230,39 @@ func TestHonestConsumersBesideHostileConsumers(t *testing.T) {
 					h.round()
 				}
 			}
-			before, logged := s.residentMiB(), s.logBytes()
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			var group sync.WaitGroup
-			var begun atomic.Bool
-			group.Go(func() { egressAttacks[name](ctx, t, w, func() { begun.Store(true) }) })
-			peak := 0
-			took := make(map[string]time.Duration)
-			check := func(what string, call func(context.Context) error) {
-				t.Helper()
-				limited, cancel := context.WithTimeout(t.Context(), roundLimit)
-				defer cancel()
-				start := time.Now()
-				if err := call(limited); err != nil {
-					t.Errorf("%s: %v", what, err)
-				}
-				took[what] = max(took[what], time.Since(start))
-			}
-			for rounds := 0; !begun.Load() || rounds < patientRounds; {
-				if begun.Load() {
-					rounds++
-				}
-				h.round()
-				check("a batch", func(context.Context) error {
-					_, err := sub.Receive(roundLimit)
-					return err
-				})
-				check("SMG", func(ctx context.Context) error {
-					_, err := smgStream(ctx, conn, 3)
-					return err
-				})
-				check("SGLang", func(ctx context.Context) error {
-					return conn.Invoke(ctx, sglangMatch, sglangRequest(1), new(emptypb.Empty))
-				})
-				check("a replay", func(ctx context.Context) error {
-					c, err := rawzmtp.DialFrom(ctx, net.IPv4(127, 0, 0, 1), zmtp.DEALER, w.replay, waitTimeout)
-					if err != nil {
+			took := make(longest)
+			trial{
+				attack: func(ctx context.Context, begun func()) { egressAttacks[name](ctx, t, w, begun) },
+				round: func() {
+					h.round()
+					took.call(t, "a batch", func(context.Context) error {
+						_, err := sub.Receive(roundLimit)
 						return err
-					}
-					defer func() { _ = c.Close() }()
-					c.Message(nil, make([]byte, 8))
-					if err := c.Flush(); err != nil {
+					})
+					took.call(t, "SMG", func(ctx context.Context) error {
+						_, err := smgStream(ctx, conn, 3)
 						return err
-					}
-					_, err = c.Receive(roundLimit)
-					return err
-				})
-				peak = max(peak, s.residentMiB())
-			}
-			cancel()
-			group.Wait()
-			logged = s.logBytes() - logged
-			t.Logf("most: %v; %d MiB resident before, at most %d; %d bytes logged", took, before, peak, logged)
-			if peak > before+384 {
-				t.Errorf("%d MiB resident, want at most %d", peak, before+384)
-			}
-			if logged > maxLogBytes {
-				t.Errorf("%d bytes logged", logged)
-			}
+					})
+					took.call(t, "SGLang", func(ctx context.Context) error {
+						return conn.Invoke(ctx, sglangMatch, sglangRequest(1), new(emptypb.Empty))
+					})
+					took.call(t, "a replay", func(ctx context.Context) error {
+						c, err := rawzmtp.DialFrom(ctx, net.IPv4(127, 0, 0, 1), zmtp.DEALER, w.replay, waitTimeout)
+						if err != nil {
+							return err
+						}
+						defer func() { _ = c.Close() }()
+						c.Message(nil, make([]byte, 8))
+						if err := c.Flush(); err != nil {
+							return err
+						}
+						_, err = c.Receive(roundLimit)
+						return err
+					})
+				},
+				rounds: patientRounds, mostMiB: s.residentMiB() + 384, mostLogged: maxLogBytes,
+			}.run(t, s)
+			t.Logf("most: %v", took)
 		})
 	}
 }

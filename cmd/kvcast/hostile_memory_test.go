@@ -105,7 +105,9 @@ func TestLargeBatchesStayWithinMemory(t *testing.T) {
 	during := func(attack func(*testing.T, context.Context, *process), metric string) {
 		t.Helper()
 		most := s.sum(metric) + 2*attackers
-		h.until(t, s, attack, mostResident, func() bool { return s.sum(metric) >= most })
+		h.beside(t, s, mostResident, trial{
+			attack: func(ctx context.Context, _ func()) { attack(t, ctx, s) }, begun: func(m harness.Metrics) bool { return m.Sum(metric) >= most },
+		})
 	}
 	batches := make(map[string][]byte)
 	for name, batch := range largeBatches {
@@ -124,7 +126,7 @@ func TestLargeBatchesStayWithinMemory(t *testing.T) {
 	}
 	t.Run("replays", func(*testing.T) {
 		during(func(t *testing.T, ctx context.Context, s *process) {
-			replayBatches(ctx, t, s, net.IPv4(127, 0, 3, 5), port, batches["stores with all fields"])
+			replay(ctx, t, s, net.IPv4(127, 0, 3, 5), port, attackers, batches["stores with all fields"], 0)
 		}, "kvcast_ingest_replayed_batches_total")
 	})
 	if got := s.sum("kvcast_index_blocks"); got < filledBlocks {
@@ -193,47 +195,4 @@ func sendBatches(ctx context.Context, t *testing.T, s *process, from net.IP, eng
 		stop()
 		_ = c.Close()
 	}
-}
-
-// replayBatches has 16 engines at an address miss batches, and answers each request to their replay sockets with such batches, until the context is done.
-func replayBatches(ctx context.Context, t *testing.T, s *process, ip net.IP, port int, batch []byte) {
-	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: ip, Port: port})
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
-	var group sync.WaitGroup
-	defer group.Wait()
-	group.Go(func() {
-		for ctx.Err() == nil {
-			c, err := rawzmtp.Accept(l, zmtp.ROUTER, waitTimeout)
-			if err != nil {
-				continue
-			}
-			group.Go(func() {
-				stop := context.AfterFunc(ctx, func() { _ = c.Close() })
-				defer stop()
-				defer func() { _ = c.Close() }()
-				for seq := range uint64(1000) {
-					c.Message(nil, binary.BigEndian.AppendUint64(nil, seq), batch)
-					if c.Flush() != nil {
-						return
-					}
-				}
-			})
-		}
-	})
-	c, err := rawzmtp.DialFrom(ctx, ip, zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-	payload := batchOf(t, 1)
-	for i := range attackers {
-		c.Message(fmt.Appendf(nil, "kv@%v:%d@m", ip, 1+i), binary.BigEndian.AppendUint64(nil, 1000), payload)
-	}
-	_ = c.Flush()
-	c.Drain()
 }

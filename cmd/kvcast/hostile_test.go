@@ -86,6 +86,7 @@ type correctEngine struct {
 	took      []time.Duration // from publishing to receiving
 	more      []wire.Event    // of each batch
 	drops     bool            // whether a batch is lost before each
+	adapts    bool            // whether each block has another LoRA adapter
 }
 
 const honestWorker = "127.0.0.1"
@@ -130,7 +131,11 @@ func (h *correctEngine) round() {
 			h.t.Fatal(err)
 		}
 	}
-	if _, err := h.publisher.Publish(append([]wire.Event{storedOf(h.last)}, h.more...)...); err != nil {
+	stored := storedOf(h.last)
+	if h.adapts {
+		stored.LoRAName = fmt.Sprint("adapter-", h.last)
+	}
+	if _, err := h.publisher.Publish(append([]wire.Event{stored}, h.more...)...); err != nil {
 		h.t.Fatal(err)
 	}
 	for {
@@ -249,9 +254,16 @@ var seqAttacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 	},
 }
 
-// publishSeqs sends batches of topics and seqs, each of another block, until the context is done or the peer stops reading. Its address is not that
-// of the correct engine.
+// publishSeqs publishes batches of topics and seqs, each of another block.
 func publishSeqs(ctx context.Context, t *testing.T, s *process, next func(i uint64) (topic string, seq uint64)) {
+	publishAll(ctx, t, s, func(i uint64) (string, uint64, []byte) {
+		topic, seq := next(i)
+		return topic, seq, batchOf(t, i)
+	})
+}
+
+// publishAll sends batches until the context is done or the peer stops reading. Its address is not that of the correct engine.
+func publishAll(ctx context.Context, t *testing.T, s *process, next func(i uint64) (topic string, seq uint64, payload []byte)) {
 	c, err := rawzmtp.DialFrom(t.Context(), net.IPv4(127, 0, 0, 2), zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
 	if err != nil {
 		t.Error(err)
@@ -260,8 +272,8 @@ func publishSeqs(ctx context.Context, t *testing.T, s *process, next func(i uint
 	defer func() { _ = c.Close() }()
 	go c.Drain()
 	for i := uint64(0); ctx.Err() == nil; i++ {
-		topic, seq := next(i)
-		c.Message([]byte(topic), binary.BigEndian.AppendUint64(nil, seq), batchOf(t, i))
+		topic, seq, payload := next(i)
+		c.Message([]byte(topic), binary.BigEndian.AppendUint64(nil, seq), payload)
 		if c.Buffered() > 64<<10 {
 			_ = c.SetWriteDeadline(time.Now().Add(time.Second))
 			if c.Flush() != nil {
@@ -365,6 +377,26 @@ func TestHonestEngineBesideHostilePeers(t *testing.T) {
 	})
 }
 
+// TestLoRANamesBesideManyLoRANames has a peer use up the LoRA names that its address may have. Those of another engine must be known.
+func TestLoRANamesBesideManyLoRANames(t *testing.T) {
+	testclass.Process(t)
+	s := start(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*", "--ingest-max-attribute-bytes", "16MiB"}})
+	h := newHonest(t, s, s.client())
+	h.adapts = true
+	h.round()
+	h.duringRounds(t, s, func(t *testing.T, ctx context.Context, s *process) {
+		var e wire.Encoder
+		publishAll(ctx, t, s, func(i uint64) (topic string, seq uint64, payload []byte) {
+			stored := storedOf(i)
+			stored.LoRAName = fmt.Sprintf("%01000d", i)
+			return "kv@192.0.2.1@m", i, e.AppendBatch(nil, &wire.Batch{Time: 1, HasTime: true, Events: []wire.Event{stored}})
+		})
+	}, s.residentMiB()+256, func(m harness.Metrics) bool {
+		return m.Sum("kvcast_pipeline_blocks_refused_total", "reason", "attributes") > 0
+	})
+	h.round()
+}
+
 // TestLargeBatchesBesideStalledMessages has peers announce messages of 8 MiB, send some, and stall. They connect again as soon as they are
 // disconnected. Large batches of another engine must arrive all the same, in order and without loss.
 func TestLargeBatchesBesideStalledMessages(t *testing.T) {
@@ -408,7 +440,9 @@ func TestRepairBesideSlowReplays(t *testing.T) {
 				h.duringRounds(t, s, func(t *testing.T, ctx context.Context, s *process) {
 					var group sync.WaitGroup
 					for i := range addresses {
-						group.Go(func() { trickle(ctx, t, s, net.IPv4(127, 0, 2, byte(i)), port) })
+						group.Go(func() {
+							replay(ctx, t, s, net.IPv4(127, 0, 2, byte(i)), port, 60, batchOf(t, 1), 200*time.Millisecond)
+						})
 					}
 					group.Wait()
 				}, limit, func(m harness.Metrics) bool {
@@ -420,16 +454,15 @@ func TestRepairBesideSlowReplays(t *testing.T) {
 	})
 }
 
-// trickle publishes the batches of 60 engines, the first of which are missing, over one connection, and answers each request to their replay sockets
-// with a batch in 200 ms, until the context is done.
-func trickle(ctx context.Context, t *testing.T, s *process, ip net.IP, port int) {
+// replay publishes the batches of so many engines of an address, the first of which are missing, over one connection, and answers each request to their
+// replay sockets with a batch again and again, each after a pause, until the context is done.
+func replay(ctx context.Context, t *testing.T, s *process, ip net.IP, port, engines int, batch []byte, pause time.Duration) {
 	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: ip, Port: port})
 	if err != nil {
 		t.Error(err)
 		return
 	}
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
-	payload := batchOf(t, 1)
 	var group sync.WaitGroup
 	defer group.Wait()
 	group.Go(func() {
@@ -440,10 +473,11 @@ func trickle(ctx context.Context, t *testing.T, s *process, ip net.IP, port int)
 			}
 			group.Go(func() {
 				defer func() { _ = c.Close() }()
+				defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 				for seq := range uint64(1000) {
-					c.Message(nil, binary.BigEndian.AppendUint64(nil, seq), payload)
+					c.Message(nil, binary.BigEndian.AppendUint64(nil, seq), batch)
 					select {
-					case <-time.After(200 * time.Millisecond):
+					case <-time.After(pause):
 					case <-ctx.Done():
 						return
 					}
@@ -460,7 +494,8 @@ func trickle(ctx context.Context, t *testing.T, s *process, ip net.IP, port int)
 		return
 	}
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-	for i := range 60 {
+	payload := batchOf(t, 1)
+	for i := range engines {
 		c.Message(fmt.Appendf(nil, "kv@%v:%d@m", ip, 1+i), binary.BigEndian.AppendUint64(nil, 1000), payload)
 	}
 	_ = c.Flush()
@@ -507,8 +542,10 @@ func TestHonestEngineBesideFloodsOfSeqs(t *testing.T) {
 // logs at most maxLogBytes.
 func (h *correctEngine) during(t *testing.T, s *process, attack func(*testing.T, context.Context, *process), limit int) {
 	t.Helper()
-	end := time.Now().Add(time.Second)
-	h.until(t, s, attack, limit, func() bool { return time.Now().After(end) })
+	h.beside(t, s, limit, trial{attack: func(ctx context.Context, begun func()) {
+		defer time.AfterFunc(time.Second, begun).Stop()
+		attack(t, ctx, s)
+	}})
 }
 
 // patientRounds is how many batches duringRounds sends, and roundLimit how long each may take: ten times what a busy machine needs.
@@ -521,48 +558,26 @@ const (
 // time in which it would not while the attack has its way.
 func (h *correctEngine) duringRounds(t *testing.T, s *process, attack func(*testing.T, context.Context, *process), limit int, begun func(harness.Metrics) bool) {
 	t.Helper()
-	started := false
-	h.until(t, s, attack, limit, func() bool {
-		if !started {
-			m, err := s.Metrics(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if started = begun(m); started {
-				h.took = nil
-			}
-		}
-		return started && len(h.took) >= patientRounds
+	h.beside(t, s, limit, trial{
+		attack: func(ctx context.Context, _ func()) { attack(t, ctx, s) }, begun: begun,
+		rounds: patientRounds, forget: func() { h.took = nil },
 	})
 	if most := slices.Max(h.took); most > roundLimit {
 		t.Errorf("a batch took %v, want at most %v", most, roundLimit)
 	}
 }
 
-func (h *correctEngine) until(t *testing.T, s *process, attack func(*testing.T, context.Context, *process), limit int, done func() bool) {
+// beside runs a trial whose rounds are those of the engine. limit bounds the memory at the end, in MiB.
+func (h *correctEngine) beside(t *testing.T, s *process, limit int, a trial) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	logged := s.logBytes()
-	var group sync.WaitGroup
-	group.Go(func() { attack(t, ctx, s) })
 	h.took = nil
-	for h.round(); !done(); {
-		h.round()
-	}
-	cancel()
-	group.Wait()
+	a.round, a.mostLogged = h.round, maxLogBytes
+	a.run(t, s)
 	slices.Sort(h.took)
 	n := len(h.took)
-	logged = s.logBytes() - logged
-	rss := s.residentMiB()
-	t.Logf("%d batches during the attack: p50 %v, p99 %v, most %v; %d MiB resident; %d bytes logged",
-		n, h.took[n/2], h.took[n*99/100], h.took[n-1], rss, logged)
-	if rss > limit {
-		t.Errorf("%d MiB resident", rss)
-	}
-	if logged > maxLogBytes {
-		t.Errorf("%d bytes logged", logged)
+	t.Logf("%d batches during the attack: p50 %v, p99 %v, most %v", n, h.took[n/2], h.took[n*99/100], h.took[n-1])
+	if rss := s.residentMiB(); rss > limit {
+		t.Errorf("%d MiB resident, want at most %d", rss, limit)
 	}
 }
 
