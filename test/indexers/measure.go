@@ -131,13 +131,18 @@ func matchOne(x Index, phase *Phase) (micros float64, sum [2]int) {
 // matchAll matches the prompts in a mixed order, and returns the number of matches per second of CPU time.
 func matchAll(x Index, prompts []Prompt) float64 {
 	runtime.GC()
-	const check = 16 // matches between two readings of the CPU time
-	began, used, n := cpu(), time.Duration(0), uint64(0)
-	for ; used < longest; used = cpu() - began {
-		for range check {
-			x.Match(prompts[mixed(n)%uint64(len(prompts))])
-			n++
+	some := make([]Prompt, 4096) // matched between two readings of the CPU time
+	used, n := time.Duration(0), 0
+	for used < longest {
+		for i := range some {
+			some[i] = prompts[mixed(uint64(n+i))%uint64(len(prompts))]
 		}
+		began := cpu()
+		for _, p := range some {
+			x.Match(p)
+		}
+		used += cpu() - began
+		n += len(some)
 	}
 	return float64(n) / used.Seconds()
 }

@@ -312,7 +312,9 @@ func (m *model) appendSizes(sizes []uint32) []uint32 {
 // matchPrompt finds the matches of a prompt, which has a list of hashes for each block size.
 func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) bool, lists []hashList) {
 	out := &m.Prompts[lists[0].prompt]
-	m.matcher.Walk, m.matcher.KeepPath = q.Walk, x.learners > 0
+	selects := q.Limit > 0 && q.Limit <= maxSelected
+	attends := x.learners > 0 || len(m.namesOf(lists[0].prompt)) > 0 // applyGroups needs to know more
+	m.matcher.Walk, m.matcher.KeepPath, m.matcher.Group = q.Walk, attends, selects && !attends && !q.Walk
 	for _, l := range lists {
 		switch p := &q.Prompts[l.prompt]; {
 		case len(p.TokenIDs) > 0:
@@ -325,19 +327,22 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 		}
 		m.applyGroups(x, q, l)
 		m.found = m.found[:0]
-		selects := q.Limit > 0 && q.Limit <= maxSelected
 		for i := range m.matcher.Found {
 			f := &m.matcher.Found[i]
-			r := f.Rank.Owner.(*rank)
 			if len(m.reuses) > 0 && m.reuses[i].isNothing(f) {
 				continue
 			}
-			if (l.size == 0 || l.size == r.worker.blockSize) && (q.Worker == nil || q.Worker(r.worker.name)) {
-				c := candidate{length: uint64(f.Blocks)<<32 | uint64(f.TierBlocks[0]), rank: r, found: i}
-				if selects {
-					m.found = selectCandidate(m.found, c, q.Limit)
-				} else {
-					m.found = append(m.found, c)
+			if r := f.Rank.Owner.(*rank); q.selects(l, r) {
+				m.addCandidate(q, newCandidate(f, r, i), selects)
+			}
+		}
+		for _, g := range slices.Backward(m.matcher.Groups) {
+			if len(m.found) == q.Limit && lengthOf(g.Blocks, g.Blocks) < m.found[q.Limit-1].length {
+				break
+			}
+			for f := range x.blocks.InGroup(g) {
+				if r := f.Rank.Owner.(*rank); q.selects(l, r) && m.addCandidate(q, newCandidate(&f, r, len(m.matcher.Found)), true) {
+					m.matcher.Found = append(m.matcher.Found, f)
 				}
 			}
 		}
@@ -360,16 +365,34 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 	clear(m.found) // an idle Matches must not keep ranks alive
 }
 
-// selectCandidate inserts a candidate into the best ones, which are sorted. Of more than limit, the last is dropped.
-func selectCandidate(best []candidate, c candidate, limit int) []candidate {
-	if len(best) == limit {
-		if compareCandidates(c, best[limit-1]) > 0 {
-			return best
+// selects reports whether a rank may match a list of hashes.
+func (q *Query) selects(l hashList, r *rank) bool {
+	return (l.size == 0 || l.size == r.worker.blockSize) && (q.Worker == nil || q.Worker(r.worker.name))
+}
+
+func newCandidate(f *radix.Match, r *rank, found int) candidate {
+	return candidate{length: lengthOf(f.Blocks, f.TierBlocks[0]), rank: r, found: found}
+}
+
+// lengthOf returns candidate.length.
+func lengthOf(blocks, deviceBlocks int) uint64 { return uint64(blocks)<<32 | uint64(deviceBlocks) }
+
+// addCandidate adds a candidate to m.found. If selects is set, m.found has only the best ones, sorted; it returns false if the candidate is not among them.
+func (m *Matches) addCandidate(q *Query, c candidate, selects bool) bool {
+	if !selects {
+		m.found = append(m.found, c)
+		return true
+	}
+	best := m.found
+	if len(best) == q.Limit {
+		if compareCandidates(c, best[q.Limit-1]) > 0 {
+			return false
 		}
-		best = best[:limit-1]
+		best = best[:q.Limit-1]
 	}
 	i, _ := slices.BinarySearchFunc(best, c, compareCandidates)
-	return slices.Insert(best, i, c)
+	m.found = slices.Insert(best, i, c)
+	return true
 }
 
 func compareCandidates(a, b candidate) int {

@@ -94,7 +94,7 @@ func newWorld(t *rapid.T) *world {
 	w := &world{t: t, index: index.New()}
 	for i, name := range []string{"a", "b", "c", "d"} {
 		model, size := []string{"m", "n"}[i/3], rapid.Uint32Range(1, 3).Draw(t, "block size")
-		ranks := rapid.SampledFrom([][]uint32{{0}, {0, 7}}).Draw(t, "ranks")
+		ranks := rapid.SampledFrom([][]uint32{{0}, {0, 7}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}}).Draw(t, "ranks")
 		w.seq++
 		w.index.ApplyEntry(&kvcastv1.Entry{Seq: w.seq, Worker: name, Model: model, Events: []*kvcastv1.RouterEvent{
 			event(0, &kvcastv1.WorkerAdded{Model: model, BlockSize: size, Endpoint: name + ":8000", Ranks: ranks}),
@@ -189,13 +189,15 @@ func (w *world) change() {
 			}
 		}
 		w.apply(r, gone, tier)
+	case 7, 8, 9:
+		w.store(hashes, tier, slices.DeleteFunc(slices.Clone(w.ranks), func(o *modelRank) bool { return o.worker != r.worker })...)
 	default:
-		w.store(r, hashes, tier)
+		w.store(hashes, tier, r)
 	}
 }
 
-// store stores a part of a prompt, whose parent the rank may not hold.
-func (w *world) store(r *modelRank, hashes []uint64, tier kvcastv1.Tier) {
+// store stores a part of a prompt, whose parent the ranks, which are of one worker, may not hold.
+func (w *world) store(hashes []uint64, tier kvcastv1.Tier, ranks ...*modelRank) {
 	if len(hashes) == 0 {
 		return
 	}
@@ -204,26 +206,28 @@ func (w *world) store(r *modelRank, hashes []uint64, tier kvcastv1.Tier) {
 		from = rapid.IntRange(0, len(hashes)-1).Draw(w.t, "first")
 		to = rapid.IntRange(from, len(hashes)).Draw(w.t, "end")
 	}
-	s := &kvcastv1.Stored{BlockSize: r.size}
-	if from > 0 {
-		s.ParentHash = proto.Uint64(blockHash(pathOf(hashes, from), r.engine()))
-	}
 	hashed := rapid.IntRange(0, 5).Draw(w.t, "hash only") > 0
-	for n := from; n < to; n++ {
-		path := pathOf(hashes, n+1)
-		s.BlockHashes = append(s.BlockHashes, blockHash(path, r.engine()))
-		if hashed {
-			s.TokensHashes = append(s.TokensHashes, hashes[n])
+	for _, r := range ranks {
+		s := &kvcastv1.Stored{BlockSize: r.size}
+		if from > 0 {
+			s.ParentHash = proto.Uint64(blockHash(pathOf(hashes, from), r.engine()))
 		}
-		b := r.blocks[path]
-		if b == nil {
-			b = &modelBlock{hash: blockHash(path, r.engine())}
-			r.blocks[path] = b
+		for n := from; n < to; n++ {
+			path := pathOf(hashes, n+1)
+			s.BlockHashes = append(s.BlockHashes, blockHash(path, r.engine()))
+			if hashed {
+				s.TokensHashes = append(s.TokensHashes, hashes[n])
+			}
+			b := r.blocks[path]
+			if b == nil {
+				b = &modelBlock{hash: blockHash(path, r.engine())}
+				r.blocks[path] = b
+			}
+			b.tiers |= 1 << (tier - 1)
+			b.hashed = b.hashed || hashed
 		}
-		b.tiers |= 1 << (tier - 1)
-		b.hashed = b.hashed || hashed
+		w.apply(r, s, tier)
 	}
-	w.apply(r, s, tier)
 }
 
 // want returns the matches of a prompt by comparing it with the blocks of each rank.

@@ -12,10 +12,14 @@ type index struct {
 	index   *radix.Index
 	ranks   [indexers.Workers]*radix.Rank
 	matcher radix.Matcher
+	// workers and blocks are the sums of the last match, if it returned groups.
+	workers, blocks int
 }
 
-func newIndex() indexers.Index {
+// newIndex returns an index whose matches return a list, or groups, whose ranks are then visited, as SMG's ChainIndex visits them.
+func newIndex(groups bool) indexers.Index {
 	x := &index{index: radix.New()}
+	x.matcher.Group = groups
 	for i := range x.ranks {
 		x.ranks[i] = x.index.AddRank(model, nil)
 	}
@@ -31,9 +35,31 @@ func (x *index) Apply(e *indexers.Event) {
 	x.index.Store(r, 0, radix.Stored{Parent: e.Parent, HasParent: e.HasParent, Blocks: e.Blocks, Tokens: e.Tokens})
 }
 
-func (x *index) Match(p indexers.Prompt) { x.index.Match(model, p.Tokens, &x.matcher) }
+func (x *index) Match(p indexers.Prompt) {
+	x.index.Match(model, p.Tokens, &x.matcher)
+	if !x.matcher.Group {
+		return
+	}
+	x.workers, x.blocks = 0, 0
+	for i := range x.matcher.Found {
+		x.add(&x.matcher.Found[i])
+	}
+	for _, g := range x.matcher.Groups {
+		for m := range x.index.InGroup(g) {
+			x.add(&m)
+		}
+	}
+}
+
+func (x *index) add(m *radix.Match) {
+	x.workers++
+	x.blocks += m.Blocks
+}
 
 func (x *index) Matched() (workers, blocks int) {
+	if x.matcher.Group {
+		return x.workers, x.blocks
+	}
 	for _, m := range x.matcher.Found {
 		blocks += m.Blocks
 	}

@@ -21,8 +21,13 @@ import (
 	"github.com/kvcast/kvcast/test/indexers"
 )
 
+// The forms in which kvcast's index returns matches.
 const (
-	kvcast = "kvcast index/radix"
+	list   = "kvcast, list"
+	groups = "kvcast, groups"
+)
+
+const (
 	rounds = 3
 	// limit is the longest time that one index may take.
 	limit = 10 * time.Minute
@@ -49,6 +54,7 @@ func run(args []string, out io.Writer) (err error) {
 	flags := flag.NewFlagSet("compare", flag.ContinueOnError)
 	programs := flags.String("peers", "", "directory of the peers' programs; without it, only kvcast is measured")
 	measured := flags.String("measure", "", "measure kvcast with the workload of this file, and print the figures as JSON")
+	grouped := flags.Bool("groups", false, "with -measure: matches return groups of workers, not a list")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -57,8 +63,7 @@ func run(args []string, out io.Writer) (err error) {
 		if err != nil {
 			return err
 		}
-		f := indexers.Measure(w, rounds, newIndex)
-		f.Indexer = kvcast
+		f := indexers.Measure(w, rounds, func() indexers.Index { return newIndex(*grouped) })
 		return json.NewEncoder(out).Encode(f)
 	}
 	dir, err := os.MkdirTemp("", "kvcast-indexers-")
@@ -75,12 +80,18 @@ func run(args []string, out io.Writer) (err error) {
 	if err != nil {
 		return fmt.Errorf("start kvcast's index: %w", err)
 	}
-	own, err := measure(ctx, self, "-measure", file)
-	if err != nil {
+	if err := printHead(out, w); err != nil {
 		return err
 	}
-	if err := printTable(out, own, w); err != nil {
-		return err
+	var own indexers.Figures
+	for _, form := range []string{list, groups} {
+		if own, err = measure(ctx, self, "-measure", file, fmt.Sprintf("-groups=%t", form == groups)); err != nil {
+			return err
+		}
+		own.Indexer = form
+		if err := printRow(out, own, nil); err != nil {
+			return err
+		}
 	}
 	for _, p := range peers {
 		if *programs == "" {

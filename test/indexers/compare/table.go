@@ -26,8 +26,8 @@ var columns = []struct {
 // nameWidth is the width of the first column.
 const nameWidth = 24
 
-// printTable prints the head of the table, the goals, and kvcast's figures.
-func printTable(out io.Writer, own indexers.Figures, w *indexers.Workload) error {
+// printHead prints the head of the table, and the goals.
+func printHead(out io.Writer, w *indexers.Workload) error {
 	heads, goals := make([]string, len(columns)), make([]string, len(columns))
 	for i, c := range columns {
 		heads[i], goals[i] = c.head, c.goal
@@ -39,9 +39,6 @@ func printTable(out io.Writer, own indexers.Figures, w *indexers.Workload) error
 	}
 	if err == nil {
 		err = printLine(out, "goal of kvcast", goals)
-	}
-	if err == nil {
-		err = printRow(out, own, nil)
 	}
 	return err
 }

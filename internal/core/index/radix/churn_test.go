@@ -17,8 +17,9 @@ func shapeOf(x *Index) (s shape) {
 			s.runs++
 		}
 		s.blocks += len(r.tokens)
-		s.holdings += len(listed(&r.holdings))
-		for e := range r.holdings.all() {
+		all := r.listed()
+		s.holdings += len(all)
+		for _, e := range all {
 			s.held += int(e.to - e.from)
 		}
 	}

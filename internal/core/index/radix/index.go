@@ -1,8 +1,7 @@
 // Package radix has the blocks of all dp ranks, and finds for a prompt the longest prefix that each rank holds.
 //
 // In: stores, removes and clears of ranks, in order. Out: matches, the blocks of each rank, and their number and digest
-// in each tier. The answers are exactly those of the blocks that were stored and not removed, except that a prefix may be
-// reported too short if two 64-bit hashes collide.
+// in each tier. The answers are exactly those of the blocks that were stored and not removed.
 //
 // The contents of blocks are tokens hashes. They are in a compressed radix tree over all ranks of a model (tree, run): a run is a sequence
 // of consecutive blocks, and says which of them each rank holds in each tier. A match compares the prompt with a few runs, and visits the
@@ -46,9 +45,11 @@ type limits struct {
 	attributes uint32
 	// unheld is how many more unheld and detached runs than others there may be, before unheld runs are forgotten.
 	unheld int
+	// plain is the number of plain ranks of a run from which on there are any.
+	plain int
 }
 
-var defaults = limits{run: maxRun, chunk: 2048, singleClears: 64, sweeps: 32, minSweep: 1024, attributes: maxAttributes, unheld: 1 << 14}
+var defaults = limits{run: maxRun, chunk: 2048, singleClears: 64, sweeps: 32, minSweep: 1024, attributes: maxAttributes, unheld: 1 << 14, plain: 8}
 
 // Index has the blocks of all ranks. Only one goroutine may call methods at a time, except that several may call Match, MatchHashes, Find,
 // Scan, Chain, AddRuns and Resolve at the same time, each with its own Matcher or Sharing. New makes an index.
@@ -56,6 +57,7 @@ type Index struct {
 	tree        tree
 	models      map[string]*model
 	ranks       []numbered // by number
+	plainLive   []uint64   // a bit for each rank whose numbered.live has plainBit
 	freeNumbers []uint32   // unused numbers of ranks
 	sweeps      []*sweep   // in progress or waiting, oldest first
 	stored      int        // blocks stored since the last sweep
@@ -160,11 +162,23 @@ func (x *Index) open(r *Rank) {
 
 // number updates what matches know of a rank, whose bits have changed.
 func (x *Index) number(r *Rank) {
-	n := &x.ranks[r.number]
-	n.rank, n.live = r, 0
+	n := numbered{rank: r}
 	for tier, bit := range r.bits {
 		n.live |= bit
 		n.tiers[bits.TrailingZeros8(bit)] = uint8(tier)
 	}
 	r.live = n.live
+	x.setNumbered(r.number, n)
+}
+
+// setNumbered sets what matches know of a rank.
+func (x *Index) setNumbered(number uint32, n numbered) {
+	x.ranks[number] = n
+	word, bit := int(number/64), uint64(1)<<(number%64)
+	if word == len(x.plainLive) {
+		x.plainLive = append(x.plainLive, 0)
+	}
+	if x.plainLive[word] &^= bit; n.live&plainBit != 0 {
+		x.plainLive[word] |= bit
+	}
 }

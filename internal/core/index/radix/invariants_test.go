@@ -1,8 +1,10 @@
 package radix
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
+	"slices"
 )
 
 // names counts the names of blocks by rank and tier bit.
@@ -56,7 +58,7 @@ func checkInvariants(x *Index) error {
 	}
 	for name, m := range x.models {
 		root := t.run(m.root)
-		if len(root.tokens) > 0 || !root.holdings.empty() || root.after.run != 0 || name != m.name || reachable[m.root] {
+		if len(root.tokens) > 0 || root.isHeld() || root.after.run != 0 || name != m.name || reachable[m.root] {
 			return fmt.Errorf("root of %q: %+v", name, root)
 		}
 		reachable[m.root] = true
@@ -81,11 +83,10 @@ func checkInvariants(x *Index) error {
 			return fmt.Errorf("run %d, %+v: %w", id, r, err)
 		}
 		if len(r.tokens) > 0 {
-			if found, ok := t.byHead.Get(t.headKey(r.after, r.tokens[0])); ok && found == id {
-				heads++
-			} else if t.headMask == ^uint64(0) {
+			if t.byHead.Find(t.headHash(r.after, r.tokens[0]), func(n uint32) bool { return n == id }) != id {
 				return fmt.Errorf("run %d is not found", id)
 			}
+			heads++
 		}
 	}
 	for at, holders := range want {
@@ -179,11 +180,11 @@ func checkRank(x *Index, n numbered, number uint32, s *sweep, want, stale names)
 // checkRun checks a run. It takes the names that it has from want, and its branches from children.
 func checkRun(x *Index, id uint32, r *run, want, stale names, children map[position]uint32) error {
 	n := uint32(len(r.tokens))
-	if r.unheld != (n > 0 && r.holdings.empty()) || r.unheld && !r.queued {
+	if r.unheld != (n > 0 && !r.isHeld()) || r.unheld && !r.queued {
 		return fmt.Errorf("unheld is %t, queued %t", r.unheld, r.queued)
 	}
 	if r.detached {
-		if n > 0 || !r.holdings.empty() || len(r.branches) == 0 {
+		if n > 0 || r.isHeld() || len(r.branches) == 0 {
 			return fmt.Errorf("detached")
 		}
 		n = x.tree.limits.run
@@ -194,8 +195,18 @@ func checkRun(x *Index, id uint32, r *run, want, stale names, children map[posit
 	if err := checkChunks(&r.holdings, x.tree.limits.chunk); err != nil {
 		return err
 	}
+	if p := r.plain; p != nil {
+		for i, s := range p.sets {
+			if s.ranks == 0 || i > 0 && p.sets[i-1].word >= s.word {
+				return fmt.Errorf("the plain ranks %d are invalid", i)
+			}
+		}
+		if len(p.sets) == 0 {
+			return fmt.Errorf("there are no plain ranks, and memory of them")
+		}
+	}
 	needed := uint32(0)
-	all := listed(&r.holdings)
+	all := r.listed()
 	for i, e := range all {
 		if e.from >= e.to || uint32(e.to) > n || e.tiers == 0 {
 			return fmt.Errorf("the holding %d is invalid", i)
@@ -250,7 +261,22 @@ func checkRun(x *Index, id uint32, r *run, want, stale names, children map[posit
 	return nil
 }
 
-// listed returns the holdings of a run.
+// listed returns what ranks hold of a run, plain ones too, in the order of holdings.
+func (r *run) listed() (all []holding) {
+	all = listed(&r.holdings)
+	if r.plain == nil {
+		return all
+	}
+	for _, s := range r.plain.sets {
+		for ; s.ranks != 0; s.ranks &= s.ranks - 1 {
+			all = append(all, r.plain.holding(s.first()))
+		}
+	}
+	slices.SortStableFunc(all, func(a, b holding) int { return cmp.Compare(a.rank, b.rank) })
+	return all
+}
+
+// listed returns holdings.
 func listed(h *holdings) (all []holding) {
 	for e := range h.all() {
 		all = append(all, *e)

@@ -1,6 +1,9 @@
 package radix
 
-import "math/bits"
+import (
+	"iter"
+	"math/bits"
+)
 
 // Match is the longest prefix of a prompt that one rank holds.
 type Match struct {
@@ -18,6 +21,9 @@ type Matcher struct {
 	// Walk makes Match set Walks, which has the walk of each element of Found.
 	Walk  bool
 	Walks []Walk
+	// Group makes Match add ranks that hold the same prefix, each in one tier, to Groups instead of to Found. Those of a model are ascending by length.
+	Group  bool
+	Groups []Group
 	// Lookups counts the lookups of MatchHashes of blocks without a place, and MaxLookups bounds it; 0: it has no bound. Exceeded
 	// reports whether the last MatchHashes has reached it. Several matches share the bound if Lookups is not set to 0 between them.
 	Lookups, MaxLookups int
@@ -27,9 +33,31 @@ type Matcher struct {
 	path     []step
 	// verified has an element for each hash of a MatchHashes.
 	verified []verified
-	// byRank has for each rank the index in Found, if stamp is that of the match.
+	// byRank has for each rank the index in Found, if stamp is that of the match. Ranks that hold no further block of the prompt may have none.
 	byRank []candidate
 	stamp  uint32
+	// pure are the ranks that are not in Found, and hold all blocks so far in the tier of plainBit. next is memory for the pure ranks of the next run.
+	pure, next []rankSet
+}
+
+// Group is ranks that hold the same prefix of a prompt, each in one tier. See Index.InGroup.
+type Group struct {
+	Blocks int
+	ranks  rankSet
+}
+
+// InGroup yields the match of each rank of a group.
+func (x *Index) InGroup(g Group) iter.Seq[Match] {
+	return func(yield func(Match) bool) {
+		for s := g.ranks; s.ranks != 0; s.ranks &= s.ranks - 1 {
+			rank := &x.ranks[s.first()]
+			f := Match{Rank: rank.rank, Blocks: g.Blocks}
+			f.TierBlocks[rank.tiers[0]] = g.Blocks
+			if !yield(f) {
+				return
+			}
+		}
+	}
 }
 
 type candidate struct{ stamp, index uint32 }
@@ -74,18 +102,18 @@ func (w *Walk) extend(tiers uint8, begin, end int) {
 
 // reset prepares a match among some number of ranks.
 func (m *Matcher) reset(ranks int) {
-	m.Found, m.Walks, m.path = m.Found[:0], m.Walks[:0], m.path[:0]
+	m.Found, m.Walks, m.Groups, m.path, m.pure = m.Found[:0], m.Walks[:0], m.Groups[:0], m.path[:0], m.pure[:0]
 	if m.stamp++; m.stamp == 0 || len(m.byRank) < ranks {
 		m.byRank = make([]candidate, ranks+ranks/4)
 		m.stamp = 1
 	}
 }
 
-// Has reports whether Found has a rank.
+// Has reports whether Found has a rank, if Match was called with KeepPath.
 func (m *Matcher) Has(r *Rank) bool { return m.byRank[r.number].stamp == m.stamp }
 
 // Match finds the prefixes of a prompt, given by the tokens hashes of its blocks, that the ranks of a model hold; of all
-// models if the name is empty. It stores them in m.Found. It allocates only to grow m.
+// models if the name is empty. It stores them in m.Found and m.Groups. It allocates only to grow m.
 func (x *Index) Match(modelName string, tokens []uint64, m *Matcher) {
 	m.reset(len(x.ranks))
 	if modelName == "" {
@@ -98,68 +126,198 @@ func (x *Index) Match(modelName string, tokens []uint64, m *Matcher) {
 }
 
 func (x *Index) match(model *model, tokens []uint64, m *Matcher) {
-	last := position{run: model.root}
-	for depth := 0; depth < len(tokens); {
+	last, depth := position{run: model.root}, 0
+	for depth < len(tokens) {
 		next, ok := x.tree.follow(last, tokens[depth])
 		if !ok {
-			return
+			break
 		}
 		r := x.tree.run(next.run)
 		n := commonPrefix(r.tokens, tokens[depth:])
 		if m.KeepPath {
 			m.path = append(m.path, step{model, depth, depth + n, next.run})
 		}
-		if !m.extendBy(x.ranks, &r.holdings, depth, n) {
-			return
+		if !m.extendByRun(x, r, depth, n, depth+n < len(tokens)) {
+			break
 		}
 		last = position{next.run, uint32(n - 1)}
 		depth += n
 	}
-}
-
-// extendBy is extend by the holdings of a run.
-func (m *Matcher) extendBy(ranks []numbered, h *holdings, depth, n int) (reached bool) {
-	if h.many != nil {
-		return m.extendByChunks(ranks, h.many.all, depth, n)
+	for _, s := range m.pure {
+		m.found(x.ranks, s, depth)
 	}
-	return m.extend(ranks, h.few, depth, n)
+	m.pure = m.pure[:0]
 }
 
-// extend extends the prefixes that have all blocks before depth, by up to n blocks; all ranks have the prefix of no
-// blocks. It reports whether a rank has all n blocks.
-func (m *Matcher) extend(ranks []numbered, holdings []holding, depth, n int) (reached bool) {
+// extendByRun extends the prefixes that have all blocks before depth, by up to n blocks of a run; all ranks have the prefix of no blocks. It
+// reports whether a rank has all n blocks. more tells whether the prompt has further blocks.
+func (m *Matcher) extendByRun(x *Index, r *run, depth, n int, more bool) (reached bool) {
+	switch {
+	case r.holdings.many != nil:
+		reached = m.extendByChunks(x.ranks, r.holdings.many.all, depth, n)
+	case depth == 0:
+		reached = m.begin(x.ranks, r.holdings.few, n, more || m.KeepPath)
+	default:
+		reached = m.extend(x.ranks, r.holdings.few, depth, n)
+	}
+	if r.plain == nil && len(m.pure) == 0 {
+		return reached
+	}
+	return m.extendByPlain(x, r.plain, depth, n) || reached
+}
+
+// extendByPlain is extendByRun for the plain ranks of the run, after its holdings; there may be none.
+func (m *Matcher) extendByPlain(x *Index, p *plain, depth, n int) (reached bool) {
+	if p == nil {
+		p = &noPlain
+	}
+	end := depth + min(int(p.to), n)
+	before, pure := m.pure, m.next[:0]
+	for _, s := range p.sets {
+		s.ranks &= x.plainLive[s.word]
+		if depth > 0 {
+			for len(before) > 0 && before[0].word < s.word {
+				m.found(x.ranks, before[0], depth)
+				before = before[1:]
+			}
+			both := uint64(0)
+			if len(before) > 0 && before[0].word == s.word {
+				both = before[0].ranks & s.ranks
+				m.found(x.ranks, rankSet{before[0].ranks &^ both, s.word}, depth)
+				before = before[1:]
+			}
+			for rest := (rankSet{s.ranks &^ both, s.word}); rest.ranks != 0; rest.ranks &= rest.ranks - 1 {
+				e := p.holding(rest.first())
+				reached = m.extendBy(x.ranks, &e, depth, n) || reached
+			}
+			s.ranks = both
+		}
+		if s.ranks == 0 {
+			continue
+		}
+		pure = append(pure, s)
+	}
+	for _, s := range before {
+		m.found(x.ranks, s, depth)
+	}
+	if end < depth+n {
+		for _, s := range pure {
+			m.found(x.ranks, s, end)
+		}
+		pure = pure[:0]
+	}
+	m.pure, m.next = pure, m.pure
+	return reached || len(pure) > 0
+}
+
+var noPlain plain
+
+// found adds a set of ranks that hold a prefix in the tier of plainBit to Groups, or to Found.
+func (m *Matcher) found(ranks []numbered, s rankSet, blocks int) {
+	if s.ranks == 0 {
+		return
+	}
+	if m.Group {
+		m.Groups = append(m.Groups, Group{blocks, s})
+		return
+	}
+	for ; s.ranks != 0; s.ranks &= s.ranks - 1 {
+		m.add(ranks, s.first(), blocks)
+	}
+}
+
+// add adds a rank that holds a prefix in the tier of plainBit to Found.
+func (m *Matcher) add(ranks []numbered, number uint32, blocks int) {
+	rank := &ranks[number]
+	m.open(rank, number, true)
+	m.extendMatch(len(m.Found)-1, rank, plainBit, 0, blocks)
+}
+
+// take moves a rank from pure to Found, if it is there.
+func (m *Matcher) take(ranks []numbered, number uint32, depth int) (ok bool) {
+	i, ok := findSet(m.pure, number/64)
+	if !ok || m.pure[i].ranks>>(number%64)&1 == 0 {
+		return false
+	}
+	m.pure[i].ranks &^= 1 << (number % 64)
+	m.add(ranks, number, depth)
+	return true
+}
+
+// begin begins a match with the first n blocks of a run. It reports whether a rank has all of them. It sets byRank only if that is needed.
+func (m *Matcher) begin(ranks []numbered, holdings []holding, n int, needed bool) (reached bool) {
+	before := holding{rank: ^uint32(0)} // the last one that extended a prefix
 	for i := range holdings {
 		e := &holdings[i]
 		rank := &ranks[e.rank]
 		tiers := e.tiers & rank.live
-		c := &m.byRank[e.rank]
-		if c.stamp != m.stamp {
-			if depth+int(e.from) > 0 || tiers == 0 {
-				continue
-			}
-			*c = candidate{m.stamp, uint32(len(m.Found))}
-			m.Found = append(m.Found, Match{Rank: rank.rank})
-			if m.Walk {
-				m.Walks = append(m.Walks, Walk{})
-			}
-		}
-		f := &m.Found[c.index]
-		begin, end := depth+int(e.from), depth+min(int(e.to), n)
-		if f.Blocks != begin || tiers == 0 || begin >= end {
+		begin, end := int(e.from), min(int(e.to), n)
+		if tiers == 0 || begin >= end || begin > 0 && (before.rank != e.rank || before.to != e.from) {
 			continue
 		}
-		f.Blocks = end
-		if m.Walk {
-			m.Walks[c.index].extend(rank.rank.tiers(tiers), begin, end)
+		if begin == 0 {
+			m.open(rank, e.rank, needed)
 		}
-		for ; tiers != 0; tiers &= tiers - 1 {
-			if tier := rank.tiers[bits.TrailingZeros8(tiers)]; f.TierBlocks[tier] == begin {
-				f.TierBlocks[tier] = end
-			}
-		}
-		reached = reached || end == depth+n
+		m.extendMatch(len(m.Found)-1, rank, tiers, begin, end)
+		before, reached = *e, reached || end == n
 	}
 	return reached
+}
+
+// open adds a rank without blocks to Found.
+func (m *Matcher) open(rank *numbered, number uint32, needsIndex bool) {
+	if needsIndex {
+		m.byRank[number] = candidate{m.stamp, uint32(len(m.Found))}
+	}
+	m.Found = append(m.Found, Match{Rank: rank.rank})
+	if m.Walk {
+		m.Walks = append(m.Walks, Walk{})
+	}
+}
+
+// extend extends the prefixes that have all blocks before depth, by up to n blocks, by holdings. It reports whether a rank has all n blocks.
+func (m *Matcher) extend(ranks []numbered, holdings []holding, depth, n int) (reached bool) {
+	for i := range holdings {
+		reached = m.extendBy(ranks, &holdings[i], depth, n) || reached
+	}
+	return reached
+}
+
+// extendBy is extend by one holding.
+func (m *Matcher) extendBy(ranks []numbered, e *holding, depth, n int) (reached bool) {
+	rank := &ranks[e.rank]
+	tiers := e.tiers & rank.live
+	begin, end := depth+int(e.from), depth+min(int(e.to), n)
+	if tiers == 0 || begin >= end {
+		return false
+	}
+	c := &m.byRank[e.rank]
+	if c.stamp != m.stamp {
+		if begin == 0 {
+			m.open(rank, e.rank, true)
+		} else if begin > depth || !m.take(ranks, e.rank, depth) {
+			return false
+		}
+	}
+	if m.Found[c.index].Blocks != begin {
+		return false
+	}
+	m.extendMatch(int(c.index), rank, tiers, begin, end)
+	return end == depth+n
+}
+
+// extendMatch extends the prefix of element i of Found from begin, which it has, up to end.
+func (m *Matcher) extendMatch(i int, rank *numbered, tiers uint8, begin, end int) {
+	f := &m.Found[i]
+	f.Blocks = end
+	if m.Walk {
+		m.Walks[i].extend(rank.rank.tiers(tiers), begin, end)
+	}
+	for ; tiers != 0; tiers &= tiers - 1 {
+		if tier := rank.tiers[bits.TrailingZeros8(tiers)]; f.TierBlocks[tier] == begin {
+			f.TierBlocks[tier] = end
+		}
+	}
 }
 
 // extendByChunks is extend for many holdings. It leaves out those of a rank that are after a block that the rank does not hold.
@@ -168,7 +326,7 @@ func (m *Matcher) extendByChunks(ranks []numbered, chunks []chunk, depth, n int)
 		all := chunks[c].holdings
 		for i := 0; i < len(all); i++ {
 			e := &all[i]
-			reached = m.extend(ranks, all[i:i+1], depth, n) || reached
+			reached = m.extendBy(ranks, e, depth, n) || reached
 			if c := m.byRank[e.rank]; c.stamp != m.stamp || m.Found[c.index].Blocks != depth+min(int(e.to), n) {
 				i = lastOfRank(all, i)
 			}

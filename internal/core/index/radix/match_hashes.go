@@ -60,6 +60,12 @@ type verified struct {
 func (x *Index) extendByRun(f *Match, at position, hashes []uint64, m *Matcher) {
 	begin, number := f.Blocks, f.Rank.number
 	r := x.tree.run(at.run)
+	if r.plain.has(number) {
+		end := begin + f.Rank.common(at, hashes[begin:min(len(hashes), begin+int(r.plain.to-at.offset))])
+		f.Blocks = m.verify(f.Rank, at, hashes[:end], begin)
+		f.extendTiers(begin, f.Blocks, plainBit)
+		return
+	}
 	first, _ := r.holdings.find(number, at.offset)
 	held := at.offset // the rank holds the run from the block up to this offset
 	for next := first; ; next = r.holdings.next(next) {

@@ -135,14 +135,27 @@ type pair struct {
 	model *modelRank
 }
 
-// compareMatch returns an error that describes how a match differs from the models'. If collisions is set, prefixes
+// compareMatch returns an error that describes how a match differs from the models'. If shorter is set, prefixes
 // may be shorter.
-func compareMatch(x *Index, pairs []pair, m *Matcher, modelName string, tokens []uint64, collisions bool) error {
-	x.Match(modelName, tokens, m)
+func compareMatch(x *Index, pairs []pair, m *Matcher, modelName string, tokens []uint64, shorter bool) error {
+	for _, m.Group = range []bool{true, false} {
+		x.Match(modelName, tokens, m)
+		found := slices.Clone(m.Found)
+		for _, g := range m.Groups {
+			found = slices.AppendSeq(found, x.InGroup(g))
+		}
+		if err := compareFound(found, pairs, modelName, tokens, shorter); err != nil {
+			return fmt.Errorf("groups %t: %w", m.Group, err)
+		}
+	}
+	return nil
+}
+
+func compareFound(found []Match, pairs []pair, modelName string, tokens []uint64, shorter bool) error {
 	got := make(map[*Rank]Match)
-	for _, f := range m.Found {
+	for _, f := range found {
 		if _, ok := got[f.Rank]; ok || f.Blocks == 0 {
-			return fmt.Errorf("rank %d is found twice or without blocks: %+v", f.Rank.number, m.Found)
+			return fmt.Errorf("rank %d is found twice or without blocks: %+v", f.Rank.number, found)
 		}
 		got[f.Rank] = f
 	}
@@ -161,9 +174,9 @@ func compareMatch(x *Index, pairs []pair, m *Matcher, modelName string, tokens [
 			continue
 		}
 		for tier := range NumTiers {
-			collisions = collisions && f.TierBlocks[tier] <= want.TierBlocks[tier]
+			shorter = shorter && f.TierBlocks[tier] <= want.TierBlocks[tier]
 		}
-		if !collisions || f.Blocks > want.Blocks {
+		if !shorter || f.Blocks > want.Blocks {
 			return fmt.Errorf("match of %v in rank %d: %+v, want %+v", tokens, p.rank.number, f, want)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 type run struct {
 	tokens   []uint64
 	holdings holdings
+	plain    *plain // nil: none
 	ids      tokenIDs
 	// first is the memory of holdings while there is one, which saves a cache miss.
 	first [1]holding
@@ -52,6 +53,12 @@ type twin struct {
 
 // tiers returns the tiers of a rank that hold a block.
 func (r *run) tiers(rank, offset uint32) uint8 {
+	if r.plain.has(rank) {
+		if offset < r.plain.to {
+			return plainBit
+		}
+		return 0
+	}
 	if at, ok := r.holdings.find(rank, offset); ok {
 		return r.holdings.at(at).tiers
 	}
@@ -60,6 +67,9 @@ func (r *run) tiers(rank, offset uint32) uint8 {
 
 // holdsAny reports whether a tier of a rank holds any of the blocks from an offset up to another one.
 func (r *run) holdsAny(rank, from, to uint32, tier uint8) bool {
+	if r.plain.has(rank) {
+		return tier&plainBit != 0 && from < r.plain.to
+	}
 	at, _ := r.holdings.find(rank, from)
 	for e := r.holdings.at(at); e != nil && e.rank == rank && uint32(e.from) < to; e = r.holdings.at(at) {
 		if e.tiers&tier != 0 {
@@ -70,8 +80,17 @@ func (r *run) holdsAny(rank, from, to uint32, tier uint8) bool {
 	return false
 }
 
+// isHeld reports whether a rank holds a block.
+func (r *run) isHeld() bool { return !r.holdings.empty() || r.plain != nil }
+
 // hold adds the blocks from an offset up to another one to a tier of a rank, which has none of them.
 func (r *run) hold(rank, from, to uint32, tier uint8, t *tree) {
+	r.unplain(rank, t)
+	r.extendHoldings(rank, from, to, tier, t)
+	r.settle(rank, t)
+}
+
+func (r *run) extendHoldings(rank, from, to uint32, tier uint8, t *tree) {
 	h := &r.holdings
 	at, ok := h.find(rank, from)
 	if next := h.at(at); ok || next != nil && next.rank == rank && uint32(next.from) <= to {
@@ -90,6 +109,16 @@ func (r *run) hold(rank, from, to uint32, tier uint8, t *tree) {
 
 // release removes the blocks from an offset up to another one from a tier of a rank, which has all of them.
 func (r *run) release(rank, from, to uint32, tier uint8, t *tree) {
+	if r.plain.has(rank) && from == 0 && to >= r.plain.to {
+		r.removePlain(rank)
+		return
+	}
+	r.unplain(rank, t)
+	r.shortenHoldings(rank, from, to, tier, t)
+	r.settle(rank, t)
+}
+
+func (r *run) shortenHoldings(rank, from, to uint32, tier uint8, t *tree) {
 	at, _ := r.holdings.find(rank, from)
 	switch e := *r.holdings.at(at); {
 	case e.tiers != tier || to > uint32(e.to) || from > uint32(e.from) && to < uint32(e.to):
@@ -220,6 +249,9 @@ func (r *run) needed() uint32 {
 	n, length := uint32(0), uint32(len(r.tokens))
 	if b := len(r.branches); b > 0 {
 		n = r.branches[b-1].offset + 1
+	}
+	if r.plain != nil {
+		n = max(n, r.plain.to)
 	}
 	if n >= length {
 		return n

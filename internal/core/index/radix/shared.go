@@ -1,6 +1,9 @@
 package radix
 
-import "slices"
+import (
+	"math/bits"
+	"slices"
+)
 
 // Bounds of a Sharing.
 const (
@@ -93,6 +96,13 @@ func (x *Index) AddRuns(s *Sharing, modelName string, from uint32, work, most in
 
 // modelOf returns the model of a run; nil if no rank holds a block of it.
 func (x *Index) modelOf(r *run) *model {
+	if r.plain != nil {
+		for _, s := range r.plain.sets {
+			if s.ranks &= x.plainLive[s.word]; s.ranks != 0 {
+				return x.ranks[s.first()].rank.model
+			}
+		}
+	}
 	for e := range r.holdings.all() {
 		if rank := &x.ranks[e.rank]; e.tiers&rank.live != 0 {
 			return rank.rank.model
@@ -102,11 +112,24 @@ func (x *Index) modelOf(r *run) *model {
 }
 
 // countWork is the work of counting the ranks that hold the blocks of a run.
-func countWork(r *run) int { return 8 + len(r.tokens) + r.holdings.len() }
+func countWork(r *run) int {
+	work := 8 + len(r.tokens) + r.holdings.len()
+	if r.plain != nil {
+		work += len(r.plain.sets)
+	}
+	return work
+}
 
 // count sets s.counts to the numbers of ranks that hold each block of a run.
 func (s *Sharing) count(x *Index, r *run) {
 	s.counts = append(s.counts[:0], make([]int32, len(r.tokens)+1)...)
+	if r.plain != nil {
+		for _, set := range r.plain.sets {
+			ranks := int32(bits.OnesCount64(set.ranks & x.plainLive[set.word]))
+			s.counts[0] += ranks
+			s.counts[min(int(r.plain.to), len(r.tokens))] -= ranks
+		}
+	}
 	for e := range r.holdings.all() {
 		if e.tiers&x.ranks[e.rank].live != 0 {
 			s.counts[e.from]++

@@ -17,7 +17,7 @@ type sweep struct {
 
 // retire makes matches ignore the blocks of a rank. The rank's number has no rank until the sweep is complete.
 func (x *Index) retire(r *Rank) {
-	x.ranks[r.number] = numbered{}
+	x.setNumbered(r.number, numbered{})
 	x.sweeps = slices.DeleteFunc(x.sweeps, func(s *sweep) bool { return s.rank == r })
 	table := r.table
 	x.sweeps = append(x.sweeps, &sweep{model: r.model, number: r.number, table: &table, tiers: allTiers})

@@ -20,9 +20,8 @@ type tree struct {
 	chunks [][]run
 	runs   uint32   // numbers that are or were in use, including 0
 	free   []uint32 // unused numbers below runs
-	// byHead finds the run that follows a block and begins with some tokens hash. If two runs have the same key,
-	// which is as likely as a collision of 64-bit hashes, it has one of them, and the other is never found.
-	byHead hashtable.Table[uint32]
+	// byHead finds the run that follows a block and begins with some tokens hash.
+	byHead hashtable.Index
 	// headMask is the bits of the keys in use; all, except in tests of collisions.
 	headMask uint64
 	limits   limits
@@ -34,7 +33,7 @@ type tree struct {
 }
 
 func newTree() tree {
-	t := tree{byHead: hashtable.New[uint32](), headMask: ^uint64(0), limits: defaults}
+	t := tree{byHead: hashtable.NewIndex(), headMask: ^uint64(0), limits: defaults}
 	t.add() // 0 is no run
 	return t
 }
@@ -42,10 +41,9 @@ func newTree() tree {
 // run returns a run by its number.
 func (t *tree) run(id uint32) *run { return &t.chunks[id/chunkRuns][id%chunkRuns] }
 
-// headKey returns the key in byHead. Hash depends on a random seed, so that nobody can choose tokens whose keys are
-// equal; the table hashes the key again.
-func (t *tree) headKey(after position, tokens uint64) uint64 {
-	return (hashtable.Hash(tokens) ^ (uint64(after.run)<<32 | uint64(after.offset))) & t.headMask
+// headHash returns the hash of a run in byHead. Hash depends on a random seed, so that nobody can choose tokens whose hashes are equal.
+func (t *tree) headHash(after position, tokens uint64) uint64 {
+	return hashtable.Hash((hashtable.Hash(tokens) ^ (uint64(after.run)<<32 | uint64(after.offset))) & t.headMask)
 }
 
 // add adds a run without blocks and returns its number.
@@ -85,14 +83,11 @@ func (t *tree) follow(p position, tokens uint64) (_ position, ok bool) {
 	if _, ok := r.findBranch(p.offset); !ok {
 		return position{}, false
 	}
-	id, ok := t.byHead.Get(t.headKey(p, tokens))
-	if !ok {
-		return position{}, false
-	}
-	if r = t.run(id); r.after != p || r.tokens[0] != tokens {
-		return position{}, false
-	}
-	return position{id, 0}, true
+	id := t.byHead.Find(t.headHash(p, tokens), func(id uint32) bool {
+		r := t.run(id)
+		return r.after == p && r.tokens[0] == tokens
+	})
+	return position{id, 0}, id != 0
 }
 
 // place returns the block with the first of some tokens hashes that follows the block p, and creates it if it does not
@@ -115,9 +110,7 @@ func (t *tree) place(p position, tokens []uint64) position {
 	r.after = p
 	r.tokens = append(make([]uint64, 0, max(minTokens, min(len(tokens), int(t.limits.run)))), tokens[0])
 	t.run(p.run).addBranch(p.offset)
-	if head, existed := t.byHead.Put(t.headKey(p, tokens[0])); !existed {
-		head.Value = id
-	}
+	t.byHead.Add(t.headHash(p, tokens[0]), id)
 	return position{id, 0}
 }
 
@@ -191,7 +184,9 @@ func (t *tree) releaseRun(id, rank uint32, tiers uint8) {
 	if !r.holdsAny(rank, 0, t.limits.run, tiers) {
 		return
 	}
+	r.unplain(rank, t)
 	r.update(rank, 0, uint32(len(r.tokens)), 0, tiers, t)
+	r.settle(rank, t)
 	r.removeTwins(rank, tiers)
 	t.trim(id)
 	t.noteUnheld(id)
@@ -222,9 +217,7 @@ func (t *tree) trim(id uint32) {
 // detach makes a run follow no block, and returns the run that it followed.
 func (t *tree) detach(id uint32) (after uint32) {
 	r := t.run(id)
-	if head := t.byHead.Find(t.headKey(r.after, r.tokens[0])); head != nil && head.Value == id {
-		t.byHead.Delete(head)
-	}
+	t.byHead.Remove(t.headHash(r.after, r.tokens[0]), id)
 	t.run(r.after.run).removeBranch(r.after.offset)
 	return r.after.run
 }

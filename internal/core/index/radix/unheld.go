@@ -8,7 +8,7 @@ import "slices"
 // noteUnheld notes whether a run is unheld, after blocks of it were released.
 func (t *tree) noteUnheld(id uint32) {
 	r := t.run(id)
-	if !r.holdings.empty() || len(r.tokens) == 0 || r.unheld {
+	if r.isHeld() || len(r.tokens) == 0 || r.unheld {
 		return
 	}
 	r.unheld = true
