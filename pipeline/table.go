@@ -47,7 +47,7 @@ func (t *table) storeRun(r *run, slot uint32) {
 
 // add sets the record of a new block.
 func (t *table) add(s *slot, b *block) {
-	t.attrs.Use(b.attr)
+	t.attrs.Use(b.attr, 1)
 	s.Value = *b
 	if t.children.counting {
 		t.adoptChildren(s)
@@ -67,7 +67,7 @@ func (t *table) storeAgain(s *slot, b *block, op copies.Op, hashed bool) {
 		s.Value.flags |= flagCopies
 	}
 	if hashed {
-		t.attrs.Use(b.attr)
+		t.attrs.Use(b.attr, 1)
 		t.attrs.Release(s.Value.attr) // after Use, since it may be the same slot
 		moved := t.children.counting && (b.parent != s.Value.parent || (b.flags^s.Value.flags)&flagParent != 0)
 		if moved {

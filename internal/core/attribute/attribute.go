@@ -122,8 +122,8 @@ func (in *Interner) add(set Set) (i uint32) {
 	return i
 }
 
-// Use counts one more use of a slot in use.
-func (in *Interner) Use(i uint32) { in.slots[i].uses++ }
+// Use counts more uses of a slot in use.
+func (in *Interner) Use(i uint32, uses int) { in.slots[i].uses += uses }
 
 // Release ends a use of a slot.
 func (in *Interner) Release(i uint32) {

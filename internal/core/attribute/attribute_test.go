@@ -43,7 +43,7 @@ func TestInternerKeepsTheSetsInUse(t *testing.T) {
 				in.Release(uses[i].slot)
 				uses = slices.Delete(uses, i, i+1)
 			case i < 2*len(uses):
-				in.Use(uses[i-len(uses)].slot)
+				in.Use(uses[i-len(uses)].slot, 1)
 				uses = append(uses, uses[i-len(uses)])
 			default:
 				set := attribute.Set{

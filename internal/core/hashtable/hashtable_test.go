@@ -135,6 +135,9 @@ func TestTableIsAMap(t *testing.T) {
 			first, n := keys.Draw(t, "key"), rapid.Uint64Range(1, 4000).Draw(t, "run")
 			remove := rapid.Bool().Draw(t, "remove")
 			got.Prefetch([]uint64{first, first + n})
+			if !remove && rapid.Bool().Draw(t, "new ones") {
+				putNew(t, &got, want, first, n)
+			}
 			for key := first; key < first+n; key++ {
 				if remove {
 					got.remove(key)
@@ -151,6 +154,27 @@ func TestTableIsAMap(t *testing.T) {
 			checkTable(t, &got, want)
 		}
 	})
+}
+
+// putNew puts keys up to the first that the table has.
+func putNew(t *rapid.T, got *Table[uint64], want map[uint64]uint64, first, n uint64) {
+	var keys []uint64
+	known := -1
+	for key := first; key < first+n; key++ {
+		if _, ok := want[key]; ok && known < 0 {
+			known = len(keys)
+		}
+		if keys = append(keys, key); known < 0 {
+			want[key] = key ^ 1
+		}
+	}
+	if known < 0 {
+		known = len(keys)
+	}
+	if put := got.PutNew(keys, func(i int) uint64 { return keys[i] ^ 1 }); put != known {
+		t.Fatalf("put %d new keys, want %d", put, known)
+	}
+	checkTable(t, got, want)
 }
 
 // TestNewKeyHasTheZeroValue puts keys in slots that had other keys.

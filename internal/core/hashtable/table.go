@@ -110,6 +110,31 @@ func (t *Table[V]) put(hash uint64) (s *Slot[V], existed bool) {
 	return s, false
 }
 
+// PutNew adds keys, each with the value that a function returns for its index, as long as the table does not have them. It returns how many it has
+// added. The cache misses of several keys overlap.
+func (t *Table[V]) PutNew(keys []uint64, value func(i int) V) (n int) {
+	var (
+		hashes  [prefetched]uint64
+		buckets [prefetched]*bucket
+	)
+	for n < len(keys) {
+		some := keys[n:min(len(keys), n+prefetched)]
+		for i, key := range some {
+			hashes[i%prefetched] = Hash(key)
+		}
+		t.dir.prefetch(hashes[:len(some)], &buckets)
+		for i := range some {
+			s, existed := t.put(hashes[i%prefetched])
+			if existed {
+				return n
+			}
+			s.Value = value(n)
+			n++
+		}
+	}
+	return n
+}
+
 // grow adds slots. Only the first chunk, which is the last one too, can have less than chunkSlots.
 func (t *Table[V]) grow(last int) {
 	if n := len(t.chunks[last]); n == chunkSlots {

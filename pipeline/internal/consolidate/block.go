@@ -49,7 +49,7 @@ func (t *Tracker) addBlock(routerHash uint64, c content) uint32 {
 
 func (t *Tracker) setContent(id uint32, c content) {
 	t.blocks.at(id).content = c
-	t.scopes.Use(c.scope - 1)
+	t.scopes.Use(c.scope-1, 1)
 	t.byContent.Add(c.key(), id)
 }
 

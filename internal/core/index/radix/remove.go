@@ -16,7 +16,7 @@ func (x *Index) Remove(r *Rank, tier int, hashes []uint64) {
 			continue
 		}
 		t := &e.Value.tag
-		if at := t.place(); t.isPlaced() && !released.extend(at) {
+		if at := t.place(); t.isPlaced() && !released.extend(at.stretch()) {
 			x.tree.release(released, r.number, bit)
 			released = at.stretch()
 		}

@@ -1,6 +1,9 @@
 package radix
 
-import "github.com/kvcast/kvcast/internal/core/attribute"
+import (
+	"github.com/kvcast/kvcast/internal/core/attribute"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
+)
 
 // Stored is a chain of blocks.
 type Stored struct {
@@ -25,14 +28,27 @@ func (x *Index) Store(r *Rank, tier int, s Stored) {
 	attr := x.attributes(r, s)
 	b := Block{Parent: s.Parent, HasParent: s.HasParent}
 	before, placed := position{run: r.model.root}, true
-	if len(s.Blocks) > 1 {
+	// Chains of several blocks are usually new; their slots need not be loaded before.
+	mayBeNew := len(s.Blocks) >= minNew && len(s.Tokens) == len(s.Blocks) && x.tree.retained.limit == 0
+	if len(s.Blocks) > 1 && !mayBeNew {
 		r.table.Prefetch(s.Blocks)
 	}
 	if b.HasParent {
 		before, placed = r.locate(b.Parent)
 	}
 	bit, held := r.bits[tier], stretch{} // the stretch is not yet held in the tree
-	for i, h := range s.Blocks {
+	for i := 0; i < len(s.Blocks); i++ {
+		if mayBeNew && placed && len(r.orphans.first) == 0 {
+			n, known := x.storeNew(r, tier, attr, &b, s.Blocks[i:], s.Tokens[i:], &before, &held)
+			if i += n; i == len(s.Blocks) {
+				break
+			}
+			if known {
+				mayBeNew = false
+				r.table.Prefetch(s.Blocks[i:])
+			}
+		}
+		h := s.Blocks[i]
 		b.Hash = h
 		if b.HasTokens = i < len(s.Tokens); b.HasTokens {
 			b.Tokens = s.Tokens[i]
@@ -49,9 +65,9 @@ func (x *Index) Store(r *Rank, tier int, s Stored) {
 			before = x.tree.place(before, s.Tokens[i:])
 			x.tree.retain(before, s.idsOf(i))
 			e.Value = slot{b.Parent, newTag(bit, b.HasParent, attr).withPlace(before)}
-			r.attrs.Use(attr)
+			r.attrs.Use(attr, 1)
 			r.count(tier, h)
-			if !held.extend(before) {
+			if !held.extend(before.stretch()) {
 				x.tree.hold(held, r.number, bit)
 				held = before.stretch()
 			}
@@ -65,6 +81,55 @@ func (x *Index) Store(r *Rank, tier int, s Stored) {
 	r.attrs.Release(attr)
 }
 
+// minNew is the number of blocks of a chain from which on storeNew is worth its preparation.
+const minNew = 4
+
+// storeNew stores the first blocks of a chain that the rank does not have, and whose places follow the block before in its run. It returns how many there are, and
+// whether the next block is one that the rank has. b is the block before, as a parent; held is the stretch that is not yet held in the tree. All are
+// updated.
+func (x *Index) storeNew(
+	r *Rank, tier int, attr uint32, b *Block, blocks, tokens []uint64, before *position, held *stretch,
+) (n int, known bool) {
+	in := x.tree.run(before.run)
+	from, length, most := before.offset+1, uint32(len(in.tokens)), 0
+	if from < length {
+		most = commonPrefix(in.tokens[from:], tokens)
+	} else if from == length {
+		most = min(len(tokens), int(x.tree.limits.run-length))
+		if _, hasBranch := in.findBranch(before.offset); hasBranch {
+			most = 0 // the block may follow in another run
+		}
+	}
+	if most == 0 {
+		return 0, false
+	}
+	next := slot{b.Parent, newTag(r.bits[tier], b.HasParent, attr).withPlace(position{before.run, from})}
+	digest := r.digests[tier]
+	n = r.table.PutNew(blocks[:most], func(i int) slot {
+		s := next
+		next.parent, next.tag = blocks[i], (next.tag|tagParent)+1<<placeShift
+		digest ^= kvblock.Digest(blocks[i])
+		return s
+	})
+	if n == 0 {
+		return 0, true
+	}
+	r.digests[tier] = digest
+	r.blocks[tier] += uint64(n)
+	r.attrs.Use(attr, n)
+	if from == length {
+		x.tree.grow(in, n, len(tokens))
+		in.tokens = append(in.tokens, tokens[:n]...)
+	}
+	if added := (stretch{before.run, from, from + uint32(n)}); !held.extend(added) {
+		x.tree.hold(*held, r.number, r.bits[tier])
+		*held = added
+	}
+	b.Parent, b.HasParent = blocks[n-1], true
+	*before = position{before.run, from + uint32(n) - 1}
+	return n, n < most
+}
+
 // attributes returns the slot of a chain's attributes, which the caller must release. A rank with too many different
 // attributes loses the further ones.
 func (x *Index) attributes(r *Rank, s Stored) uint32 {
@@ -72,7 +137,7 @@ func (x *Index) attributes(r *Rank, s Stored) uint32 {
 	if attr >= x.tree.limits.attributes {
 		r.attrs.Release(attr)
 		attr = 0
-		r.attrs.Use(attr)
+		r.attrs.Use(attr, 1)
 	}
 	return attr
 }
@@ -110,7 +175,7 @@ func (x *Index) storeBlock(
 	wasPlaced := existed && was.isPlaced()
 	if !existed || b.HasTokens {
 		// Use before Release, since it may be the same slot.
-		if r.attrs.Use(attr); existed {
+		if r.attrs.Use(attr, 1); existed {
 			r.attrs.Release(was.attr())
 		}
 		s.tag = s.tag.withAttr(attr)

@@ -98,10 +98,7 @@ func (t *tree) place(p position, tokens []uint64) position {
 	}
 	r := t.run(p.run)
 	if n := uint32(len(r.tokens)); p.offset+1 == n && n < t.limits.run {
-		if len(r.tokens) == cap(r.tokens) {
-			room := min(max(n/4+minTokens, uint32(len(tokens))), t.limits.run-n)
-			r.tokens = append(make([]uint64, 0, n+room), r.tokens...)
-		}
+		t.grow(r, 1, len(tokens))
 		r.tokens = append(r.tokens, tokens[0])
 		return position{p.run, n}
 	}
@@ -114,20 +111,28 @@ func (t *tree) place(p position, tokens []uint64) position {
 	return position{id, 0}
 }
 
+// grow makes room in a run for some tokens, unless there is. More are expected.
+func (t *tree) grow(r *run, tokens, expected int) {
+	if n := len(r.tokens); n+tokens > cap(r.tokens) {
+		room := min(max(n/4+minTokens, expected), int(t.limits.run)-n)
+		r.tokens = append(make([]uint64, 0, n+room), r.tokens...)
+	}
+}
+
 // stretch is consecutive blocks of a run, from an offset up to another one, exclusive. The zero value has none.
 type stretch struct{ run, from, to uint32 }
 
 func (p position) stretch() stretch { return stretch{p.run, p.offset, p.offset + 1} }
 
-// extend adds a block, if it is adjacent or the first.
-func (s *stretch) extend(p position) (ok bool) {
+// extend adds a stretch, if it is adjacent or the first.
+func (s *stretch) extend(o stretch) (ok bool) {
 	switch {
 	case s.from == s.to:
-		*s = stretch{p.run, p.offset, p.offset + 1}
-	case p.run == s.run && p.offset == s.to:
-		s.to++
-	case p.run == s.run && p.offset+1 == s.from:
-		s.from--
+		*s = o
+	case o.run == s.run && o.from == s.to:
+		s.to = o.to
+	case o.run == s.run && o.to == s.from:
+		s.from = o.from
 	default:
 		return false
 	}
