@@ -31,7 +31,7 @@ func (o occurrences) count(x *Index, pairs []pair) {
 			x.tree.byHead.Find(x.tree.headHash(r.after, r.tokens[0]), func(uint32) bool { found++; return false })
 			o.add("runs with the hash of another", found > 1)
 		}
-		o.add("twins", len(r.twins) > 0)
+		o.add("twins", len(r.twins()) > 0)
 		o.add("runs of maximum length", len(r.tokens) == int(x.tree.limits.run))
 		o.add("branches within a run", len(r.branches) > 0 && int(r.branches[0].offset) < len(r.tokens)-1)
 		o.add("runs with several branches", len(r.branches) > 1)

@@ -224,7 +224,7 @@ func checkRun(x *Index, id uint32, r *run, want, stale names, children map[posit
 			bit := tiers & -tiers
 			for offset := uint32(e.from); offset < uint32(e.to); offset++ {
 				at, count := position{id, offset}, uint32(1)
-				count += r.twins[twin{offset, e.rank, bit}]
+				count += r.twins()[twin{offset, e.rank, bit}]
 				if got := want[at][holderBit{e.rank, bit}]; got != count {
 					return fmt.Errorf("offset %d has %d names of rank %d, want %d", offset, count, e.rank, got)
 				}
@@ -239,10 +239,10 @@ func checkRun(x *Index, id uint32, r *run, want, stale names, children map[posit
 			}
 		}
 	}
-	if r.twins != nil && len(r.twins) == 0 {
+	if r.twins() != nil && len(r.twins()) == 0 {
 		return fmt.Errorf("there are no twins, and memory of them")
 	}
-	for w, names := range r.twins {
+	for w, names := range r.twins() {
 		if names == 0 || r.tiers(w.rank, w.offset)&w.tier == 0 {
 			return fmt.Errorf("the twin %+v is invalid", w)
 		}

@@ -99,9 +99,9 @@ func (x *Index) PlaceOf(r *Rank, hash uint64) (place uint64, only, ok bool) {
 	at := s.tag.place()
 	run := x.tree.run(at.run)
 	only = run.tiers(r.number, at.offset)&r.live == uint8(s.tag)&r.live
-	if len(run.twins) > 0 {
+	if len(run.twins()) > 0 {
 		only = only && !slices.ContainsFunc(r.bits[:], func(bit uint8) bool {
-			return run.twins[twin{at.offset, r.number, bit}] > 0
+			return run.twins()[twin{at.offset, r.number, bit}] > 0
 		})
 	}
 	return at.number(), only, true

@@ -11,19 +11,40 @@ type run struct {
 	tokens   []uint64
 	holdings holdings
 	plain    *plain // nil: none
-	ids      tokenIDs
+	rare     *rare  // what few runs have; usually nil
 	// first is the memory of holdings while there is one, which saves a cache miss.
 	first [1]holding
 	// after is the block that the run follows; its run is 0 for a root.
 	after    position
-	branches []branch        // ascending by offset
-	twins    map[twin]uint32 // the number of names except one; usually nil
+	branches []branch // ascending by offset
 	// unheld is set if no rank holds a block, but runs follow. queued is set if the run's number is in tree.unheld.
 	unheld, queued bool
 	// detached is set for an unheld run that was forgotten: it has no tokens and follows no block.
 	detached bool
 	// generation counts how often the run's number was freed, so that a reader knows whether it is used again.
 	generation uint32
+}
+
+// rare is what few runs have.
+type rare struct {
+	ids   tokenIDs
+	twins map[twin]uint32 // the number of names except one; usually nil
+}
+
+// rarely returns what few runs have, to change it.
+func (r *run) rarely() *rare {
+	if r.rare == nil {
+		r.rare = new(rare)
+	}
+	return r.rare
+}
+
+// twins returns the numbers of names, except one, of blocks that have several. The map may be nil.
+func (r *run) twins() map[twin]uint32 {
+	if r.rare == nil {
+		return nil
+	}
+	return r.rare.twins
 }
 
 // position is a block of a run. The block after which the runs of a root begin is the offset 0 of the root. The place
@@ -175,45 +196,51 @@ func (r *run) update(rank, from, to uint32, add, remove uint8, t *tree) {
 
 // addTwin counts a further name of a block.
 func (r *run) addTwin(offset, rank uint32, tier uint8) {
-	if r.twins == nil {
-		r.twins = make(map[twin]uint32)
+	rare := r.rarely()
+	if rare.twins == nil {
+		rare.twins = make(map[twin]uint32)
 	}
-	r.twins[twin{offset, rank, tier}]++
+	rare.twins[twin{offset, rank, tier}]++
 }
 
 // removeTwin removes a name of a block, and reports whether the block had several.
 func (r *run) removeTwin(offset, rank uint32, tier uint8) bool {
 	w := twin{offset, rank, tier}
-	switch names := r.twins[w]; names {
+	switch names := r.twins()[w]; names {
 	case 0:
 		return false
 	case 1:
-		if delete(r.twins, w); len(r.twins) == 0 {
-			r.twins = nil
-		}
+		delete(r.rare.twins, w)
+		r.rare.trim()
 	default:
-		r.twins[w] = names - 1
+		r.rare.twins[w] = names - 1
 	}
 	return true
 }
 
+// trim frees the memory of twins if there are none.
+func (r *rare) trim() {
+	if len(r.twins) == 0 {
+		r.twins = nil
+	}
+}
+
 // removeTwins removes all names of the blocks in tiers of a rank except one of each.
 func (r *run) removeTwins(rank uint32, tiers uint8) {
-	if len(r.twins) == 0 {
+	twins := r.twins()
+	if len(twins) == 0 {
 		return
 	}
-	if len(r.twins) <= len(r.tokens) {
-		maps.DeleteFunc(r.twins, func(w twin, _ uint32) bool { return w.rank == rank && w.tier&tiers != 0 })
+	if len(twins) <= len(r.tokens) {
+		maps.DeleteFunc(twins, func(w twin, _ uint32) bool { return w.rank == rank && w.tier&tiers != 0 })
 		tiers = 0
 	}
 	for ; tiers != 0; tiers &= tiers - 1 {
 		for offset := range uint32(len(r.tokens)) {
-			delete(r.twins, twin{offset, rank, tiers & -tiers})
+			delete(twins, twin{offset, rank, tiers & -tiers})
 		}
 	}
-	if len(r.twins) == 0 {
-		r.twins = nil
-	}
+	r.rare.trim()
 }
 
 // findBranch returns the index of the branch at an offset, or the index at which to insert it. Most branches are at the

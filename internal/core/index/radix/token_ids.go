@@ -58,7 +58,7 @@ func (t *tree) retain(p position, ids []uint32) {
 		return
 	}
 	r := t.run(p.run)
-	own := &r.ids
+	own := &r.rarely().ids
 	if own.size == 0 {
 		own.size = uint32(len(ids))
 	}
@@ -92,7 +92,10 @@ func (t *tree) growIDs(own *tokenIDs, capacity int) bool {
 
 // truncateIDs drops the token ids of the blocks from an offset on.
 func (t *tree) truncateIDs(r *run, blocks uint32) {
-	own := &r.ids
+	if r.rare == nil {
+		return
+	}
+	own := &r.rare.ids
 	if keep, _ := own.bounds(blocks); keep < len(own.all) {
 		own.all = own.all[:keep]
 	}
@@ -103,13 +106,19 @@ func (t *tree) truncateIDs(r *run, blocks uint32) {
 }
 
 func (t *tree) dropIDs(r *run) {
-	t.retained.used -= 4 * int64(cap(r.ids.all))
-	r.ids = tokenIDs{}
+	if r.rare != nil {
+		t.retained.used -= 4 * int64(cap(r.rare.ids.all))
+		r.rare.ids = tokenIDs{}
+	}
 }
 
 // tokenIDs returns the token ids of a block with a place; nil if they are unknown. They are valid until the index changes.
 func (t *tree) tokenIDs(p position) []uint32 {
-	own := &t.run(p.run).ids
+	rare := t.run(p.run).rare
+	if rare == nil {
+		return nil
+	}
+	own := &rare.ids
 	from, to := own.bounds(p.offset)
 	if own.size == 0 || to > len(own.all) || own.all[from] == unknownID {
 		return nil

@@ -36,9 +36,13 @@ func checkRetained(t *rapid.T, x *Index) {
 	used := int64(0)
 	for id := uint32(1); id < x.tree.runs; id++ {
 		r := x.tree.run(id)
-		used += 4 * int64(cap(r.ids.all))
-		if len(r.ids.all) > len(r.tokens)*int(r.ids.size) {
-			t.Fatalf("run %d has %d blocks, and %d token ids of blocks of %d", id, len(r.tokens), len(r.ids.all), r.ids.size)
+		if r.rare == nil {
+			continue
+		}
+		ids := &r.rare.ids
+		used += 4 * int64(cap(ids.all))
+		if len(ids.all) > len(r.tokens)*int(ids.size) {
+			t.Fatalf("run %d has %d blocks, and %d token ids of blocks of %d", id, len(r.tokens), len(ids.all), ids.size)
 		}
 	}
 	if used != x.TokenIDBytes() || used > x.tree.retained.limit {

@@ -168,7 +168,7 @@ func (t *tree) release(s stretch, rank uint32, tier uint8) {
 		return
 	}
 	r := t.run(s.run)
-	if len(r.twins) == 0 {
+	if len(r.twins()) == 0 {
 		r.release(rank, s.from, s.to, tier, t)
 	} else {
 		for offset := s.from; offset < s.to; offset++ {
