@@ -340,8 +340,9 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 			if len(m.found) == q.Limit && lengthOf(g.Blocks, g.Blocks) < m.found[q.Limit-1].length {
 				break
 			}
-			for f := range x.blocks.InGroup(g) {
-				if r := f.Rank.Owner.(*rank); q.selects(l, r) && m.addCandidate(q, newCandidate(&f, r, len(m.matcher.Found)), true) {
+			for blocks := range x.blocks.InGroup(g) {
+				r, f := blocks.Owner.(*rank), g.MatchOf(blocks)
+				if q.selects(l, r) && m.addCandidate(q, newCandidate(&f, r, len(m.matcher.Found)), true) {
 					m.matcher.Found = append(m.matcher.Found, f)
 				}
 			}

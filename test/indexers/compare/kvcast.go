@@ -40,20 +40,16 @@ func (x *index) Match(p indexers.Prompt) {
 	if !x.matcher.Group {
 		return
 	}
-	x.workers, x.blocks = 0, 0
+	x.workers, x.blocks = len(x.matcher.Found), 0
 	for i := range x.matcher.Found {
-		x.add(&x.matcher.Found[i])
+		x.blocks += x.matcher.Found[i].Blocks
 	}
 	for _, g := range x.matcher.Groups {
-		for m := range x.index.InGroup(g) {
-			x.add(&m)
+		for range x.index.InGroup(g) {
+			x.workers++
+			x.blocks += g.Blocks
 		}
 	}
-}
-
-func (x *index) add(m *radix.Match) {
-	x.workers++
-	x.blocks += m.Blocks
 }
 
 func (x *index) Matched() (workers, blocks int) {

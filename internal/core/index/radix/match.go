@@ -3,6 +3,7 @@ package radix
 import (
 	"iter"
 	"math/bits"
+	"slices"
 )
 
 // Match is the longest prefix of a prompt that one rank holds.
@@ -46,18 +47,19 @@ type Group struct {
 	ranks  rankSet
 }
 
-// InGroup yields the match of each rank of a group.
-func (x *Index) InGroup(g Group) iter.Seq[Match] {
-	return func(yield func(Match) bool) {
-		for s := g.ranks; s.ranks != 0; s.ranks &= s.ranks - 1 {
-			rank := &x.ranks[s.first()]
-			f := Match{Rank: rank.rank, Blocks: g.Blocks}
-			f.TierBlocks[rank.tiers[0]] = g.Blocks
-			if !yield(f) {
-				return
-			}
+// InGroup yields the ranks of a group.
+func (x *Index) InGroup(g Group) iter.Seq[*Rank] {
+	return func(yield func(*Rank) bool) {
+		for s := g.ranks; s.ranks != 0 && yield(x.ranks[s.first()].rank); s.ranks &= s.ranks - 1 {
 		}
 	}
+}
+
+// MatchOf returns the match of a rank of a group.
+func (g Group) MatchOf(r *Rank) Match {
+	f := Match{Rank: r, Blocks: g.Blocks}
+	f.TierBlocks[slices.Index(r.bits[:], plainBit)] = g.Blocks
+	return f
 }
 
 type candidate struct{ stamp, index uint32 }
@@ -155,7 +157,7 @@ func (m *Matcher) extendByRun(x *Index, r *run, depth, n int, more bool) (reache
 	switch {
 	case r.holdings.many != nil:
 		reached = m.extendByChunks(x.ranks, r.holdings.many.all, depth, n)
-	case depth == 0:
+	case depth == 0 && !m.Walk:
 		reached = m.begin(x.ranks, r.holdings.few, n, more || m.KeepPath)
 	default:
 		reached = m.extend(x.ranks, r.holdings.few, depth, n)
@@ -221,16 +223,23 @@ func (m *Matcher) found(ranks []numbered, s rankSet, blocks int) {
 		m.Groups = append(m.Groups, Group{blocks, s})
 		return
 	}
+	at := len(m.Found)
+	n := at + bits.OnesCount64(s.ranks)
+	m.Found = slices.Grow(m.Found, n-at)[:n]
 	for ; s.ranks != 0; s.ranks &= s.ranks - 1 {
-		m.add(ranks, s.first(), blocks)
+		rank, f := &ranks[s.first()], &m.Found[at]
+		*f = Match{Rank: rank.rank, Blocks: blocks}
+		f.TierBlocks[rank.tiers[0]%NumTiers] = blocks
+		if m.KeepPath {
+			m.byRank[s.first()] = candidate{m.stamp, uint32(at)}
+		}
+		if m.Walk {
+			w := Walk{}
+			w.extend(rank.rank.tiers(plainBit), 0, blocks)
+			m.Walks = append(m.Walks, w)
+		}
+		at++
 	}
-}
-
-// add adds a rank that holds a prefix in the tier of plainBit to Found.
-func (m *Matcher) add(ranks []numbered, number uint32, blocks int) {
-	rank := &ranks[number]
-	m.open(rank, number, true)
-	m.extendMatch(len(m.Found)-1, rank, plainBit, 0, blocks)
 }
 
 // take moves a rank from pure to Found, if it is there.
@@ -240,35 +249,48 @@ func (m *Matcher) take(ranks []numbered, number uint32, depth int) (ok bool) {
 		return false
 	}
 	m.pure[i].ranks &^= 1 << (number % 64)
-	m.add(ranks, number, depth)
+	m.open(&ranks[number], number)
+	m.extendMatch(len(m.Found)-1, &ranks[number], plainBit, 0, depth)
 	return true
 }
 
-// begin begins a match with the first n blocks of a run. It reports whether a rank has all of them. It sets byRank only if that is needed.
+// begin is extend for the first blocks of a prompt, without walks. It sets byRank only if that is needed.
 func (m *Matcher) begin(ranks []numbered, holdings []holding, n int, needed bool) (reached bool) {
+	at := len(m.Found)
+	m.Found = slices.Grow(m.Found, len(holdings))
+	found := m.Found[:cap(m.Found)]
 	before := holding{rank: ^uint32(0)} // the last one that extended a prefix
 	for i := range holdings {
 		e := &holdings[i]
 		rank := &ranks[e.rank]
-		tiers := e.tiers & rank.live
-		begin, end := int(e.from), min(int(e.to), n)
-		if tiers == 0 || begin >= end || begin > 0 && (before.rank != e.rank || before.to != e.from) {
+		tiers, end := e.tiers&rank.live, min(int(e.to), n)
+		if tiers == 0 {
 			continue
 		}
-		if begin == 0 {
-			m.open(rank, e.rank, needed)
+		if e.from == 0 {
+			f := &found[at]
+			*f = Match{Rank: rank.rank, Blocks: end}
+			for ; tiers != 0; tiers &= tiers - 1 {
+				f.TierBlocks[rank.tiers[bits.TrailingZeros8(tiers)]%NumTiers] = end
+			}
+			if needed {
+				m.byRank[e.rank] = candidate{m.stamp, uint32(at)}
+			}
+			at++
+		} else if begin := int(e.from); begin >= n || before.rank != e.rank || before.to != e.from {
+			continue
+		} else {
+			found[at-1].extend(rank, tiers, begin, end)
 		}
-		m.extendMatch(len(m.Found)-1, rank, tiers, begin, end)
 		before, reached = *e, reached || end == n
 	}
+	m.Found = found[:at]
 	return reached
 }
 
 // open adds a rank without blocks to Found.
-func (m *Matcher) open(rank *numbered, number uint32, needsIndex bool) {
-	if needsIndex {
-		m.byRank[number] = candidate{m.stamp, uint32(len(m.Found))}
-	}
+func (m *Matcher) open(rank *numbered, number uint32) {
+	m.byRank[number] = candidate{m.stamp, uint32(len(m.Found))}
 	m.Found = append(m.Found, Match{Rank: rank.rank})
 	if m.Walk {
 		m.Walks = append(m.Walks, Walk{})
@@ -294,7 +316,7 @@ func (m *Matcher) extendBy(ranks []numbered, e *holding, depth, n int) (reached 
 	c := &m.byRank[e.rank]
 	if c.stamp != m.stamp {
 		if begin == 0 {
-			m.open(rank, e.rank, true)
+			m.open(rank, e.rank)
 		} else if begin > depth || !m.take(ranks, e.rank, depth) {
 			return false
 		}
@@ -308,13 +330,15 @@ func (m *Matcher) extendBy(ranks []numbered, e *holding, depth, n int) (reached 
 
 // extendMatch extends the prefix of element i of Found from begin, which it has, up to end.
 func (m *Matcher) extendMatch(i int, rank *numbered, tiers uint8, begin, end int) {
-	f := &m.Found[i]
-	f.Blocks = end
-	if m.Walk {
+	if m.Found[i].extend(rank, tiers, begin, end); m.Walk {
 		m.Walks[i].extend(rank.rank.tiers(tiers), begin, end)
 	}
+}
+
+func (f *Match) extend(rank *numbered, tiers uint8, begin, end int) {
+	f.Blocks = end
 	for ; tiers != 0; tiers &= tiers - 1 {
-		if tier := rank.tiers[bits.TrailingZeros8(tiers)]; f.TierBlocks[tier] == begin {
+		if tier := rank.tiers[bits.TrailingZeros8(tiers)] % NumTiers; f.TierBlocks[tier] == begin {
 			f.TierBlocks[tier] = end
 		}
 	}
@@ -352,14 +376,13 @@ func lastOfRank(holdings []holding, i int) int {
 
 // commonPrefix returns the length of the common prefix of a and b. Arrays are compared with vector instructions.
 func commonPrefix(a, b []uint64) int {
-	const long, short = 32, 8
 	n := min(len(a), len(b))
 	i := 0
-	for i+long <= n && [long]uint64(a[i:]) == [long]uint64(b[i:]) {
-		i += long
+	for i+32 <= n && *(*[32]uint64)(a[i:]) == *(*[32]uint64)(b[i:]) {
+		i += 32
 	}
-	for i+short <= n && [short]uint64(a[i:]) == [short]uint64(b[i:]) {
-		i += short
+	for i+8 <= n && *(*[8]uint64)(a[i:]) == *(*[8]uint64)(b[i:]) {
+		i += 8
 	}
 	for i < n && a[i] == b[i] {
 		i++

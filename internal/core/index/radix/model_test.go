@@ -142,7 +142,9 @@ func compareMatch(x *Index, pairs []pair, m *Matcher, modelName string, tokens [
 		x.Match(modelName, tokens, m)
 		found := slices.Clone(m.Found)
 		for _, g := range m.Groups {
-			found = slices.AppendSeq(found, x.InGroup(g))
+			for r := range x.InGroup(g) {
+				found = append(found, g.MatchOf(r))
+			}
 		}
 		if err := compareFound(found, pairs, modelName, tokens, shorter); err != nil {
 			return fmt.Errorf("groups %t: %w", m.Group, err)
