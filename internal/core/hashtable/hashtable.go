@@ -3,8 +3,8 @@
 //
 // Both have a directory of entries, which are 32 bits of a hash and the number of a record. It is an extendible hash table: segments of 128
 // entries, in buckets that are a cache line each. A full segment splits in two, which moves half of its entries, and reads no record. On
-// average, an entry takes 14 bytes. The records of a Table are slots in the order of their insertion, except that the last slot replaces a
-// deleted one. A new key thus changes one cache line at a random address. The garbage collector does not scan segments, nor slots whose
+// average, an entry takes 14 bytes. The records of a Table are slots in the order of their insertion, except that a new key takes the place of a
+// deleted one, or the last slot does if there are many. A new key thus changes one cache line at a random address. The garbage collector does not scan segments, nor slots whose
 // values have no pointers.
 //
 // A lookup reads the directory, then the bucket, then the slot. Prefetch makes the cache misses of several lookups overlap.

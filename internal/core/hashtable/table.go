@@ -9,6 +9,8 @@ const (
 	// chunkSlots is the number of slots that are allocated together; fewer for the first of them.
 	chunkSlots = 512
 	minSlots   = 8
+	// maxHoles bounds the holes of a table. An engine that is full removes about as many blocks as it then stores.
+	maxHoles = 64
 )
 
 // Table maps keys to values of type V. New makes a table. A table is not safe for concurrent use.
@@ -16,6 +18,8 @@ type Table[V any] struct {
 	dir directory
 	// chunks has the slots by record number. The first slot is unused.
 	chunks [][]Slot[V]
+	// holes are the numbers of slots without a key that are not after all others; the last is used next.
+	holes []uint32
 }
 
 // Slot has one key.
@@ -32,15 +36,23 @@ func (s *Slot[V]) Cursor() uint64 { return uint64(cursor(uint32(s.hash>>32))) <<
 
 // New returns an empty table.
 func New[V any]() Table[V] {
-	return Table[V]{newDirectory(), [][]Slot[V]{make([]Slot[V], minSlots)}}
+	return Table[V]{dir: newDirectory(), chunks: [][]Slot[V]{make([]Slot[V], minSlots)}}
 }
 
 // Len returns the number of keys.
 func (t *Table[V]) Len() int { return t.dir.n }
 
-// At returns a slot, valid until the next Put or Delete, by its number: from 1 to Len. A deleted slot gets the key of the
-// slot Len; the other keys keep their slots.
-func (t *Table[V]) At(number int) *Slot[V] { return t.slot(uint32(number)) }
+// Slots returns the number of slots: those of the keys, and a few without one.
+func (t *Table[V]) Slots() int { return t.dir.n + len(t.holes) }
+
+// At returns a slot, valid until the next Put or Delete, by its number: from 1 to Slots; nil if it has no key. A deleted slot may get the key of
+// the last slot; the other keys keep their slots.
+func (t *Table[V]) At(number int) *Slot[V] {
+	if s := t.slot(uint32(number)); s.hash != 0 {
+		return s
+	}
+	return nil
+}
 
 func (t *Table[V]) slot(record uint32) *Slot[V] {
 	return &t.chunks[record/chunkSlots][record%chunkSlots]
@@ -49,8 +61,8 @@ func (t *Table[V]) slot(record uint32) *Slot[V] {
 // All yields the slot of each key. The caller may delete the slot that it was given.
 func (t *Table[V]) All() iter.Seq[*Slot[V]] {
 	return func(yield func(*Slot[V]) bool) {
-		for number := t.Len(); number > 0; number-- {
-			if !yield(t.At(number)) {
+		for number := t.Slots(); number > 0; number-- {
+			if s := t.At(number); s != nil && !yield(s) {
 				return
 			}
 		}
@@ -90,7 +102,10 @@ func (t *Table[V]) find(hash uint64) *Slot[V] {
 func (t *Table[V]) Put(key uint64) (s *Slot[V], existed bool) { return t.put(Hash(key)) }
 
 func (t *Table[V]) put(hash uint64) (s *Slot[V], existed bool) {
-	e := newEntry(hash, uint32(t.dir.n+1))
+	e, holes := newEntry(hash, uint32(t.dir.n+1)), len(t.holes)
+	if holes > 0 {
+		e.record = t.holes[holes-1]
+	}
 	b := t.dir.segment(e.hash).bucket(home(e.hash))
 	// Most new keys have room in their home bucket, and no hash of it.
 	if b.full() || b.match(pattern(e.hash)) != 0 {
@@ -102,7 +117,9 @@ func (t *Table[V]) put(hash uint64) (s *Slot[V], existed bool) {
 		b.set(b.room(), e)
 		t.dir.n++
 	}
-	if last := len(t.chunks) - 1; int(e.record) == last*chunkSlots+len(t.chunks[last]) {
+	if holes > 0 {
+		t.holes = t.holes[:holes-1]
+	} else if last := len(t.chunks) - 1; int(e.record) == last*chunkSlots+len(t.chunks[last]) {
 		t.grow(last)
 	}
 	s = t.slot(e.record)
@@ -150,17 +167,29 @@ func (t *Table[V]) resizeFirst(slots int) {
 	t.chunks[0] = first
 }
 
-// Delete removes the key of a slot that the table has. The slot gets the key of the last slot.
+// Delete removes the key of a slot that the table has. The slot may get the key of the last slot.
 func (t *Table[V]) Delete(s *Slot[V]) {
-	n := uint32(t.dir.n)
 	record := t.removeEntry(s)
-	last := t.slot(n)
-	if last != s {
-		t.dir.replace(newEntry(last.hash, n), record)
-		*s = *last
+	*s = Slot[V]{}
+	if t.holes = append(t.holes, record); len(t.holes) > min(maxHoles, t.dir.n/16) {
+		t.fillHole()
 	}
-	*last = Slot[V]{}
-	t.shrink(int(n))
+	if t.dir.n == 0 {
+		t.chunks, t.holes = [][]Slot[V]{make([]Slot[V], minSlots)}, nil
+	}
+}
+
+// fillHole makes one hole less, and one slot: the last slot was a hole, or moves to the last hole.
+func (t *Table[V]) fillHole() {
+	end, i := uint32(t.Slots()), len(t.holes)-1
+	if last := t.slot(end); last.hash == 0 {
+		i = slices.Index(t.holes, end)
+	} else {
+		t.dir.replace(newEntry(last.hash, end), t.holes[i])
+		*t.slot(t.holes[i]), *last = *last, Slot[V]{}
+	}
+	t.holes = slices.Delete(t.holes, i, i+1)
+	t.shrink(int(end))
 }
 
 // removeEntry removes the entry of a slot, and returns the slot's number.

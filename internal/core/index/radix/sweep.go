@@ -78,17 +78,20 @@ const sweepStep = 32
 
 // sweepSome visits the next slots of a table, and reports whether the sweep is complete.
 //
-// The table may change between two calls. A delete moves the last block of the table to the place of the deleted one, so
-// that the blocks that are not yet visited stay the first ones.
+// The table may change between two calls. Only new blocks, and the last block of the table, get the places of deleted ones, so that the blocks that are
+// not yet visited stay the first ones.
 //
 // The first slot of a run releases all blocks that the rank holds there in the tiers, since releasing them one by one
 // takes longer. The places of later slots may then no longer exist; releaseRun ignores them.
 func (x *Index) sweepSome(s *sweep) (done bool) {
-	if s.rest = min(s.rest, s.table.Len()); s.rest == 0 {
-		s.rest = s.table.Len()
+	if s.rest = min(s.rest, s.table.Slots()); s.rest == 0 {
+		s.rest = s.table.Slots()
 	}
 	for to := max(0, s.rest-sweepStep); s.rest > to; s.rest-- {
 		e := s.table.At(s.rest)
+		if e == nil {
+			continue
+		}
 		t := &e.Value.tag
 		if !t.has(s.tiers) {
 			continue
