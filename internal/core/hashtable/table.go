@@ -174,7 +174,7 @@ func (t *Table[V]) Delete(s *Slot[V]) {
 	if t.holes = append(t.holes, record); len(t.holes) > min(maxHoles, t.dir.n/16) {
 		t.fillHole()
 	}
-	if t.dir.n == 0 {
+	if t.dir.n == 0 && len(t.holes) > 0 {
 		t.chunks, t.holes = [][]Slot[V]{make([]Slot[V], minSlots)}, nil
 	}
 }
