@@ -101,7 +101,7 @@ func (d *durableLog) append(r journal.Record) (journal.Pending, error) {
 		d.entries = append(d.entries, e)
 		return journal.Acknowledged(e.seq), nil
 	}
-	e.ack = journal.NewAck()
+	e.ack = new(journal.Ack)
 	d.entries = append(d.entries, e)
 	return e.ack.Pending(), nil
 }

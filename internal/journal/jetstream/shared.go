@@ -109,7 +109,7 @@ func (s *shared) enqueue(c *chain, a *inFlight) {
 
 // pushOwnership is enqueue for an ownership record.
 func (s *shared) pushOwnership(c *chain, source journal.Source, m *nats.Msg) journal.Pending {
-	a := &inFlight{record: journal.Record{Source: &source, Body: m.Data}, message: m, ack: journal.NewAck(), isOwnership: true}
+	a := &inFlight{record: journal.Record{Source: &source, Body: m.Data}, message: m, ack: new(journal.Ack), isOwnership: true}
 	s.enqueue(c, a)
 	return a.ack.Pending()
 }

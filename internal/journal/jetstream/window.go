@@ -32,7 +32,7 @@ type inFlight struct {
 // newInFlight returns the append of a record as a message, so that the caller may reuse the memory of the record.
 func newInFlight(r journal.Record, m *nats.Msg) *inFlight {
 	r.Body, r.State = m.Data[:len(r.Body)], nil
-	return &inFlight{record: r, message: m, ack: journal.NewAck()}
+	return &inFlight{record: r, message: m, ack: new(journal.Ack)}
 }
 
 // push adds an append.

@@ -70,7 +70,7 @@ func (d *Delayed) Append(ctx context.Context, r journal.Record) (journal.Pending
 	}
 	d.sources[r.Source.Worker] = r.Source
 	r.Body = bytes.Clone(r.Body)
-	a := inFlightAppend{r, journal.NewAck()}
+	a := inFlightAppend{r, new(journal.Ack)}
 	d.inFlight = append(d.inFlight, a)
 	if d.delay > 0 {
 		time.AfterFunc(d.delay, func() { d.Acknowledge(1) })

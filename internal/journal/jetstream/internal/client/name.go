@@ -1,10 +1,6 @@
 package client
 
-import (
-	"fmt"
-	"net/url"
-	"strings"
-)
+import "net/url"
 
 // Object is data that is stored under a name.
 type Object struct {
@@ -18,16 +14,17 @@ func Escape(s string) string {
 	if s == "" {
 		return "%"
 	}
-	var b strings.Builder
+	const digits = "0123456789ABCDEF"
+	b := make([]byte, 0, 2*len(s))
 	for i := range len(s) {
 		switch c := s[i]; {
 		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_':
-			b.WriteByte(c)
+			b = append(b, c)
 		default:
-			fmt.Fprintf(&b, "%%%02X", c)
+			b = append(b, '%', digits[c>>4], digits[c&0xf])
 		}
 	}
-	return b.String()
+	return string(b)
 }
 
 // Unescape decodes what Escape has encoded.

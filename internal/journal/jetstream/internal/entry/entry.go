@@ -82,10 +82,13 @@ func (c *Codec) Encode(r journal.Record) (*nats.Msg, error) {
 	if len(token) > maxToken {
 		return nil, fmt.Errorf("name of worker %q is too long: %d bytes when escaped; want at most %d", r.Source.Worker, len(token), maxToken)
 	}
-	value := fmt.Sprintf("%d %d %s", r.Tiers, len(r.State), client.Escape(r.Source.Model))
+	model := client.Escape(r.Source.Model)
+	value := strconv.AppendUint(make([]byte, 0, 16+len(model)), uint64(r.Tiers), 10)
+	value = strconv.AppendInt(append(value, ' '), int64(len(r.State)), 10)
+	value = append(append(value, ' '), model...)
 	m := &nats.Msg{
 		Subject: c.Prefix + token,
-		Header:  nats.Header{Header: {value}},
+		Header:  nats.Header{Header: {string(value)}},
 		Data:    append(append(make([]byte, 0, len(r.Body)+len(r.State)), r.Body...), r.State...),
 	}
 	if limit, n := c.MaxPayload(), int64(m.Size()); limit > 0 && n > limit {
