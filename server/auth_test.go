@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"log/slog"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -184,6 +186,18 @@ func TestConnectionOfAnExpiredCertificateIsClosed(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestExpiredCertificateOfAnotherPortIsRefused makes a call that came over a port whose connections are not the server's.
+func TestExpiredCertificateOfAnotherPortIsRefused(t *testing.T) {
+	t.Parallel()
+	cert, _ := secured(t)
+	h := inMemory(t, server.Config{TLS: cert, ClientCertificates: true}, journal.Config{})
+	expired := &x509.Certificate{NotAfter: time.Now().Add(-time.Second)}
+	_, err := h.Server.Call(t.Context(), kvcastv1.RouterEventService_GetStatus_FullMethodName, server.Caller{
+		Address: &net.TCPAddr{}, TLS: &tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{{expired}}},
+	}, func(proto.Message) error { return nil })
+	wantStatus(t, err, codes.Unauthenticated, "UNAUTHENTICATED")
 }
 
 // TestProbesNeedNoToken makes the calls of load balancers and grpcurl.

@@ -140,6 +140,7 @@ func writeStatus(w http.ResponseWriter, err error) {
 	}
 	if code == http.StatusUnauthorized {
 		w.Header().Set("WWW-Authenticate", "Bearer")
+		w.Header().Set("Connection", "close") // the client's certificate may have expired since the connection began
 	}
 	writeError(w, code, problemOf(err))
 }

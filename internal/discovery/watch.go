@@ -214,6 +214,9 @@ func (w *watcher) addAll(ctx context.Context, workers []config.Worker) error {
 		err := w.add(ctx, c)
 		if errors.Is(err, config.ErrTooManyWorkers) {
 			excess = len(workers) - i
+			for _, c := range workers[i:] {
+				delete(w.rejected, c.Name) // it is counted once
+			}
 			break
 		}
 		if err != nil {

@@ -214,6 +214,19 @@ func TestAllMayDelete(t *testing.T) {
 		t.Errorf("saw %d slots, want %d", seen, all)
 	}
 	checkTable(t, &got, want)
+	for key := range want {
+		got.remove(key)
+	}
+	for key := range uint64(2000) {
+		got.set(Hash(key), key)
+	}
+	for key := range uint64(maxHoles) {
+		got.remove(key)
+	}
+	for s := range got.All() {
+		got.Delete(s)
+	}
+	checkTable(t, &got, nil)
 }
 
 // TestCursorSeesEachKeyOnce visits a table in steps, between which it grows and shrinks.

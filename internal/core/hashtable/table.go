@@ -45,9 +45,12 @@ func (t *Table[V]) Len() int { return t.dir.n }
 // Slots returns the number of slots: those of the keys, and a few without one.
 func (t *Table[V]) Slots() int { return t.dir.n + len(t.holes) }
 
-// At returns a slot, valid until the next Put or Delete, by its number: from 1 to Slots; nil if it has no key. A deleted slot may get the key of
+// At returns a slot, valid until the next Put or Delete, by its number, from 1 on; nil if it has no key. A deleted slot may get the key of
 // the last slot; the other keys keep their slots.
 func (t *Table[V]) At(number int) *Slot[V] {
+	if number > t.Slots() {
+		return nil // they were freed since
+	}
 	if s := t.slot(uint32(number)); s.hash != 0 {
 		return s
 	}

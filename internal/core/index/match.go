@@ -338,10 +338,10 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 		}
 		for _, g := range slices.Backward(m.matcher.Groups) {
 			if len(m.found) == q.Limit && lengthOf(g.Blocks, g.Blocks) < m.found[q.Limit-1].length {
-				break
+				continue // those of another model may be longer
 			}
-			for blocks := range x.blocks.InGroup(g) {
-				r, f := blocks.Owner.(*rank), g.MatchOf(blocks)
+			for member := range x.blocks.InGroup(g) {
+				r, f := member.Owner.(*rank), g.MatchOf(member)
 				if q.selects(l, r) && m.addCandidate(q, newCandidate(&f, r, len(m.matcher.Found)), true) {
 					m.matcher.Found = append(m.matcher.Found, f)
 				}

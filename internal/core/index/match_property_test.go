@@ -94,7 +94,7 @@ func newWorld(t *rapid.T) *world {
 	w := &world{t: t, index: index.New()}
 	for i, name := range []string{"a", "b", "c", "d"} {
 		model, size := []string{"m", "n"}[i/3], rapid.Uint32Range(1, 3).Draw(t, "block size")
-		ranks := rapid.SampledFrom([][]uint32{{0}, {0, 7}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}}).Draw(t, "ranks")
+		ranks := rapid.SampledFrom([][]uint32{{0}, {0, 7}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17}}).Draw(t, "ranks")
 		w.seq++
 		w.index.ApplyEntry(&kvcastv1.Entry{Seq: w.seq, Worker: name, Model: model, Events: []*kvcastv1.RouterEvent{
 			event(0, &kvcastv1.WorkerAdded{Model: model, BlockSize: size, Endpoint: name + ":8000", Ranks: ranks}),
@@ -189,7 +189,7 @@ func (w *world) change() {
 			}
 		}
 		w.apply(r, gone, tier)
-	case 7, 8, 9:
+	case 7, 8, 9, 10, 11:
 		w.store(hashes, tier, slices.DeleteFunc(slices.Clone(w.ranks), func(o *modelRank) bool { return o.worker != r.worker })...)
 	default:
 		w.store(hashes, tier, r)

@@ -163,3 +163,26 @@ func TestMatchesReuseMemory(t *testing.T) {
 		t.Errorf("got matches %v", m.Prompts)
 	}
 }
+
+// TestBestOfAllModelsAreFound has groups of ranks of two models, of which those of one hold more.
+func TestBestOfAllModelsAreFound(t *testing.T) {
+	x, seq := index.New(), uint64(0)
+	store := func(model string, rank uint32, hashes ...uint64) {
+		seq++
+		x.ApplyEntry(&kvcastv1.Entry{Seq: seq, Worker: "w" + model, Model: model, Events: []*kvcastv1.RouterEvent{
+			event(rank, &kvcastv1.Stored{BlockSize: 1, BlockHashes: hashes, TokensHashes: hashes}),
+		}})
+	}
+	store("n", 99, 1, 2, 100) // so that the blocks 3 and 4 are in another run
+	for rank := range uint32(16) {
+		store("n", rank, []uint64{1, 2, 3, 4}[:2+rank/8*2]...)
+		store("m", rank, 1, 2, 3, 4, 5, 6)
+	}
+	var m index.Matches
+	for range 50 { // models have no order
+		x.Match(&index.Query{Limit: 1, Prompts: []index.Prompt{{TokensHashes: []uint64{1, 2, 3, 4, 5, 6}}}}, &m)
+		if best := m.Prompts[0][0]; best.Model != "m" || best.Blocks != 6 {
+			t.Fatalf("got %d blocks of model %s, want 6 of m", best.Blocks, best.Model)
+		}
+	}
+}

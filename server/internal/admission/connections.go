@@ -53,8 +53,13 @@ func (c *Connections) Writes() uint64 { return c.writes.Load() }
 // Listener returns a listener whose connections are tracked. A server must have no others.
 func (c *Connections) Listener(l net.Listener) net.Listener { return trackedListener{l, c} }
 
-// CloseConnection closes the connection of a call.
-func CloseConnection(ctx context.Context) { _ = connectionOf(ctx).Conn.Close() }
+// CloseConnection closes the connection of a call, unless the call came over another port.
+func CloseConnection(ctx context.Context) {
+	p, _ := peer.FromContext(ctx)
+	if a, ok := p.Addr.(remoteAddr); ok {
+		_ = a.conn.Conn.Close()
+	}
+}
 
 // Opened returns when the connection of a call was accepted.
 func Opened(ctx context.Context) time.Time { return connectionOf(ctx).opened }

@@ -5,7 +5,8 @@
 //
 // The contents of blocks are tokens hashes. They are in a compressed radix tree over all ranks of a model (tree, run): a run is a sequence
 // of consecutive blocks, and says which of them each rank holds in each tier. A match compares the prompt with a few runs, and visits the
-// holders of each run once. Beside the tree, each rank has a table by block hash that says where in the tree a block is (Rank).
+// holders of each run: one by one, or 64 at a time if they hold the same blocks, as many ranks do of a common system prompt (plain). Beside the tree,
+// each rank has a table by block hash that says where in the tree a block is (Rank).
 //
 // A block has a place in the tree if it starts a prompt or its parent has a place. Otherwise, it is an orphan until its
 // parent has a place, and is not matched. A place stays while a tier holds the block, even if the parent is removed. A

@@ -22,7 +22,8 @@ type Matcher struct {
 	// Walk makes Match set Walks, which has the walk of each element of Found.
 	Walk  bool
 	Walks []Walk
-	// Group makes Match add ranks that hold the same prefix, each in one tier, to Groups instead of to Found. Those of a model are ascending by length.
+	// Group makes Match add ranks that hold the same prefix, each in one tier, to Groups instead of to Found: Has and Place know nothing of them, and they have no
+	// walks. The groups of a model are ascending by length.
 	Group  bool
 	Groups []Group
 	// Lookups counts the lookups of MatchHashes of blocks without a place, and MaxLookups bounds it; 0: it has no bound. Exceeded

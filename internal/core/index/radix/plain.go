@@ -90,7 +90,8 @@ func (r *run) unplain(rank uint32, t *tree) {
 	r.holdings.replace(t.limits.chunk, at, 0, e)
 }
 
-// settle makes a rank plain if it holds what plain ranks hold, after its holdings have changed.
+// settle makes a rank plain if it holds what plain ranks hold, after its holdings have changed. If the holdings are in chunks, others become plain only with
+// the blocks that plain ranks have.
 func (r *run) settle(rank uint32, t *tree) {
 	h := &r.holdings
 	if r.plain == nil && (h.many != nil || len(h.few) < t.limits.plain) {
@@ -113,7 +114,8 @@ func (r *run) settle(rank uint32, t *tree) {
 	}
 }
 
-// gather makes those ranks plain that hold exactly the first blocks up to an offset, if they are more than those that are plain.
+// gather makes those ranks plain that hold exactly the first blocks up to an offset, if they are more than twice as many as those that are plain: otherwise, one
+// rank could make all change again and again.
 func (r *run) gather(to uint16, t *tree) {
 	all, same := r.holdings.few, 0
 	isSame := func(i int) bool {
@@ -124,7 +126,7 @@ func (r *run) gather(to uint16, t *tree) {
 			same++
 		}
 	}
-	if same < t.limits.plain || same <= r.plain.len() {
+	if same < t.limits.plain || same <= 2*r.plain.len() {
 		return
 	}
 	former := r.plain

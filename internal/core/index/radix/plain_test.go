@@ -21,6 +21,29 @@ func plainOf(x *Index) (ranks []uint32, to uint32) {
 	return ranks, p.to
 }
 
+func hashesOf(prompt []uint64) (hashes []uint64) {
+	for _, tokens := range prompt {
+		hashes = append(hashes, tokens^1)
+	}
+	return hashes
+}
+
+// TestSweepEmptiesATable clears a rank whose table has holes.
+func TestSweepEmptiesATable(t *testing.T) {
+	testclass.WithoutRace(t)
+	x := New()
+	r := x.AddRank("m", nil)
+	prompt := newPrompt(0, 1100)
+	storePrompt(x, r, prompt, len(prompt))
+	x.Remove(r, 0, hashesOf(prompt[:64]))
+	x.ClearTier(r, 0)
+	for x.Sweep() {
+	}
+	if err := checkInvariants(x); err != nil || r.table.Len() > 0 {
+		t.Errorf("%d blocks are left; %v", r.table.Len(), err)
+	}
+}
+
 // TestRanksOfACommonPrefixArePlain has ranks store a prompt, extend it, evict its end, hold it in another tier too, and leave.
 func TestRanksOfACommonPrefixArePlain(t *testing.T) {
 	testclass.WithoutRace(t)
@@ -60,11 +83,21 @@ func TestRanksOfACommonPrefixArePlain(t *testing.T) {
 	for _, r := range ranks[40:60] {
 		storePrompt(x, r, prompt, length)
 	}
-	var most []uint32
-	if most, _ = plainOf(x); len(most) < 40 {
-		t.Fatalf("60 of 100 hold all of it: %v are plain", most)
+	check("60 hold all of it", numbers(60, 100), length/2)
+	for range 100 {
+		x.Remove(ranks[60], 0, []uint64{prompt[length/2-1] ^ 1})
+		check("59 or 60 hold all of it, 39 half of it", numbers(61, 100), length/2)
+		storePrompt(x, ranks[60], prompt, length)
+		check("61 hold all of it", numbers(61, 100), length/2)
+		x.Remove(ranks[60], 0, hashesOf(prompt[length/2:]))
 	}
-	for _, r := range ranks[60:] {
+	for _, r := range ranks[60:80] {
+		storePrompt(x, r, prompt, length)
+	}
+	if most, to := plainOf(x); len(most) < 60 || to != length {
+		t.Fatalf("80 of 100 hold all of it: %v are plain with %d", most, to)
+	}
+	for _, r := range ranks[80:] {
 		storePrompt(x, r, prompt, length)
 	}
 	check("all hold all of it", numbers(0, 100), length)

@@ -85,7 +85,7 @@ func (x *Index) Store(r *Rank, tier int, s Stored) {
 const minNew = 4
 
 // storeNew stores the first blocks of a chain that the rank does not have, and whose places follow the block before in its run. It returns how many there are, and
-// whether the next block is one that the rank has. b is the block before, as a parent; held is the stretch that is not yet held in the tree. All are
+// whether it ended at a block that the rank has. b is the block before, as a parent; held is the stretch that is not yet held in the tree. All are
 // updated.
 func (x *Index) storeNew(
 	r *Rank, tier int, attr uint32, b *Block, blocks, tokens []uint64, before *position, held *stretch,

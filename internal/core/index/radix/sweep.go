@@ -12,7 +12,7 @@ type sweep struct {
 	number uint32
 	table  *table
 	tiers  uint8 // bits to remove
-	rest   int   // blocks that are not visited, the first of the table; 0: the sweep has not begun
+	rest   int   // slots that are not visited, the first of the table; 0: the sweep has not begun
 }
 
 // retire makes matches ignore the blocks of a rank. The rank's number has no rank until the sweep is complete.
@@ -78,8 +78,8 @@ const sweepStep = 32
 
 // sweepSome visits the next slots of a table, and reports whether the sweep is complete.
 //
-// The table may change between two calls. Only new blocks, and the last block of the table, get the places of deleted ones, so that the blocks that are
-// not yet visited stay the first ones.
+// The table may change, also by this. Only new blocks, and the last block of the table, get the slots of deleted ones, so that the blocks that are
+// not yet visited stay in the first ones.
 //
 // The first slot of a run releases all blocks that the rank holds there in the tiers, since releasing them one by one
 // takes longer. The places of later slots may then no longer exist; releaseRun ignores them.
