@@ -301,7 +301,7 @@ func TestCallIsResumedAfterARecovery(t *testing.T) {
 	for seq := range uint64(5) {
 		call.batch(0, seq, seq+1)
 	}
-	sink.await(t, "batch 4", func() bool { return len(sink.of("w", p)) == 5 })
+	sink.await(t, "batch 4", func() bool { return len(sink.ofLocked("w", p)) == 5 })
 	stop()
 	c.Recovered = sink.recovered(func(n int) int { return n - 1 })
 	_, stop = start(t, c, sink)
@@ -309,7 +309,7 @@ func TestCallIsResumedAfterARecovery(t *testing.T) {
 	for seq := uint64(3); seq < 6; seq++ {
 		call.batch(0, seq, seq+1)
 	}
-	sink.await(t, "batch 5", func() bool { return len(sink.of("w", p)) == 6 })
+	sink.await(t, "batch 5", func() bool { return len(sink.ofLocked("w", p)) == 6 })
 	stop()
 	for seq, stored := range sink.of("w", p) {
 		if stored.first != uint64(seq) {

@@ -200,6 +200,13 @@ func texts(calls []storedCall) []string {
 
 // of returns the calls for a publisher of a worker.
 func (s *durableSink) of(worker string, p feed.Publisher) (calls []storedCall) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ofLocked(worker, p)
+}
+
+// ofLocked is of for callers that hold mu.
+func (s *durableSink) ofLocked(worker string, p feed.Publisher) (calls []storedCall) {
 	if l := s.workers[worker]; l != nil {
 		for _, c := range l.calls {
 			if c.progress.Publisher == p && c.text != proved {
@@ -361,7 +368,7 @@ func (d *deployment) awaitLast(t *testing.T, sink *durableSink) map[feed.Publish
 	}
 	sink.await(t, "the last batch", func() bool {
 		for p, text := range want {
-			if calls := sink.of(d.worker, p); len(calls) == 0 || !strings.Contains(calls[len(calls)-1].text, text) {
+			if calls := sink.ofLocked(d.worker, p); len(calls) == 0 || !strings.Contains(calls[len(calls)-1].text, text) {
 				return false
 			}
 		}

@@ -237,9 +237,11 @@ func TestBatchesBeyondTheReorderBufferAreRequested(t *testing.T) {
 			c.must(c.WaitSubscribed(harness.Context(t), 1))
 			c.caughtUp(v)
 			awaitState(t, in, 0, ingest.SourceLive)
+			received := func() float64 { return harness.Gather(t, registry).Sum("kvcast_ingest_messages_total") }
 			replay.Partition()
 			c.store(c.Drop, 1)
-			for range tt.batches {
+			before := received()
+			for i := range tt.batches {
 				c.next++
 				c.blocks[c.next] = true
 				e := blockOfOne(c.next)
@@ -247,6 +249,9 @@ func TestBatchesBeyondTheReorderBufferAreRequested(t *testing.T) {
 					e.Tokens = append(e.Tokens, uint32(100_000+i)) // 5 bytes each
 				}
 				c.do(c.Publish, e)
+				if (i+1)%250 == 0 { // so many fit into the publisher's queue
+					harness.WaitFor(t, func() bool { return received() >= before+float64(i+1) })
+				}
 			}
 			dropped := func() float64 { return harness.Gather(t, registry).Sum("kvcast_ingest_reorder_buffer_dropped_total") }
 			if tt.dropped > 0 {
