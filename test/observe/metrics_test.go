@@ -103,24 +103,26 @@ func sendFaults(t *testing.T, p *harness.Process) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stranger, err := new(net.Dialer).DialContext(t.Context(), "tcp", endpoint)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = stranger.Close() })
-	if _, err := fmt.Fprint(stranger, "GET / HTTP/1.1\r\nHost: kvcast.example.com\r\nUser-Agent: no ZeroMQ publisher\r\n\r\n"); err != nil {
-		t.Fatal(err)
-	}
-	faulty, err := rawzmtp.Dial(t.Context(), zmtp.PUB, endpoint, harness.Timeout)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = faulty.Close() })
-	faulty.Message([]byte("kv@pod@m"), []byte("no seq"), []byte{0xc1})
-	faulty.Message([]byte("kv@pod@m"), make([]byte, 8), []byte{0xc1})
-	if err := faulty.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	// A server that shares a journal closes connections of engines while it cannot store what they send.
+	harness.WaitFor(t, func() bool {
+		stranger, err := new(net.Dialer).DialContext(t.Context(), "tcp", endpoint)
+		if err != nil {
+			return false
+		}
+		t.Cleanup(func() { _ = stranger.Close() })
+		_, err = fmt.Fprint(stranger, "GET / HTTP/1.1\r\nHost: kvcast.example.com\r\nUser-Agent: no ZeroMQ publisher\r\n\r\n")
+		return err == nil
+	})
+	harness.WaitFor(t, func() bool {
+		faulty, err := rawzmtp.Dial(t.Context(), zmtp.PUB, endpoint, harness.Timeout)
+		if err != nil {
+			return false
+		}
+		t.Cleanup(func() { _ = faulty.Close() })
+		faulty.Message([]byte("kv@pod@m"), []byte("no seq"), []byte{0xc1})
+		faulty.Message([]byte("kv@pod@m"), make([]byte, 8), []byte{0xc1})
+		return faulty.Flush() == nil
+	})
 }
 
 // TestMetricsOfBusyServersAreDocumented makes every event happen that a metric waits for.
