@@ -188,7 +188,7 @@ func TestConnectionOfAnExpiredCertificateIsClosed(t *testing.T) {
 	})
 }
 
-// TestExpiredCertificateOfAnotherPortIsRefused makes a call that came over a port whose connections are not the server's.
+// TestExpiredCertificateOfAnotherPortIsRefused makes a call as the console does, over the admin port, whose connections the gRPC server cannot close.
 func TestExpiredCertificateOfAnotherPortIsRefused(t *testing.T) {
 	t.Parallel()
 	cert, _ := secured(t)

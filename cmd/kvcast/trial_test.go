@@ -12,9 +12,10 @@ import (
 
 // trial is an attack beside honest peers.
 type trial struct {
-	// attack runs until the context is done. It calls begun when it has its way, unless the field begun says that.
+	// attack runs until the context is done, and calls begun when it has reached what it attacks.
 	attack func(ctx context.Context, begun func())
-	begun  func(harness.Metrics) bool
+	// begun, if it is not nil, says in place of attack whether that is reached.
+	begun func(harness.Metrics) bool
 	// round has each honest peer do once what it does. At least so many rounds follow after the attack had its way.
 	round  func()
 	rounds int
@@ -24,7 +25,7 @@ type trial struct {
 	mostMiB, mostLogged int
 }
 
-// run runs a trial, and checks its bounds.
+// run runs the attack, with rounds beside it, and checks the bounds.
 func (a trial) run(t *testing.T, s *process) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

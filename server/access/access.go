@@ -115,8 +115,8 @@ func (g *Gate) guard(srv any, s grpc.ServerStream, method string, handler grpc.S
 	return err
 }
 
-// errExpired says that a certificate has expired since TLS has verified it. The connection is closed, so that the client connects again with
-// another certificate, or TLS refuses it.
+// errExpired refuses the calls of a connection whose client certificate was valid when the connection began, and has expired since. The connection is
+// closed, so that the client connects again: with another certificate, or TLS refuses it.
 var errExpired = callerror.New(callerror.Unauthenticated, journal.Bounds{}, "the client's certificate has expired; connect again with another one")
 
 // guarded is a stream with another context.

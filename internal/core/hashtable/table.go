@@ -170,7 +170,7 @@ func (t *Table[V]) resizeFirst(slots int) {
 	t.chunks[0] = first
 }
 
-// Delete removes the key of a slot that the table has. The slot may get the key of the last slot.
+// Delete removes the key of a slot. The slot then has no key, or that of the last slot.
 func (t *Table[V]) Delete(s *Slot[V]) {
 	record := t.removeEntry(s)
 	*s = Slot[V]{}

@@ -289,7 +289,7 @@ func (m *Matcher) begin(ranks []numbered, holdings []holding, n int, needed bool
 	return reached
 }
 
-// open adds a rank without blocks to Found.
+// open adds a rank to Found, with no blocks yet.
 func (m *Matcher) open(rank *numbered, number uint32) {
 	m.byRank[number] = candidate{m.stamp, uint32(len(m.Found))}
 	m.Found = append(m.Found, Match{Rank: rank.rank})

@@ -8,8 +8,9 @@ import (
 // plainBit is the bit of the tier in which plain ranks hold blocks: the first one, unless that tier of the rank was cleared.
 const plainBit uint8 = 1
 
-// plain are the ranks that hold exactly the first blocks of a run, up to an offset, in the tier of plainBit and no other. Many ranks hold the run of
-// a common system prompt so, and a match then visits 64 of them at once. They are in no holding of the run. A change of such a rank first makes a holding of what it has.
+// plain are the ranks that hold exactly the first blocks of a run, up to an offset, in the tier of plainBit and in no other one. Many ranks hold a common
+// system prompt in this way. They are kept as bits, so that a match visits 64 of them at once, and have no holding in the run. Before a plain rank
+// changes, it is made a rank with a holding: see unplain.
 type plain struct {
 	sets []rankSet // ascending by word; none is empty
 	to   uint32

@@ -28,7 +28,7 @@ func (x *Index) Store(r *Rank, tier int, s Stored) {
 	attr := x.attributes(r, s)
 	b := Block{Parent: s.Parent, HasParent: s.HasParent}
 	before, placed := position{run: r.model.root}, true
-	// Chains of several blocks are usually new; their slots need not be loaded before.
+	// A chain of several blocks is usually new to the rank: storeNew is tried first. Prefetch would look for slots that do not exist.
 	mayBeNew := len(s.Blocks) >= minNew && len(s.Tokens) == len(s.Blocks) && x.tree.retained.limit == 0
 	if len(s.Blocks) > 1 && !mayBeNew {
 		r.table.Prefetch(s.Blocks)
