@@ -65,6 +65,7 @@ func (x *Index) Restore(state *statev1.IndexWorker) error {
 func (x *Index) restoreBlocks(name string, b []byte) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	defer x.applyQueue() // after an error
 	var w *worker
 	size := uint32(0)
 	for len(b) > 0 {
@@ -90,6 +91,7 @@ func (x *Index) restoreBlocks(name string, b []byte) error {
 			}
 		}
 	}
+	x.applyQueue()
 	if w != nil && size != 0 {
 		x.setBlockSize(w, size)
 	}
@@ -101,6 +103,7 @@ func (x *Index) restoreBlocks(name string, b []byte) error {
 func (x *Index) ApplyBody(seq uint64, body []byte) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	defer x.applyQueue()
 	if _, err := x.applyEncodedEntry(seq, body); err != nil {
 		return fmt.Errorf("entry %d: %w", seq, err)
 	}

@@ -15,10 +15,86 @@ import (
 type decoder struct {
 	blocks, tokens []uint64
 	ids            []uint32
-	lora           string // the adapter of the last stored event that had one
+	queue          []operation
+	prefetch       []uint64 // reused by applyQueue
+	lora           string   // the adapter of the last stored event that had one
 	// observe is called with each event that is neither Stored nor Removed; nil: not. origin is that of the event.
 	observe func(Origin, *kvcastv1.RouterEvent)
 	origin  Origin
+}
+
+// operation is a decoded Stored or Removed that is not applied yet. Its hashes are those of decoder.blocks and decoder.tokens from the ends
+// of the operation before up to its own ends.
+type operation struct {
+	rank           *rank
+	tier           int
+	removes        bool
+	stored         radix.Stored // without hashes
+	blocks, tokens int
+}
+
+// Bounds of the operations that are applied together, so that their cache misses overlap. A larger one is applied alone: its own do.
+const (
+	maxQueue       = 32
+	maxQueueBlocks = 64
+)
+
+// applyQueue applies the queued operations. It must be called before anything else changes or reads the state.
+func (x *Index) applyQueue() {
+	d := &x.decoder
+	if len(d.queue) > 1 {
+		d.prefetchQueue()
+	}
+	blocks, tokens := 0, 0
+	for i := range d.queue {
+		o := &d.queue[i]
+		if o.removes {
+			x.blocks.Remove(o.rank.blocks, o.tier, d.blocks[blocks:o.blocks])
+		} else {
+			o.stored.Blocks, o.stored.Tokens = d.blocks[blocks:o.blocks], d.tokens[tokens:o.tokens]
+			x.store(o.rank, o.tier, &o.stored)
+		}
+		blocks, tokens = o.blocks, o.tokens
+	}
+	clear(d.queue)
+	d.queue = d.queue[:0]
+	d.reset()
+}
+
+// reset drops the hashes of events that are applied, and frees memory that only a very large event needed.
+func (d *decoder) reset() {
+	d.blocks, d.tokens, d.ids = d.blocks[:0], d.tokens[:0], d.ids[:0]
+	if cap(d.blocks) > maxHashesKept || cap(d.ids) > 16*maxHashesKept {
+		d.blocks, d.tokens, d.ids = nil, nil, nil
+	}
+}
+
+// prefetchQueue loads what the queued operations read of the tables of their ranks.
+func (d *decoder) prefetchQueue() {
+	blocks := 0
+	for i := 0; i < len(d.queue); {
+		r := d.queue[i].rank
+		d.prefetch = d.prefetch[:0]
+		for ; i < len(d.queue) && d.queue[i].rank == r; i++ {
+			o := &d.queue[i]
+			if o.stored.HasParent {
+				d.prefetch = append(d.prefetch, o.stored.Parent)
+			}
+			d.prefetch = append(d.prefetch, d.blocks[blocks:o.blocks]...)
+			blocks = o.blocks
+		}
+		r.blocks.Prefetch(d.prefetch)
+	}
+}
+
+// enqueue queues an operation whose hashes are the last ones of decoder.blocks and decoder.tokens. o has no ends.
+func (x *Index) enqueue(o operation) {
+	d := &x.decoder
+	o.blocks, o.tokens = len(d.blocks), len(d.tokens)
+	d.queue = append(d.queue, o)
+	if len(d.queue) == maxQueue || len(d.blocks) >= maxQueueBlocks || len(d.ids) > 0 {
+		x.applyQueue()
+	}
 }
 
 // Origin is the entry of an event.
@@ -49,6 +125,7 @@ func (x *Index) ApplyEncoded(entries []byte, times []EntryTimes, applied func())
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	times, err := x.applyEncoded(entries, times)
+	x.applyQueue()
 	if err == nil && applied != nil {
 		applied()
 	}
@@ -159,8 +236,10 @@ func (x *Index) applyEncodedEvent(w *worker, event []byte) (*worker, error) {
 			if !ok {
 				return w, nil
 			}
+			x.applyQueue()
 			return w, x.groupEncoded(r, tier, f.Bytes, f.Number == kvcastv1.RouterEventGroupStoredField)
 		default:
+			x.applyQueue()
 			var ev kvcastv1.RouterEvent
 			if err := proto.Unmarshal(event, &ev); err != nil {
 				return nil, err
@@ -178,7 +257,6 @@ func (x *Index) applyEncodedEvent(w *worker, event []byte) (*worker, error) {
 func (x *Index) storeEncoded(r *rank, tier int, b []byte) error {
 	var s radix.Stored
 	d := &x.decoder
-	d.blocks, d.tokens, d.ids = d.blocks[:0], d.tokens[:0], d.ids[:0]
 	for len(b) > 0 {
 		f, rest, err := encode.Next(b)
 		if err != nil {
@@ -209,15 +287,14 @@ func (x *Index) storeEncoded(r *rank, tier int, b []byte) error {
 			return err
 		}
 	}
-	s.Blocks, s.Tokens, s.TokenIDs = d.blocks, d.tokens, d.ids
-	x.store(r, tier, &s)
-	d.release()
+	s.TokenIDs = d.ids
+	x.enqueue(operation{rank: r, tier: tier, stored: s})
 	return nil
 }
 
 func (x *Index) removeEncoded(r *rank, tier int, b []byte) error {
 	d := &x.decoder
-	d.blocks = d.blocks[:0]
+	r.removed = x.seq + 1
 	for len(b) > 0 {
 		f, rest, err := encode.Next(b)
 		if err == nil && f.Number == kvcastv1.RemovedBlockHashesField {
@@ -228,14 +305,6 @@ func (x *Index) removeEncoded(r *rank, tier int, b []byte) error {
 		}
 		b = rest
 	}
-	x.remove(r, tier, d.blocks)
-	d.release()
+	x.enqueue(operation{rank: r, tier: tier, removes: true})
 	return nil
-}
-
-// release frees memory that only a very large event needed.
-func (d *decoder) release() {
-	if cap(d.blocks) > maxHashesKept || cap(d.ids) > 16*maxHashesKept {
-		d.blocks, d.tokens, d.ids = nil, nil, nil
-	}
 }

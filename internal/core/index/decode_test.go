@@ -31,7 +31,11 @@ func TestEncodedEntriesApplyLikeMessages(t *testing.T) {
 		for seq := uint64(1); seq <= 20; {
 			var batch []*kvcastv1.Entry
 			var times []index.EntryTimes
-			for range rapid.IntRange(0, 3).Draw(t, "entries") {
+			entries := rapid.IntRange(0, 3).Draw(t, "entries")
+			if rapid.IntRange(0, 9).Draw(t, "many") == 9 {
+				entries = 60 // more operations than are applied together
+			}
+			for range entries {
 				e := drawEntry(t, seq, anyParent)
 				batch = append(batch, e)
 				want.ApplyEntry(e)

@@ -148,7 +148,7 @@ func (x *Index) groupEncoded(r *rank, tier int, b []byte, holds bool) error {
 		return err
 	}
 	x.applyGroup(r, tier, group, d.blocks, holds)
-	d.release()
+	d.reset()
 	return nil
 }
 

@@ -112,6 +112,9 @@ func (x *Index) HasUnplaced(r *Rank) bool {
 	return r.hidden > 0 || len(r.orphans.first) > 0 || x.tree.detachedRuns > 0
 }
 
+// Prefetch loads what Store and Remove read of the rank's table for some blocks, so that the cache misses of several calls overlap.
+func (r *Rank) Prefetch(blocks []uint64) { r.table.Prefetch(blocks) }
+
 // count adds a block hash to a tier.
 func (r *Rank) count(tier int, hash uint64) {
 	r.blocks[tier]++
