@@ -21,10 +21,14 @@ func TestKilledProcessLosesNothing(t *testing.T) {
 	for _, always := range []bool{false, true} {
 		name := fmt.Sprintf("sync_always_%t", always)
 		t.Run(name, func(t *testing.T) {
-			cfg := config(t.TempDir())
+			dir := os.Getenv(variable)
+			child := dir != ""
+			if !child {
+				dir = t.TempDir() // a process that is killed would leave one behind
+			}
+			cfg := config(dir)
 			cfg.SyncAlways = always
-			if dir := os.Getenv(variable); dir != "" {
-				cfg.Dir = dir
+			if child {
 				appendForEver(t, cfg)
 			}
 			j, _ := load(t, cfg)
