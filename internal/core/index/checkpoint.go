@@ -133,6 +133,7 @@ func (x *Index) Reset() {
 	defer x.mu.Unlock()
 	empty := New()
 	empty.RetainTokenIDs(x.blocks.TokenIDLimit())
-	x.blocks, x.workers, x.models, x.seq, x.learners, x.decoder = empty.blocks, empty.workers, empty.models, 0, 0, decoder{}
+	x.blocks, x.workers, x.byName, x.models, x.seq, x.learners, x.decoder = empty.blocks, empty.workers, nil, empty.models, 0, 0, decoder{}
+	x.order.Store(nil)
 	x.learnAdopted()
 }

@@ -12,6 +12,7 @@ package index
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvcast/kvcast/internal/core/index/radix"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
@@ -27,6 +28,8 @@ type Index struct {
 	mu      sync.RWMutex // guards all below
 	blocks  *radix.Index
 	workers map[string]*worker
+	byName  []*worker // the same ones
+	order   atomic.Pointer[order]
 	models  map[string]*model
 	seq     uint64 // the last entry that is applied
 	// learners is the number of ranks that learn.

@@ -3,7 +3,6 @@ package index
 import (
 	"cmp"
 	"slices"
-	"strings"
 
 	"github.com/kvcast/kvcast/internal/core/index/hybrid"
 	"github.com/kvcast/kvcast/internal/core/index/hybrid/vllmhash"
@@ -164,9 +163,9 @@ type hashList struct {
 // candidate is a match before its prompt's matches are sorted.
 type candidate struct {
 	// length orders matches: the number of blocks, and in the lower half the blocks in the device tier.
-	length uint64
-	rank   *rank
-	found  int // in Matcher.Found, and Matcher.Walks
+	length   uint64
+	position uint32 // of the rank, see Index.ordered
+	found    int    // in Matcher.Found, and Matcher.Walks
 }
 
 // maxSelected is the largest Query.Limit with which the best candidates are selected, which takes time in proportion to the
@@ -314,6 +313,7 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 	out := &m.Prompts[lists[0].prompt]
 	selects := q.Limit > 0 && q.Limit <= maxSelected
 	attends := x.learners > 0 || len(m.namesOf(lists[0].prompt)) > 0 // applyGroups needs to know more
+	positions := x.ordered()
 	m.matcher.Walk, m.matcher.KeepPath, m.matcher.Group = q.Walk, attends, selects && !attends && !q.Walk
 	for _, l := range lists {
 		switch p := &q.Prompts[l.prompt]; {
@@ -332,20 +332,12 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 			if len(m.reuses) > 0 && m.reuses[i].isNothing(f) {
 				continue
 			}
-			if r := f.Rank.Owner.(*rank); q.selects(l, r) {
-				m.addCandidate(q, newCandidate(f, r, i), selects)
+			if q.selects(l, f.Rank.Owner.(*rank)) {
+				m.addCandidate(q, newCandidate(f, positions[f.Rank.Number()], i), selects)
 			}
 		}
-		for _, g := range slices.Backward(m.matcher.Groups) {
-			if len(m.found) == q.Limit && lengthOf(g.Blocks, g.Blocks) < m.found[q.Limit-1].length {
-				continue // those of another model may be longer
-			}
-			for member := range x.blocks.InGroup(g) {
-				r, f := member.Owner.(*rank), g.MatchOf(member)
-				if q.selects(l, r) && m.addCandidate(q, newCandidate(&f, r, len(m.matcher.Found)), true) {
-					m.matcher.Found = append(m.matcher.Found, f)
-				}
-			}
+		for _, g := range slices.Backward(m.matcher.Groups) { // those of another model may be longer
+			m.addGroup(x, q, l, g, positions)
 		}
 		found := m.found
 		if !selects {
@@ -363,7 +355,6 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 			*out = (*out)[:min(len(*out), q.Limit)]
 		}
 	}
-	clear(m.found) // an idle Matches must not keep ranks alive
 }
 
 // selects reports whether a rank may match a list of hashes.
@@ -371,39 +362,53 @@ func (q *Query) selects(l hashList, r *rank) bool {
 	return (l.size == 0 || l.size == r.worker.blockSize) && (q.Worker == nil || q.Worker(r.worker.name))
 }
 
-func newCandidate(f *radix.Match, r *rank, found int) candidate {
-	return candidate{length: lengthOf(f.Blocks, f.TierBlocks[0]), rank: r, found: found}
+// addGroup adds the best candidates of a group to m.found.
+func (m *Matches) addGroup(x *Index, q *Query, l hashList, g radix.Group, positions []uint32) {
+	most := candidate{length: lengthOf(g.Blocks, g.Blocks)}
+	for number := range g.Numbers() {
+		if most.position = positions[number]; !m.isAmongBest(q, most) {
+			continue
+		}
+		r := x.blocks.Rank(number)
+		f := g.MatchOf(r)
+		if c := newCandidate(&f, most.position, len(m.matcher.Found)); q.selects(l, r.Owner.(*rank)) && m.isAmongBest(q, c) {
+			m.addCandidate(q, c, true)
+			m.matcher.Found = append(m.matcher.Found, f)
+		}
+	}
+}
+
+func newCandidate(f *radix.Match, position uint32, found int) candidate {
+	return candidate{length: lengthOf(f.Blocks, f.TierBlocks[0]), position: position, found: found}
 }
 
 // lengthOf returns candidate.length.
 func lengthOf(blocks, deviceBlocks int) uint64 { return uint64(blocks)<<32 | uint64(deviceBlocks) }
 
-// addCandidate adds a candidate to m.found. If selects is set, m.found has only the best ones, sorted; it returns false if the candidate is not among them.
-func (m *Matches) addCandidate(q *Query, c candidate, selects bool) bool {
+// isAmongBest reports whether a candidate is one of the best that were selected so far.
+func (m *Matches) isAmongBest(q *Query, c candidate) bool {
+	return len(m.found) < q.Limit || compareCandidates(c, m.found[q.Limit-1]) < 0
+}
+
+// addCandidate adds a candidate to m.found. If selects is set, m.found has only the best ones, sorted.
+func (m *Matches) addCandidate(q *Query, c candidate, selects bool) {
 	if !selects {
 		m.found = append(m.found, c)
-		return true
+		return
 	}
-	best := m.found
-	if len(best) == q.Limit {
-		if compareCandidates(c, best[q.Limit-1]) > 0 {
-			return false
-		}
-		best = best[:q.Limit-1]
+	if !m.isAmongBest(q, c) {
+		return
 	}
+	best := m.found[:min(len(m.found), q.Limit-1)]
 	i, _ := slices.BinarySearchFunc(best, c, compareCandidates)
 	m.found = slices.Insert(best, i, c)
-	return true
 }
 
 func compareCandidates(a, b candidate) int {
 	if a.length != b.length {
 		return cmp.Compare(b.length, a.length)
 	}
-	if c := strings.Compare(a.rank.worker.name, b.rank.worker.name); c != 0 {
-		return c
-	}
-	return cmp.Compare(a.rank.number, b.rank.number)
+	return cmp.Compare(a.position, b.position)
 }
 
 func compareMatches(a, b Match) int {
@@ -412,11 +417,13 @@ func compareMatches(a, b Match) int {
 
 // match returns the match of a candidate of the prompt that the matcher has matched last.
 func (m *Matches) match(c candidate) Match {
-	w, found := c.rank.worker, &m.matcher.Found[c.found]
+	found := &m.matcher.Found[c.found]
+	r := found.Rank.Owner.(*rank)
+	w := r.worker
 	match := Match{
-		Worker: w.name, Model: w.model, Endpoint: w.added.GetEndpoint(), Labels: w.added.GetLabels(), Rank: c.rank.number,
+		Worker: w.name, Model: w.model, Endpoint: w.added.GetEndpoint(), Labels: w.added.GetLabels(), Rank: r.number,
 		Blocks: found.Blocks, TierBlocks: found.TierBlocks, BlockSize: w.blockSize,
-		Reasons: c.rank.all, TierReasons: c.rank.reasons, GroupsOmitted: c.rank.groupsOmitted,
+		Reasons: r.all, TierReasons: r.reasons, GroupsOmitted: r.groupsOmitted,
 	}
 	if len(m.reuses) > 0 {
 		match.groups = m.reuses[c.found]

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
@@ -185,4 +186,51 @@ func TestBestOfAllModelsAreFound(t *testing.T) {
 			t.Fatalf("got %d blocks of model %s, want 6 of m", best.Blocks, best.Model)
 		}
 	}
+}
+
+// TestEqualMatchesAreInOrder adds, clears and removes workers in random order, whose blocks are the same. Clears of so many blocks give the
+// ranks other numbers.
+func TestEqualMatchesAreInOrder(t *testing.T) {
+	testclass.WithoutRace(t)
+	blocks := make([]uint64, 100)
+	for i := range blocks {
+		blocks[i] = uint64(i + 1)
+	}
+	prompt := index.Prompt{TokensHashes: stored(blocks...).TokensHashes}
+	rapid.Check(t, func(t *rapid.T) {
+		x, want := index.New(), make(map[string]bool)
+		for seq := range rapid.Uint64Range(1, 60).Draw(t, "steps") {
+			name := fmt.Sprint(rapid.IntRange(0, 20).Draw(t, "worker"))
+			rank := rapid.Uint32Range(0, 1).Draw(t, "rank")
+			match := fmt.Sprintf("%s/%d", name, rank)
+			var ev *kvcastv1.RouterEvent
+			switch rapid.IntRange(0, 5).Draw(t, "event") {
+			case 0:
+				ev = event(rank, cleared(kvcastv1.Cleared_REASON_ENGINE_CLEARED))
+				delete(want, match)
+			case 1:
+				ev = event(rank, &kvcastv1.WorkerRemoved{})
+				delete(want, name+"/0")
+				delete(want, name+"/1")
+			default:
+				ev = event(rank, stored(blocks...))
+				want[match] = true
+			}
+			x.ApplyEntry(&kvcastv1.Entry{Seq: seq + 1, Worker: name, Model: "m", Events: []*kvcastv1.RouterEvent{ev}})
+			limit := rapid.IntRange(0, 30).Draw(t, "limit")
+			var m index.Matches
+			x.Match(&index.Query{Model: "m", Prompts: []index.Prompt{prompt}, Limit: limit}, &m)
+			var got []string
+			for _, match := range m.Prompts[0] {
+				got = append(got, fmt.Sprintf("%s/%d", match.Worker, match.Rank))
+			}
+			all := slices.Sorted(maps.Keys(want)) // a slash is before digits
+			if limit > 0 {
+				all = all[:min(limit, len(all))]
+			}
+			if diff := cmp.Diff(all, got, cmpopts.EquateEmpty()); diff != "" {
+				t.Fatalf("limit %d (-want +got):\n%s", limit, diff)
+			}
+		}
+	})
 }

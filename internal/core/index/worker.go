@@ -200,6 +200,8 @@ func (x *Index) worker(name, modelName string) *worker {
 
 func (x *Index) insertWorker(w *worker) {
 	x.workers[w.name] = w
+	i, _ := x.findByName(w.name)
+	x.byName = slices.Insert(x.byName, i, w)
 	m := x.models[w.model]
 	if m == nil {
 		m = new(model)
@@ -217,11 +219,40 @@ func (x *Index) removeWorker(w *worker) {
 		x.blocks.RemoveRank(r.blocks)
 	}
 	delete(x.workers, w.name)
+	i, _ := x.findByName(w.name)
+	x.byName = slices.Delete(x.byName, i, i+1)
 	m := x.models[w.model]
 	m.count(w.blockSize, -1)
 	if m.workers--; m.workers == 0 {
 		delete(x.models, w.model)
 	}
+}
+
+func (x *Index) findByName(name string) (int, bool) {
+	return slices.BinarySearchFunc(x.byName, name, func(w *worker, name string) int { return strings.Compare(w.name, name) })
+}
+
+// order has the positions of all ranks by worker and rank number, by their numbers in the index of blocks.
+type order struct {
+	positions  []uint32
+	numberings uint64 // of the index of blocks
+}
+
+// ordered returns the positions of all ranks. It computes them if ranks were added since the last call.
+func (x *Index) ordered() []uint32 {
+	if o := x.order.Load(); o != nil && o.numberings == x.blocks.Numberings() {
+		return o.positions
+	}
+	o := &order{make([]uint32, x.blocks.NumNumbers()), x.blocks.Numberings()}
+	position := uint32(0)
+	for _, w := range x.byName {
+		for _, r := range w.ranks {
+			o.positions[r.blocks.Number()] = position
+			position++
+		}
+	}
+	x.order.Store(o)
+	return o.positions
 }
 
 // replaceWorker removes a worker, and returns an empty one in its place, which stays only if the same entry adds it again.
@@ -385,16 +416,10 @@ func (x *Index) Len() (workers int, blocks uint64) {
 
 // Workers returns the workers that match selects (nil: all) at one seq, sorted by name, and the seq.
 func (x *Index) Workers(match func(worker, model string) bool) (all []Worker, seq uint64) {
-	all, seq = x.unsortedWorkers(match)
-	slices.SortFunc(all, func(a, b Worker) int { return strings.Compare(a.Name, b.Name) }) // takes longer than the copies
-	return all, seq
-}
-
-func (x *Index) unsortedWorkers(match func(worker, model string) bool) (all []Worker, seq uint64) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	all = make([]Worker, 0, len(x.workers))
-	for _, w := range x.workers {
+	for _, w := range x.byName {
 		if match == nil || match(w.name, w.model) {
 			all = append(all, w.state())
 		}

@@ -60,6 +60,7 @@ type Index struct {
 	ranks       []numbered // by number
 	plainLive   []uint64   // a bit for each rank whose numbered.live has plainBit
 	freeNumbers []uint32   // unused numbers of ranks
+	numberings  uint64     // numbers given to ranks
 	sweeps      []*sweep   // in progress or waiting, oldest first
 	stored      int        // blocks stored since the last sweep
 	adoptions   []adoption // reused by adopt
@@ -143,6 +144,7 @@ func (x *Index) clearSingly(r *Rank, tier int) {
 
 // open gives a rank a number and an empty table.
 func (x *Index) open(r *Rank) {
+	x.numberings++
 	if n := len(x.freeNumbers); n > 0 {
 		r.number, x.freeNumbers = x.freeNumbers[n-1], x.freeNumbers[:n-1]
 	} else {

@@ -42,16 +42,16 @@ type Matcher struct {
 	pure, next []rankSet
 }
 
-// Group is ranks that hold the same prefix of a prompt, each in one tier. See Index.InGroup.
+// Group is ranks that hold the same prefix of a prompt, each in one tier.
 type Group struct {
 	Blocks int
 	ranks  rankSet
 }
 
-// InGroup yields the ranks of a group.
-func (x *Index) InGroup(g Group) iter.Seq[*Rank] {
-	return func(yield func(*Rank) bool) {
-		for s := g.ranks; s.ranks != 0 && yield(x.ranks[s.first()].rank); s.ranks &= s.ranks - 1 {
+// Numbers yields the numbers of the ranks of a group, see Index.Rank.
+func (g Group) Numbers() iter.Seq[uint32] {
+	return func(yield func(uint32) bool) {
+		for s := g.ranks; s.ranks != 0 && yield(s.first()); s.ranks &= s.ranks - 1 {
 		}
 	}
 }

@@ -142,8 +142,8 @@ func compareMatch(x *Index, pairs []pair, m *Matcher, modelName string, tokens [
 		x.Match(modelName, tokens, m)
 		found := slices.Clone(m.Found)
 		for _, g := range m.Groups {
-			for r := range x.InGroup(g) {
-				found = append(found, g.MatchOf(r))
+			for number := range g.Numbers() {
+				found = append(found, g.MatchOf(x.Rank(number)))
 			}
 		}
 		if err := compareFound(found, pairs, modelName, tokens, shorter); err != nil {

@@ -52,6 +52,18 @@ type Block struct {
 // Model returns the model that was given to AddRank.
 func (r *Rank) Model() string { return r.model.name }
 
+// Number returns the rank's number in its index: a small one that no other rank has. A rank that is cleared may get another one.
+func (r *Rank) Number() uint32 { return r.number }
+
+// Numberings returns how often a rank has got a number.
+func (x *Index) Numberings() uint64 { return x.numberings }
+
+// NumNumbers returns a number that is larger than those of all ranks.
+func (x *Index) NumNumbers() uint32 { return uint32(len(x.ranks)) }
+
+// Rank returns the rank with a number, which must exist.
+func (x *Index) Rank(number uint32) *Rank { return x.ranks[number].rank }
+
 // Digest returns the number of block hashes that a rank holds in a tier, and the XOR of their kvblock.Digest.
 func (r *Rank) Digest(tier int) (blocks, digest uint64) { return r.blocks[tier], r.digests[tier] }
 
