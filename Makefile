@@ -27,7 +27,7 @@ PACKAGES ?= work
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster fuzz mutate run build build-static man docs dist release-check bench bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
+.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster fuzz mutate run build build-static man docs dist release-check bench costs bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / && !seen[$$1]++ { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,7 +62,7 @@ test-all: libzmq prepare docs kube-apiserver $(TOOLS)/helm $(TOOLS)/kubeconform 
 	$(MAKE) dist
 	$(MAKE) image
 
-prepare: ## Prepare in bin what the tests of classes live, peers and process need of other projects: publishers, routers, clients, Chromium, Prometheus, ghostunnel; with VLLM=1 also vLLM.
+prepare: ## Prepare in bin what the tests of classes live, peers and process need of other projects: publishers, routers, clients, Chromium, Prometheus, valgrind, ghostunnel; with VLLM=1 also vLLM.
 	@$(MAKE) --no-print-directory -j8 prepare-live prepare-peers prepare-clients prepare-llmd prepare-python prepare-smg prepare-rust prepare-packages prepare-tunnel \
 		$(if $(filter 1,$(VLLM)),prepare-vllm)
 
@@ -77,6 +77,7 @@ prepare-tunnel:
 prepare-packages:
 	@tools/scripts/console.sh bin/console
 	@tools/scripts/prometheus.sh bin/prometheus
+	@tools/scripts/valgrind.sh
 
 live: ## Fetch SGLang's publisher into bin/live, and test with it.
 	@tools/scripts/live.sh
@@ -163,6 +164,10 @@ dist: build-static man $(TOOLS)/cyclonedx-gomod ## Write archives of VERSION for
 bench: ## Run the benchmarks that match BENCH (.), COUNT (1) times, and with all of them, compare the index with its goals.
 	$(go) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) work
 	$(if $(filter .,$(BENCH)),$(go) run ./test/indexers/compare)
+
+costs: ## Store the instructions and allocations of the hot path, which a test compares, in test/cost/testdata; installs valgrind with apt.
+	@tools/scripts/valgrind.sh
+	$(suite) -class process -race=0 ./test/cost -- -update
 
 bench-indexers: ## Compare kvcast's index with those of SMG, Dynamo and llm-d, which are built in bin/indexers.
 	@GO=$(GO) tools/scripts/indexers.sh

@@ -145,3 +145,22 @@ func TestResponseEqualsGeneratedCode(t *testing.T) {
 		}
 	})
 }
+
+// BenchmarkResponse encodes an answer with eight matches, as a request with a limit has.
+func BenchmarkResponse(b *testing.B) {
+	var r match.Response
+	r.Epoch, r.Seq = "0123456789abcdef", 1<<30
+	var matches []index.Match
+	for n := range uint32(8) {
+		m := index.Match{Worker: "vllm-0", Endpoint: "10.0.0.1:8000", Rank: n, Blocks: 32, BlockSize: 16}
+		m.TierBlocks[0] = 32
+		matches = append(matches, m)
+	}
+	r.Matches.Prompts = [][]index.Match{matches}
+	var out []byte
+	b.ReportAllocs()
+	for b.Loop() {
+		r.Size()
+		out = r.Append(out[:0])
+	}
+}

@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/core/index/hybrid/vllmhash"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
@@ -157,4 +159,70 @@ func heapInUse() int64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
+}
+
+// BenchmarkApplyEncoded applies entries of a full engine, which stores a chain of blocks and evicts as many: 16 entries at a time, of 16 blocks
+// each (B1) or one (B2). b.N is entries.
+func BenchmarkApplyEncoded(b *testing.B) {
+	const entries, together = 4096, 16
+	for _, shape := range []struct {
+		name   string
+		blocks int
+	}{{"B1", 16}, {"B2", 1}} {
+		b.Run(shape.name, func(b *testing.B) {
+			var chunks [][]byte
+			for first := 0; first < entries; first += together {
+				var batch []*kvcastv1.Entry
+				for n := first; n < first+together; n++ {
+					// Each entry continues the chain of the one before, and evicts what was stored half a round ago.
+					s, r := stored(blocksOf(n, shape.blocks)...), removed(blocksOf((n+entries/2)%entries, shape.blocks)...)
+					s.BlockSize, s.ParentHash = 16, proto.Uint64(blocksOf(n+entries-1, shape.blocks)[shape.blocks-1])
+					batch = append(batch, entryOf(uint64(n+1), event(0, s), event(0, r)))
+				}
+				chunks = append(chunks, encodeEntries(b, batch...))
+			}
+			x := index.New()
+			x.ApplyEntry(entryOf(1, event(0, &kvcastv1.WorkerAdded{Model: "m", BlockSize: 16}), event(0, stored(blocksOf(entries-1, shape.blocks)...))))
+			var times []index.EntryTimes
+			b.ReportAllocs()
+			b.ResetTimer()
+			for n := 0; n < b.N; n += together {
+				var err error
+				if times, err = x.ApplyEncoded(chunks[n/together%len(chunks)], times[:0], nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+			if _, blocks := x.Len(); b.N > entries && blocks > uint64(entries/2+2)*uint64(shape.blocks) {
+				b.Fatalf("%d blocks: evictions have no effect", blocks)
+			}
+		})
+	}
+}
+
+// blocksOf returns the blocks of entry n, of which there are 4,096.
+func blocksOf(n, blocks int) (hashes []uint64) {
+	for i := range blocks {
+		hashes = append(hashes, (uint64(n%4096*blocks+i)+1)*0x9e3779b97f4a7c15)
+	}
+	return hashes
+}
+
+// BenchmarkMatchBest matches a prompt of 32 blocks, which each of 64 workers holds, with a limit of 8 workers.
+func BenchmarkMatchBest(b *testing.B) {
+	x := index.New()
+	hashes := blocksOf(0, 32)
+	for n := range uint64(64) {
+		s := stored(hashes...)
+		s.BlockSize = 16
+		x.ApplyEntry(&kvcastv1.Entry{Seq: n + 1, Worker: fmt.Sprint(n), Model: "m", Events: []*kvcastv1.RouterEvent{event(0, s)}})
+	}
+	q := &index.Query{Model: "m", Prompts: []index.Prompt{{TokensHashes: stored(hashes...).GetTokensHashes()}}, Limit: 8}
+	var m index.Matches
+	b.ReportAllocs()
+	for b.Loop() {
+		x.Match(q, &m)
+	}
+	if len(m.Prompts[0]) != 8 || m.Prompts[0][7].Blocks != 32 {
+		b.Fatalf("got %v", m.Prompts)
+	}
 }
