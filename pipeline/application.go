@@ -151,8 +151,9 @@ func (a *application) stored(t *table, b []byte) error {
 	r := run{key: runKey{kind: wire.KindStored}}
 	a.hashes = a.hashes[:0]
 	tokensHashes := 0
+	var f encode.Field
 	for len(b) > 0 {
-		f, rest, err := encode.Next(b)
+		rest, err := f.Next(b)
 		if err != nil {
 			return fmt.Errorf("decode stored: %w", err)
 		}
@@ -189,8 +190,9 @@ func (a *application) stored(t *table, b []byte) error {
 // eventRemoved applies an encoded Removed.
 func (a *application) eventRemoved(t *table, b []byte) error {
 	a.hashes = a.hashes[:0]
+	var f encode.Field
 	for len(b) > 0 {
-		f, rest, err := encode.Next(b)
+		rest, err := f.Next(b)
 		if err == nil && f.Number == kvcastv1.RemovedBlockHashesField {
 			a.hashes, err = f.AppendFixed64s(a.hashes)
 		}
@@ -253,8 +255,9 @@ type event struct {
 // firstEvent returns the first event of an entry. Its kind is 0 if there is none.
 func firstEvent(body []byte) (event, error) {
 	var model string
+	var f encode.Field
 	for b := body; len(b) > 0; {
-		f, rest, err := encode.Next(b)
+		rest, err := f.Next(b)
 		if err != nil {
 			return event{}, fmt.Errorf("decode entry: %w", err)
 		}
@@ -274,8 +277,9 @@ func firstEvent(body []byte) (event, error) {
 
 func decodeEvent(b []byte) (e event, err error) {
 	e.all = b
+	var f encode.Field
 	for len(b) > 0 {
-		f, rest, err := encode.Next(b)
+		rest, err := f.Next(b)
 		if err != nil {
 			return event{}, fmt.Errorf("decode event: %w", err)
 		}

@@ -237,12 +237,21 @@ func (l *Lane) known(rank uint32, hash uint64) bool {
 }
 
 func (l *Lane) rank(rank uint32) *rankState {
-	r := l.ranks[rank]
+	r := l.findRank(rank)
 	if r == nil {
-		r = &rankState{}
+		r = &rankState{number: rank}
 		l.ranks[rank] = r
 	}
+	l.recent = r
 	return r
+}
+
+// findRank returns the state of a rank; nil if it has none.
+func (l *Lane) findRank(rank uint32) *rankState {
+	if l.recent != nil && l.recent.number == rank {
+		return l.recent
+	}
+	return l.ranks[rank]
 }
 
 // newTable returns the table of a rank's tier, and creates it if necessary.

@@ -47,7 +47,8 @@ type Lane struct {
 	mu         sync.Mutex
 	end        laneEnd
 	ranks      map[uint32]*rankState
-	lastRawIDs []uint64 // by source index
+	recent     *rankState // that rank has returned last; nil: none
+	lastRawIDs []uint64   // by source index
 	pending    run
 	prefetched bool        // prefetch loaded the blocks of the current batch
 	timer      *time.Timer // flushes the pending run after Config.Timeout; nil if there is none
@@ -97,6 +98,7 @@ type judge struct {
 
 // rankState is the state of one dp rank: an engine with its own cache.
 type rankState struct {
+	number uint32
 	tables [kvblock.TierEnd]*table
 	// reported are the reasons of the Gaps that were emitted since the tier was cleared: bit n is reason n. used are the
 	// tiers that blocks were stored in since all were cleared. They follow from the emitted events.
@@ -211,7 +213,7 @@ const maxPrefetch = 128
 // overlap. If it does nothing, flush prefetches each run: the tables have other hashes than the batch if
 // there are several sources, and with a timeout, the run may be flushed much later.
 func (l *Lane) prefetch(b *feed.Batch) {
-	r, n := l.ranks[b.Rank], 0
+	r, n := l.findRank(b.Rank), 0
 	for i := range b.Events {
 		n += len(b.Events[i].BlockHashes)
 	}

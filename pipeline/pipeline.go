@@ -346,6 +346,7 @@ func (l *Lane) fail(err error) {
 		l.drop(r)
 	}
 	clear(l.ranks)
+	l.recent = nil
 	switch {
 	case errors.Is(context.Cause(l.entry.ctx), errDropped):
 	case l.cfg.Fenced != nil && errors.Is(err, journal.ErrFenced):

@@ -243,8 +243,9 @@ func (r *Recovery) apply(w *recoveredWorker, e recoveredEntry) error {
 // scan counts the events of an entry, and applies them unless a is nil.
 func (r *Recovery) scan(w *recoveredWorker, body []byte, a *application) error {
 	events := 0
+	var f encode.Field
 	for len(body) > 0 {
-		f, rest, err := encode.Next(body)
+		rest, err := f.Next(body)
 		if err != nil {
 			return fmt.Errorf("decode entry: %w", err)
 		}

@@ -98,9 +98,10 @@ func (m *metrics) sent(first []byte) {
 
 // engineTime returns the engine's time in the first of encoded entries, in nanoseconds since the Unix epoch; 0 if it has none.
 func engineTime(entries []byte) int64 {
-	f, _, err := encode.Next(entries)
+	var f encode.Field
+	_, err := f.Next(entries)
 	for b := f.Bytes; err == nil && len(b) > 0; {
-		f, b, err = encode.Next(b)
+		b, err = f.Next(b)
 		switch {
 		case err != nil || f.Number == kvcastv1.EntryEventsField:
 			return 0

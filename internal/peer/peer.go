@@ -16,7 +16,7 @@ func CheckTypes(m proto.Message) error {
 	for rest := []byte(message.GetUnknown()); len(rest) > 0; {
 		var f encode.Field
 		var err error
-		if f, rest, err = encode.Next(rest); err != nil {
+		if rest, err = f.Next(rest); err != nil {
 			return err
 		}
 		if known := message.Descriptor().Fields().ByNumber(f.Number); known != nil {

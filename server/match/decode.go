@@ -124,8 +124,9 @@ func LimitOutcomes(b []byte) []byte {
 // limitElements shortens a message after the first element of a repeated field beyond the most that are allowed.
 func limitElements(b []byte, field protowire.Number, most int) []byte {
 	n := 0
+	var f encode.Field
 	for rest := b; len(rest) > 0; {
-		f, next, err := encode.Next(rest)
+		next, err := f.Next(rest)
 		if err != nil {
 			return b
 		}
@@ -167,7 +168,7 @@ func eachField(b []byte, yield func(*encode.Field) error) error {
 	var f encode.Field
 	for len(b) > 0 {
 		var err error
-		switch f, b, err = encode.Next(b); {
+		switch b, err = f.Next(b); {
 		case err != nil:
 			return err
 		case f.Number > protowire.MaxValidNumber:

@@ -9,6 +9,33 @@ import (
 // The functions of this file append fields to an encoded message. As in generated code, a field with the zero value is omitted, unless
 // its schema says optional: see AppendOptional. Size functions return the size of what is appended; their fields have numbers below 16.
 
+// Most tags, lengths and numbers are one byte: what appends them is here, since protowire's functions take several times as long.
+const (
+	oneByte      = 1 << 7 // varints below it
+	oneByteField = 1 << 4 // numbers of fields below it, whose tags are one byte
+)
+
+// appendVarint appends a varint without a field.
+func appendVarint(b []byte, v uint64) []byte {
+	if v < oneByte {
+		return append(b, byte(v))
+	}
+	return protowire.AppendVarint(b, v)
+}
+
+// appendTag appends a field's tag.
+func appendTag(b []byte, field protowire.Number, kind protowire.Type) []byte {
+	return appendVarint(b, protowire.EncodeTag(field, kind))
+}
+
+// appendWithVarint appends a tag and a varint.
+func appendWithVarint(b []byte, field protowire.Number, kind protowire.Type, v uint64) []byte {
+	if v < oneByte && field < oneByteField {
+		return append(b, byte(protowire.EncodeTag(field, kind)), byte(v))
+	}
+	return appendVarint(appendTag(b, field, kind), v)
+}
+
 // AppendUint appends a varint.
 func AppendUint(b []byte, field protowire.Number, v uint64) []byte {
 	if v == 0 {
@@ -19,7 +46,7 @@ func AppendUint(b []byte, field protowire.Number, v uint64) []byte {
 
 // AppendOptional appends a varint of an optional field, also 0.
 func AppendOptional(b []byte, field protowire.Number, v uint64) []byte {
-	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), v)
+	return appendWithVarint(b, field, protowire.VarintType, v)
 }
 
 // SizeUint is the size of AppendUint.
@@ -48,7 +75,7 @@ func AppendFixed64(b []byte, field protowire.Number, v uint64) []byte {
 
 // AppendOptionalFixed64 appends a fixed64 of an optional field, also 0.
 func AppendOptionalFixed64(b []byte, field protowire.Number, v uint64) []byte {
-	return protowire.AppendFixed64(protowire.AppendTag(b, field, protowire.Fixed64Type), v)
+	return binary.LittleEndian.AppendUint64(appendTag(b, field, protowire.Fixed64Type), v)
 }
 
 // AppendString appends a string, or bytes or a packed list that is encoded.
@@ -69,7 +96,7 @@ func SizeString(s string) int {
 
 // AppendLength appends the beginning of a string, a message or a packed list of n bytes, which follow, also if they are none.
 func AppendLength(b []byte, field protowire.Number, n int) []byte {
-	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.BytesType), uint64(n))
+	return appendWithVarint(b, field, protowire.BytesType, uint64(n))
 }
 
 // SizeLength is the size of AppendLength with the n bytes that follow.
@@ -86,7 +113,7 @@ func AppendUint32s(b []byte, field protowire.Number, all []uint32) []byte {
 	}
 	b = AppendLength(b, field, size)
 	for _, v := range all {
-		b = protowire.AppendVarint(b, uint64(v))
+		b = appendVarint(b, uint64(v))
 	}
 	return b
 }

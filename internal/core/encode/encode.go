@@ -59,7 +59,7 @@ func AppendStored(b []byte, events protowire.Number, h Head, s *Stored) []byte {
 	if tokens != 0 {
 		b = AppendLength(b, kvcastv1.StoredTokenIDsField, tokens)
 		for _, t := range s.TokenIDs {
-			b = protowire.AppendVarint(b, uint64(t))
+			b = appendVarint(b, uint64(t))
 		}
 	}
 	return b
@@ -74,15 +74,8 @@ func AppendRemoved(b []byte, events protowire.Number, h Head, hashes []uint64) [
 // AppendGroup appends an event of blocks of an attention group other than the main group, GroupStored or GroupRemoved as the field kind
 // says, as an element of the repeated field with the number events.
 func AppendGroup(b []byte, events protowire.Number, h Head, kind protowire.Number, group uint32, hashes []uint64) []byte {
-	body := hashesSize(hashes)
-	if group != 0 {
-		body += tagSize + protowire.SizeVarint(uint64(group))
-	}
-	b = appendStart(b, events, h, kind, body)
-	if group != 0 {
-		b = protowire.AppendTag(b, kvcastv1.GroupStoredGroupField, protowire.VarintType)
-		b = protowire.AppendVarint(b, uint64(group))
-	}
+	b = appendStart(b, events, h, kind, hashesSize(hashes)+SizeUint(uint64(group)))
+	b = AppendUint(b, kvcastv1.GroupStoredGroupField, uint64(group))
 	return AppendHashes(b, kvcastv1.GroupStoredBlockHashesField, hashes)
 }
 

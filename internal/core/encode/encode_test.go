@@ -156,7 +156,8 @@ func TestListsOfFixed64sAreRead(t *testing.T) {
 		{"of another type", protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 3), []uint64{0}},
 		{"with a part of an element", append([]byte{packed[0], 15}, packed[2:17]...), nil},
 	} {
-		f, _, err := encode.Next(tt.message)
+		var f encode.Field
+		_, err := f.Next(tt.message)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -165,4 +166,67 @@ func TestListsOfFixed64sAreRead(t *testing.T) {
 			t.Errorf("%s: got %v, %v, want %v", tt.name, got, err, tt.want)
 		}
 	}
+}
+
+// TestFieldsAreReadLikeThoseOfProtowire reads messages of valid fields that are cut off or have other bytes at random places.
+func TestFieldsAreReadLikeThoseOfProtowire(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var message []byte
+		for range rapid.IntRange(0, 5).Draw(t, "fields") {
+			number := protowire.Number(rapid.OneOf(rapid.IntRange(1, 17), rapid.IntRange(1, 1<<29-1)).Draw(t, "number"))
+			kind := protowire.Type(rapid.IntRange(0, 5).Draw(t, "type"))
+			message = protowire.AppendTag(message, number, kind)
+			switch kind {
+			case protowire.VarintType:
+				message = protowire.AppendVarint(message, drawVarint(t, "value", 64))
+			case protowire.Fixed64Type:
+				message = protowire.AppendFixed64(message, rapid.Uint64().Draw(t, "value"))
+			case protowire.Fixed32Type:
+				message = protowire.AppendFixed32(message, rapid.Uint32().Draw(t, "value"))
+			case protowire.BytesType:
+				message = protowire.AppendBytes(message, make([]byte, rapid.SampledFrom([]int{0, 1, 2, 127, 128, 300}).Draw(t, "length")))
+			case protowire.StartGroupType:
+				message = protowire.AppendTag(message, number, protowire.EndGroupType)
+			default: // an end without a start
+			}
+		}
+		if len(message) > 0 && rapid.Bool().Draw(t, "damage") {
+			message[rapid.IntRange(0, len(message)-1).Draw(t, "at")] = rapid.Byte().Draw(t, "byte")
+			message = message[:rapid.IntRange(0, len(message)).Draw(t, "end")]
+		}
+		got := encode.Field{Value: 7, Bytes: []byte("of another field")}
+		for rest := message; ; {
+			want, wantRest, wantErr := nextOfProtowire(rest)
+			var err error
+			if rest, err = got.Next(rest); (err != nil) != (wantErr != nil) {
+				t.Fatalf("got error %v, want %v", err, wantErr)
+			}
+			if err != nil {
+				return
+			}
+			if !cmp.Equal(got, want) || !bytes.Equal(rest, wantRest) {
+				t.Fatalf("got %v and a rest of %d bytes, want %v and %d", got, len(rest), want, len(wantRest))
+			}
+		}
+	})
+}
+
+// nextOfProtowire is encode.Field.Next with protowire's functions alone.
+func nextOfProtowire(message []byte) (f encode.Field, rest []byte, err error) {
+	number, kind, n := protowire.ConsumeField(message)
+	if n < 0 {
+		return f, nil, protowire.ParseError(n)
+	}
+	_, _, tag := protowire.ConsumeTag(message)
+	f.Number, f.Type = number, kind
+	switch value := message[tag:n]; kind {
+	case protowire.VarintType:
+		f.Value, _ = protowire.ConsumeVarint(value)
+	case protowire.Fixed64Type:
+		f.Value, _ = protowire.ConsumeFixed64(value)
+	case protowire.BytesType:
+		f.Bytes, _ = protowire.ConsumeBytes(value)
+	default:
+	}
+	return f, message[n:], nil
 }

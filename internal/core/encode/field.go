@@ -18,13 +18,36 @@ type Field struct {
 	Bytes []byte
 }
 
-// Next returns the first field of an encoded message, and the rest of the message. Groups and fixed32s have no value.
-func Next(message []byte) (f Field, rest []byte, err error) {
+// Next reads the first field of an encoded message, and returns the rest of the message. Groups and fixed32s have no value.
+func (f *Field) Next(message []byte) (rest []byte, err error) {
+	// Most tags, numbers and lengths are one byte, and field numbers are not 0.
+	if len(message) < 2 || message[0] >= oneByte || message[0]>>3 == 0 {
+		return f.next(message)
+	}
+	f.Number, f.Type = protowire.Number(message[0]>>3), protowire.Type(message[0]&7)
+	f.Value, f.Bytes = 0, nil
+	first := message[1]
+	switch {
+	case f.Type == protowire.VarintType && first < oneByte:
+		f.Value = uint64(first)
+		return message[2:], nil
+	case f.Type == protowire.Fixed64Type && len(message) >= 9:
+		f.Value = binary.LittleEndian.Uint64(message[1:])
+		return message[9:], nil
+	case f.Type == protowire.BytesType && first < oneByte && len(message)-2 >= int(first):
+		f.Bytes = message[2 : 2+first]
+		return message[2+first:], nil
+	}
+	return f.next(message)
+}
+
+// next is Next for any field.
+func (f *Field) next(message []byte) (rest []byte, err error) {
 	number, kind, n := protowire.ConsumeTag(message)
 	if n < 0 {
-		return Field{}, nil, protowire.ParseError(n)
+		return nil, protowire.ParseError(n)
 	}
-	f.Number, f.Type = number, kind
+	*f = Field{Number: number, Type: kind}
 	message = message[n:]
 	switch kind {
 	case protowire.VarintType:
@@ -37,9 +60,9 @@ func Next(message []byte) (f Field, rest []byte, err error) {
 		n = protowire.ConsumeFieldValue(number, kind, message)
 	}
 	if n < 0 {
-		return Field{}, nil, protowire.ParseError(n)
+		return nil, protowire.ParseError(n)
 	}
-	return f, message[n:], nil
+	return message[n:], nil
 }
 
 // IsVarint reports whether the field has a number and is a varint, and IsBytes whether it has a length. A field of another type than

@@ -4,8 +4,9 @@ import kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 
 // GroupBlocks reads an encoded GroupStored, or GroupRemoved: both have the same fields. It appends the hashes of the blocks.
 func GroupBlocks(b []byte, hashes []uint64) (group uint64, all []uint64, err error) {
+	var f Field
 	for len(b) > 0 {
-		f, rest, err := Next(b)
+		rest, err := f.Next(b)
 		if err == nil {
 			switch f.Number {
 			case kvcastv1.GroupStoredGroupField:

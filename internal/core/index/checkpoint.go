@@ -68,8 +68,9 @@ func (x *Index) restoreBlocks(name string, b []byte) error {
 	defer x.applyQueue() // after an error
 	var w *worker
 	size := uint32(0)
+	var f encode.Field
 	for len(b) > 0 {
-		f, rest, err := encode.Next(b)
+		rest, err := f.Next(b)
 		if err != nil {
 			return err
 		}

@@ -134,8 +134,9 @@ func (x *Index) ApplyEncoded(entries []byte, times []EntryTimes, applied func())
 
 // applyEncoded is ApplyEncoded for callers that hold the lock.
 func (x *Index) applyEncoded(entries []byte, times []EntryTimes) ([]EntryTimes, error) {
+	var f encode.Field
 	for len(entries) > 0 {
-		f, rest, err := encode.Next(entries)
+		rest, err := f.Next(entries)
 		if err == nil && (f.Number != kvcastv1.ResponseEntriesField || f.Type != protowire.BytesType) {
 			err = fmt.Errorf("field %d is not an entry", f.Number)
 		}
@@ -158,8 +159,9 @@ func (x *Index) applyEncodedEntry(seq uint64, b []byte) (times EntryTimes, err e
 		name, modelName []byte
 		w               *worker
 	)
+	var f encode.Field
 	for len(b) > 0 {
-		f, rest, err := encode.Next(b)
+		rest, err := f.Next(b)
 		if err != nil {
 			return EntryTimes{}, err
 		}
@@ -205,8 +207,9 @@ func (x *Index) encodedWorker(name, modelName []byte) *worker {
 // decoded here, all other kinds by generated code.
 func (x *Index) applyEncodedEvent(w *worker, event []byte) (*worker, error) {
 	var id, rankNumber, tierNumber uint64
+	var f encode.Field
 	for b := event; len(b) > 0; {
-		f, rest, err := encode.Next(b)
+		rest, err := f.Next(b)
 		if err != nil {
 			return nil, err
 		}
@@ -257,8 +260,9 @@ func (x *Index) applyEncodedEvent(w *worker, event []byte) (*worker, error) {
 func (x *Index) storeEncoded(r *rank, tier int, b []byte) error {
 	var s radix.Stored
 	d := &x.decoder
+	var f encode.Field
 	for len(b) > 0 {
-		f, rest, err := encode.Next(b)
+		rest, err := f.Next(b)
 		if err != nil {
 			return err
 		}
@@ -295,8 +299,9 @@ func (x *Index) storeEncoded(r *rank, tier int, b []byte) error {
 func (x *Index) removeEncoded(r *rank, tier int, b []byte) error {
 	d := &x.decoder
 	r.removed = x.seq + 1
+	var f encode.Field
 	for len(b) > 0 {
-		f, rest, err := encode.Next(b)
+		rest, err := f.Next(b)
 		if err == nil && f.Number == kvcastv1.RemovedBlockHashesField {
 			d.blocks, err = f.AppendFixed64s(d.blocks)
 		}

@@ -19,7 +19,7 @@ func (f *fields) next() bool {
 	if len(f.rest) == 0 || f.err != nil {
 		return false
 	}
-	f.Field, f.rest, f.err = encode.Next(f.rest)
+	f.rest, f.err = f.Next(f.rest)
 	return f.err == nil
 }
 

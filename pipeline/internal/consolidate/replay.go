@@ -20,8 +20,9 @@ import (
 // tracker returns the tracker of a rank; nil is an error. If Replay returns an error, which is for invalid
 // calls, some calls may have been repeated.
 func Replay(calls []byte, tracker func(rank uint32) *Tracker) error {
+	var f encode.Field
 	for n := 1; len(calls) > 0; n++ {
-		f, rest, err := encode.Next(calls)
+		rest, err := f.Next(calls)
 		if err != nil {
 			return fmt.Errorf("decode call %d of consolidated sources: %w", n, err)
 		}

@@ -45,7 +45,7 @@ func (x *index) Match(p indexers.Prompt) {
 		x.blocks += x.matcher.Found[i].Blocks
 	}
 	for _, g := range x.matcher.Groups {
-		for range x.index.InGroup(g) {
+		for range g.Numbers() {
 			x.workers++
 			x.blocks += g.Blocks
 		}
