@@ -141,6 +141,7 @@ type Matches struct {
 	lists   []hashList
 	sizes   []uint32
 	found   []candidate
+	keys    []uint64 // reused by addGroup
 	// Of engines with several attention groups.
 	named  []*hashing // whose names were computed
 	names  []names    // that were computed
@@ -364,18 +365,48 @@ func (q *Query) selects(l hashList, r *rank) bool {
 
 // addGroup adds the best candidates of a group to m.found.
 func (m *Matches) addGroup(x *Index, q *Query, l hashList, g radix.Group, positions []uint32) {
-	most := candidate{length: lengthOf(g.Blocks, g.Blocks)}
+	// Most groups have one length and more ranks than are wanted: the first ones are selected by their positions alone. A key is a position
+	// and a number.
+	first := m.keys[:0]
 	for number := range g.Numbers() {
-		if most.position = positions[number]; !m.isAmongBest(q, most) {
+		key := uint64(positions[number])<<32 | uint64(number)
+		if len(first) == q.Limit && key > first[q.Limit-1] {
 			continue
 		}
 		r := x.blocks.Rank(number)
-		f := g.MatchOf(r)
-		if c := newCandidate(&f, most.position, len(m.matcher.Found)); q.selects(l, r.Owner.(*rank)) && m.isAmongBest(q, c) {
-			m.addCandidate(q, c, true)
-			m.matcher.Found = append(m.matcher.Found, f)
+		if !q.selects(l, r.Owner.(*rank)) {
+			continue
+		}
+		if g.TierOf(r) != deviceTier { // those in the device tier are better
+			m.addMatch(q, g.MatchOf(r), positions[number])
+			continue
+		}
+		if len(first) < q.Limit {
+			first = append(first, 0)
+		}
+		i := len(first) - 1
+		for ; i > 0 && first[i-1] > key; i-- {
+			first[i] = first[i-1]
+		}
+		first[i] = key
+	}
+	m.keys = first
+	for _, key := range first {
+		if !m.addMatch(q, g.MatchOf(x.blocks.Rank(uint32(key))), uint32(key>>32)) {
+			return
 		}
 	}
+}
+
+// addMatch adds a match to m.matcher.Found and m.found, if it is among the best.
+func (m *Matches) addMatch(q *Query, f radix.Match, position uint32) bool {
+	c := newCandidate(&f, position, len(m.matcher.Found))
+	if len(m.found) == q.Limit && compareCandidates(c, m.found[q.Limit-1]) > 0 {
+		return false
+	}
+	m.addCandidate(q, c, true)
+	m.matcher.Found = append(m.matcher.Found, f)
+	return true
 }
 
 func newCandidate(f *radix.Match, position uint32, found int) candidate {
@@ -385,22 +416,23 @@ func newCandidate(f *radix.Match, position uint32, found int) candidate {
 // lengthOf returns candidate.length.
 func lengthOf(blocks, deviceBlocks int) uint64 { return uint64(blocks)<<32 | uint64(deviceBlocks) }
 
-// isAmongBest reports whether a candidate is one of the best that were selected so far.
-func (m *Matches) isAmongBest(q *Query, c candidate) bool {
-	return len(m.found) < q.Limit || compareCandidates(c, m.found[q.Limit-1]) < 0
-}
-
 // addCandidate adds a candidate to m.found. If selects is set, m.found has only the best ones, sorted.
 func (m *Matches) addCandidate(q *Query, c candidate, selects bool) {
 	if !selects {
 		m.found = append(m.found, c)
 		return
 	}
-	if !m.isAmongBest(q, c) {
-		return
+	best := m.found
+	if len(best) == q.Limit {
+		if compareCandidates(c, best[q.Limit-1]) > 0 {
+			return
+		}
+		best = best[:q.Limit-1]
 	}
-	best := m.found[:min(len(m.found), q.Limit-1)]
-	i, _ := slices.BinarySearchFunc(best, c, compareCandidates)
+	i := len(best) // most come in order
+	if i > 0 && compareCandidates(c, best[i-1]) < 0 {
+		i, _ = slices.BinarySearchFunc(best, c, compareCandidates)
+	}
 	m.found = slices.Insert(best, i, c)
 }
 

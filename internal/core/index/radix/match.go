@@ -56,10 +56,18 @@ func (g Group) Numbers() iter.Seq[uint32] {
 	}
 }
 
+// TierOf returns the tier in which a rank of a group holds the prefix.
+func (g Group) TierOf(r *Rank) int {
+	if r.bits[0] == plainBit { // unless that tier was cleared
+		return 0
+	}
+	return slices.Index(r.bits[:], plainBit)
+}
+
 // MatchOf returns the match of a rank of a group.
 func (g Group) MatchOf(r *Rank) Match {
 	f := Match{Rank: r, Blocks: g.Blocks}
-	f.TierBlocks[slices.Index(r.bits[:], plainBit)] = g.Blocks
+	f.TierBlocks[g.TierOf(r)] = g.Blocks
 	return f
 }
 
