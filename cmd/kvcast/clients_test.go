@@ -267,7 +267,7 @@ func TestRouterClientInPython(t *testing.T) {
 	}
 	s := serveTwoPrefixes(t)
 	prompts, send := io.Pipe()
-	e := runExampleWith(t, prompts, filepath.Dir(script)+"/venv/bin/python", script, "--addr", s.addr(), "--model", "m")
+	e := runExampleWith(t, prompts, filepath.Dir(script)+"/venv/bin/python", script, "--addr", s.addr(), "--model", "m", "--timeout", "60")
 	route := func(prompt, want string) {
 		t.Helper()
 		if _, err := fmt.Fprintln(send, prompt); err != nil {

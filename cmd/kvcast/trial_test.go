@@ -35,7 +35,7 @@ func (a trial) run(t *testing.T, s *process) {
 	var hasBegun atomic.Bool
 	group.Go(func() { a.attack(ctx, func() { hasBegun.Store(true) }) })
 	peak := 0
-	for begun, rounds, end := false, 0, time.Now().Add(waitTimeout); !begun || rounds < a.rounds; {
+	for begun, rounds, end := false, 0, time.Now().Add(10*waitTimeout); !begun || rounds < a.rounds; {
 		a.round()
 		peak = max(peak, s.residentMiB())
 		if begun {

@@ -13,16 +13,13 @@ import grpc
 
 from kvcast.v1 import match_pb2, router_event_service_pb2, router_event_service_pb2_grpc, worker_pb2
 
-# A router must route without an answer, too: kvcast is a hint, and the engines work without it.
-TIMEOUT = 0.2
-
-
 class Router:
     """Chooses workers of one model."""
 
-    def __init__(self, stub, model):
+    def __init__(self, stub, model, timeout):
         self.stub = stub
         self.model = model
+        self.timeout = timeout
         self.endpoints = {}  # by worker
         self.requests = collections.Counter()  # sent to each worker
         self.refresh()
@@ -39,7 +36,7 @@ class Router:
         """Returns the matches of a prompt, best first; none if the server does not answer."""
         request = match_pb2.MatchPrefixRequest(model=self.model, prompts=[match_pb2.Prompt(token_ids=tokens)])
         try:
-            return self.stub.MatchPrefix(request, timeout=TIMEOUT).prompts[0].matches
+            return self.stub.MatchPrefix(request, timeout=self.timeout).prompts[0].matches
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.INVALID_ARGUMENT:  # a mistake in this program
                 raise
@@ -67,9 +64,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--addr", default="localhost:50051", help="address of the server (%(default)s)")
     parser.add_argument("--model", default="", help="model of the prompts (default: all)")
+    # A router must route without an answer, too: kvcast is a hint, and the engines work without it.
+    parser.add_argument("--timeout", type=float, default=0.2, help="seconds after which it routes without an answer (%(default)s)")
     args = parser.parse_args()
     with grpc.insecure_channel(args.addr) as channel:
-        router = Router(router_event_service_pb2_grpc.RouterEventServiceStub(channel), args.model)
+        router = Router(router_event_service_pb2_grpc.RouterEventServiceStub(channel), args.model, args.timeout)
         for line in sys.stdin:
             tokens = json.loads(line)
             worker, cached = router.choose(tokens)

@@ -30,7 +30,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         limit: 4,
         ..Default::default()
     });
-    request.set_timeout(Duration::from_millis(200));
+    request.set_timeout(Duration::from_secs(10));
     let answer = RouterEventServiceClient::new(channel).match_prefix(request).await?;
     for m in &answer.into_inner().prompts[0].matches {
         let trust = Trust::try_from(m.trust)?.as_str_name();
