@@ -327,6 +327,15 @@ func TestLargeBatchMayBeSplit(t *testing.T) {
 	wantProperty(t, err, "")
 }
 
+func TestTwoPublishersMayDeliverABatchTwice(t *testing.T) {
+	streams := goodStreams()
+	m := streams[2].msgs[2]
+	m.Entries[0].Events[0].Event = &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_AMBIGUOUS_PUBLISHER}}
+	cutLast(m)
+	_, err := play(t, streams)
+	wantProperty(t, err, "")
+}
+
 func TestBatchTailMayBeItsOwnEntry(t *testing.T) {
 	streams := goodStreams()
 	cutLast(streams[2].msgs[2])

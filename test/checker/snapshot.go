@@ -106,7 +106,9 @@ func (c *Checker) snapshotWorker(sw *kvcastv1.SnapshotWorker) error {
 	w := c.worker(name)
 	w.presence, w.model, w.lastID, w.whole = presenceAdded, model, sw.GetLastEventId(), true
 	for _, r := range sw.GetRanks() {
-		w.rank(r.GetDpRank()).groupsOmitted = r.GetGroupsOmitted()
+		rank := w.rank(r.GetDpRank())
+		rank.groupsOmitted = r.GetGroupsOmitted()
+		rank.ambiguous = slices.Contains(r.GetReasons(), kvcastv1.DegradedReason_DEGRADED_REASON_CONFLICT)
 	}
 	c.view.ApplyWorker(sw)
 	for _, r := range sw.GetRanks() {

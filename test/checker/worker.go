@@ -52,6 +52,9 @@ type rank struct {
 	omissions map[kvcastv1.Gap_Reason]tierSet
 	// groupsOmitted reports whether GroupsOmitted was received and still holds.
 	groupsOmitted bool
+	// ambiguous reports whether two publishers were reported since the rank was cleared. Each batch of both is delivered then, also the same
+	// one twice.
+	ambiguous bool
 }
 
 // worker returns the state of a worker, for modification.
@@ -132,10 +135,12 @@ func (r *rank) follow(ev *kvcastv1.RouterEvent) (repeated string) {
 			return ""
 		}
 		reason := kind.Cleared.GetReason()
+		r.ambiguous = false
 		r.cleared = r.cleared || reason != kvcastv1.Cleared_REASON_UNREPAIRED_GAP
 		r.groupsOmitted = r.groupsOmitted && reason != kvcastv1.Cleared_REASON_ENGINE_RESTARTED
 	case *kvcastv1.RouterEvent_Gap:
 		reason := kind.Gap.GetReason()
+		r.ambiguous = r.ambiguous || reason == kvcastv1.Gap_REASON_AMBIGUOUS_PUBLISHER
 		if !slices.Contains(reasonsSentOnce, reason) {
 			return ""
 		}
@@ -190,7 +195,7 @@ func (c *Checker) checkWhole(w *worker, e *kvcastv1.Entry) error {
 	}
 	r := w.rank(first.GetDpRank())
 	// A filter by tier removes the bytes that would explain a cut.
-	if !c.opts.Tails && len(c.filter.tiers) == 0 && r.seq != 0 && e.GetEngineTimeUnixNano() != 0 &&
+	if !c.opts.Tails && !r.ambiguous && len(c.filter.tiers) == 0 && r.seq != 0 && e.GetEngineTimeUnixNano() != 0 &&
 		r.engineTime == e.GetEngineTimeUnixNano() && r.ingestTime == e.GetIngestTimeUnixNano() {
 		next := protowire.SizeTag(kvcastv1.EntryEventsField) + protowire.SizeBytes(proto.Size(first))
 		if r.size+next+cutSlack <= maxEntry {
