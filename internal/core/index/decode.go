@@ -31,6 +31,8 @@ type operation struct {
 	removes        bool
 	stored         radix.Stored // without hashes
 	blocks, tokens int
+	// sweeps is the number of entries that end after the operation, each of which a sweep follows.
+	sweeps int
 }
 
 // Bounds of the operations that are applied together, so that their cache misses overlap. A larger one is applied alone: its own do.
@@ -55,6 +57,9 @@ func (x *Index) applyQueue() {
 			x.store(o.rank, o.tier, &o.stored)
 		}
 		blocks, tokens = o.blocks, o.tokens
+		for range o.sweeps {
+			x.blocks.Sweep()
+		}
 	}
 	clear(d.queue)
 	d.queue = d.queue[:0]
@@ -66,6 +71,18 @@ func (d *decoder) reset() {
 	d.blocks, d.tokens, d.ids = d.blocks[:0], d.tokens[:0], d.ids[:0]
 	if cap(d.blocks) > maxHashesKept || cap(d.ids) > 16*maxHashesKept {
 		d.blocks, d.tokens, d.ids = nil, nil, nil
+	}
+	if cap(d.prefetch) > maxHashesKept {
+		d.prefetch = nil
+	}
+}
+
+// sweep releases blocks after an entry, whose operations may be queued.
+func (x *Index) sweep() {
+	if n := len(x.decoder.queue); n > 0 {
+		x.decoder.queue[n-1].sweeps++
+	} else {
+		x.blocks.Sweep()
 	}
 }
 

@@ -144,3 +144,41 @@ func FuzzEncodedEntries(f *testing.F) {
 		}
 	})
 }
+
+// TestRunsAreForgottenBetweenEntries has an entry that removes a block and stores it again, in so many operations that they are applied in parts, while
+// the index has nearly as many runs without holders as it keeps: it may forget one only after the entry, at which the block is held.
+func TestRunsAreForgottenBetweenEntries(t *testing.T) {
+	testclass.WithoutRace(t)
+	store := func(hash, parent uint64) *kvcastv1.RouterEvent {
+		s := &kvcastv1.Stored{BlockHashes: []uint64{hash}, TokensHashes: []uint64{hash}, BlockSize: 16}
+		if parent != 0 {
+			s.ParentHash = proto.Uint64(parent)
+		}
+		return event(0, s)
+	}
+	const leaf, unknown = 1 << 40, 1 << 41
+	for unheld := uint64(16_384); unheld < 16_392; unheld++ {
+		x, seq := index.New(), uint64(0)
+		apply := func(events ...*kvcastv1.RouterEvent) {
+			seq++
+			if _, err := x.ApplyEncoded(encodeEntries(t, entryOf(seq, events...)), nil, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		apply(store(1, 0))
+		apply(store(leaf, 1), store(2, 1), store(3, 1))
+		apply(event(0, removed(leaf)), event(0, removed(1)))
+		apply(store(1, 0))
+		for last := uint64(3); last < 3+unheld; last++ { // each leaves a run without holders
+			apply(store(leaf, last), store(last+1, last), event(0, removed(leaf)), event(0, removed(last)))
+		}
+		var events []*kvcastv1.RouterEvent
+		for range 31 {
+			events = append(events, event(0, removed(unknown)))
+		}
+		apply(append(events, event(0, removed(1)), store(1, 0))...)
+		if got, want := matchOne(x, index.Prompt{TokensHashes: []uint64{1, 2}}), []string{"w/0 2 [2 0 0 0] TRUST_EXACT"}; !slices.Equal(got, want) {
+			t.Errorf("%d runs without holders: got %v, want %v", unheld, got, want)
+		}
+	}
+}

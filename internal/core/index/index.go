@@ -83,7 +83,7 @@ func (x *Index) entryApplied(w *worker, seq uint64) {
 	if w.isEmpty() {
 		x.removeWorker(w)
 	}
-	x.blocks.Sweep()
+	x.sweep()
 }
 
 // Sweep releases some of the blocks that were cleared or removed, and reports whether any are left.

@@ -365,6 +365,9 @@ func (q *Query) selects(l hashList, r *rank) bool {
 
 // addGroup adds the best candidates of a group to m.found.
 func (m *Matches) addGroup(x *Index, q *Query, l hashList, g radix.Group, positions []uint32) {
+	if len(m.found) == q.Limit && lengthOf(g.Blocks, g.Blocks) < m.found[q.Limit-1].length {
+		return
+	}
 	// Most groups have one length and more ranks than are wanted: the first ones are selected by their positions alone. A key is a position
 	// and a number.
 	first := m.keys[:0]
