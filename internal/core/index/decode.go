@@ -23,19 +23,19 @@ type decoder struct {
 	origin  Origin
 }
 
-// operation is a decoded Stored or Removed that is not applied yet. Its hashes are those of decoder.blocks and decoder.tokens from the ends
-// of the operation before up to its own ends.
+// operation is a decoded Stored or Removed that is not applied yet. All operations have their hashes in decoder.blocks and decoder.tokens, one after the
+// other: blocks and tokens are where those of this one end.
 type operation struct {
 	rank           *rank
 	tier           int
 	removes        bool
 	stored         radix.Stored // without hashes
 	blocks, tokens int
-	// sweeps is the number of entries that end after the operation, each of which a sweep follows.
+	// sweeps is how many entries end between this operation and the next: after each, the index sweeps once.
 	sweeps int
 }
 
-// Bounds of the operations that are applied together, so that their cache misses overlap. A larger one is applied alone: its own do.
+// Bounds of the operations that are applied together, so that their cache misses overlap. The last one may exceed maxQueueBlocks.
 const (
 	maxQueue       = 32
 	maxQueueBlocks = 64
@@ -104,7 +104,7 @@ func (d *decoder) prefetchQueue() {
 	}
 }
 
-// enqueue queues an operation whose hashes are the last ones of decoder.blocks and decoder.tokens. o has no ends.
+// enqueue queues an operation, after its hashes were appended to decoder.blocks and decoder.tokens. It sets where they end.
 func (x *Index) enqueue(o operation) {
 	d := &x.decoder
 	o.blocks, o.tokens = len(d.blocks), len(d.tokens)
