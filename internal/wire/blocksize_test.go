@@ -193,12 +193,59 @@ func TestForeignBlockSize(t *testing.T) {
 
 func TestForgetResetsALearnedBlockSize(t *testing.T) {
 	for size, want := range map[wire.BlockSize]wire.BlockSize{
+		{}:                            {},
 		{Tokens: 4}:                   {},
 		{Tokens: 4, Configured: true}: {Tokens: 4, Configured: true},
 	} {
 		got := size
-		if got.Forget(); got != want {
+		if got.Forget(); got.Tokens != want.Tokens || got.Configured != want.Configured {
 			t.Errorf("%+v forgotten: got %+v, want %+v", size, got, want)
 		}
+	}
+}
+
+// TestBlocksOfTheFormerSizeAreWhole forgets the size, as when a dp rank restarts. The other ranks go on with stores that extend prefixes by
+// one block: a whole one of the former size, or a part of one.
+func TestBlocksOfTheFormerSizeAreWhole(t *testing.T) {
+	root := sized(4, nil, 1)
+	inHost := sized(4, obj{"medium": "CPU"}, 1)
+	whole, part := sized(4, obj{"parent_block_hash": 1}, 2), sized(2, obj{"parent_block_hash": 1}, 2)
+	for name, c := range map[string]struct {
+		first   []any // before the size is forgotten
+		again   bool  // forgotten twice
+		restore bool  // from the stored state
+		event   any
+		want    bool // taken for a whole block
+	}{
+		"whole":                         {first: []any{root}, event: whole, want: true},
+		"whole, forgotten twice":        {first: []any{root}, again: true, event: whole, want: true},
+		"whole, restored":               {first: []any{root}, restore: true, event: whole, want: true},
+		"whole, also in host memory":    {first: []any{root, inHost}, event: whole, want: true},
+		"replaced by a larger multiple": {first: []any{sized(2, nil, 1), root}, event: whole, want: true},
+		"part":                          {first: []any{root}, event: part},
+		"never known":                   {event: whole},
+		"known in host memory alone":    {first: []any{inHost}, event: whole},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var size wire.BlockSize
+			rules := wire.NewRules(&size)
+			var counts wire.Counts
+			for _, e := range c.first {
+				rules.Admit(decodeOf(t, e), 0, &counts)
+			}
+			size.Forget()
+			if c.again {
+				size.Forget()
+			}
+			if c.restore {
+				state := size.State()
+				size = wire.BlockSize{}
+				size.Restore(state)
+			}
+			rules.Admit(decodeOf(t, c.event), 0, &counts)
+			if got := counts[wire.ReasonPartialBlock] == 0; got != c.want {
+				t.Errorf("taken for a whole block: got %v, want %v; counts %v", got, c.want, counts)
+			}
+		})
 	}
 }

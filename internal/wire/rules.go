@@ -30,13 +30,20 @@ type BlockSize struct {
 	// offDevice reports whether the size was learned from a store in another tier than device
 	// memory: a connector, such as LMCache, may use another block size than the engine.
 	offDevice bool
+	// former is the size of device memory that was forgotten last; 0: none was. Other dp ranks still have it.
+	former uint32
 }
 
-// Forget resets a learned size.
+// Forget resets a learned size, since an engine may have restarted with another one.
 func (s *BlockSize) Forget() {
-	if !s.Configured {
-		*s = BlockSize{}
+	if s.Configured {
+		return
 	}
+	former := s.former
+	if s.Tokens != 0 && !s.offDevice {
+		former = s.Tokens
+	}
+	*s = BlockSize{former: former}
 }
 
 // Rules drop the events of one source that are invalid or do not concern prefix reuse, and set
@@ -374,14 +381,15 @@ func (r *Rules) applyScope(ev *Event, rank uint32) (known int, told, ok bool) {
 
 // isPartial reports whether a store is of a part of a block: a single block, of an engine that names attention groups, of a
 // size that divides the worker's. While that is unknown, it is a block with a parent: if it were a whole block, a store of its
-// parent would have come first.
+// parent would have come first. That does not hold once the size was forgotten because another dp rank restarted: a block of the former
+// size is whole.
 func (r *Rules) isPartial(ev *Event) bool {
 	size := r.blockSize.Tokens
 	switch {
 	case len(ev.BlockHashes) != 1 || !ev.HasGroupIdx && ev.SpecKind == "" || ev.BlockSize == 0 || ev.BlockSize > MaxBlockSize:
 		return false
 	case size == 0:
-		return ev.HasParent && ev.Parent != 0
+		return ev.HasParent && ev.Parent != 0 && ev.BlockSize != r.blockSize.former
 	default:
 		return ev.Tier == kvblock.TierDevice && ev.BlockSize < size && size%ev.BlockSize == 0 && !r.blockSize.offDevice
 	}
@@ -419,5 +427,5 @@ func (r *Rules) learnBlockSize(ev *Event, counts *Counts) {
 		r.doubts[ReasonChunks] |= kvblock.LowerTiers
 	}
 	ev.ReplacesBlockSize = r.blockSize.Tokens != 0
-	*r.blockSize = BlockSize{Tokens: ev.BlockSize, offDevice: ev.Tier != kvblock.TierDevice}
+	*r.blockSize = BlockSize{Tokens: ev.BlockSize, offDevice: ev.Tier != kvblock.TierDevice, former: r.blockSize.former}
 }

@@ -245,13 +245,13 @@ func (s *scopes) set(r *scopedRank, hash uint64, id scopeID, copies uint32, toke
 
 // State returns the size.
 func (s *BlockSize) State() *statev1.IngestBlockSize {
-	return &statev1.IngestBlockSize{Tokens: s.Tokens, OffDevice: s.offDevice}
+	return &statev1.IngestBlockSize{Tokens: s.Tokens, OffDevice: s.offDevice, Former: s.former}
 }
 
 // Restore sets the size, unless it was configured. A size above MaxBlockSize, which earlier versions learned, stays unknown.
 func (s *BlockSize) Restore(state *statev1.IngestBlockSize) {
 	if !s.Configured && state.Tokens <= MaxBlockSize {
-		*s = BlockSize{Tokens: state.Tokens, offDevice: state.OffDevice}
+		*s = BlockSize{Tokens: state.Tokens, offDevice: state.OffDevice, former: state.Former}
 	}
 }
 

@@ -115,7 +115,9 @@ type IngestBlockSize struct {
 	// Number of tokens in a block; 0 if it is unknown.
 	Tokens uint32 `protobuf:"varint,1,opt,name=tokens,proto3" json:"tokens,omitempty"`
 	// Reports whether only stores outside of device memory had this size.
-	OffDevice     bool `protobuf:"varint,2,opt,name=off_device,json=offDevice,proto3" json:"off_device,omitempty"`
+	OffDevice bool `protobuf:"varint,2,opt,name=off_device,json=offDevice,proto3" json:"off_device,omitempty"`
+	// The size in device memory that was forgotten last, because a dp rank restarted; 0 if none was.
+	Former        uint32 `protobuf:"varint,3,opt,name=former,proto3" json:"former,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -162,6 +164,13 @@ func (x *IngestBlockSize) GetOffDevice() bool {
 		return x.OffDevice
 	}
 	return false
+}
+
+func (x *IngestBlockSize) GetFormer() uint32 {
+	if x != nil {
+		return x.Former
+	}
+	return 0
 }
 
 // What the stores of a source have taught about its events.
@@ -805,11 +814,12 @@ const file_kvcast_state_v1_ingest_proto_rawDesc = "" +
 	"\asources\x18\x04 \x03(\v2\x1d.kvcast.state.v1.IngestSourceR\asources\x12@\n" +
 	"\n" +
 	"publishers\x18\x05 \x03(\v2 .kvcast.state.v1.IngestPublisherR\n" +
-	"publishers\"H\n" +
+	"publishers\"`\n" +
 	"\x0fIngestBlockSize\x12\x16\n" +
 	"\x06tokens\x18\x01 \x01(\rR\x06tokens\x12\x1d\n" +
 	"\n" +
-	"off_device\x18\x02 \x01(\bR\toffDevice\"\x8b\x01\n" +
+	"off_device\x18\x02 \x01(\bR\toffDevice\x12\x16\n" +
+	"\x06former\x18\x03 \x01(\rR\x06former\"\x8b\x01\n" +
 	"\fIngestSource\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\rR\x06source\x12\x14\n" +
 	"\x05salts\x18\x02 \x03(\fR\x05salts\x121\n" +
