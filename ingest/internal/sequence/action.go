@@ -109,7 +109,7 @@ type Kind uint8
 const (
 	// Deliver: Batch is the next batch in order. A malformed batch was reported as lost before; only its seq counts.
 	Deliver Kind = iota + 1
-	// ReportGap: batches are or may be lost. Reason, First, Last and Missed are set. Batch is
+	// ReportGap: batches are or may be lost. Reason, First, Last, Missed and Repairable are set. Batch is
 	// the batch after the gap, or nil if that is unknown.
 	ReportGap
 	// ReportBegin: Batch, of seq Seq, is the first batch read of an incarnation. First, Last and Missed are the earlier seqs of the
@@ -183,7 +183,9 @@ type Action struct {
 	Reason       feed.GapReason
 	Evidence     Evidence
 	FirstContact bool
-	Batch        *Batch
+	// Repairable reports whether the replay socket may still repair this loss, or one before it.
+	Repairable bool
+	Batch      *Batch
 	// First and Last are seqs, both included; both are 0 if unknown. Missed is the number of seqs in the range; 0 if unknown.
 	First, Last, Missed uint64
 	Seq                 uint64

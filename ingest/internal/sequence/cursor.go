@@ -57,7 +57,7 @@ func (c *Cursor) Apply(a *Action) {
 			c.Started, c.Seq = true, a.Last
 		}
 		c.PossibleRestart = c.PossibleRestart || a.Reason == feed.GapPossibleRestart
-		c.Lost = c.Lost || a.Reason == feed.GapPossibleRestart || a.Reason == feed.GapReplayUnavailable
+		c.Lost = c.Lost || a.Repairable
 	case ReportBegin:
 		if a.FirstContact && a.Missed > 0 {
 			c.Started, c.Seq, c.Lost = true, a.Last, true

@@ -390,3 +390,62 @@ func TestExhaustiveSmallWorldsOfCalls(t *testing.T) {
 		})
 	}
 }
+
+// TestPathsThatWereWrong repeats paths of the worlds at full size after which the view was wrong, or a loss was not repaired.
+func TestPathsThatWereWrong(t *testing.T) {
+	many := limits{batches: 9, losses: 9, restarts: 9, forgets: 9, failures: 9, others: 9, crashes: 9}
+	with := func(change func(*world)) *world {
+		w := newWorld(many, true, false, false)
+		if change != nil {
+			change(w)
+		}
+		return w
+	}
+	for name, tt := range map[string]struct {
+		world *world
+		path  []string
+	}{
+		"no answer after the request during which the connection was replaced": {
+			with(nil),
+			[]string{
+				"publish", "connect", "send", "restart", "publish", "disconnect", "connect", "publish", "reply", "end", "arrive",
+				"send", "silent", "send", "silent", "send", "silent", "send", "silent", "send", "reply",
+			},
+		},
+		"the same with the socket of another engine": {
+			with(func(w *world) { w.foreign, w.lossless = true, false }),
+			[]string{
+				"connect", "publish", "arrive", "restart", "publish", "send",
+				"another engine publishes", "another engine publishes", "another engine publishes", "disconnect", "connect", "publish", "end", "arrive",
+				"send", "silent", "send", "silent", "send", "silent", "send", "silent", "send", "reply", "send", "reply", "send", "cut off, silent",
+			},
+		},
+		"a crash after a loss because the socket no longer answered": {
+			with(nil),
+			[]string{
+				"publish", "connect", "send", "publish, lost", "publish", "arrive", "reply", "end",
+				"send", "reply", "silent", "send", "reply", "silent", "send", "reply", "silent", "send", "reply", "silent", "crash",
+			},
+		},
+		"a snapshot that contradicts a live batch of a former connection": {
+			with(func(w *world) { w.offers = snapshotsOfPublisher }),
+			[]string{
+				"connect", "publish", "publish", "arrive", "arrive", "forget", "send", "restart", "publish", "reply", "send",
+				"snapshot", "snapshot", "snapshot", "end", "disconnect", "connect", "send", "reply", "end",
+				"send", "reply", "send", "reply", "send", "reply", "crash",
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := tt.world
+			for _, name := range tt.path {
+				if s := stepNamed(name); s.can(w) { // the path may be shorter now
+					s.do(w)
+				}
+			}
+			if wrong := w.settle(); wrong != "" {
+				t.Error(wrong)
+			}
+		})
+	}
+}

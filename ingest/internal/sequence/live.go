@@ -221,11 +221,11 @@ func (m *Machine) deliverWithoutReplay(b *Batch, v verdict, missing seqRange) {
 		m.emit(Action{Kind: Reject, Batch: b})
 		missing = missing.through(b.Seq)
 	}
-	if missing.count > 0 {
-		m.reportGap(missing, feed.GapReplayUnavailable, b)
-	}
 	if missing.count > 0 || v == verdictFirst && b.Seq > m.order.first {
 		m.noteLoss()
+	}
+	if missing.count > 0 {
+		m.reportGap(missing, feed.GapReplayUnavailable, b)
 	}
 	m.read(b)
 }
@@ -265,7 +265,7 @@ func (m *Machine) restart(e Evidence, seq uint64) {
 // range means that unknown batches may be lost.
 func (m *Machine) reportGap(missing seqRange, reason feed.GapReason, next *Batch) {
 	m.emit(Action{
-		Kind: ReportGap, Reason: reason, Batch: next,
+		Kind: ReportGap, Reason: reason, Repairable: m.loss.known, Batch: next,
 		First: missing.first, Last: missing.last, Missed: missing.count,
 	})
 	if missing.count > 0 {
@@ -277,8 +277,8 @@ func (m *Machine) reportGap(missing seqRange, reason feed.GapReason, next *Batch
 func (m *Machine) reportPossibleRestart() {
 	if !m.possibleRestartReported {
 		m.possibleRestartReported = true
-		m.reportGap(seqRange{}, feed.GapPossibleRestart, nil)
 		m.noteLoss()
+		m.reportGap(seqRange{}, feed.GapPossibleRestart, nil)
 	}
 }
 

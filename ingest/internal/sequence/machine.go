@@ -389,8 +389,8 @@ func (m *Machine) Tick(now time.Time, workerConnected bool) []Action {
 	due := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
 	if due(m.overrunUntil) {
 		m.overrunUntil = time.Time{}
-		m.reportGap(seqRange{}, feed.GapReplayUnavailable, nil)
 		m.noteLoss()
+		m.reportGap(seqRange{}, feed.GapReplayUnavailable, nil)
 	}
 	if due(m.resumeUntil) {
 		m.resumeUntil = time.Time{}

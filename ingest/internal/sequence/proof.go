@@ -112,6 +112,12 @@ func (m *Machine) comparePublisher(b *Batch) {
 // requestProof starts to ask for the recorded live batch.
 func (m *Machine) requestProof(now time.Time) { m.startRepair(now, CauseProof) }
 
+// requestProofInstead makes a repair go on with a request for the recorded live batch, which the replies contradict.
+func (m *Machine) requestProofInstead(r *repair) {
+	r.Cause = CauseProof
+	m.sendRequest()
+}
+
 // replyProof handles a reply to a request for the live batch, and reports whether more are wanted.
 func (m *Machine) replyProof(b *Batch) (more bool) {
 	p := &m.proof

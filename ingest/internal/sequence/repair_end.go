@@ -62,12 +62,10 @@ func (m *Machine) ReplayEnded(now time.Time, requestID uint64, outcome Outcome) 
 	}
 	// Without any of these conditions, buffered batches may be of another incarnation than the replies.
 	if q.target == targetAll || q.sameIncarnation || q.target == targetPast && complete {
-		m.flush(q)
-	}
-	if m.repair == r && r.proofDue {
-		r.Cause, r.proofDue = CauseProof, false
-		m.sendRequest()
-		return m.actions
+		if m.flush(q) {
+			m.requestProofInstead(r)
+			return m.actions
+		}
 	}
 	if m.repair == r {
 		m.continueRepair(now, r, outcome, len(m.buffer.batches) < buffered)
@@ -123,6 +121,9 @@ func (m *Machine) continueRepair(now time.Time, r *repair, outcome Outcome, flus
 	if (outcome == OutcomeComplete || onlyLast) && q.cut == cutNone && m.caughtUp() {
 		switch {
 		case r.recheck != recheckNone:
+			if r.recheck == recheckReconnect {
+				r.Cause = CauseReconnect
+			}
 			r.startOver(now)
 			m.sendRequest()
 		case q.replies >= replyQueue && now.Sub(r.since) <= maxRepairTime:
@@ -239,16 +240,16 @@ func (m *Machine) dropStale(connection uint32) {
 // in between. If one of the same connection arrived earlier, the engine does not keep its batches, and another request would show nothing.
 //
 // If the replies confirmed the incarnation, a batch that contradicts it and arrived before the request is stale, or of another engine. A
-// contradicting batch that arrived later may be of the next incarnation; the next request shows that.
-func (m *Machine) flush(q *request) {
+// contradicting batch that arrived later may be of the next incarnation; the next request shows that. flush reports whether such a batch
+// is the live one of Machine.proof: the replies may be another publisher's.
+func (m *Machine) flush(q *request) (contradictsProof bool) {
 	if q.target == targetPast && !q.sameIncarnation && m.buffer.requested == 0 {
-		return
+		return false
 	}
 	for b := m.bufferHead(); b != nil && b.connection == q.connection && m.order.progress != progressUnknown; b = m.bufferHead() {
 		if q.sameIncarnation && m.buffer.requested > 0 && m.verdictOf(b) == verdictRestart {
 			if m.isProof(b) {
-				m.repair.proofDue = true // the replies may be of another publisher
-				return
+				return true
 			}
 			m.emit(Action{Kind: DropStale})
 			m.buffer.pop()
@@ -256,10 +257,11 @@ func (m *Machine) flush(q *request) {
 		}
 		c := *b
 		if !m.deliverInOrder(&c) {
-			return
+			return false
 		}
 		m.buffer.pop()
 	}
+	return false
 }
 
 // flushWithoutReplay delivers the buffered batches up to a gap, without comparing them with a replay.

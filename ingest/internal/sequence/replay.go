@@ -98,8 +98,6 @@ type repair struct {
 	// forgottenTo is the first seq of the last replies that did not begin with the requested seq; 0 if all did.
 	forgottenTo uint64
 	retryAt     time.Time // of the next request; zero while a request is in progress
-	// proofDue reports whether the next request is for the live batch of Machine.proof, which the replies contradict.
-	proofDue bool
 	// snapshotDue reports whether the next request is for a snapshot, after snapshotFailures in a row.
 	snapshotDue      bool
 	snapshotFailures int

@@ -157,10 +157,11 @@ func (m *Machine) endRestore(now time.Time, r *repair) {
 	*r = repair{Repair: r.Repair, since: now, answered: r.answered, recheck: r.recheck, request: r.request}
 	q = &r.request
 	m.dropStale(q.connection)
-	m.flush(q)
-	if m.repair == r {
-		m.replayRest(now, r)
+	if m.flush(q) {
+		m.requestProofInstead(r)
+		return
 	}
+	m.replayRest(now, r)
 }
 
 // replayRest continues a repair after a request for a snapshot: with a replay if there can be one.

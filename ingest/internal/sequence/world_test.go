@@ -212,7 +212,8 @@ func (v *worldView) do(a *Action) {
 func (w *world) do(actions []Action) {
 	for i := range actions {
 		a := &actions[i]
-		if a.Kind == Deliver && !w.foreign && isLate(a.Batch) && a.Batch.Fingerprint.Hash>>32 < w.answered {
+		// It may be after requests that failed, with a report.
+		if a.Kind == Deliver && !w.foreign && isLate(a.Batch) && a.Batch.Fingerprint.Hash>>32 < w.answered && !w.view.doubted {
 			w.view.wrong = fmt.Sprintf("late batch %d of an incarnation before that of the replies", a.Batch.Seq)
 		}
 		// With epochs and publisher ids, late batches of an earlier incarnation may lead to a restart too many, which is repaired.
