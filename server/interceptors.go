@@ -38,7 +38,7 @@ func (s *Server) limitPublicStreams(srv any, stream grpc.ServerStream, info *grp
 	defer release()
 	var sent admission.Sent
 	err = handler(srv, trackedStream{stream, &sent})
-	s.unread.End(stream.Context(), &sent)
+	s.unread.End(stream.Context(), &sent, err)
 	return err
 }
 
@@ -57,7 +57,7 @@ func (s *Server) trackAdapter(srv any, stream grpc.ServerStream, info *grpc.Stre
 	}
 	var sent admission.Sent
 	err := handler(srv, trackedStream{stream, &sent})
-	s.unread.End(stream.Context(), &sent)
+	s.unread.End(stream.Context(), &sent, err)
 	return err
 }
 

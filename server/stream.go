@@ -34,7 +34,7 @@ type streamEnds struct {
 func (s *Server) runStream(out *responses, ends streamEnds, body func(context.Context) error) error {
 	err := s.runBody(out, ends, body)
 	out.ended.Store(true)
-	s.unread.End(out.stream.Context(), &out.sent)
+	s.unread.End(out.stream.Context(), &out.sent, err)
 	return err
 }
 

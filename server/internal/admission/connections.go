@@ -72,6 +72,7 @@ type connection struct {
 	opened    time.Time
 	receiving chan struct{} // has one element per call whose request is being received, or is the next of those of its address
 	unread    unreadAnswers
+	writing   atomic.Bool // a write is in progress
 }
 
 // remoteAddr is the remote address of a connection. gRPC passes only the address to calls, so it carries the connection.
@@ -101,6 +102,8 @@ func AddressOf(ctx context.Context) netip.Prefix {
 
 func (c *connection) Write(b []byte) (int, error) {
 	c.owner.writes.Add(1)
+	c.writing.Store(true)
+	defer c.writing.Store(false)
 	return c.Conn.Write(b)
 }
 

@@ -3,11 +3,15 @@ package admission
 import (
 	"context"
 	"net"
+	"net/netip"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/journal"
@@ -222,9 +226,13 @@ func (s *Sent) whenWritten(f func()) {
 }
 
 // End is called at the end of a stream, which sends nothing more, while it still uses its place. What its client has not read counts as an answer. If there
-// are too many of those, End waits until it is read, for at most a timeout, after which it closes the connection.
-func (u *Unread) End(ctx context.Context, s *Sent) {
+// are too many of those, End waits until it is read, for at most a timeout, after which it closes the connection. err is the error of the stream.
+func (u *Unread) End(ctx context.Context, s *Sent, err error) {
 	if s.pending.Load() == 0 {
+		return
+	}
+	if ctx.Err() != nil || status.Code(err) == codes.Canceled { // gRPC may end the stream a moment before its context
+		u.endCancelled(connectionOf(ctx), s)
 		return
 	}
 	a := &Answer{unread: u, conn: connectionOf(ctx)}
@@ -243,6 +251,16 @@ func (u *Unread) End(ctx context.Context, s *Sent) {
 	case <-limit.C:
 		u.close(a.conn)
 	}
+}
+
+// endCancelled ends a stream that its client has cancelled, which says nothing about whether the client reads. gRPC drops what it has not written of the
+// stream as soon as the goroutine that writes the connection proceeds, and does not always call Put for it. It uses memory until then if that
+// goroutine is blocked in a write.
+func (u *Unread) endCancelled(c *connection, s *Sent) {
+	if !c.writing.Load() || u.shares.Reserve(c.peer.prefix, streamBytes) != nil {
+		return
+	}
+	runtime.AddCleanup(s, func(prefix netip.Prefix) { u.shares.Release(prefix, streamBytes) }, c.peer.prefix)
 }
 
 // close closes a connection whose client does not read.

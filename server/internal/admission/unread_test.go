@@ -117,7 +117,7 @@ func TestEndedStreamsThatAreNotReadWait(t *testing.T) {
 			var sent Sent
 			messages = append(messages, sent.Track(nil))
 			go func() {
-				u.End(ctx, &sent)
+				u.End(ctx, &sent, nil)
 				ended <- struct{}{}
 			}()
 			synctest.Wait()
