@@ -26,7 +26,7 @@ func (rawCodec) Name() string                             { return "raw" }
 func serveTracked(t *testing.T, u *Unread, ended *sync.WaitGroup) *grpc.ClientConn {
 	t.Helper()
 	all := NewConnections(NewQuota(promauto.With(nil), "connections", 10, 10), u, false, nil)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
