@@ -187,18 +187,26 @@ func (*outcomes) Describe(ch chan<- *prometheus.Desc) {
 	ch <- descIgnored
 }
 
+// Collect implements prometheus.Collector. It holds no mutex while it sends: who receives may wait for it, as other metrics need it.
 func (o *outcomes) Collect(ch chan<- prometheus.Metric) {
+	var all []prometheus.Metric
+	metric := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
+		all = append(all, prometheus.MustNewConstMetric(d, t, v, labels...))
+	}
 	o.each(func(rank dpRank, r *rankOutcomes) {
 		number := strconv.FormatUint(uint64(rank.rank), 10)
 		for kind, name := range accuracy.Kinds {
-			ch <- prometheus.MustNewConstMetric(descPredictions, prometheus.CounterValue, float64(r.Counts.Outcomes[kind]), rank.worker, number, name)
-			ch <- prometheus.MustNewConstMetric(descPredictionTokens, prometheus.CounterValue, float64(r.Counts.Tokens[kind]), rank.worker, number, name)
+			metric(descPredictions, prometheus.CounterValue, float64(r.Counts.Outcomes[kind]), rank.worker, number, name)
+			metric(descPredictionTokens, prometheus.CounterValue, float64(r.Counts.Tokens[kind]), rank.worker, number, name)
 		}
 		if r.Overpredicted {
-			ch <- prometheus.MustNewConstMetric(descOverpredicted, prometheus.GaugeValue, 1, rank.worker, number)
+			metric(descOverpredicted, prometheus.GaugeValue, 1, rank.worker, number)
 		}
 	})
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	ch <- prometheus.MustNewConstMetric(descIgnored, prometheus.CounterValue, float64(o.ignored))
+	metric(descIgnored, prometheus.CounterValue, float64(o.ignored))
+	o.mu.Unlock()
+	for _, m := range all {
+		ch <- m
+	}
 }
