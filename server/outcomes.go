@@ -187,7 +187,7 @@ func (*outcomes) Describe(ch chan<- *prometheus.Desc) {
 	ch <- descIgnored
 }
 
-// Collect implements prometheus.Collector. It holds no mutex while it sends: who receives may wait for it, as other metrics need it.
+// Collect implements prometheus.Collector. It does not hold mu while it sends: the registry that receives also computes metrics that need mu.
 func (o *outcomes) Collect(ch chan<- prometheus.Metric) {
 	var all []prometheus.Metric
 	metric := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {

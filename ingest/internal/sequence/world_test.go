@@ -212,7 +212,7 @@ func (v *worldView) do(a *Action) {
 func (w *world) do(actions []Action) {
 	for i := range actions {
 		a := &actions[i]
-		// It may be after requests that failed, with a report.
+		// After requests that failed, a late batch may be delivered if a possible restart was reported before it.
 		if a.Kind == Deliver && !w.foreign && isLate(a.Batch) && a.Batch.Fingerprint.Hash>>32 < w.answered && !w.view.doubted {
 			w.view.wrong = fmt.Sprintf("late batch %d of an incarnation before that of the replies", a.Batch.Seq)
 		}
