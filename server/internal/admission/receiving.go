@@ -53,6 +53,7 @@ func give(limits []chan struct{}) {
 // receivedCall is a call whose request is not complete. It is admitted at first, and then its request is received.
 type receivedCall struct {
 	cancel context.CancelFunc // of the call
+	answer *Answer            // the last one; nil: none
 	mu     sync.Mutex         // guards all below
 	free   func()             // what it has of the limits; nil: nothing, and it gets nothing any more
 	late   *time.Timer        // nil while it is admitted
@@ -123,8 +124,16 @@ func (*Receiving) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Con
 // HandleConn implements stats.Handler.
 func (*Receiving) HandleConn(context.Context, stats.ConnStats) {}
 
-// HandleRPC implements stats.Handler.
-func (*Receiving) HandleRPC(context.Context, stats.RPCStats) {}
+// HandleRPC implements stats.Handler. gRPC says so of each message that it has taken from a call, in the goroutine that sends it.
+func (*Receiving) HandleRPC(ctx context.Context, event stats.RPCStats) {
+	err := ctx.Err()
+	if _, ok := event.(*stats.OutPayload); !ok || err == nil {
+		return
+	}
+	if r, ok := ctx.Value(receivedKey{}).(*receivedCall); ok && r.answer != nil {
+		r.answer.ended(err)
+	}
+}
 
 // TagRPC implements stats.Handler. gRPC calls it in the goroutine of the call, before it receives the request. The request
 // has been received when requestReceived is called, when the call ends, or after the timeout, which cancels the call.

@@ -2,8 +2,8 @@ package admission
 
 import (
 	"context"
+	"errors"
 	"net"
-	"net/netip"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -53,15 +53,19 @@ func (u *Unread) Total() *budget.Budget { return u.total }
 
 // Answer is the memory of a call and its answer. It implements mem.BufferPool for the buffer of the answer.
 type Answer struct {
-	unread *Unread
-	conn   *connection
-	bytes  int64
-	period uint64 // of the connection's answers, when it was encoded
+	unread  *Unread
+	conn    *connection
+	bytes   int64
+	period  uint64 // of the connection's answers, when it was encoded
+	removed bool   // is none of the connection's answers any more; guarded by unreadAnswers.mu
 }
 
 // Begin reserves the memory of a call with a small answer, or returns the client's error. The caller must call Encode or Discard.
 func (u *Unread) Begin(ctx context.Context) (*Answer, error) {
 	a := &Answer{unread: u, conn: connectionOf(ctx)}
+	if r, ok := ctx.Value(receivedKey{}).(*receivedCall); ok {
+		r.answer = a
+	}
 	return a, a.reserve(callBytes)
 }
 
@@ -104,7 +108,31 @@ func (a *Answer) Put(b *[]byte) {
 	if cap(*b) <= maxPooledAnswer {
 		mem.DefaultBufferPool().Put(b)
 	}
-	a.conn.unread.remove(a)
+	a.release()
+}
+
+func (a *Answer) release() {
+	if a.conn.unread.remove(a) {
+		a.Discard()
+	}
+}
+
+// ended releases an answer of a call that had ended when gRPC took it, with the error of its context: see Unread.End.
+func (a *Answer) ended(err error) {
+	if a.conn.unread.remove(a) {
+		releaseDropped(a, a, err)
+	}
+}
+
+// releaseDropped releases memory that gRPC drops, with the owner, if its stream was ended by the client or by a deadline, as err says. A deadline can pass
+// so late that gRPC drops nothing.
+func releaseDropped[T any](owner *T, a *Answer, err error) {
+	if !a.conn.writing.Load() && !errors.Is(err, context.DeadlineExceeded) {
+		a.Discard()
+		return
+	}
+	dropped := Answer{unread: a.unread, conn: a.conn, bytes: a.bytes}
+	runtime.AddCleanup(owner, func(a Answer) { a.Discard() }, dropped)
 }
 
 // Get implements mem.BufferPool. gRPC does not call it.
@@ -137,23 +165,25 @@ func (c *unreadAnswers) add(a *Answer) {
 	switch {
 	case c.runs:
 	case c.timer == nil:
-		c.timer = time.AfterFunc(a.unread.timeout, func() { c.endPeriod(a.unread, a.conn) })
+		u, conn := a.unread, a.conn // the timer must not keep the answer
+		c.timer = time.AfterFunc(u.timeout, func() { c.endPeriod(u, conn) })
 	default:
 		c.timer.Reset(a.unread.timeout)
 	}
 	c.runs = true
 }
 
-// remove releases an answer, unless the connection was closed before.
-func (c *unreadAnswers) remove(a *Answer) {
+// remove removes an answer. The caller must release its memory if it returns true: otherwise, the answer was removed or the connection closed before.
+func (c *unreadAnswers) remove(a *Answer) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed {
-		return
+	if c.closed || a.removed {
+		return false
 	}
+	a.removed = true
 	c.bytes -= a.bytes
 	c.counts[a.period&1]--
-	a.Discard()
+	return true
 }
 
 // endPeriod closes the connection if an answer of the period before is left.
@@ -227,40 +257,52 @@ func (s *Sent) whenWritten(f func()) {
 
 // End is called at the end of a stream, which sends nothing more, while it still uses its place. What its client has not read counts as an answer. If there
 // are too many of those, End waits until it is read, for at most a timeout, after which it closes the connection. err is the error of the stream.
+//
+// That a client has cancelled a stream says nothing about whether it reads. gRPC drops what it has not written of the stream as soon as the goroutine
+// that writes the connection proceeds, and does not always call Put for it. It uses memory until then if that goroutine is blocked in a write.
 func (u *Unread) End(ctx context.Context, s *Sent, err error) {
-	if s.pending.Load() == 0 {
-		return
-	}
-	if ctx.Err() != nil || status.Code(err) == codes.Canceled { // gRPC may end the stream a moment before its context
-		u.endCancelled(connectionOf(ctx), s)
-		return
-	}
-	a := &Answer{unread: u, conn: connectionOf(ctx)}
-	if a.reserve(streamBytes) == nil {
-		a.conn.unread.add(a)
-		s.whenWritten(func() { a.conn.unread.remove(a) })
-		return
-	}
-	written := make(chan struct{})
-	s.whenWritten(func() { close(written) })
-	limit := time.NewTimer(u.timeout)
-	defer limit.Stop()
-	select {
-	case <-written:
-	case <-ctx.Done():
-	case <-limit.C:
-		u.close(a.conn)
+	c := connectionOf(ctx)
+	a := &Answer{unread: u, conn: c}
+	switch cause := endCause(ctx, err); {
+	case s.pending.Load() == 0:
+	case a.reserve(streamBytes) != nil:
+		u.wait(ctx, c, s)
+	case cause != nil:
+		releaseDropped(s, a, cause)
+	default:
+		c.unread.add(a)
+		s.whenWritten(a.release)
 	}
 }
 
-// endCancelled ends a stream that its client has cancelled, which says nothing about whether the client reads. gRPC drops what it has not written of the
-// stream as soon as the goroutine that writes the connection proceeds, and does not always call Put for it. It uses memory until then if that
-// goroutine is blocked in a write.
-func (u *Unread) endCancelled(c *connection, s *Sent) {
-	if !c.writing.Load() || u.shares.Reserve(c.peer.prefix, streamBytes) != nil {
-		return
+// endCause returns why a stream with an error has ended: context.Canceled, by the client; context.DeadlineExceeded; or nil, by the server.
+func endCause(ctx context.Context, err error) error {
+	if status.Code(err) == codes.Canceled { // gRPC may end the stream a moment before its context
+		return context.Canceled
 	}
-	runtime.AddCleanup(s, func(prefix netip.Prefix) { u.shares.Release(prefix, streamBytes) }, c.peer.prefix)
+	if cause := context.Cause(ctx); errors.Is(cause, context.Canceled) || errors.Is(cause, context.DeadlineExceeded) {
+		return cause
+	}
+	return nil
+}
+
+// wait waits until the messages of a stream are written, or it is cancelled and no write is in progress. After a timeout, it closes the connection.
+func (u *Unread) wait(ctx context.Context, c *connection, s *Sent) {
+	written := make(chan struct{})
+	s.whenWritten(func() { close(written) })
+	check := time.NewTicker(u.timeout / 16)
+	defer check.Stop()
+	for range 16 {
+		select {
+		case <-written:
+			return
+		case <-check.C:
+			if errors.Is(endCause(ctx, nil), context.Canceled) && !c.writing.Load() {
+				return
+			}
+		}
+	}
+	u.close(c)
 }
 
 // close closes a connection whose client does not read.
