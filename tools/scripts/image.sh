@@ -3,7 +3,7 @@
 # three. arm64 is the static image for another architecture, which is checked but not run.
 #
 # No registry is needed: a Debian base that mmdebstrap makes takes the places of golang and debian, with this machine's
-# Go and its caches of modules and builds as volumes. Needs root. If something that is needed is missing and cannot be
+# Go, its caches of modules and builds, and its certificates, with which go downloads what the cache lacks, as volumes. Needs root. If something that is needed is missing and cannot be
 # installed, this script prints what, and checks nothing.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -73,7 +73,7 @@ build() {
 		--build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
 		--build-arg GOCACHE=/var/cache/go-build --build-arg GOMODCACHE=/var/cache/go-mod \
 		--volume "$(go env GOROOT):/usr/local/go:ro" --volume "$(go env GOCACHE):/var/cache/go-build" \
-		--volume "$(go env GOMODCACHE):/var/cache/go-mod" \
+		--volume "$(go env GOMODCACHE):/var/cache/go-mod" --volume /etc/ssl/certs:/etc/ssl/certs:ro \
 		--target "$1" --tag "$3" . >"$log" 2>&1 || {
 		cat "$log" >&2
 		fail "$3 cannot be built"
