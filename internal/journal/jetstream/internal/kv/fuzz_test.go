@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -90,7 +91,7 @@ func FuzzRegistrationName(f *testing.F) {
 func FuzzRegistrations(f *testing.F) {
 	for _, keys := range []struct{ file, bucket string }{
 		{"", ""}, {"w\n", "w"}, {"a\nb\nc\n", "b d"}, {"=\n=2E\n", "=2E"}, {"a.b \x00\r\n=2e\t=zz", "a.b =2e"}, {"a\na\na", "b"},
-		{"\xff", ""},
+		{"\xff", ""}, {strings.Repeat("k", maxKeyBytes), ""}, {"w\n" + strings.Repeat("k", maxKeyBytes+1), "w"},
 	} {
 		f.Add(keys.file, keys.bucket)
 	}
@@ -115,6 +116,13 @@ func FuzzRegistrations(f *testing.F) {
 			has[key], s.last[prefix+key] = true, nil
 		}
 		required, err := readKeys(dir, func() error { return nil })
+		if slices.ContainsFunc(strings.Fields(file), func(key string) bool { return len(key) > maxKeyBytes }) {
+			if err == nil {
+				t.Fatalf("a key of more than %d bytes is accepted", maxKeyBytes)
+			}
+			wantOneLine(t, err)
+			return
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
