@@ -265,7 +265,7 @@ func (m *Machine) restart(e Evidence, seq uint64) {
 // range means that unknown batches may be lost.
 func (m *Machine) reportGap(missing seqRange, reason feed.GapReason, next *Batch) {
 	m.emit(Action{
-		Kind: ReportGap, Reason: reason, Repairable: m.loss.known, Batch: next,
+		Kind: ReportGap, Reason: reason, Repairable: m.loss.known && !m.loss.final, Batch: next,
 		First: missing.first, Last: missing.last, Missed: missing.count,
 	})
 	if missing.count > 0 {
