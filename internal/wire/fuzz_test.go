@@ -129,6 +129,7 @@ func FuzzDecode(f *testing.F) {
 		batchOf(removed(obj{"remaining_copy_counts": []any{0, 3}}, 5, 6), removed(obj{"remaining_copy_counts": []any{-1}}, 5)),
 		batchOf([]any{"BlockStored", []any{5}, nil, []any{1}, 1, nil, nil, nil, nil, nil, nil, nil, obj{}, uint64(math.MaxUint64)}),
 		batchOf([]any{"BlockStored", []any{5}, nil, []any{1}, 1, nil, nil, obj{"cache_salt": "s"}, "x", obj{}}),
+		batchOf(sized(1, nil, 5), sized(4, obj{"medium": "CPU"}, 6)), // a chunk
 	} {
 		f.Add(pack(f, batch))
 	}
@@ -169,8 +170,9 @@ func checkAdmit(t *testing.T, b *wire.Batch) {
 	for _, n := range counts {
 		total += n
 	}
-	total -= counts[wire.ReasonTokensShort] // counted, and perhaps admitted
-	if most := uint64(events); uint64(len(b.Events))+total > most || uint64(len(b.Events))+total+counts[wire.ReasonTokensShort] < most {
+	perhaps := counts[wire.ReasonTokensShort] + counts[wire.ReasonChunks] // counted, and perhaps admitted
+	total -= perhaps
+	if most := uint64(events); uint64(len(b.Events))+total > most || uint64(len(b.Events))+total+perhaps < most {
 		t.Errorf("%d events: %d admitted, counts %v", events, len(b.Events), counts)
 	}
 	last := uint64(0)
