@@ -82,7 +82,10 @@ func (x *Index) setGroups(r *rank, g *kvcastv1.Groups) {
 		}
 	}
 	if rule, err := hybrid.New(groups, int(g.GetUnit())); err == nil && g.GetMissing() == "" {
-		a.rule = &rule
+		if x.lastRule == nil || !x.lastRule.Equal(&rule) {
+			x.lastRule = &rule
+		}
+		a.rule = x.lastRule
 	}
 	x.models[r.worker.model].addHashing(r, g)
 	x.setLearned(r)

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/kvcast/kvcast/internal/core/index/hybrid"
 	"github.com/kvcast/kvcast/internal/core/index/radix"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -34,6 +35,8 @@ type Index struct {
 	seq     uint64 // the last entry that is applied
 	// learners is the number of ranks that learn.
 	learners int
+	// lastRule is the last rule of an engine with several attention groups. Equal ones that follow share it, so that they are compared quickly.
+	lastRule *hybrid.Rule
 	decoder  decoder
 }
 

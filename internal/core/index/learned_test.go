@@ -1,6 +1,7 @@
 package index_test
 
 import (
+	"reflect"
 	"slices"
 	"testing"
 
@@ -13,14 +14,10 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// TestLearnedNamesAnswerAsComputedOnes applies the same random events to three workers. Of one, hashes are computed, since it also holds a block
-// of unknown content. Of the second, they are learned. Its answers are the same, unless it says that it does not know. Of the third, they are
-// computed where it has not learned enough: its answers are the same. Prompts given by hashes have the same answer.
-func TestLearnedNamesAnswerAsComputedOnes(t *testing.T) {
-	t.Parallel()
-	// Prompts of 12 blocks, which begin with the same tokens and differ from some token on.
-	var prompts [][]uint32
-	for _, fork := range []int{0, 8, 20, 36} {
+// forkedPrompts returns prompts of 12 blocks of 4 tokens, which begin with the same tokens and differ from some token on, with their hashes.
+func forkedPrompts(t *testing.T, forks ...int) (prompts [][]uint32, hashes, tokensHashes [][]uint64) {
+	t.Helper()
+	for _, fork := range forks {
 		var tokens []uint32
 		for n := range 48 {
 			token := uint32(1000 + n)
@@ -30,12 +27,18 @@ func TestLearnedNamesAnswerAsComputedOnes(t *testing.T) {
 			tokens = append(tokens, token)
 		}
 		prompts = append(prompts, tokens)
-	}
-	var hashes, tokensHashes [][]uint64
-	for _, tokens := range prompts {
 		hashes = append(hashes, hashesOf(t, tokens, vllmhash.Content{}))
 		tokensHashes = append(tokensHashes, kvblock.AppendTokensHashes(nil, tokens, 4, kvblock.Seed("", ""), false, nil))
 	}
+	return prompts, hashes, tokensHashes
+}
+
+// TestLearnedNamesAnswerAsComputedOnes applies the same random events to three workers. Of one, hashes are computed, since it also holds a block
+// of unknown content. Of the second, they are learned. Its answers are the same, unless it says that it does not know. Of the third, they are
+// computed where it has not learned enough: its answers are the same. Prompts given by hashes have the same answer.
+func TestLearnedNamesAnswerAsComputedOnes(t *testing.T) {
+	t.Parallel()
+	prompts, hashes, tokensHashes := forkedPrompts(t, 0, 8, 20, 36)
 	known, unknown := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		groups := []*kvcastv1.AttentionGroup{fullGroup, windowGroup}
@@ -145,6 +148,79 @@ func TestLearnedNamesAnswerAsComputedOnes(t *testing.T) {
 	if known == 0 || testclass.Full() && known < 10*unknown { // of few random inputs, a large part may have such names
 		t.Errorf("%d answers were exact, %d were not", known, unknown)
 	}
+}
+
+// TestManyRanksMatchAsEachAlone has workers with about the same blocks, of two models and with several rules. Each matches as in an index of its own.
+func TestManyRanksMatchAsEachAlone(t *testing.T) {
+	t.Parallel()
+	prompts, hashes, tokensHashes := forkedPrompts(t, 0, 20)
+	wide := &kvcastv1.AttentionGroup{Index: 1, Kind: windowGroup.GetKind(), BlockSize: 4, Window: 2 * windowGroup.GetWindow()}
+	modelOf := func(worker string) string { return string("mn"[worker[0]%5/4]) }
+	sets := [][]*kvcastv1.AttentionGroup{{fullGroup, windowGroup}, {fullGroup, wide}, {fullGroup, windowGroup, mambaGroup}}
+	rapid.Check(t, func(t *rapid.T) {
+		all := index.New()
+		alone := make(map[string]*index.Index)
+		seq := uint64(0)
+		apply := func(worker string, tier kvcastv1.Tier, kinds ...any) {
+			seq++
+			e := &kvcastv1.Entry{Seq: seq, Worker: worker, Model: modelOf(worker)}
+			for _, kind := range kinds {
+				ev := event(0, kind)
+				ev.Tier = tier
+				e.Events = append(e.Events, ev)
+			}
+			all.ApplyEntry(e)
+			alone[worker].ApplyEntry(e)
+		}
+		groups := sets[rapid.IntRange(0, len(sets)-1).Draw(t, "groups")]
+		var workers []string
+		for n := range 8 {
+			worker := string(rune('a' + n))
+			workers, alone[worker] = append(workers, worker), index.New()
+			if rapid.IntRange(0, 4).Draw(t, "other groups") == 0 {
+				groups = sets[rapid.IntRange(0, len(sets)-1).Draw(t, "groups")]
+			}
+			apply(worker, kvcastv1.Tier_TIER_DEVICE, &kvcastv1.WorkerAdded{Model: modelOf(worker), Ranks: []uint32{0}}, &kvcastv1.Groups{Groups: groups, Unit: 4})
+			for p := range prompts {
+				apply(worker, kvcastv1.Tier_TIER_DEVICE, &kvcastv1.Stored{BlockHashes: hashes[p], TokensHashes: tokensHashes[p], BlockSize: 4},
+					&kvcastv1.GroupStored{Group: 1, BlockHashes: hashes[p]}, &kvcastv1.GroupStored{Group: 2, BlockHashes: hashes[p]})
+			}
+		}
+		for range rapid.IntRange(0, 6).Draw(t, "changes") {
+			p, from := rapid.IntRange(0, 1).Draw(t, "prompt"), rapid.IntRange(0, 11).Draw(t, "from")
+			to := rapid.IntRange(from+1, 12).Draw(t, "to")
+			part, other := hashes[p][from:to], []uint64{1} // another hash of the first block
+			kind := rapid.SampledFrom([]any{
+				&kvcastv1.Removed{BlockHashes: hashes[p][from:]}, &kvcastv1.GroupRemoved{Group: 1, BlockHashes: part},
+				&kvcastv1.GroupRemoved{Group: 2, BlockHashes: part}, &kvcastv1.GroupStored{Group: 1, BlockHashes: part},
+				&kvcastv1.GroupRemoved{Group: 1, BlockHashes: hashes[p]},
+				&kvcastv1.Stored{BlockHashes: hashes[p], TokensHashes: tokensHashes[p], BlockSize: 4},
+				&kvcastv1.Stored{BlockHashes: other, TokensHashes: tokensHashes[p][:1], BlockSize: 4}, &kvcastv1.GroupStored{Group: 1, BlockHashes: other},
+			}).Draw(t, "change")
+			tier := rapid.SampledFrom([]kvcastv1.Tier{1, 1, 1, 2, 3}).Draw(t, "tier")
+			apply(rapid.SampledFrom(workers).Draw(t, "worker"), tier, kind)
+		}
+		for p, tokens := range prompts {
+			n := rapid.IntRange(4, 48).Draw(t, "tokens")
+			q := &index.Query{Prompts: []index.Prompt{{TokenIDs: tokens[:n]}}}
+			var got, want index.Matches
+			all.Match(q, &got)
+			matches := 0
+			for _, worker := range workers {
+				alone[worker].Match(q, &want)
+				matches += len(want.Prompts[0])
+				for _, w := range want.Prompts[0] {
+					i := slices.IndexFunc(got.Prompts[0], func(m index.Match) bool { return m.Worker == worker })
+					if i < 0 || !reflect.DeepEqual(got.Prompts[0][i], w) {
+						t.Fatalf("prompt %d of %d tokens, worker %s: got %+v, alone %+v", p, n, worker, got.Prompts[0], w)
+					}
+				}
+			}
+			if matches != len(got.Prompts[0]) {
+				t.Fatalf("prompt %d of %d tokens: %d matches, %d of workers alone", p, n, len(got.Prompts[0]), matches)
+			}
+		}
+	})
 }
 
 // matchesOf returns the matches of a prompt by worker.

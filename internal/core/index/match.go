@@ -150,6 +150,7 @@ type Matches struct {
 	// lacksNames reports whether more names may be computed, and hasNamedAll whether they were for all ranks that need them.
 	lacksNames, hasNamedAll bool
 	holders                 [numGroupTiers]holder
+	last                    lastReuse
 	hashBuffer              vllmhash.Buffer
 	reuses                  []reuse // of Matcher.Found; empty if there are none
 }
@@ -196,7 +197,7 @@ func (x *Index) match(q *Query, m *Matches, hasNamed func()) (seq uint64) {
 	clear(m.names[:cap(m.names)])
 	clear(m.named[:cap(m.named)])
 	clear(m.needed[:cap(m.needed)])
-	m.given, m.holders = names{}, [numGroupTiers]holder{}
+	m.given, m.holders, m.last.rank = names{}, [numGroupTiers]holder{}, nil
 	return seq
 }
 

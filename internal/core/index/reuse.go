@@ -1,6 +1,8 @@
 package index
 
 import (
+	"slices"
+
 	"github.com/kvcast/kvcast/internal/core/index/hybrid"
 	"github.com/kvcast/kvcast/internal/core/index/radix"
 )
@@ -32,7 +34,7 @@ func (u *reuse) walk(ends *[NumTiers]int, blockSize uint32) {
 // applyGroups applies the rules of engines with several attention groups to what the matcher has found for a prompt and a block size. It
 // adds the ranks whose main group holds no block, or which have none.
 func (m *Matches) applyGroups(x *Index, q *Query, l hashList) {
-	m.reuses = m.reuses[:0]
+	m.reuses, m.last.rank = m.reuses[:0], nil
 	all := m.namesOf(l.prompt)
 	if len(all) == 0 && x.learners == 0 {
 		return
@@ -87,11 +89,46 @@ func (m *Matches) applyRule(x *Index, all []names, f *radix.Match, r *rank, q *Q
 	for tier, tokens := range u.tiers {
 		f.TierBlocks[tier] = int(tokens / r.worker.blockSize)
 	}
-	f.Blocks = int(u.total / r.worker.blockSize)
-	for _, blocks := range f.TierBlocks {
-		f.Blocks = max(f.Blocks, blocks)
-	}
+	f.Blocks = max(int(u.total/r.worker.blockSize), slices.Max(f.TierBlocks[:]))
 	return u
+}
+
+// lastReuse is what the rule found last for a prompt and a block size, and what it follows from: a rank that holds the same can reuse the same.
+type lastReuse struct {
+	rank        *rank // nil: nothing was found
+	held, dense int   // what the main group holds of the prompt: in some tier, in tokens; in device memory, in blocks
+	words       []heldWord // at most maxHeldWords; one more: there were too many
+	reuse       reuse
+}
+
+// maxHeldWords bounds the time of a comparison. Most answers follow from one word of each group.
+const maxHeldWords = 64
+
+// heldWord is what a group holds of some places of a word: held, of those in mask.
+type heldWord struct{ key, mask, held uint64 }
+
+// keeps reports whether what is found for a rank can be compared with that for others: it has learned what its groups hold, and has no blocks
+// in host memory.
+func (n *names) keeps(r *rank) bool {
+	return n.places != nil && r.usedTiers&(1<<deviceTier|1<<hostTier) == 1<<deviceTier && r.attention.learned.ambiguous.Len() == 0
+}
+
+// isOf reports whether what was found last also holds for a rank whose main group holds so much.
+func (u *lastReuse) isOf(r *rank, held, dense int) bool {
+	if u.rank == nil || u.held != held || u.dense != dense || u.rank.worker.model != r.worker.model {
+		return false
+	}
+	a, b := u.rank.attention, r.attention
+	if a.main != b.main || a.mainBlock != b.mainBlock || !a.rule.Equal(b.rule) {
+		return false
+	}
+	for i := range u.words {
+		w := &u.words[i]
+		if word, _ := b.learned.words[deviceTier].Get(w.key); word&w.mask != w.held {
+			return false
+		}
+	}
+	return true
 }
 
 // holder implements hybrid.Holder for a prompt, a rank and a tier.
@@ -103,6 +140,8 @@ type holder struct {
 	dense int
 	// unknown reports whether it was asked for a prefix without a name, so that the answer is not known.
 	unknown bool
+	// last gets what a group holds; nil: that is not kept.
+	last *lastReuse
 }
 
 func (h *holder) Run(group, from, step, n int) (run int, ok bool) {
@@ -114,12 +153,12 @@ func (h *holder) Run(group, from, step, n int) (run int, ok bool) {
 }
 
 func (h *holder) Held(group, from, step, n int) (held uint64) {
+	a := h.rank.attention
+	if group != a.main && step == h.names.unit && h.names.places != nil {
+		return h.learned(uint64(group), from/step, n)
+	}
 	if run, ok := h.Run(group, from, step, n); ok {
 		return 1<<run - 1
-	}
-	a := h.rank.attention
-	if h.names.places != nil && group != a.main && step == h.names.unit {
-		return h.learned(uint64(group), from/step, n)
 	}
 	for i := range n {
 		at := from + (i+1)*step
@@ -154,7 +193,12 @@ func (h *holder) learned(group uint64, block, n int) (held uint64) {
 			h.unknown = true
 			return held
 		}
-		held |= l.holds(h.tier, group, place, blocks) << (block - first)
+		bits := l.holds(h.tier, group, place, blocks)
+		if h.last != nil && len(h.last.words) <= maxHeldWords {
+			shift := place % wordBits
+			h.last.words = append(h.last.words, heldWord{wordKey(place, group), (1<<blocks - 1) << shift, bits << shift})
+		}
+		held |= bits << (block - first)
 		block += blocks
 	}
 	return held
@@ -187,22 +231,33 @@ func (h *holder) extend() {
 
 // reuse returns how much of a prompt a rank can reuse. blocks are those that the main group holds in each tier.
 func (m *Matches) reuse(r *rank, n *names, blocks *[NumTiers]int) (u reuse) {
-	rule, holders := r.attention.rule, &m.holders
-	for tier := range holders {
-		h := &holders[tier]
-		*h = holder{rank: r, tier: tier, names: n, dense: blocks[tier] * r.attention.mainBlock}
+	rule, keeps := r.attention.rule, n.keeps(r)
+	if keeps {
+		if m.last.isOf(r, n.held, blocks[deviceTier]) {
+			return m.last.reuse
+		}
+		m.last = lastReuse{held: n.held, dense: blocks[deviceTier], words: m.last.words[:0]}
+	}
+	u.known = true
+	for tier := range numGroupTiers {
 		u.endedBy[tier] = hybrid.NoGroup
 		if r.usedTiers&(1<<tier) == 0 {
 			continue
 		}
-		h.extend()
+		h := &m.holders[tier]
+		*h = holder{rank: r, tier: tier, names: n, dense: blocks[tier] * r.attention.mainBlock}
+		if h.extend(); keeps {
+			h.last = &m.last
+		}
 		tokens, endedBy := rule.Longest(h, n.limit, n.hashed)
 		u.tiers[tier], u.endedBy[tier] = uint32(tokens), int8(endedBy)
+		if u.total = u.tiers[deviceTier]; tier == hostTier {
+			u.total = uint32(rule.LongestWithHost(h, int(u.total), n.limit, n.hashed))
+		}
+		u.known = u.known && !h.unknown
 	}
-	u.total = u.tiers[deviceTier]
-	if r.usedTiers&(1<<hostTier) != 0 {
-		u.total = uint32(rule.LongestWithHost(&holders[hostTier], int(u.total), n.limit, n.hashed))
+	if keeps && u.known && len(m.last.words) <= maxHeldWords {
+		m.last.rank, m.last.reuse = r, u
 	}
-	u.known = !holders[deviceTier].unknown && !holders[hostTier].unknown
 	return u
 }

@@ -47,6 +47,13 @@ func (r *Rule) Drops() bool {
 	return slices.ContainsFunc(r.full, drops) || slices.ContainsFunc(r.others, drops)
 }
 
+// Equal reports whether two rules are those of the same groups, with the same hash unit.
+func (r *Rule) Equal(o *Rule) bool {
+	equal := func(a, b spec) bool { return a.key == b.key && a.drop == b.drop && slices.Equal(a.groups, b.groups) }
+	return r == o || r.unit == o.unit && r.align == o.align && r.groups == o.groups &&
+		slices.EqualFunc(r.full, o.full, equal) && slices.EqualFunc(r.others, o.others, equal)
+}
+
 // Longest returns the length of the longest prefix that the engine reuses, in tokens. h tells what the groups hold in device
 // memory. limit is the length of the longest prefix that is allowed, in tokens: an engine always computes the last token of a
 // prompt, so that it reuses at most all tokens but one. hashed is the number of tokens that are part of a hash unit with a name:
