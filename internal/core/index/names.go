@@ -166,8 +166,13 @@ func (h *hashing) appendNames(to []names, prompt int, p *Prompt) []names {
 	return to
 }
 
-// pathOf returns the path of an adapter; empty if it is not known.
-func (a *attention) pathOf(lora string) string { return a.described.GetHashing().GetLoraPaths()[lora] }
+// pathOf returns the path of an adapter; empty if it is not known, or without an adapter.
+func (a *attention) pathOf(lora string) string {
+	if lora == "" {
+		return ""
+	}
+	return a.described.GetHashing().GetLoraPaths()[lora]
+}
 
 // namesOf returns the names that were computed for a prompt.
 func (m *Matches) namesOf(prompt int) []names {

@@ -73,32 +73,43 @@ func (m *Matches) applyRule(x *Index, all []names, f *radix.Match, r *rank, q *Q
 		q.Worker != nil && !q.Worker(r.worker.name) {
 		return reuse{}
 	}
-	computed, computable := r.attention.computed(all, p)
-	if !x.needsNames(r) || computed == nil && !computable {
-		if n := m.namesFor(x, r, f, p, l); n != nil {
-			u = m.reuse(r, n, &f.TierBlocks)
+	needsNames := x.needsNames(r)
+	if !needsNames && m.last.isOf(r, f) {
+		u = m.last.reuse
+	} else {
+		computed, computable := r.attention.computed(all, p)
+		if !needsNames || computed == nil && !computable {
+			if n := m.namesFor(x, r, f, p, l); n != nil {
+				u = m.reuse(r, n, &f.TierBlocks)
+			}
 		}
+		if !u.known && computed != nil {
+			u = m.reuse(r, computed, &f.TierBlocks)
+		}
+		m.lacksNames = m.lacksNames || !u.known && computed == nil && computable
 	}
-	if !u.known && computed != nil {
-		u = m.reuse(r, computed, &f.TierBlocks)
-	}
-	m.lacksNames = m.lacksNames || !u.known && computed == nil && computable
 	if !u.known {
 		return reuse{}
 	}
+	size := int(r.worker.blockSize)
 	for tier, tokens := range u.tiers {
-		f.TierBlocks[tier] = int(tokens / r.worker.blockSize)
+		if int(tokens) != f.TierBlocks[tier]*size { // most often equal, and a division takes time
+			f.TierBlocks[tier] = int(tokens) / size
+		}
 	}
-	f.Blocks = max(int(u.total/r.worker.blockSize), slices.Max(f.TierBlocks[:]))
+	if int(u.total) != f.Blocks*size {
+		f.Blocks = int(u.total) / size
+	}
+	f.Blocks = max(f.Blocks, slices.Max(f.TierBlocks[:]))
 	return u
 }
 
 // lastReuse is what the rule found last for a prompt and a block size, and what it follows from: a rank that holds the same can reuse the same.
 type lastReuse struct {
-	rank        *rank // nil: nothing was found
-	held, dense int   // what the main group holds of the prompt: in some tier, in tokens; in device memory, in blocks
-	words       []heldWord // at most maxHeldWords; one more: there were too many
-	reuse       reuse
+	rank          *rank      // nil: nothing was found
+	blocks, dense int        // of the prompt, that the main group holds in some tier, and in device memory
+	words         []heldWord // at most maxHeldWords; one more: there were too many
+	reuse         reuse
 }
 
 // maxHeldWords bounds the time of a comparison. Most answers follow from one word of each group.
@@ -107,19 +118,20 @@ const maxHeldWords = 64
 // heldWord is what a group holds of some places of a word: held, of those in mask.
 type heldWord struct{ key, mask, held uint64 }
 
-// keeps reports whether what is found for a rank can be compared with that for others: it has learned what its groups hold, and has no blocks
-// in host memory.
-func (n *names) keeps(r *rank) bool {
-	return n.places != nil && r.usedTiers&(1<<deviceTier|1<<hostTier) == 1<<deviceTier && r.attention.learned.ambiguous.Len() == 0
+// isComparable reports whether what a rank can reuse can be compared with what others can: it has learned what its groups hold, and has no
+// blocks in host memory.
+func (r *rank) isComparable() bool {
+	return r.usedTiers&(1<<deviceTier|1<<hostTier) == 1<<deviceTier && r.attention.learned.ambiguous.Len() == 0
 }
 
-// isOf reports whether what was found last also holds for a rank whose main group holds so much.
-func (u *lastReuse) isOf(r *rank, held, dense int) bool {
-	if u.rank == nil || u.held != held || u.dense != dense || u.rank.worker.model != r.worker.model {
+// isOf reports whether what was found last also holds for a rank with a match of the main group.
+func (u *lastReuse) isOf(r *rank, f *radix.Match) bool {
+	if u.rank == nil || u.blocks != f.Blocks || u.dense != f.TierBlocks[deviceTier] || u.rank.worker.model != r.worker.model ||
+		u.rank.worker.blockSize != r.worker.blockSize || !r.isComparable() {
 		return false
 	}
 	a, b := u.rank.attention, r.attention
-	if a.main != b.main || a.mainBlock != b.mainBlock || !a.rule.Equal(b.rule) {
+	if a.main != b.main || !a.rule.Equal(b.rule) {
 		return false
 	}
 	for i := range u.words {
@@ -231,12 +243,9 @@ func (h *holder) extend() {
 
 // reuse returns how much of a prompt a rank can reuse. blocks are those that the main group holds in each tier.
 func (m *Matches) reuse(r *rank, n *names, blocks *[NumTiers]int) (u reuse) {
-	rule, keeps := r.attention.rule, n.keeps(r)
+	rule, keeps := r.attention.rule, n.places != nil && r.isComparable()
 	if keeps {
-		if m.last.isOf(r, n.held, blocks[deviceTier]) {
-			return m.last.reuse
-		}
-		m.last = lastReuse{held: n.held, dense: blocks[deviceTier], words: m.last.words[:0]}
+		m.last = lastReuse{blocks: n.held / n.unit, dense: blocks[deviceTier], words: m.last.words[:0]}
 	}
 	u.known = true
 	for tier := range numGroupTiers {
