@@ -89,6 +89,9 @@ func (g *rankGroups) find(idx int64) int {
 
 // groupsOf returns the groups of a rank; nil if none are known.
 func (r *Rules) groupsOf(rank uint32) *rankGroups {
+	if len(r.groups) == 0 { // of most engines
+		return nil
+	}
 	if r.lastGroups == nil || r.lastRank != rank {
 		r.lastRank, r.lastGroups = rank, r.groups[rank]
 	}
@@ -267,8 +270,11 @@ func (r *Rules) needsHashing(g *rankGroups) bool {
 // describeGroups returns the description of a rank's groups for routers; nil if a main group decides alone which prefixes are reused, or if
 // other groups are not followed. It does not change: after a change of a group, there is another one.
 func (r *Rules) describeGroups(rank uint32) *kvcastv1.Groups {
+	if r.followed == nil {
+		return nil
+	}
 	g := r.groupsOf(rank)
-	if r.followed == nil || g == nil {
+	if g == nil {
 		return nil
 	}
 	if !g.isDescribed {
