@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/core/testclass"
@@ -192,14 +193,14 @@ func TestForeignBlockSize(t *testing.T) {
 }
 
 func TestForgetResetsALearnedBlockSize(t *testing.T) {
-	for size, want := range map[wire.BlockSize]wire.BlockSize{
+	for size, want := range map[wire.BlockSize]*statev1.IngestBlockSize{
 		{}:                            {},
-		{Tokens: 4}:                   {},
-		{Tokens: 4, Configured: true}: {Tokens: 4, Configured: true},
+		{Tokens: 4}:                   {Former: 4},
+		{Tokens: 4, Configured: true}: {Tokens: 4},
 	} {
 		got := size
-		if got.Forget(); got.Tokens != want.Tokens || got.Configured != want.Configured {
-			t.Errorf("%+v forgotten: got %+v, want %+v", size, got, want)
+		if got.Forget(); !proto.Equal(got.State(), want) || got.Configured != size.Configured {
+			t.Errorf("%+v forgotten: got %v, want %v", size, got.State(), want)
 		}
 	}
 }
