@@ -123,6 +123,13 @@ func TestCancelledStreamsAreNotUnread(t *testing.T) {
 	}
 }
 
+// setWriting sets whether a write is in progress.
+func setWriting(c *connection, writing bool) {
+	if c.writing() != writing {
+		c.edges.Add(1)
+	}
+}
+
 var errRevoked = errors.New("revoked")
 
 // endedContexts are contexts of calls that have ended.
@@ -152,13 +159,14 @@ func TestMemoryOfEndedStreams(t *testing.T) {
 		"late":                        {ctx: late, used: streamBytes},
 		"late during a write":         {ctx: late, writing: true, used: streamBytes},
 		"ended by the server":         {ctx: t.Context(), used: streamBytes, unread: streamBytes},
+		"canceled by the server":      {ctx: revoked, err: status.Error(codes.Canceled, "canceled"), used: streamBytes, unread: streamBytes},
 		"revoked, and not read":       {ctx: revoked, err: errRevoked, used: streamBytes, unread: streamBytes},
 		"ended, and a write proceeds": {ctx: t.Context(), writing: true, used: streamBytes, unread: streamBytes},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			u, c, _ := newUnread(t)
-			c.writing.Store(test.writing)
+			setWriting(c, test.writing)
 			sent := new(Sent)
 			message := sent.Track(nil)
 			u.End(peer.NewContext(test.ctx, &peer.Peer{Addr: c.RemoteAddr()}), sent, test.err)
@@ -179,25 +187,32 @@ func TestMemoryOfEndedStreams(t *testing.T) {
 // TestMemoryOfEndedCalls has calls that ended before gRPC took their answers, which it may drop without a word.
 func TestMemoryOfEndedCalls(t *testing.T) {
 	t.Parallel()
-	canceled, late, _ := endedContexts(t.Context())
+	canceled, late, revoked := endedContexts(t.Context())
 	receiving := NewReceiving(time.Minute, nil, nil)
 	for name, test := range map[string]struct {
 		ctx          context.Context
 		event        stats.RPCStats
 		writing      bool
+		ended        bool  // before, by the server
 		used, unread int64 // until gRPC drops the answer
 	}{
 		"canceled":                {ctx: canceled, event: &stats.OutPayload{}},
 		"canceled during a write": {ctx: canceled, event: &stats.OutPayload{}, writing: true, used: callBytes},
 		"late":                    {ctx: late, event: &stats.OutPayload{}, used: callBytes},
+		"canceled by the server":  {ctx: revoked, event: &stats.OutPayload{}, used: callBytes, unread: callBytes},
+		"ended by the server":     {ctx: canceled, event: &stats.OutPayload{}, ended: true, used: callBytes, unread: callBytes},
 		"not ended":               {ctx: t.Context(), event: &stats.OutPayload{}, used: callBytes, unread: callBytes},
 		"taken before":            {ctx: canceled, event: &stats.End{}, used: callBytes, unread: callBytes},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			u, c, _ := newUnread(t)
-			c.writing.Store(test.writing)
-			ctx := context.WithValue(peer.NewContext(test.ctx, &peer.Peer{Addr: c.RemoteAddr()}), receivedKey{}, new(receivedCall))
+			setWriting(c, test.writing)
+			call := new(receivedCall)
+			ctx := context.WithValue(peer.NewContext(test.ctx, &peer.Peer{Addr: c.RemoteAddr()}), receivedKey{}, call)
+			if test.ended {
+				u.End(context.WithValue(peer.NewContext(t.Context(), &peer.Peer{Addr: c.RemoteAddr()}), receivedKey{}, call), new(Sent), nil)
+			}
 			a, err := u.Begin(ctx)
 			if err != nil {
 				t.Fatal(err)
@@ -228,7 +243,7 @@ func TestCancelledStreamsBesideABlockedWriteWait(t *testing.T) {
 		u, c, tcp := newUnread(t)
 		canceled, cancel := context.WithCancel(peer.NewContext(t.Context(), &peer.Peer{Addr: c.RemoteAddr()}))
 		cancel()
-		c.writing.Store(true)
+		setWriting(c, true)
 		var all [maxUnreadBytesPerAddress/streamBytes + 2]Sent
 		for i := range len(all) - 2 {
 			all[i].Track(nil)
@@ -241,12 +256,79 @@ func TestCancelledStreamsBesideABlockedWriteWait(t *testing.T) {
 			t.Errorf("a stream without room ended after %v, want %v", took, u.timeout)
 		}
 		<-tcp.closed
-		c.writing.Store(false)
+		setWriting(c, false)
 		all[len(all)-1].Track(nil)
 		u.End(canceled, &all[len(all)-1], nil)
 		if took := time.Since(began); took > u.timeout*17/16 {
 			t.Errorf("a stream of a connection that is closed ended after %v, want at most %v more", took-u.timeout, u.timeout/16)
 		}
 		runtime.KeepAlive(&all)
+	})
+}
+
+// TestBlockedConnectionsWithCancelledStreamsAreClosed cancels a stream while a write is in progress, which then blocks, or proceeds a few times first.
+func TestBlockedConnectionsWithCancelledStreamsAreClosed(t *testing.T) {
+	for _, writes := range []int{0, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			u, c, tcp := newUnread(t)
+			canceled, cancel := context.WithCancel(peer.NewContext(t.Context(), &peer.Peer{Addr: c.RemoteAddr()}))
+			cancel()
+			sent := new(Sent)
+			sent.Track(nil)
+			setWriting(c, true)
+			u.End(canceled, sent, nil)
+			for range writes {
+				time.Sleep(u.timeout - time.Second)
+				setWriting(c, false)
+				setWriting(c, true)
+			}
+			began := time.Now()
+			<-tcp.closed
+			if took := time.Since(began); took < u.timeout || took > 2*u.timeout {
+				t.Errorf("the connection was closed %v after its last write began, want one to two times %v", took, u.timeout)
+			}
+		})
+	}
+}
+
+// TestConnectionsThatProceedStayOpen cancels a stream during each of some writes, of which none blocks for long.
+func TestConnectionsThatProceedStayOpen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u, c, tcp := newUnread(t)
+		canceled, cancel := context.WithCancel(peer.NewContext(t.Context(), &peer.Peer{Addr: c.RemoteAddr()}))
+		cancel()
+		for range 20 {
+			sent := new(Sent)
+			sent.Track(nil)
+			setWriting(c, true)
+			u.End(canceled, sent, nil)
+			time.Sleep(u.timeout - time.Second)
+			setWriting(c, false)
+		}
+		select {
+		case <-tcp.closed:
+			t.Error("the connection was closed")
+		case <-time.After(2 * u.timeout):
+		}
+		if c.watched.Load() {
+			t.Error("a connection without a write is still watched")
+		}
+	})
+}
+
+// TestLateRequestsEndByTheServer has a request that is not received in time: its client has not cancelled it.
+func TestLateRequestsEndByTheServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, c, _ := newUnread(t)
+		s := NewReceiving(time.Minute, promauto.With(nil).NewCounter(prometheus.CounterOpts{}), nil)
+		ctx, err := s.Admit(peer.NewContext(t.Context(), &peer.Peer{Addr: c.RemoteAddr()}), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.TagRPC(ctx, nil)
+		<-ctx.Done()
+		if cause := endCause(ctx, status.FromContextError(ctx.Err()).Err()); cause != nil {
+			t.Errorf("the call was ended because of %v, want by the server", cause)
+		}
 	})
 }

@@ -72,8 +72,12 @@ type connection struct {
 	opened    time.Time
 	receiving chan struct{} // has one element per call whose request is being received, or is the next of those of its address
 	unread    unreadAnswers
-	writing   atomic.Bool // a write is in progress
+	edges     atomic.Uint64 // how often writes have begun and ended: odd during one
+	watched   atomic.Bool   // see Unread.watch
 }
+
+// writing reports whether a write is in progress.
+func (c *connection) writing() bool { return c.edges.Load()&1 != 0 }
 
 // remoteAddr is the remote address of a connection. gRPC passes only the address to calls, so it carries the connection.
 type remoteAddr struct {
@@ -102,8 +106,8 @@ func AddressOf(ctx context.Context) netip.Prefix {
 
 func (c *connection) Write(b []byte) (int, error) {
 	c.owner.writes.Add(1)
-	c.writing.Store(true)
-	defer c.writing.Store(false)
+	c.edges.Add(1)
+	defer c.edges.Add(1)
 	return c.Conn.Write(b)
 }
 

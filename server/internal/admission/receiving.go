@@ -2,7 +2,9 @@ package admission
 
 import (
 	"context"
+	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -52,11 +54,13 @@ func give(limits []chan struct{}) {
 
 // receivedCall is a call whose request is not complete. It is admitted at first, and then its request is received.
 type receivedCall struct {
-	cancel context.CancelFunc // of the call
-	answer *Answer            // the last one; nil: none
-	mu     sync.Mutex         // guards all below
-	free   func()             // what it has of the limits; nil: nothing, and it gets nothing any more
-	late   *time.Timer        // nil while it is admitted
+	cancel context.CancelCauseFunc // of the call
+	answer *Answer                 // the last one; nil: none
+	// ended is set when the server has ended the stream, while it may still be sending.
+	ended atomic.Bool
+	mu    sync.Mutex  // guards all below
+	free  func()      // what it has of the limits; nil: nothing, and it gets nothing any more
+	late  *time.Timer // nil while it is admitted
 }
 
 // begin ends the admission, and gives the call the slots of one whose request is received, and some time for that, after which
@@ -85,6 +89,9 @@ func (r *receivedCall) end() {
 	}
 }
 
+// errLate is the cause of the end of a call whose request was not complete in time.
+var errLate = errors.New("the request was not received in time")
+
 // receivedKey is the key under which the context of a call has its *receivedCall.
 type receivedKey struct{}
 
@@ -112,7 +119,7 @@ func (s *Receiving) Admit(ctx context.Context, _ *tap.Info) (context.Context, er
 	if !ok {
 		return ctx, nil
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	r := &receivedCall{cancel: cancel, free: free}
 	context.AfterFunc(ctx, r.end)
 	return context.WithValue(ctx, receivedKey{}, r), nil
@@ -126,12 +133,12 @@ func (*Receiving) HandleConn(context.Context, stats.ConnStats) {}
 
 // HandleRPC implements stats.Handler. gRPC says so of each message that it has taken from a call, in the goroutine that sends it.
 func (*Receiving) HandleRPC(ctx context.Context, event stats.RPCStats) {
-	err := ctx.Err()
-	if _, ok := event.(*stats.OutPayload); !ok || err == nil {
+	if _, ok := event.(*stats.OutPayload); !ok || ctx.Err() == nil {
 		return
 	}
-	if r, ok := ctx.Value(receivedKey{}).(*receivedCall); ok && r.answer != nil {
-		r.answer.ended(err)
+	r, ok := ctx.Value(receivedKey{}).(*receivedCall)
+	if cause := endCause(ctx, nil); ok && cause != nil && r.answer != nil && !r.ended.Load() {
+		r.answer.ended(cause)
 	}
 }
 
@@ -146,7 +153,7 @@ func (s *Receiving) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Con
 	free, ok := take(ctx.Done(), c.receiving, c.peer.receiving, s.receiving)
 	if ok && !r.begin(free, s.timeout, func() {
 		s.late.Inc()
-		r.cancel()
+		r.cancel(errLate)
 	}) {
 		free()
 	}

@@ -117,20 +117,21 @@ func (a *Answer) release() {
 	}
 }
 
-// ended releases an answer of a call that had ended when gRPC took it, with the error of its context: see Unread.End.
-func (a *Answer) ended(err error) {
+// ended releases an answer of a call that had ended, for a cause (endCause), when gRPC took it: see Unread.End.
+func (a *Answer) ended(cause error) {
 	if a.conn.unread.remove(a) {
-		releaseDropped(a, a, err)
+		releaseDropped(a, a, cause)
 	}
 }
 
-// releaseDropped releases memory that gRPC drops, with the owner, if its stream was ended by the client or by a deadline, as err says. A deadline can pass
-// so late that gRPC drops nothing.
-func releaseDropped[T any](owner *T, a *Answer, err error) {
-	if !a.conn.writing.Load() && !errors.Is(err, context.DeadlineExceeded) {
+// releaseDropped releases memory that gRPC drops, with the owner, since its stream was ended by the client or by a deadline. A deadline can pass so late
+// that gRPC drops nothing.
+func releaseDropped[T any](owner *T, a *Answer, cause error) {
+	if !a.conn.writing() && !errors.Is(cause, context.DeadlineExceeded) {
 		a.Discard()
 		return
 	}
+	a.unread.watch(a.conn)
 	dropped := Answer{unread: a.unread, conn: a.conn, bytes: a.bytes}
 	runtime.AddCleanup(owner, func(a Answer) { a.Discard() }, dropped)
 }
@@ -261,9 +262,11 @@ func (s *Sent) whenWritten(f func()) {
 // That a client has cancelled a stream says nothing about whether it reads. gRPC drops what it has not written of the stream as soon as the goroutine
 // that writes the connection proceeds, and does not always call Put for it. It uses memory until then if that goroutine is blocked in a write.
 func (u *Unread) End(ctx context.Context, s *Sent, err error) {
-	c := connectionOf(ctx)
-	a := &Answer{unread: u, conn: c}
-	switch cause := endCause(ctx, err); {
+	c, cause := connectionOf(ctx), endCause(ctx, err)
+	if r, ok := ctx.Value(receivedKey{}).(*receivedCall); ok && cause == nil {
+		r.ended.Store(true)
+	}
+	switch a := (&Answer{unread: u, conn: c}); {
 	case s.pending.Load() == 0:
 	case a.reserve(streamBytes) != nil:
 		u.wait(ctx, c, s)
@@ -275,15 +278,39 @@ func (u *Unread) End(ctx context.Context, s *Sent, err error) {
 	}
 }
 
-// endCause returns why a stream with an error has ended: context.Canceled, by the client; context.DeadlineExceeded; or nil, by the server.
+// endCause returns why a call with an error has ended: context.Canceled, by its client; context.DeadlineExceeded; or nil, by the server, or not at all.
 func endCause(ctx context.Context, err error) error {
-	if status.Code(err) == codes.Canceled { // gRPC may end the stream a moment before its context
-		return context.Canceled
+	if ctx.Err() == nil {
+		if status.Code(err) == codes.Canceled { // gRPC may end the stream a moment before its context
+			return context.Canceled
+		}
+		return nil
 	}
 	if cause := context.Cause(ctx); errors.Is(cause, context.Canceled) || errors.Is(cause, context.DeadlineExceeded) {
 		return cause
 	}
 	return nil
+}
+
+// watch closes a connection if a write that is in progress blocks it for a timeout: gRPC then keeps what the client has cancelled.
+func (u *Unread) watch(c *connection) {
+	if c.writing() && c.watched.CompareAndSwap(false, true) {
+		u.watchFrom(c, c.edges.Load())
+	}
+}
+
+// watchFrom goes on from a number of edges, until no write is in progress at the end of a timeout.
+func (u *Unread) watchFrom(c *connection, edges uint64) {
+	time.AfterFunc(u.timeout, func() {
+		switch now := c.edges.Load(); {
+		case now&1 == 0:
+			c.watched.Store(false)
+		case now == edges:
+			u.close(c)
+		default:
+			u.watchFrom(c, now)
+		}
+	})
 }
 
 // wait waits until the messages of a stream are written, or it is cancelled and no write is in progress. After a timeout, it closes the connection.
@@ -297,7 +324,7 @@ func (u *Unread) wait(ctx context.Context, c *connection, s *Sent) {
 		case <-written:
 			return
 		case <-check.C:
-			if errors.Is(endCause(ctx, nil), context.Canceled) && !c.writing.Load() {
+			if errors.Is(endCause(ctx, nil), context.Canceled) && !c.writing() {
 				return
 			}
 		}

@@ -2,6 +2,7 @@ package admission
 
 import (
 	"net"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,9 +18,10 @@ import (
 type unreadConn struct {
 	net.Conn
 	closed chan struct{}
+	once   *sync.Once
 }
 
-func (c unreadConn) Close() error { close(c.closed); return nil }
+func (c unreadConn) Close() error { c.once.Do(func() { close(c.closed) }); return nil }
 
 func (unreadConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1)} }
 
@@ -28,7 +30,7 @@ func newUnread(t *testing.T) (*Unread, *connection, unreadConn) {
 	t.Helper()
 	u := NewUnread(time.Minute, func(net.Addr) {})
 	all := NewConnections(NewQuota(promauto.With(nil), "connections", 10, 10), u, false, nil)
-	tcp := unreadConn{closed: make(chan struct{})}
+	tcp := unreadConn{closed: make(chan struct{}), once: new(sync.Once)}
 	c, err := all.add(tcp)
 	if err != nil {
 		t.Fatal(err)
