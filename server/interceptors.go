@@ -67,17 +67,31 @@ func (s *Server) limitAnswer(ctx context.Context, req any, _ *grpc.UnaryServerIn
 	if err != nil {
 		return nil, err
 	}
+	answered := false
+	defer func() {
+		if !answered { // also after a panic
+			answer.Discard()
+		}
+	}()
 	out, err := handler(ctx, req)
 	if err != nil {
-		answer.Discard()
 		return nil, err
 	}
 	m := out.(proto.Message)
-	encoded, err := answer.Encode(proto.Size(m), func(b []byte) []byte {
+	size := proto.Size(m)
+	answered = true
+	encoded, refused := answer.Encode(size, func(b []byte) []byte {
 		b, err = proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(b, m)
 		return b
 	})
-	return frame(encoded), err
+	if refused != nil {
+		return nil, refused
+	}
+	if err != nil {
+		encoded.Free()
+		return nil, err
+	}
+	return frame(encoded), nil
 }
 
 // maxServiceName bounds the bytes of the name in a health watch, which stays in memory until the watch ends.
