@@ -156,7 +156,10 @@ func TestManyRanksMatchAsEachAlone(t *testing.T) {
 	prompts, hashes, tokensHashes := forkedPrompts(t, 0, 20)
 	wide := &kvcastv1.AttentionGroup{Index: 1, Kind: windowGroup.GetKind(), BlockSize: 4, Window: 2 * windowGroup.GetWindow()}
 	modelOf := func(worker string) string { return string("mn"[worker[0]%5/4]) }
-	sets := [][]*kvcastv1.AttentionGroup{{fullGroup, windowGroup}, {fullGroup, wide}, {fullGroup, windowGroup, mambaGroup}}
+	drops := &kvcastv1.AttentionGroup{Index: 1, Kind: windowGroup.GetKind(), BlockSize: 4, Window: windowGroup.GetWindow(), Drops: true}
+	sets := [][]*kvcastv1.AttentionGroup{
+		{fullGroup, windowGroup}, {fullGroup, wide}, {fullGroup, windowGroup, mambaGroup}, {fullGroup, drops}, {fullGroup, wide, mambaGroup},
+	}
 	rapid.Check(t, func(t *rapid.T) {
 		all := index.New()
 		alone := make(map[string]*index.Index)
@@ -202,22 +205,27 @@ func TestManyRanksMatchAsEachAlone(t *testing.T) {
 		}
 		for p, tokens := range prompts {
 			n := rapid.IntRange(4, 48).Draw(t, "tokens")
-			q := &index.Query{Prompts: []index.Prompt{{TokenIDs: tokens[:n]}}}
+			q := &index.Query{
+				Prompts: []index.Prompt{{TokenIDs: tokens[:n], ExcludeLastToken: rapid.Bool().Draw(t, "without the last token")}, {TokensHashes: tokensHashes[p]}},
+				Walk:    rapid.Bool().Draw(t, "walk"),
+			}
 			var got, want index.Matches
 			all.Match(q, &got)
-			matches := 0
-			for _, worker := range workers {
-				alone[worker].Match(q, &want)
-				matches += len(want.Prompts[0])
-				for _, w := range want.Prompts[0] {
-					i := slices.IndexFunc(got.Prompts[0], func(m index.Match) bool { return m.Worker == worker })
-					if i < 0 || !reflect.DeepEqual(got.Prompts[0][i], w) {
-						t.Fatalf("prompt %d of %d tokens, worker %s: got %+v, alone %+v", p, n, worker, got.Prompts[0], w)
+			for form, got := range got.Prompts {
+				matches := 0
+				for _, worker := range workers {
+					alone[worker].Match(q, &want)
+					matches += len(want.Prompts[form])
+					for _, w := range want.Prompts[form] {
+						i := slices.IndexFunc(got, func(m index.Match) bool { return m.Worker == worker })
+						if i < 0 || !reflect.DeepEqual(got[i], w) {
+							t.Fatalf("prompt %d of %d tokens, form %d, worker %s: got %+v, alone %+v", p, n, form, worker, got, w)
+						}
 					}
 				}
-			}
-			if matches != len(got.Prompts[0]) {
-				t.Fatalf("prompt %d of %d tokens: %d matches, %d of workers alone", p, n, len(got.Prompts[0]), matches)
+				if matches != len(got) {
+					t.Fatalf("prompt %d of %d tokens, form %d: %d matches, %d of workers alone", p, n, form, len(got), matches)
+				}
 			}
 		}
 	})
