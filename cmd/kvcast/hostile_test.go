@@ -488,18 +488,24 @@ func replay(ctx context.Context, t *testing.T, s *process, ip net.IP, port, engi
 			})
 		}
 	})
-	c, err := rawzmtp.DialFrom(ctx, ip, zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 	payload := batchOf(t, 1)
-	for i := range engines {
-		c.Message(fmt.Appendf(nil, "kv@%v:%d@m", ip, 1+i), binary.BigEndian.AppendUint64(nil, 1000), payload)
+	for seq := uint64(1000); ctx.Err() == nil; seq += 2 { // again if it is disconnected, as a busy server does
+		c, err := rawzmtp.DialFrom(ctx, ip, zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
+		if err != nil {
+			if ctx.Err() == nil {
+				t.Error(err)
+			}
+			return
+		}
+		stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+		for i := range engines {
+			c.Message(fmt.Appendf(nil, "kv@%v:%d@m", ip, 1+i), binary.BigEndian.AppendUint64(nil, seq), payload)
+		}
+		_ = c.Flush()
+		c.Drain()
+		stop()
+		_ = c.Close()
 	}
-	_ = c.Flush()
-	c.Drain()
 }
 
 // stall connects from an address again and again until the context is done, and sends a part of a message of 8 MiB on each connection.
