@@ -103,17 +103,27 @@ func sendFaults(t *testing.T, p *harness.Process) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A server that shares a journal closes connections of engines while it cannot store what they send.
+	// A server that shares a journal closes connections of engines while it cannot store what they send, also when they have sent.
+	counted := func(metric string) bool {
+		m, err := p.Metrics(harness.Context(t))
+		return err == nil && m.Sum(metric) > 0
+	}
 	harness.WaitFor(t, func() bool {
+		if counted("kvcast_ingest_peers_rejected_total") {
+			return true
+		}
 		stranger, err := new(net.Dialer).DialContext(t.Context(), "tcp", endpoint)
 		if err != nil {
 			return false
 		}
 		t.Cleanup(func() { _ = stranger.Close() })
-		_, err = fmt.Fprint(stranger, "GET / HTTP/1.1\r\nHost: kvcast.example.com\r\nUser-Agent: no ZeroMQ publisher\r\n\r\n")
-		return err == nil
+		_, _ = fmt.Fprint(stranger, "GET / HTTP/1.1\r\nHost: kvcast.example.com\r\nUser-Agent: no ZeroMQ publisher\r\n\r\n")
+		return false
 	})
 	harness.WaitFor(t, func() bool {
+		if counted("kvcast_ingest_batches_rejected_total") && counted("kvcast_ingest_messages_refused_total") {
+			return true
+		}
 		faulty, err := rawzmtp.Dial(t.Context(), zmtp.PUB, endpoint, harness.Timeout)
 		if err != nil {
 			return false
@@ -121,7 +131,8 @@ func sendFaults(t *testing.T, p *harness.Process) {
 		t.Cleanup(func() { _ = faulty.Close() })
 		faulty.Message([]byte("kv@pod@m"), []byte("no seq"), []byte{0xc1})
 		faulty.Message([]byte("kv@pod@m"), make([]byte, 8), []byte{0xc1})
-		return faulty.Flush() == nil
+		_ = faulty.Flush()
+		return false
 	})
 }
 
