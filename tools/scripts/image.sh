@@ -3,8 +3,8 @@
 # three. arm64 is the static image for another architecture, which is checked but not run.
 #
 # No registry is needed: a Debian base that mmdebstrap makes takes the places of golang and debian, with this machine's
-# Go, its caches of modules and builds, and its certificates, with which go downloads what the cache lacks, as volumes. Needs root. If something that is needed is missing and cannot be
-# installed, this script prints what, and checks nothing.
+# Go, its caches of modules and builds, and its certificates, with which go downloads what the cache lacks, as volumes.
+# Needs root. If something that is needed is missing and cannot be installed, this script prints what, and checks nothing.
 set -eu
 cd "$(dirname "$0")/../.."
 

@@ -33,9 +33,10 @@ func forkedPrompts(t *testing.T, forks ...int) (prompts [][]uint32, hashes, toke
 	return prompts, hashes, tokensHashes
 }
 
-// TestLearnedNamesAnswerAsComputedOnes applies the same random events to three workers. Of one, hashes are computed, since it also holds a block
-// of unknown content. Of the second, they are learned. Its answers are the same, unless it says that it does not know. Of the third, they are
-// computed where it has not learned enough: its answers are the same. Prompts given by hashes have the same answer.
+// TestLearnedNamesAnswerAsComputedOnes applies the same random events to three workers, and compares their answers. For the first, the hashes of
+// a prompt are always computed, since it also holds a block of unknown content. For the second, they are always learned: its answers are the
+// same, unless it says that it does not know. For the third, they are computed where it has not learned enough: its answers are the same.
+// Prompts given by hashes have the same answers.
 func TestLearnedNamesAnswerAsComputedOnes(t *testing.T) {
 	t.Parallel()
 	prompts, hashes, tokensHashes := forkedPrompts(t, 0, 8, 20, 36)

@@ -118,8 +118,8 @@ const maxHeldWords = 64
 // heldWord is what a group holds of some places of a word: held, of those in mask.
 type heldWord struct{ key, mask, held uint64 }
 
-// isComparable reports whether what a rank can reuse can be compared with what others can: it has learned what its groups hold, and has no
-// blocks in host memory.
+// isComparable reports whether a rank can have the result of another one, or give it its own: what it can reuse depends only on what its
+// groups hold in device memory, as it has learned it.
 func (r *rank) isComparable() bool {
 	return r.usedTiers&(1<<deviceTier|1<<hostTier) == 1<<deviceTier && r.attention.learned.ambiguous.Len() == 0
 }

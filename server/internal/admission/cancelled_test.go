@@ -29,7 +29,7 @@ func (rawCodec) Marshal(m any) (mem.BufferSlice, error)   { return m.(mem.Buffer
 func (rawCodec) Unmarshal(_ mem.BufferSlice, _ any) error { return nil }
 func (rawCodec) Name() string                             { return "raw" }
 
-// serveTracked serves streams that send messages, and others that send answers, until they are cancelled. It returns a client of it.
+// serveTracked starts a server and returns a connection to it. Its streams send messages, or answers to requests, until they are cancelled.
 func serveTracked(t *testing.T, u *Unread, ended *sync.WaitGroup) *grpc.ClientConn {
 	t.Helper()
 	all := NewConnections(NewQuota(promauto.With(nil), "connections", 10, 10), u, false, nil)

@@ -52,7 +52,7 @@ func give(limits []chan struct{}) {
 	}
 }
 
-// receivedCall is a call whose request is not complete. It is admitted at first, and then its request is received.
+// receivedCall is a call. It is admitted at first, and then its request is received. Afterwards, it has the last answer.
 type receivedCall struct {
 	cancel context.CancelCauseFunc // of the call
 	answer *Answer                 // the last one; nil: none
@@ -131,7 +131,7 @@ func (*Receiving) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Con
 // HandleConn implements stats.Handler.
 func (*Receiving) HandleConn(context.Context, stats.ConnStats) {}
 
-// HandleRPC implements stats.Handler. gRPC says so of each message that it has taken from a call, in the goroutine that sends it.
+// HandleRPC implements stats.Handler. gRPC calls it with an OutPayload after it has taken a message from a call, in the goroutine that sends the message.
 func (*Receiving) HandleRPC(ctx context.Context, event stats.RPCStats) {
 	if _, ok := event.(*stats.OutPayload); !ok || ctx.Err() == nil {
 		return
