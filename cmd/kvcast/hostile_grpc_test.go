@@ -20,7 +20,6 @@ import (
 	"github.com/kvcast/kvcast/internal/core/testclass"
 	smgv1 "github.com/kvcast/kvcast/internal/peer/smg/v1"
 	"github.com/kvcast/kvcast/internal/transport"
-	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -38,15 +37,15 @@ func smgBatch(seq, hash uint64) []byte {
 	return b
 }
 
-// serveCalls serves each call of a server by sending messages until the stream ends or the function returns false.
-func serveCalls(send func(i uint64) (message []byte, ok bool)) func(t *testing.T, l net.Listener) (stop func()) {
+// serveCalls serves each call of a server by sending messages until the stream ends or the function, which is given its context, returns false.
+func serveCalls(send func(ctx context.Context, i uint64) (message []byte, ok bool)) func(t *testing.T, l net.Listener) (stop func()) {
 	return func(_ *testing.T, l net.Listener) func() {
 		s := grpc.NewServer(grpc.MaxSendMsgSize(1<<30), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 			if err := stream.RecvMsg(new(emptypb.Empty)); err != nil {
 				return err
 			}
 			for i := uint64(0); stream.Context().Err() == nil; i++ {
-				message, ok := send(i)
+				message, ok := send(stream.Context(), i)
 				if !ok {
 					break
 				}
@@ -79,33 +78,33 @@ func hasReceived(messages float64) func(harness.Metrics) bool {
 
 var grpcAttacks = map[string]grpcAttack{
 	"tiny messages": {
-		serveCalls(func(i uint64) ([]byte, bool) { return smgBatch(i+1, i), true }), hasReceived(10_000),
+		serveCalls(func(_ context.Context, i uint64) ([]byte, bool) { return smgBatch(i+1, i), true }), hasReceived(10_000),
 	},
 	"messages without a batch": {
-		serveCalls(func(uint64) ([]byte, bool) { return []byte{}, true }), hasReceived(10_000),
+		serveCalls(func(context.Context, uint64) ([]byte, bool) { return []byte{}, true }), hasReceived(10_000),
 	},
 	"falling seqs": {
-		serveCalls(func(i uint64) ([]byte, bool) { return smgBatch(1<<40-i, i), true }), hasReceived(1000),
+		serveCalls(func(_ context.Context, i uint64) ([]byte, bool) { return smgBatch(1<<40-i, i), true }), hasReceived(1000),
 	},
 	"random seqs": {
-		serveCalls(func(i uint64) ([]byte, bool) { return smgBatch(rand.Uint64()>>1, i), true }), hasReceived(1000),
+		serveCalls(func(_ context.Context, i uint64) ([]byte, bool) { return smgBatch(rand.Uint64()>>1, i), true }), hasReceived(1000),
 	},
 	"giant messages": {
-		serveCalls(func(i uint64) ([]byte, bool) {
+		serveCalls(func(_ context.Context, i uint64) ([]byte, bool) {
 			return protowire.AppendBytes(protowire.AppendTag(smgBatch(i+1, i), 3, protowire.BytesType), make([]byte, 4<<20)), true
 		}), hasReceived(20),
 	},
 	"messages that are too long": {
-		serveCalls(func(i uint64) ([]byte, bool) {
+		serveCalls(func(_ context.Context, i uint64) ([]byte, bool) {
 			return protowire.AppendBytes(protowire.AppendTag(smgBatch(i+1, i), 3, protowire.BytesType), make([]byte, transport.MaxPayloadBytes)), true
 		}), func(m harness.Metrics) bool { return m.Sum("kvcast_ingest_disconnections_total") > 0 },
 	},
 	"garbage": {
-		serveCalls(func(uint64) ([]byte, bool) { return []byte("\x0a\xff garbage"), true }),
+		serveCalls(func(context.Context, uint64) ([]byte, bool) { return []byte("\x0a\xff garbage"), true }),
 		func(m harness.Metrics) bool { return m.Sum("kvcast_ingest_disconnections_total") > 0 },
 	},
 	"a snapshot without an end": {
-		serveCalls(func(i uint64) ([]byte, bool) {
+		serveCalls(func(_ context.Context, i uint64) ([]byte, bool) {
 			b, err := proto.Marshal(&smgv1.KvEventBatch{Snapshot: &smgv1.KvSnapshot{Index: proto.Uint64(i), Count: proto.Uint64(1 << 62)}})
 			return append(smgBatch(i+1, i), b...), err == nil
 		}), hasReceived(10_000),
@@ -142,38 +141,43 @@ func sendAway(_ *testing.T, l net.Listener) (stop func()) {
 
 // grpcEngine is a correct engine that is read by gRPC, and a router that reads it.
 type grpcEngine struct {
-	t       *testing.T
-	batches chan []byte
-	stream  grpc.ServerStreamingClient[kvcastv1.SubscribeResponse]
-	last    uint64
-	took    []time.Duration
+	*honestRouter
+
+	mu    sync.Mutex    // guards all below
+	last  uint64        // seq of the last batch
+	added chan struct{} // closed when there is another
 }
 
 const grpcWorker = "grpc"
 
+// batch returns the i-th batch once it is there; false if the context is done before. Each call receives all of them: one whose client has given it up
+// takes none from the next.
+func (e *grpcEngine) batch(ctx context.Context, i uint64) ([]byte, bool) {
+	for {
+		e.mu.Lock()
+		last, added := e.last, e.added
+		e.mu.Unlock()
+		if i < last {
+			return smgBatch(i+1, i+1), true
+		}
+		select {
+		case <-added:
+		case <-ctx.Done():
+			return nil, false
+		}
+	}
+}
+
 // round sends a batch, and waits until the router has it.
 func (e *grpcEngine) round() {
 	e.t.Helper()
-	e.last++
 	began := time.Now()
-	e.batches <- smgBatch(e.last, e.last)
-	for {
-		m, err := e.stream.Recv()
-		if err != nil {
-			e.t.Fatalf("wait for block %d: %v", e.last, err)
-		}
-		for _, entry := range m.GetEntries() {
-			for _, ev := range entry.GetEvents() {
-				if gap := ev.GetGap(); gap != nil && e.last > 1 {
-					e.t.Errorf("reported: %v", gap)
-				}
-				if slices.Contains(ev.GetStored().GetBlockHashes(), e.last) {
-					e.took = append(e.took, time.Since(began))
-					return
-				}
-			}
-		}
-	}
+	e.mu.Lock()
+	e.last++
+	close(e.added)
+	e.added = make(chan struct{})
+	e.mu.Unlock()
+	e.wait(e.last, began)
 }
 
 // TestHonestEnginesBesideHostileServers has servers of engines that send what they like as fast as they are read, beside an engine that is read by gRPC and
@@ -189,21 +193,9 @@ func TestHonestEnginesBesideHostileServers(t *testing.T) {
 				}
 				return l
 			}
-			e := &grpcEngine{t: t, batches: make(chan []byte)}
+			e := &grpcEngine{added: make(chan struct{})}
 			l := listen(net.IPv4(127, 0, 0, 1))
-			stopped := make(chan struct{})
-			stop := serveCalls(func(uint64) ([]byte, bool) {
-				select {
-				case b := <-e.batches:
-					return b, true
-				case <-stopped:
-					return nil, false
-				}
-			})(t, l)
-			t.Cleanup(func() {
-				close(stopped)
-				stop()
-			})
+			t.Cleanup(serveCalls(e.batch)(t, l))
 			args := []string{"--bind", "tcp://127.0.0.1:*", "--worker", fmt.Sprintf("name=%s,model=m,connect=smg://%v", grpcWorker, l.Addr())}
 			var hostile []net.Listener
 			for i := range hostileServers {
@@ -213,15 +205,7 @@ func TestHonestEnginesBesideHostileServers(t *testing.T) {
 			}
 			s := start(t, harness.ProcessConfig{Args: append(args, "--ingest-start-wait", "1ms")})
 			h := newHonest(t, s, s.client())
-			ctx, cancel := context.WithTimeout(t.Context(), 10*waitTimeout)
-			t.Cleanup(cancel)
-			var err error
-			if e.stream, err = s.client().Subscribe(ctx, &kvcastv1.SubscribeRequest{
-				Start:  &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}},
-				Filter: &kvcastv1.Filter{Workers: []string{grpcWorker}},
-			}); err != nil {
-				t.Fatal(err)
-			}
+			e.honestRouter = newHonestRouter(t, s.client(), grpcWorker)
 			h.round()
 			e.round()
 			attack := grpcAttacks[name]

@@ -77,16 +77,60 @@ func flood(t *testing.T, c *rawzmtp.Conn, topic string) {
 	}
 }
 
+// honestRouter reads what the server tells of one worker during an attack.
+type honestRouter struct {
+	t      *testing.T
+	worker string
+	stream grpc.ServerStreamingClient[kvcastv1.SubscribeResponse]
+	end    context.CancelFunc // ends the stream
+	took   []time.Duration    // from publishing to receiving
+}
+
+func newHonestRouter(t *testing.T, client kvcastv1.RouterEventServiceClient, worker string) *honestRouter {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	stream, err := client.Subscribe(ctx, &kvcastv1.SubscribeRequest{
+		Start:  &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}},
+		Filter: &kvcastv1.Filter{Workers: []string{worker}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &honestRouter{t: t, worker: worker, stream: stream, end: cancel}
+}
+
+// wait waits until the router has a block, which was published at a time. No loss may be reported, whatever the attack.
+func (r *honestRouter) wait(block uint64, published time.Time) {
+	r.t.Helper()
+	defer time.AfterFunc(waitTimeout, r.end).Stop()
+	for {
+		m, err := r.stream.Recv()
+		if err != nil {
+			r.t.Fatalf("wait for block %d of worker %s: %v", block, r.worker, err)
+		}
+		for _, e := range m.GetEntries() {
+			for _, ev := range e.GetEvents() {
+				if gap := ev.GetGap(); gap != nil && gap.GetReason() != kvcastv1.Gap_REASON_JOINED_LATE {
+					r.t.Errorf("reported of worker %s: %v", r.worker, gap)
+				}
+				if slices.Contains(ev.GetStored().GetBlockHashes(), block) {
+					r.took = append(r.took, time.Since(published))
+					return
+				}
+			}
+		}
+	}
+}
+
 // correctEngine is a correct engine during an attack, and a router that reads it.
 type correctEngine struct {
-	t         *testing.T
+	*honestRouter
 	publisher *simulator.Publisher
-	stream    grpc.ServerStreamingClient[kvcastv1.SubscribeResponse]
 	last      uint64
-	took      []time.Duration // from publishing to receiving
-	more      []wire.Event    // of each batch
-	drops     bool            // whether a batch is lost before each
-	adapts    bool            // whether each block has another LoRA adapter
+	more      []wire.Event // of each batch
+	drops     bool         // whether a batch is lost before each
+	adapts    bool         // whether each block has another LoRA adapter
 }
 
 const honestWorker = "127.0.0.1"
@@ -99,29 +143,18 @@ func newHonest(t *testing.T, s *process, router kvcastv1.RouterEventServiceClien
 // newHonestAt has the port of the engine's replay socket.
 func newHonestAt(t *testing.T, s *process, router kvcastv1.RouterEventServiceClient, port int) *correctEngine {
 	t.Helper()
-	h := &correctEngine{t: t, publisher: publisherOf(t, simulator.SocketConfig{
+	publisher := publisherOf(t, simulator.SocketConfig{
 		Endpoint: s.endpoint(), Mode: simulator.ModeConnect, Topic: "kv@" + honestWorker + "@m", Replay: fmt.Sprintf("tcp://127.0.0.1:%d", port),
-	})}
+	})
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	t.Cleanup(cancel)
-	if err := h.publisher.WaitSubscribed(ctx, 1); err != nil {
+	if err := publisher.WaitSubscribed(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
-	reading, stop := context.WithTimeout(t.Context(), 10*waitTimeout) // of all attacks
-	t.Cleanup(stop)
-	var err error
-	h.stream, err = router.Subscribe(reading, &kvcastv1.SubscribeRequest{
-		Start:  &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}},
-		Filter: &kvcastv1.Filter{Workers: []string{honestWorker}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return h
+	return &correctEngine{honestRouter: newHonestRouter(t, router, honestWorker), publisher: publisher}
 }
 
-// round publishes a batch, and waits until the router has it. No loss may be reported,
-// whatever the attack.
+// round publishes a batch, and waits until the router has it.
 func (h *correctEngine) round() {
 	h.t.Helper()
 	h.last++
@@ -138,23 +171,7 @@ func (h *correctEngine) round() {
 	if _, err := h.publisher.Publish(append([]wire.Event{stored}, h.more...)...); err != nil {
 		h.t.Fatal(err)
 	}
-	for {
-		m, err := h.stream.Recv()
-		if err != nil {
-			h.t.Fatalf("wait for block %d: %v", h.last, err)
-		}
-		for _, e := range m.GetEntries() {
-			for _, ev := range e.GetEvents() {
-				if gap := ev.GetGap(); gap != nil && gap.GetReason() != kvcastv1.Gap_REASON_JOINED_LATE {
-					h.t.Errorf("reported: %v", gap)
-				}
-				if slices.Contains(ev.GetStored().GetBlockHashes(), h.last) {
-					h.took = append(h.took, time.Since(began))
-					return
-				}
-			}
-		}
-	}
+	h.wait(h.last, began)
 }
 
 // attacks run concurrently with a correct engine. Each runs until the context is done.
