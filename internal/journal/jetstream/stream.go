@@ -66,13 +66,10 @@ func stateOf(info *jetstream.StreamInfo) streamState {
 	return streamState{info.Config.Metadata[metadataEpoch], firstSeq(info), info.State.LastSeq}
 }
 
-// configureTimeout bounds the creation and a change of the stream, for which servers write files: seconds on a busy machine.
-const configureTimeout = 30 * time.Second
-
 // createStream creates the stream with a new epoch, and with what label sets.
 func (j *Journal) createStream(ctx context.Context, label func(*jetstream.StreamConfig)) (streamState, error) {
 	epoch := journal.NewEpoch()
-	creating, cancel := context.WithTimeout(ctx, configureTimeout)
+	creating, cancel := context.WithTimeout(ctx, client.ConfigureTimeout)
 	defer cancel()
 	config := jetstream.StreamConfig{
 		Name:        j.cfg.Stream,
@@ -122,7 +119,7 @@ func label(c *jetstream.StreamConfig, format int, boot string, synced bool) {
 }
 
 func (j *Journal) updateStream(ctx context.Context, config jetstream.StreamConfig) error {
-	ctx, cancel := context.WithTimeout(ctx, configureTimeout)
+	ctx, cancel := context.WithTimeout(ctx, client.ConfigureTimeout)
 	defer cancel()
 	if _, err := j.client.JS.UpdateStream(ctx, config); err != nil {
 		return fmt.Errorf("update %s: %w", j.client.Place(), j.withReplicas(err))

@@ -89,7 +89,7 @@ func Follow(ctx context.Context, to *client.Client, j Journal) (*Checkpoints, er
 // Open creates the object store unless it exists, and removes what interrupted Puts left. Data without a description that another
 // process may be writing is as old as grace at least before it is removed; 0: there is no other process.
 func Open(opening context.Context, to *client.Client, j Journal, grace time.Duration) (*Checkpoints, error) {
-	ctx, cancel := context.WithTimeout(opening, client.RequestTimeout)
+	ctx, cancel := context.WithTimeout(opening, client.ConfigureTimeout)
 	defer cancel()
 	c := newCheckpoints(to, j)
 	js, name := c.client.JS, Stream(c.client.Stream)

@@ -1,6 +1,6 @@
 // Package client has the requests of a journal to its NATS servers.
 //
-// Requests flow in, and answers flow out. Guarantee: a request ends within RequestTimeout. An error says whether the servers have
+// Requests flow in, and answers flow out. Guarantee: a request ends within RequestTimeout, or ConfigureTimeout. An error says whether the servers have
 // answered it (IsUnanswered), since only an answer shows what they have.
 package client
 
@@ -21,6 +21,8 @@ import (
 const (
 	// RequestTimeout bounds one request to JetStream.
 	RequestTimeout = 5 * time.Second
+	// ConfigureTimeout bounds the creation and a change of a stream, for which servers write files: seconds on a busy machine.
+	ConfigureTimeout = 30 * time.Second
 	// RetryInterval is the time between two attempts of a request that was not answered.
 	RetryInterval = 500 * time.Millisecond
 )

@@ -57,7 +57,7 @@ func OpenInstances(ctx context.Context, c *client.Client) (*Bucket, error) {
 	if !errors.Is(err, jetstream.ErrBucketNotFound) {
 		return b, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, client.ConfigureTimeout)
 	defer cancel()
 	name := instancesBucket(c.Stream)
 	kv, err := c.JS.CreateKeyValue(ctx, jetstream.KeyValueConfig{

@@ -105,7 +105,7 @@ func OpenInDirectory(ctx context.Context, c *client.Client, dir string, sync fun
 
 // open opens the bucket, and creates it unless it exists.
 func open(ctx context.Context, c *client.Client, k keys) (*Registrations, error) {
-	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, client.ConfigureTimeout)
 	defer cancel()
 	name, prefix := workersBucket(c.Stream), "$KV."+workersBucket(c.Stream)+"."
 	s, err := c.JS.Stream(ctx, WorkersStream(c.Stream))
