@@ -30,6 +30,8 @@ const (
 	vllm     = prepared + "/python/kv_events.py"
 	dynamo   = prepared + "/dynamo"
 	smg      = prepared + "/smg/venv/bin/python"
+
+	vllmRouter = prepared + "/vllm-router/venv/bin/vllm-router"
 )
 
 // need skips the test if a file is missing.
@@ -167,12 +169,21 @@ type world struct {
 	bind    string // endpoint of all workers
 }
 
-// newWorld starts two engines and kvcast. Zmq has further lines under egress.zmq, and flags are further flags.
+// newWorld starts two engines and kvcast, which publishes all workers at an endpoint. Zmq has further lines under egress.zmq, and flags are further flags.
 func newWorld(t *testing.T, zmq string, flags ...string) *world {
 	t.Helper()
-	w := &world{t: t, engines: []*engine{newEngine(t, 1), newEngine(t, 2)}, bind: fmt.Sprintf("tcp://127.0.0.1:%d", harness.FreePort(t))}
+	bind := fmt.Sprintf("tcp://127.0.0.1:%d", harness.FreePort(t))
+	w := newWorldWith(t, "    bind: "+bind+"\n"+zmq, flags...)
+	w.bind = bind
+	return w
+}
+
+// newWorldWith has all lines under egress.zmq.
+func newWorldWith(t *testing.T, zmq string, flags ...string) *world {
+	t.Helper()
+	w := &world{t: t, engines: []*engine{newEngine(t, 1), newEngine(t, 2)}}
 	file := filepath.Join(t.TempDir(), "kvcast.yaml")
-	text := "emit_token_ids: true\nretain_token_ids: true\negress:\n  zmq:\n    bind: " + w.bind + "\n" + zmq
+	text := "emit_token_ids: true\nretain_token_ids: true\negress:\n  zmq:\n" + zmq
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

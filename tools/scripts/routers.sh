@@ -1,7 +1,7 @@
 #!/bin/sh
 # Prepares the consumers of package test/routers for `make routers`, in bin/routers: llm-d's pool of KV events, in Go; the message
-# classes of vLLM, which are one file of its wheel, with a Python environment; the generated client and the relay of SMG, in a Python environment; and a program with Dynamo's crate, in Rust. If one
-# cannot be prepared, this script prints the reason, and its tests are skipped. Arguments select some of llmd, python, smg and rust.
+# classes of vLLM, which are one file of its wheel, with a Python environment; vLLM's router; the generated client and the relay of SMG, in a Python environment; and a program with Dynamo's crate, in Rust. If one
+# cannot be prepared, this script prints the reason, and its tests are skipped. Arguments select some of llmd, python, vllm_router, smg and rust.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -54,6 +54,23 @@ python() {
 	echo "$pins" >"$into/python/pins"
 }
 
+# vLLM's router is a program in Rust, in a wheel.
+vllm_router() {
+	log=$into/vllm-router.log
+	pins=vllm-router==0.1.17
+	[ ! -f "$into/vllm-router/pins" ] || [ "$(cat "$into/vllm-router/pins")" != "$pins" ] || return 0
+	command -v python3 >/dev/null 2>&1 || { skip vllm-router "python3 is not installed"; return 0; }
+	echo "router of vLLM: preparing" >&2
+	rm -rf "$into/vllm-router"
+	mkdir -p "$into/vllm-router"
+	python3 -m venv "$into/vllm-router/venv" >"$log" 2>&1 ||
+		{ skip vllm-router "python3 -m venv fails: $(reason "$log")"; return 0; }
+	limited "$into/vllm-router/venv/bin/python" -m pip --quiet --disable-pip-version-check --no-input --timeout 30 --retries 3 \
+		install --only-binary :all: $pins >"$log" 2>&1 ||
+		{ skip vllm-router "its packages cannot be installed: $(reason "$log")"; return 0; }
+	echo "$pins" >"$into/vllm-router/pins"
+}
+
 smg() {
 	log=$into/smg.log
 	pins="smg-grpc-proto==0.4.28 grpcio==1.85.1 protobuf==7.36.2 pyzmq==27.3.0 msgspec==0.22.0"
@@ -83,6 +100,6 @@ rust() {
 	cp "$into/cargo/debug/dynamo" "$into/dynamo"
 }
 
-for part in ${*:-llmd python smg rust}; do
+for part in ${*:-llmd python vllm_router smg rust}; do
 	$part
 done

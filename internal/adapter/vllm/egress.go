@@ -35,7 +35,7 @@ type Config struct {
 	// Endpoints are where batches are published.
 	Endpoints []EndpointConfig
 	// Topic is the topic of batches, in which {worker}, {endpoint}, {model} and {rank} are replaced. An endpoint that is
-	// unknown is the worker's name.
+	// unknown is the worker's name. It may be empty if each endpoint has one worker.
 	Topic string
 	// FirstSeq is the first seq of each dp rank.
 	FirstSeq uint64

@@ -112,8 +112,8 @@ func (c *Config) egressFields() mapping {
 				"ZeroMQ endpoint at which the events of all workers are published in vLLM's format, such as tcp://*:5560. Needs retain_token_ids."},
 			{"connect", listOf(&z.Connect, consumer), ""},
 			{"publishers", listOf(&z.Publishers, publisherFields), ""},
-			{"topic", text(&z.Topic, "kv@{endpoint}@{model}", isTopic, "1 to 1024 bytes of UTF-8 without control or format characters, with no other {names} than {worker}, {endpoint}, {model} and {rank}"),
-				"Topic of batches. {worker}, {endpoint} (the address for requests, or the worker's name), {model} and {rank} are replaced."},
+			{"topic", text(&z.Topic, "kv@{endpoint}@{model}", isTopic, "at most 1024 bytes of UTF-8 without control or format characters, with no other {names} than {worker}, {endpoint}, {model} and {rank}"),
+				"Topic of batches. {worker}, {endpoint} (the address for requests, or the worker's name), {model} and {rank} are replaced. It may be empty if there are publishers only."},
 			{"events", oneOf(&z.Events, EventMaps, EventArrays),
 				"Encoding of events: map, as vLLM since 0.26, or array."},
 			{"first_seq", oneOf(&z.FirstSeq, FirstSeqTime, FirstSeqZero),
@@ -196,7 +196,9 @@ func publisherFields(p *Publisher) mapping {
 
 func isBind(s string) bool { _, ok := ingestconfig.ParseEndpoint(s, true); return ok }
 
-func isTopic(s string) bool { return isPattern(s, "{worker}", "{endpoint}", "{model}", "{rank}") }
+func isTopic(s string) bool {
+	return s == "" || isPattern(s, "{worker}", "{endpoint}", "{model}", "{rank}")
+}
 
 // isAddressPattern reports whether a text with {endpoint} and {worker} replaced can be a URL.
 func isAddressPattern(s string) bool {
@@ -294,7 +296,8 @@ func (r *reader) validateBoth(item, a, b string) {
 	}
 }
 
-// validateZMQ requires token ids, without which consumers cannot hash blocks, and what each publisher needs.
+// validateZMQ requires token ids, without which consumers cannot hash blocks, a topic where consumers tell workers apart by it, and what each publisher
+// needs.
 func (r *reader) validateZMQ() {
 	z := &r.config.Egress.ZMQ
 	if z.Enabled() && !r.config.RetainTokenIDs && !r.isWrong("retain_token_ids") {
@@ -306,6 +309,9 @@ func (r *reader) validateZMQ() {
 			path = "egress.zmq.connect"
 		}
 		r.wrongGiven(path, "is not allowed without token ids, which consumers hash: want retain_token_ids: true and emit_token_ids: true as well")
+	}
+	if z.Topic == "" && (z.Bind != "" || len(z.Connect) > 0) && !r.isWrong("egress.zmq.topic") {
+		r.wrongGiven("egress.zmq.topic", notAllowed("", "a topic with bind or connect, whose consumers tell workers apart by it, or only publishers"))
 	}
 	for i, p := range z.Publishers {
 		item := fmt.Sprintf("egress.zmq.publishers[%d]", i)
