@@ -259,15 +259,5 @@ func TestDynamosIndexerEqualsTheEngines(t *testing.T) {
 			})
 		}
 	}
-	w.steps(100)
-	check("at the start")
-	all = append(all, startDynamosIndexer(t, publishers))
-	w.steps(50)
-	check("after a late join")
-	w.engines[0].restart()
-	w.steps(30)
-	check("after a restart of an engine")
-	w.restart()
-	w.steps(30)
-	check("after a restart of kvcast")
+	w.live(func() { all = append(all, startDynamosIndexer(t, publishers)) }, check)
 }

@@ -83,17 +83,7 @@ func TestLLMDPoolEqualsTheEngines(t *testing.T) {
 		return c
 	}
 	pools := []*consumer{start("connect", w.bind), start("bind", central)}
-	w.steps(100)
-	w.awaitLLMD("at the start", pools...)
-	pools = append(pools, start("connect", w.bind))
-	w.steps(50)
-	w.awaitLLMD("after a late join", pools...)
-	w.engines[0].restart()
-	w.steps(30)
-	w.awaitLLMD("after a restart of an engine", pools...)
-	w.restart()
-	w.steps(30)
-	w.awaitLLMD("after a restart of kvcast", pools...)
+	w.live(func() { pools = append(pools, start("connect", w.bind)) }, func(when string) { w.awaitLLMD(when, pools...) })
 	w.engines[1].restart()
 	w.restart()
 	w.steps(5)

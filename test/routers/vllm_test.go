@@ -56,15 +56,5 @@ func TestVLLMSubscriberEqualsTheEngines(t *testing.T) {
 			})
 		}
 	}
-	w.steps(100)
-	check("at the start")
-	all, single = append(all, start(w.bind, "")), append(single, one())
-	w.steps(50)
-	check("after a late join")
-	w.engines[0].restart()
-	w.steps(30)
-	check("after a restart of an engine")
-	w.restart()
-	w.steps(30)
-	check("after a restart of kvcast")
+	w.live(func() { all, single = append(all, start(w.bind, "")), append(single, one()) }, check)
 }

@@ -54,7 +54,7 @@ func completions(t *testing.T) string {
 	return address
 }
 
-// routerOfVLLM is a process of vLLM's router.
+// routerOfVLLM is a running program vllm-router.
 type routerOfVLLM struct {
 	t   *testing.T
 	url string
@@ -124,8 +124,8 @@ func (r *routerOfVLLM) route(prompt []uint32) string {
 	return answer.Choices[0].Text
 }
 
-// publishedAlone starts a world whose workers are published without topics, at an endpoint each, and a server in the place of each engine. It
-// returns the servers' addresses, and the endpoints, in the order of the engines.
+// publishedAlone starts a world in which kvcast publishes each worker at an endpoint of its own, without a topic, and a server in the place of each
+// engine. It returns the addresses of these servers, and the endpoints, both in the order of the engines.
 func publishedAlone(t *testing.T) (w *world, servers, endpoints []string) {
 	t.Helper()
 	zmq := "    topic: \"\"\n    publishers:\n"
@@ -175,17 +175,7 @@ func TestVLLMsRouterEqualsTheEngines(t *testing.T) {
 			}
 		}
 	}
-	w.steps(100)
-	check("at the start")
-	all = append(all, startRouterOfVLLM(t, args...))
-	w.steps(50)
-	check("after a late join")
-	w.engines[0].restart()
-	w.steps(30)
-	check("after a restart of an engine")
-	w.restart()
-	w.steps(30)
-	check("after a restart of kvcast")
+	w.live(func() { all = append(all, startRouterOfVLLM(t, args...)) }, check)
 }
 
 // longest returns the names of the engines that hold the longest prefix of a prompt, and of the others.

@@ -240,6 +240,22 @@ func (w *world) steps(n int) {
 	}
 }
 
+// live changes the caches of all engines, has another consumer join late, restarts an engine and then kvcast, and checks all consumers after each.
+func (w *world) live(join func(), check func(when string)) {
+	w.t.Helper()
+	w.steps(100)
+	check("at the start")
+	join()
+	w.steps(50)
+	check("after a late join")
+	w.engines[0].restart()
+	w.steps(30)
+	check("after a restart of an engine")
+	w.restart()
+	w.steps(30)
+	check("after a restart of kvcast")
+}
+
 // hashes returns the blocks that engines hold, by topic.
 func (w *world) hashes() map[string][]uint64 {
 	all := make(map[string][]uint64)
