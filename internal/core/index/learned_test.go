@@ -33,10 +33,12 @@ func forkedPrompts(t *testing.T, forks ...int) (prompts [][]uint32, hashes, toke
 	return prompts, hashes, tokensHashes
 }
 
-// TestLearnedNamesAnswerAsComputedOnes applies the same random events to three workers, and compares their answers. For the first, the hashes of
-// a prompt are always computed, since it also holds a block of unknown content. For the second, they are always learned: its answers are the
-// same, unless it says that it does not know. For the third, they are computed where it has not learned enough: its answers are the same.
-// Prompts given by hashes have the same answers.
+// TestLearnedNamesAnswerAsComputedOnes applies the same random events to three workers, and compares their answers to prompts.
+//   - The first also holds a block of unknown content, so that a prompt's block hashes are always computed for it.
+//   - For the second they are only learned. It must answer as the first does, or say that it does not know.
+//   - For the third they are computed where it has not learned enough. It must answer as the first does.
+//
+// Prompts given by hashes must have the same answers.
 func TestLearnedNamesAnswerAsComputedOnes(t *testing.T) {
 	t.Parallel()
 	prompts, hashes, tokensHashes := forkedPrompts(t, 0, 8, 20, 36)

@@ -123,7 +123,7 @@ func TestCancelledStreamsAreNotUnread(t *testing.T) {
 	}
 }
 
-// setWriting sets whether a write is in progress.
+// setWriting makes a connection look as if a write was in progress, or none.
 func setWriting(c *connection, writing bool) {
 	if c.writing() != writing {
 		c.edges.Add(1)
@@ -316,7 +316,7 @@ func TestConnectionsThatProceedStayOpen(t *testing.T) {
 	})
 }
 
-// TestLateRequestsEndByTheServer has a request that is not received in time: its client has not cancelled it.
+// TestLateRequestsEndByTheServer has a call whose request is not received in time. The server has ended it then, and not its client.
 func TestLateRequestsEndByTheServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, c, _ := newUnread(t)

@@ -278,7 +278,8 @@ func (u *Unread) End(ctx context.Context, s *Sent, err error) {
 	}
 }
 
-// endCause returns why a call with an error has ended: context.Canceled, by its client; context.DeadlineExceeded; or nil, by the server, or not at all.
+// endCause returns what has ended a call, whose handler has returned an error, if any: context.Canceled for its client, context.DeadlineExceeded for its
+// deadline, and nil for the server. It is also nil if the call has not ended.
 func endCause(ctx context.Context, err error) error {
 	if ctx.Err() == nil {
 		if status.Code(err) == codes.Canceled { // gRPC may end the stream a moment before its context
@@ -299,7 +300,8 @@ func (u *Unread) watch(c *connection) {
 	}
 }
 
-// watchFrom goes on from a number of edges, until no write is in progress at the end of a timeout.
+// watchFrom looks again after a timeout: it closes the connection if the write is still the one at which edges had the given value, watches on if it is
+// another one, and ends if none is in progress.
 func (u *Unread) watchFrom(c *connection, edges uint64) {
 	time.AfterFunc(u.timeout, func() {
 		switch now := c.edges.Load(); {

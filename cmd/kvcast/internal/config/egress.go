@@ -296,8 +296,8 @@ func (r *reader) validateBoth(item, a, b string) {
 	}
 }
 
-// validateZMQ requires token ids, without which consumers cannot hash blocks, a topic where consumers tell workers apart by it, and what each publisher
-// needs.
+// validateZMQ checks three things: that there are token ids, without which consumers cannot hash blocks; that there is a topic if workers share an
+// endpoint, at which consumers tell them apart by it; and that each publisher has what it needs.
 func (r *reader) validateZMQ() {
 	z := &r.config.Egress.ZMQ
 	if z.Enabled() && !r.config.RetainTokenIDs && !r.isWrong("retain_token_ids") {

@@ -29,7 +29,7 @@ const (
 // ErrUnanswered means that the servers do not answer, so that it is not known what they have.
 var ErrUnanswered = errors.New("the servers do not answer")
 
-// ErrNoAnswer means that no server has answered within RequestTimeout.
+// ErrNoAnswer means that no server has answered within the time of the request.
 var ErrNoAnswer = errors.New("no answer")
 
 // IsUnanswered reports whether an error means that no server has answered, or one has that has no leader to ask or that cannot reach the
