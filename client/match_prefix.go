@@ -29,7 +29,8 @@ type MatchResult struct {
 	// Position is the position at which the answer is exact.
 	Position Position
 	// Matches has the matches of each prompt of the request: what View.Match returns at the position, except that
-	// the server also knows which sources have no connection (Match.Down).
+	// the server also knows which sources have no connection (Match.Down), and where prompts were routed: Match.Expected orders
+	// matches in place of Match.Blocks if it is set, and a rank may hold no block.
 	Matches [][]Match
 }
 
@@ -119,7 +120,7 @@ func newMatchResult(req *kvcastv1.MatchPrefixRequest, res *kvcastv1.MatchPrefixR
 func newMatch(model string, p *kvcastv1.PrefixMatch) Match {
 	m := Match{
 		Worker: p.GetWorker(), Model: model, Endpoint: p.GetEndpoint(), Rank: p.GetDpRank(),
-		Blocks: int(p.GetBlocks()), Tokens: int(p.GetTokens()),
+		Blocks: int(p.GetBlocks()), Expected: int(p.GetExpectedBlocks()), Tokens: int(p.GetTokens()),
 		Trust: p.GetTrust(), Reasons: p.GetReasons(), Down: time.Duration(p.GetDownNano()), Age: time.Duration(p.GetAgeNano()),
 	}
 	if model == "" {

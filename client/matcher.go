@@ -57,32 +57,55 @@ func (m *Matcher) Match(ctx context.Context, req MatchRequest) (MatchResult, err
 	if err != nil {
 		return MatchResult{}, err
 	}
+	res, err := m.answer(ctx, &kvcastv1.MatchPrefixesRequest{Request: msg})
+	if err != nil {
+		return MatchResult{}, err
+	}
+	return newMatchResult(msg, res), nil
+}
+
+// NoteRouted is Client.NoteRouted over the stream, with at most 64 prompts. It does not tell how many were ignored. A Match that begins after it has
+// returned is sure to see them, if it has the same server.
+func (m *Matcher) NoteRouted(ctx context.Context, all ...Routed) error {
+	if len(all) == 0 {
+		return nil
+	}
+	req := new(kvcastv1.MatchPrefixesRequest)
+	for i := range all {
+		req.Routed = append(req.Routed, all[i].proto())
+	}
+	_, err := m.answer(ctx, req)
+	return err
+}
+
+// answer sends a request, and waits for the answer.
+func (m *Matcher) answer(ctx context.Context, req *kvcastv1.MatchPrefixesRequest) (*kvcastv1.MatchPrefixResponse, error) {
 	select {
 	case m.inFlight <- struct{}{}:
 		defer func() { <-m.inFlight }()
 	case <-ctx.Done():
-		return MatchResult{}, ctx.Err()
+		return nil, ctx.Err()
 	}
 	var lost *lostError
 	for attempt := 0; ; attempt++ {
-		call, err := m.send(ctx, msg)
+		call, err := m.send(ctx, req)
 		if err == nil {
 			select {
 			case <-call.done:
 				err = call.err
 			case <-ctx.Done():
-				return MatchResult{}, ctx.Err()
+				return nil, ctx.Err()
 			}
 		}
 		switch {
 		case err == nil:
-			return newMatchResult(msg, call.response), nil
+			return call.response, nil
 		case errors.As(err, &lost) && attempt < m.client.servers():
 			continue
 		case errors.As(err, &lost):
-			return MatchResult{}, lost.err
+			return nil, lost.err
 		}
-		return MatchResult{}, err
+		return nil, err
 	}
 }
 
@@ -105,7 +128,7 @@ func (c *matchCall) end(err error) {
 }
 
 // send sends a request. It opens a stream if there is none.
-func (m *Matcher) send(ctx context.Context, req *kvcastv1.MatchPrefixRequest) (*matchCall, error) {
+func (m *Matcher) send(ctx context.Context, req *kvcastv1.MatchPrefixesRequest) (*matchCall, error) {
 	select {
 	case m.sending <- struct{}{}:
 		defer func() { <-m.sending }()
@@ -119,7 +142,7 @@ func (m *Matcher) send(ctx context.Context, req *kvcastv1.MatchPrefixRequest) (*
 	}
 	if s.add(call) {
 		// An error means that the stream has ended. Its receiver gets the reason, and ends all calls.
-		_ = s.Send(&kvcastv1.MatchPrefixesRequest{Id: call.id, Request: req})
+		_ = s.Send(&kvcastv1.MatchPrefixesRequest{Id: call.id, Request: req.GetRequest(), Routed: req.GetRouted()})
 	}
 	return call, nil
 }

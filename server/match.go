@@ -101,9 +101,13 @@ func (s *Server) answerMatch(ctx context.Context, req *matchRequest) (encoded me
 			return nil, callerror.InvalidFields(violations, s.journal.Bounds())
 		}
 		s.outcomes.report(all, s.journal.Bounds())
-		if req.query.OutcomesAlone() {
-			return answer.Encode(match.MaxIDSize, func(b []byte) []byte { return match.AppendOnlyID(b, req.id) })
-		}
+	}
+	if _, err := s.noteRouted(ctx, req.query.Routed); err != nil {
+		answer.Discard()
+		return nil, err
+	}
+	if !req.query.Asks() {
+		return answer.Encode(match.MaxIDSize, func(b []byte) []byte { return match.AppendOnlyID(b, req.id) })
 	}
 	var refused error
 	err = s.match(ctx, req.matching, func(r *match.Response, size int) {
@@ -154,6 +158,7 @@ func (s *Server) match(ctx context.Context, m *matching, send func(*match.Respon
 	defer release()
 	start := time.Now()
 	r.Epoch, r.WithModel, r.Standing = s.journal.Bounds().Epoch, q.Model == "", s.standing.lookup(start)
+	q.Now = start
 	r.Seq = s.index.Match(&q.Query, &r.Matches)
 	if r.Matches.Exceeded {
 		return callerror.InvalidField(s.journal.Bounds(), "prompts",

@@ -33,6 +33,8 @@ type metrics struct {
 	matches        prometheus.Counter
 	matchSeconds   prometheus.Histogram
 	byModel        *modelMetrics
+
+	routed, routedIgnored prometheus.Counter
 }
 
 // newMetrics registers the server's metrics, except for those of its limiters and quotas.
@@ -79,12 +81,14 @@ func (s *Server) newMetrics(all promauto.Factory) *metrics {
 		}),
 
 		matchedPrompts: counter("matched_prompts_total", "Prompts matched by MatchPrefix and MatchPrefixes."),
-		matches:        counter("matches_total", "Matches returned, one for each dp rank that holds a prefix of a prompt."),
+		matches:        counter("matches_total", "Matches returned, one for each dp rank that holds a prefix of a prompt, or is expected to."),
 		matchSeconds: all.NewHistogram(prometheus.HistogramOpts{
 			Name: "match_seconds", Help: "Time to answer a request of MatchPrefix or MatchPrefixes, without waiting for a position.",
 			Buckets: prometheus.ExponentialBuckets(4e-6, 4, 10), // 4 µs to 1 s
 		}),
-		byModel: newModelMetrics(all),
+		byModel:       newModelMetrics(all),
+		routed:        counter("routed_prompts_total", "Prompts of NoteRouted and MatchPrefixes that were routed to dp ranks."),
+		routedIgnored: counter("routed_prompts_ignored_total", "Routed prompts that were ignored: of unknown ranks, without a whole block, or too many."),
 	}
 }
 
@@ -120,7 +124,16 @@ func (m *metrics) matched(q *index.Query, r *match.Response, took time.Duration)
 		tokens, blocks := r.Matches.Queried(q, i)
 		queried.add(tokens, blocks)
 		if len(found) > 0 {
-			matched.add(found[0].Blocks*int(found[0].BlockSize), found[0].Blocks)
+			best := &found[0]
+			for i := range found {
+				if best.Expected == 0 {
+					break // no other holds more
+				}
+				if found[i].Blocks > best.Blocks {
+					best = &found[i]
+				}
+			}
+			matched.add(best.Blocks*int(best.BlockSize), best.Blocks)
 		}
 		matches += len(found)
 	}
@@ -208,6 +221,8 @@ var (
 		"1 if the blocks of a dp rank may differ from the engine's.", []string{"worker", "dp_rank"}, nil)
 	descDegraded = prometheus.NewDesc("kvcast_index_degraded",
 		"1 for each reason for which the blocks of a dp rank may differ from the engine's, in any tier.", []string{"worker", "dp_rank", "reason"}, nil)
+	descExpected = prometheus.NewDesc("kvcast_index_expected_blocks",
+		"Blocks that dp ranks are expected to store, because prompts were routed to them, counted for each prompt.", nil, nil)
 	tierNames = [kvblock.NumTiers]string{"device", "host_pinned", "disk", "external"}
 )
 
@@ -223,9 +238,11 @@ func (indexMetrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- descBlocks
 	ch <- descIncomplete
 	ch <- descDegraded
+	ch <- descExpected
 }
 
 func (m indexMetrics) Collect(ch chan<- prometheus.Metric) {
+	ch <- prometheus.MustNewConstMetric(descExpected, prometheus.GaugeValue, float64(m.ExpectedBlocks()))
 	workers, _ := m.Workers(nil)
 	for _, w := range workers {
 		for _, r := range w.Ranks {

@@ -63,6 +63,8 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 		return unmarshal(data, v, match.LimitPrompts)
 	case *kvcastv1.ReportOutcomeRequest:
 		return unmarshal(data, v, match.LimitOutcomes)
+	case *kvcastv1.NoteRoutedRequest:
+		return unmarshal(data, v, match.LimitRouted)
 	}
 	return c.CodecV2.Unmarshal(data, v)
 }

@@ -24,11 +24,14 @@ type backend struct {
 	server    *http.Server
 	served    chan error
 
+	// held, if it is not nil, receives a channel for each request, which is computed when that is closed.
+	held chan<- chan struct{}
+
 	mu   sync.Mutex
 	pool *blockpool.Pool // guarded by mu
 }
 
-func newBackend(ctx context.Context, name string) (*backend, error) {
+func newBackend(ctx context.Context, name string, held chan<- chan struct{}) (*backend, error) {
 	pool, err := blockpool.New(blockpool.Config{Capacity: demoBlocks, BlockSize: demoBlockSize})
 	if err != nil {
 		return nil, err
@@ -41,7 +44,7 @@ func newBackend(ctx context.Context, name string) (*backend, error) {
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	b := &backend{name: name, publisher: p, listener: l, pool: pool, served: make(chan error, 1)}
+	b := &backend{name: name, publisher: p, listener: l, held: held, pool: pool, served: make(chan error, 1)}
 	b.server = &http.Server{Handler: b, ReadHeaderTimeout: 10 * time.Second}
 	go func() { b.served <- b.server.Serve(l) }()
 	return b, nil
@@ -63,6 +66,15 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if err := json.NewDecoder(req.Body).Decode(&c); err != nil {
 		http.Error(w, fmt.Sprintf("read request: %v; want a prompt of token ids", err), http.StatusBadRequest)
 		return
+	}
+	if b.held != nil {
+		release := make(chan struct{})
+		select {
+		case b.held <- release:
+		case <-req.Context().Done():
+			return
+		}
+		<-release
 	}
 	cached, err := b.compute(c.Prompt)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -36,42 +37,85 @@ const (
 	demoTimeout = 20 * time.Second
 )
 
-// runDemo sends the conversation trace through the router to simulated engines, once per policy, and prints the share of
+// demoRun is a run of the demo: a policy, and how many requests are at the engines at a time.
+type demoRun struct {
+	policy   policy
+	together int
+}
+
+var (
+	demoRuns = []demoRun{{policyRoundRobin, 1}, {policyPrefix, 1}, {policyMatch, 1}}
+	// demoBursts are the runs with requests that come together and share a prompt.
+	demoBursts = []demoRun{{policyRoundRobin, burst}, {policyMatch, burst}, {policyRouted, burst}}
+)
+
+// burst is the number of requests that come together, with the same prompt and a question of their own each: agents that begin with the same
+// context, or several answers of which one is chosen.
+const burst = 8
+
+// bursts returns burst requests for each of some requests, with one more block of tokens each.
+func bursts(requests []workload.TraceRequest) []workload.TraceRequest {
+	const firstQuestion = 1 << 62 // ids of a trace count from 0
+	var out []workload.TraceRequest
+	for _, r := range requests {
+		whole := r.Input / workload.TraceBlock
+		for range burst {
+			asked := r
+			asked.IDs = append(slices.Clone(r.IDs[:whole]), firstQuestion+uint64(len(out)))
+			asked.Input = len(asked.IDs) * workload.TraceBlock
+			out = append(out, asked)
+		}
+	}
+	return out
+}
+
+// runDemo sends the conversation trace through the router to simulated engines, several times, and prints the share of
 // prompt tokens that were cached.
 //
-// Requests are sequential. After each, the demo waits until the router's view equals the engine's cache, so that the
-// result is reproducible. Real requests overlap, and the view is about a millisecond behind.
+// Requests are routed one after the other, and computed in that order, one or some together: engines compute none of those that are together before the last of
+// them was routed. Then the demo waits until the router's view equals the engines' caches, so that the result is reproducible. Real requests overlap in
+// other ways, and the view is about a millisecond behind.
 func runDemo(ctx context.Context, out io.Writer, kvcast string, requests int) error {
 	trace, err := workload.ConversationTrace()
 	if err != nil {
 		return err
 	}
 	trace.Requests = trace.Requests[:min(requests, len(trace.Requests))]
-	_, _ = fmt.Fprintf(out, "the first %d requests of the conversation trace, %d engines with %d tokens of cache each\n",
-		len(trace.Requests), demoEngines, demoBlocks*demoBlockSize)
-	for _, p := range []policy{policyRoundRobin, policyPrefix, policyMatch} {
-		began := time.Now()
-		stats, predictions, err := measure(ctx, kvcast, p, trace)
-		if err != nil {
-			return fmt.Errorf("policy %s: %w", p, err)
+	few := &workload.Trace{Requests: bursts(trace.Requests[:(len(trace.Requests)+burst-1)/burst])}
+	for _, part := range []struct {
+		title string
+		trace *workload.Trace
+		runs  []demoRun
+	}{
+		{fmt.Sprintf("the first %d requests of the conversation trace, one after the other, %d engines with %d tokens of cache each",
+			len(trace.Requests), demoEngines, demoBlocks*demoBlockSize), trace, demoRuns},
+		{fmt.Sprintf("the first %d of them, %d times each with different ends, %d at a time", len(few.Requests)/burst, burst, burst), few, demoBursts},
+	} {
+		_, _ = fmt.Fprintln(out, part.title)
+		for _, r := range part.runs {
+			began := time.Now()
+			stats, predictions, err := measure(ctx, kvcast, r, part.trace)
+			if err != nil {
+				return fmt.Errorf("policy %s: %w", r.policy, err)
+			}
+			var all blockpool.Stats
+			var shares []string
+			for _, s := range stats {
+				all.PromptTokens += s.PromptTokens
+				all.HitTokens += s.HitTokens
+				shares = append(shares, strconv.FormatUint(s.PromptTokens-s.HitTokens, 10))
+			}
+			_, _ = fmt.Fprintf(out, "%-12s hit rate %4.1f %%: %d of %d prompt tokens; computed by each engine: %s; predictions: %d exact, %d too long, %d too short (%.1f s)\n",
+				r.policy, 100*float64(all.HitTokens)/float64(all.PromptTokens), all.HitTokens, all.PromptTokens,
+				strings.Join(shares, ", "), predictions.GetExact(), predictions.GetOver(), predictions.GetUnder(), time.Since(began).Seconds())
 		}
-		var all blockpool.Stats
-		var shares []string
-		for _, s := range stats {
-			all.PromptTokens += s.PromptTokens
-			all.HitTokens += s.HitTokens
-			shares = append(shares, strconv.FormatUint(s.PromptTokens-s.HitTokens, 10))
-		}
-		_, _ = fmt.Fprintf(out, "%-12s hit rate %4.1f %%: %d of %d prompt tokens; computed by each engine: %s; predictions: %d exact, %d too long, %d too short (%.1f s)\n",
-			p, 100*float64(all.HitTokens)/float64(all.PromptTokens), all.HitTokens, all.PromptTokens,
-			strings.Join(shares, ", "), predictions.GetExact(), predictions.GetOver(), predictions.GetUnder(), time.Since(began).Seconds())
 	}
 	return nil
 }
 
 // measure starts engines, a kvcast server that reads them and a router, and sends the trace through the router. It
 // returns the statistics of each engine's cache, and how right predictions were, by what the router has reported to the server.
-func measure(ctx context.Context, kvcast string, p policy, trace *workload.Trace) (stats []blockpool.Stats, predictions *kvcastv1.Accuracy, err error) {
+func measure(ctx context.Context, kvcast string, r demoRun, trace *workload.Trace) (stats []blockpool.Stats, predictions *kvcastv1.Accuracy, err error) {
 	outer := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -81,8 +125,9 @@ func measure(ctx context.Context, kvcast string, p policy, trace *workload.Trace
 			err = errors.Join(err, b.close())
 		}
 	}()
+	held := make(chan chan struct{})
 	for i := range demoEngines {
-		b, err := newBackend(ctx, fmt.Sprintf("engine-%d", i))
+		b, err := newBackend(ctx, fmt.Sprintf("engine-%d", i), held)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -100,7 +145,7 @@ func measure(ctx context.Context, kvcast string, p policy, trace *workload.Trace
 	view, routed := client.NewView(), make(chan error, 1)
 	routing, end := context.WithCancel(ctx)
 	go func() {
-		err := serve(routing, l, addr, p, view, slog.New(slog.DiscardHandler))
+		err := serve(routing, l, addr, r.policy, view, slog.New(slog.DiscardHandler))
 		cancel(err) // ends calls of await
 		routed <- err
 	}()
@@ -116,10 +161,12 @@ func measure(ctx context.Context, kvcast string, p policy, trace *workload.Trace
 	if err := await(ctx, view, func() bool { return len(view.Workers()) == demoEngines }); err != nil {
 		return nil, nil, fmt.Errorf("wait for the engines: %w", err)
 	}
-	for i := range trace.Requests {
-		if err := complete(ctx, "http://"+l.Addr().String(), view, engines, trace.Requests[i].Prompt()); err != nil {
-			return nil, nil, fmt.Errorf("request %d: %w", i, err)
+	first := 0
+	for some := range slices.Chunk(trace.Requests, r.together) {
+		if err := completeAll(ctx, "http://"+l.Addr().String(), view, engines, held, some); err != nil {
+			return nil, nil, fmt.Errorf("requests from %d on: %w", first, err)
 		}
+		first += len(some)
 	}
 	for _, b := range engines {
 		stats = append(stats, b.stats())
@@ -148,10 +195,44 @@ func reported(ctx context.Context, addr string) (*kvcastv1.Accuracy, error) {
 	return all, nil
 }
 
-// complete sends a request and waits until the view equals the cache of the engine that got it.
-func complete(ctx context.Context, router string, view *client.View, engines []*backend, prompt []uint32) error {
+// completeAll sends requests that are computed after all of them were routed, and waits until the view equals the caches of the engines.
+func completeAll(ctx context.Context, router string, view *client.View, engines []*backend, held <-chan chan struct{}, requests []workload.TraceRequest) error {
 	ctx, cancel := context.WithTimeout(ctx, demoTimeout)
 	defer cancel()
+	var release []chan struct{}
+	var completed []chan error
+	for i := range requests {
+		done := make(chan error, 1)
+		completed = append(completed, done)
+		go func() { done <- complete(ctx, router, requests[i].Prompt()) }()
+		select {
+		case r := <-held:
+			release = append(release, r)
+		case err := <-done:
+			return fmt.Errorf("no engine was sent a request: %w", err)
+		}
+	}
+	for i, r := range release {
+		close(r)
+		if err := <-completed[i]; err != nil {
+			return err
+		}
+	}
+	for _, b := range engines {
+		want := b.digest()
+		err := await(ctx, view, func() bool {
+			w, _ := view.Worker(b.name)
+			return want.Blocks == 0 || len(w.Ranks) > 0 && w.Ranks[0].Blocks[kvcastv1.Tier_TIER_DEVICE] == want
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// complete sends a request.
+func complete(ctx context.Context, router string, prompt []uint32) error {
 	body, err := json.Marshal(map[string]any{"model": demoModel, "prompt": prompt, "max_tokens": 1})
 	if err != nil {
 		return err
@@ -171,17 +252,7 @@ func complete(ctx context.Context, router string, view *client.View, engines []*
 	if res.StatusCode != http.StatusOK {
 		return fmt.Errorf("%s: %s", res.Status, answer)
 	}
-	for _, b := range engines {
-		if b.name != res.Header.Get("X-Engine") {
-			continue
-		}
-		want := b.digest()
-		return await(ctx, view, func() bool {
-			w, _ := view.Worker(b.name)
-			return len(w.Ranks) > 0 && w.Ranks[0].Blocks[kvcastv1.Tier_TIER_DEVICE] == want
-		})
-	}
-	return errors.New("the response does not name an engine")
+	return nil
 }
 
 // await waits until a condition is true, which it checks after each change of a view, or returns the cause of ctx's end.

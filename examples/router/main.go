@@ -37,7 +37,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags.SetOutput(stderr)
 	addr := flags.String("kvcast", "localhost:50051", "address of the kvcast server")
 	listen := flags.String("listen", "localhost:8080", "HTTP listen address")
-	how := flags.String("policy", string(policyPrefix), "routing policy: prefix (with a View), match (with MatchPrefixes) or round-robin")
+	how := flags.String("policy", string(policyPrefix), "routing policy: prefix (with a View), match (with MatchPrefixes), routed (that, and with NoteRouted) or round-robin")
 	demo := flags.String("demo", "", "path of a kvcast program: run the demo with it instead")
 	requests := flags.Int("requests", 1200, "number of requests of the demo")
 	if err := flags.Parse(args); err != nil {

@@ -71,6 +71,7 @@ func (rt *router) RoundTrip(req *http.Request) (*http.Response, error) {
 			return nil, errors.Join(append(failures, err)...)
 		}
 		r.engine, r.tried[e.name] = e, true
+		rt.noteRouted(req.Context(), r.prompt, &e)
 		to := req.Clone(req.Context())
 		to.URL.Scheme, to.URL.Host, to.Host = "http", e.endpoint, ""
 		to.Body, to.ContentLength = io.NopCloser(bytes.NewReader(r.body)), int64(len(r.body))

@@ -31,9 +31,11 @@ const (
 type policy string
 
 const (
-	// policyPrefix matches prompts with the View, policyMatch with the server's MatchPrefixes.
+	// policyPrefix matches prompts with the View, policyMatch with the server's MatchPrefixes. policyRouted does that too, and tells the server where each
+	// prompt was sent, so that requests that come before the engine's events have the blocks that it will hold.
 	policyPrefix     policy = "prefix"
 	policyMatch      policy = "match"
+	policyRouted     policy = "routed"
 	policyRoundRobin policy = "round-robin"
 )
 
@@ -41,7 +43,7 @@ const (
 type router struct {
 	*http.ServeMux
 	view     *client.View
-	matcher  *client.Matcher  // with policyMatch
+	matcher  *client.Matcher  // with policyMatch and policyRouted
 	reporter *client.Reporter // gets what engines have reused; nil: nothing is reported
 	policy   policy
 	proxy    *httputil.ReverseProxy
@@ -73,7 +75,7 @@ func newRouter(view *client.View, matcher *client.Matcher, reporter *client.Repo
 // engine is an engine that serves a request's model.
 type engine struct {
 	name, endpoint string
-	cached         int // tokens of the prompt in its cache
+	cached         int // tokens of the prompt in its cache, or expected there
 	// best is the dp rank with the longest prefix, if ranked.
 	best   uint32
 	ranked bool
@@ -178,9 +180,9 @@ func (rt *router) candidates(ctx context.Context, p client.Prompt) ([]engine, er
 	if err != nil {
 		return nil, err
 	}
-	best := make(map[string]*client.Match)
+	best := make(map[string]*client.Match) // the first is the best
 	for i := range matches {
-		if m := &matches[i]; best[m.Worker] == nil || m.Tokens > best[m.Worker].Tokens {
+		if m := &matches[i]; best[m.Worker] == nil {
 			best[m.Worker] = m
 		}
 	}
@@ -192,9 +194,12 @@ func (rt *router) candidates(ctx context.Context, p client.Prompt) ([]engine, er
 		}
 		e := engine{name: w.Name, endpoint: endpoint, ranks: len(w.Ranks)}
 		if m := best[w.Name]; m != nil {
-			e.cached, e.best, e.ranked, e.outcome = m.Tokens, m.Rank, true, m.Outcome(at, 0)
+			e.cached, e.best, e.ranked, e.outcome = max(m.Tokens, m.Expected*int(w.BlockSize)), m.Rank, true, m.Outcome(at, 0)
 		} else {
 			e.outcome = client.Outcome{Worker: w.Name, Position: at}
+			if len(w.Ranks) == 1 {
+				e.best, e.outcome.Rank = w.Ranks[0].Rank, w.Ranks[0].Rank
+			}
 		}
 		out = append(out, e)
 	}
@@ -204,7 +209,7 @@ func (rt *router) candidates(ctx context.Context, p client.Prompt) ([]engine, er
 // matches returns the dp ranks that hold prefixes of a prompt, and the position at which they do. The server's answer is not older than
 // the View, whose position is at least at.
 func (rt *router) matches(ctx context.Context, p client.Prompt, at client.Position) ([]client.Match, client.Position, error) {
-	if rt.policy != policyMatch || len(p.Tokens) == 0 {
+	if rt.policy != policyMatch && rt.policy != policyRouted || len(p.Tokens) == 0 {
 		return rt.view.Match(p), at, nil
 	}
 	res, err := rt.matcher.Match(ctx, client.MatchRequest{Prompts: []client.Prompt{p}, After: at})
@@ -212,4 +217,11 @@ func (rt *router) matches(ctx context.Context, p client.Prompt, at client.Positi
 		return nil, at, fmt.Errorf("match prompt: %w", err)
 	}
 	return res.Matches[0], res.Position, nil
+}
+
+// noteRouted tells the server that an engine is sent a prompt. An error changes nothing but later choices.
+func (rt *router) noteRouted(ctx context.Context, p client.Prompt, e *engine) {
+	if rt.policy == policyRouted && len(p.Tokens) > 0 && (e.ranked || e.ranks == 1) {
+		_ = rt.matcher.NoteRouted(ctx, client.Routed{Worker: e.name, Rank: e.best, Prompt: p})
+	}
 }

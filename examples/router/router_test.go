@@ -382,7 +382,7 @@ func TestDemoEndsWithItsSubscription(t *testing.T) {
 		t.Fatal(err)
 	}
 	var refused *client.Error
-	if _, _, err := measure(t.Context(), program, policyPrefix, conversations(t, 1, 1)); !errors.As(err, &refused) || refused.Code != codes.Unimplemented {
+	if _, _, err := measure(t.Context(), program, demoRun{policyPrefix, 1}, conversations(t, 1, 1)); !errors.As(err, &refused) || refused.Code != codes.Unimplemented {
 		t.Errorf("got error %v, want UNIMPLEMENTED", err)
 	} else if n := strings.Count(err.Error(), refused.Error()); n != 1 {
 		t.Errorf("got error %v, which contains the cause %d times", err, n)
@@ -396,37 +396,42 @@ func TestDemo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hit := make(map[policy]uint64)
-	for _, p := range []policy{policyRoundRobin, policyPrefix, policyMatch} {
+	hit := make(map[demoRun]uint64)
+	for _, r := range []demoRun{{policyRoundRobin, 1}, {policyPrefix, 1}, {policyMatch, 1}, {policyRouted, 1}, {policyMatch, 35}, {policyRouted, 35}} {
 		// 7 conversations, so that round robin over 4 engines spreads each conversation.
-		stats, predictions, err := measure(t.Context(), program, p, conversations(t, 7, 5))
+		stats, predictions, err := measure(t.Context(), program, r, conversations(t, 7, 5))
 		if err != nil {
 			t.Fatal(err)
 		}
 		want := uint64(7 * 5)
-		if p == policyRoundRobin { // nothing is predicted
+		if r.policy == policyRoundRobin { // nothing is predicted
 			want = 0
 		}
-		if predictions.GetExact() != want || predictions.GetOver()+predictions.GetUnder() != 0 {
-			t.Errorf("policy %s: predictions are %v", p, predictions)
+		if r.together == 1 && (predictions.GetExact() != want || predictions.GetUnder() != 0) || predictions.GetOver() != 0 {
+			t.Errorf("%v: predictions are %v", r, predictions)
 		}
 		for _, s := range stats {
-			hit[p] += s.HitTokens
+			hit[r] += s.HitTokens
 		}
 	}
 	// Each later prompt hits all earlier prompts of its conversation.
-	if least := uint64(7 * (2 + 3 + 4 + 5) * workload.TraceBlock); hit[policyPrefix] < least || hit[policyRoundRobin] > least/2 {
-		t.Errorf("policy prefix hits %d tokens, want at least %d; round robin hits %d, want at most half as many",
-			hit[policyPrefix], least, hit[policyRoundRobin])
+	least := uint64(7 * (2 + 3 + 4 + 5) * workload.TraceBlock)
+	if prefix, random := hit[demoRun{policyPrefix, 1}], hit[demoRun{policyRoundRobin, 1}]; prefix < least || random > least/2 {
+		t.Errorf("policy prefix hits %d tokens, want at least %d; round robin hits %d, want at most half as many", prefix, least, random)
 	}
-	if hit[policyMatch] != hit[policyPrefix] {
-		t.Errorf("policy match hits %d tokens, want %d, as policy prefix", hit[policyMatch], hit[policyPrefix])
+	for _, r := range []demoRun{{policyMatch, 1}, {policyRouted, 1}, {policyRouted, 35}} {
+		if hit[r] != hit[demoRun{policyPrefix, 1}] {
+			t.Errorf("%v hits %d tokens, want %d, as policy prefix one at a time", r, hit[r], hit[demoRun{policyPrefix, 1}])
+		}
+	}
+	if got := hit[demoRun{policyMatch, 35}]; got > least/2 { // the server knows of no block before the last prompt was routed
+		t.Errorf("policy match hits %d tokens with all at a time, want at most half of %d", got, least)
 	}
 	var out strings.Builder
 	if err := run(t.Context(), []string{"-demo", program, "-requests", "8"}, &out, io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	if got := regexp.MustCompile(`(?m)^(round-robin|prefix|match) +hit rate +[0-9.]+ %: \d+ of \d+ prompt tokens`).FindAllString(out.String(), -1); len(got) != 3 {
+	if got := regexp.MustCompile(`(?m)^(round-robin|prefix|match|routed) +hit rate +[0-9.]+ %: \d+ of \d+ prompt tokens`).FindAllString(out.String(), -1); len(got) != len(demoRuns)+len(demoBursts) {
 		t.Errorf("got\n%s", &out)
 	}
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()

@@ -39,6 +39,10 @@ func (q *Query) Decode(b []byte) (id uint64, err error) {
 			o := new(kvcastv1.Outcome)
 			q.Outcomes = append(q.Outcomes, o)
 			return proto.Unmarshal(f.Bytes, o)
+		case f.IsBytes(kvcastv1.MatchPrefixesRequestRoutedField) && len(q.Routed) <= MaxRouted:
+			r := new(kvcastv1.RoutedPrompt)
+			q.Routed = append(q.Routed, r)
+			return proto.Unmarshal(f.Bytes, r)
 		}
 		return nil
 	})
@@ -119,6 +123,11 @@ func LimitPrompts(b []byte) []byte {
 // LimitOutcomes does the same for an encoded ReportOutcomeRequest and CheckOutcomes.
 func LimitOutcomes(b []byte) []byte {
 	return limitElements(b, kvcastv1.ReportOutcomeRequestOutcomesField, MaxOutcomes)
+}
+
+// LimitRouted does the same for an encoded NoteRoutedRequest and CheckRouted.
+func LimitRouted(b []byte) []byte {
+	return limitElements(b, kvcastv1.NoteRoutedRequestRoutedField, MaxRouted)
 }
 
 // limitElements shortens a message after the first element of a repeated field beyond the most that are allowed.

@@ -40,8 +40,12 @@ func checkDecode(t interface {
 	if diff := cmp.Diff(outcomes, q.Outcomes, protocmp.Transform(), cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("%x: outcomes (-want +got):\n%s", b, diff)
 	}
-	if alone := generated.GetRequest() == nil && len(outcomes) > 0; alone != q.OutcomesAlone() {
-		t.Errorf("%x: got %v", b, q.OutcomesAlone())
+	routed := generated.GetRouted()[:min(len(generated.GetRouted()), match.MaxRouted+1)]
+	if diff := cmp.Diff(routed, q.Routed, protocmp.Transform(), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("%x: routed (-want +got):\n%s", b, diff)
+	}
+	if asks := generated.GetRequest() != nil || len(outcomes)+len(routed) == 0; asks != q.Asks() {
+		t.Errorf("%x: got %v", b, q.Asks())
 	}
 	opts := cmp.Options{cmpopts.EquateEmpty(), cmpopts.IgnoreFields(index.Query{}, "Worker")}
 	if diff := cmp.Diff(want.Query, q.Query, opts); diff != "" {
@@ -51,7 +55,7 @@ func checkDecode(t interface {
 	if diff := cmp.Diff(want.After, q.After, protocmp.Transform(), protocmp.IgnoreUnknown()); diff != "" {
 		t.Errorf("%x: position (-want +got):\n%s", b, diff)
 	}
-	bytes := want.Bytes + 256*int64(len(outcomes))
+	bytes := want.Bytes + 256*int64(len(outcomes)) + match.RoutedBytes(routed)
 	if want.MaxWait() != q.MaxWait() || bytes != q.Bytes {
 		t.Errorf("%x: got a wait of %v and %d bytes, want %v and %d", b, q.MaxWait(), q.Bytes, want.MaxWait(), bytes)
 	}
@@ -153,11 +157,33 @@ func TestFewOfTooManyOutcomesAreKept(t *testing.T) {
 	}
 }
 
+// TestFewOfTooManyRoutedPromptsAreKept decodes more routed prompts than are allowed.
+func TestFewOfTooManyRoutedPromptsAreKept(t *testing.T) {
+	for _, n := range []int{match.MaxRouted, match.MaxRouted + 1, 100_000} {
+		all := slices.Repeat([]*kvcastv1.RoutedPrompt{{}}, n)
+		b, err := proto.Marshal(&kvcastv1.MatchPrefixesRequest{Routed: all})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var q match.Query
+		checkDecode(t, &q, b)
+		if b, err = proto.Marshal(&kvcastv1.NoteRoutedRequest{Routed: all}); err != nil {
+			t.Fatal(err)
+		}
+		short := new(kvcastv1.NoteRoutedRequest)
+		err = proto.Unmarshal(match.LimitRouted(b), short)
+		if want := min(n, match.MaxRouted+1); err != nil || len(short.GetRouted()) != want || len(q.Routed) != want {
+			t.Errorf("%d routed prompts: kept %d and %d, error %v; want %d", n, len(short.GetRouted()), len(q.Routed), err, want)
+		}
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	b, err := proto.Marshal(&kvcastv1.MatchPrefixesRequest{Id: 1, Request: &kvcastv1.MatchPrefixRequest{
 		Model: "m", Prompts: []*kvcastv1.Prompt{{TokenIds: []uint32{1, 300, 70_000, 1 << 31}}, {TokensHashes: []uint64{1}, LoraName: "l"}},
 		Workers: []string{"w"}, Limit: 1, After: &kvcastv1.Position{Epoch: "e", Seq: 1}, MaxWaitNano: 1,
-	}, Outcomes: []*kvcastv1.Outcome{{Worker: "w", DpRank: 1, Position: &kvcastv1.Position{Epoch: "e", Seq: 1}, PredictedTokens: 2, CachedTokens: 3, Trust: 1}}})
+	}, Outcomes: []*kvcastv1.Outcome{{Worker: "w", DpRank: 1, Position: &kvcastv1.Position{Epoch: "e", Seq: 1}, PredictedTokens: 2, CachedTokens: 3, Trust: 1}},
+		Routed: []*kvcastv1.RoutedPrompt{{Worker: "w", DpRank: 1, Prompt: &kvcastv1.Prompt{TokensHashes: []uint64{1}}, TtlNano: 1}}})
 	if err != nil {
 		f.Fatal(err)
 	}

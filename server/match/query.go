@@ -36,8 +36,9 @@ type Query struct {
 	After *kvcastv1.Position
 	// Bytes estimates the memory of the request and its query.
 	Bytes int64
-	// Outcomes are those that come with the request. They are not checked by Check.
+	// Outcomes and Routed are those that come with the request. They are not checked by Check.
 	Outcomes []*kvcastv1.Outcome
+	Routed   []*kvcastv1.RoutedPrompt
 
 	maxWaitNano uint64
 	requested   bool  // there was a MatchPrefixRequest
@@ -54,11 +55,7 @@ func (q *Query) Set(req *kvcastv1.MatchPrefixRequest) {
 	q.After, q.maxWaitNano = req.GetAfter(), req.GetMaxWaitNano()
 	q.Model, q.Limit = req.GetModel(), int(req.GetLimit())
 	for _, p := range req.GetPrompts()[:min(len(req.GetPrompts()), maxPrompts+1)] {
-		q.Prompts = append(q.Prompts, index.Prompt{
-			TokenIDs: p.GetTokenIds(), TokensHashes: p.GetTokensHashes(), BlockHashes: p.GetBlockHashes(),
-			LoRA: p.GetLoraName(), Salt: p.GetCacheSalt(), Eagle: p.GetEagle(), BlockSize: p.GetBlockSize(),
-			ExcludeLastToken: p.GetExcludeLastToken(),
-		})
+		q.Prompts = append(q.Prompts, promptOf(p))
 	}
 	q.finish(req.GetWorkers())
 }
@@ -66,7 +63,7 @@ func (q *Query) Set(req *kvcastv1.MatchPrefixRequest) {
 // reset makes the query that of an empty request.
 func (q *Query) reset() {
 	q.Model, q.Limit, q.After, q.maxWaitNano, q.requested = "", 0, nil, 0, false
-	q.Outcomes = q.Outcomes[:0]
+	q.Outcomes, q.Routed = q.Outcomes[:0], q.Routed[:0]
 	q.Prompts = q.Prompts[:0]
 	l := &q.lists
 	q.lists = lists{l.tokenIDs[:0], l.tokensHashes[:0], l.blockHashes[:0], l.ends[:0], l.names[:0], l.model}
@@ -87,7 +84,7 @@ func (q *Query) finish(names []string) {
 		p := &q.Prompts[i]
 		q.Bytes += int64(8 * (len(p.TokenIDs) + len(p.TokensHashes) + len(p.BlockHashes)))
 	}
-	q.Bytes += int64(outcomeBytes * len(q.Outcomes))
+	q.Bytes += int64(outcomeBytes*len(q.Outcomes)) + RoutedBytes(q.Routed)
 	q.names, q.Worker = len(names), nil
 	if len(names) == 0 {
 		return
@@ -113,6 +110,7 @@ func (q *Query) Clear() {
 	clear(q.workers)
 	clear(q.lists.names)
 	clear(q.Outcomes)
+	clear(q.Routed)
 	if q.IsLarge() {
 		*q = Query{}
 	}
@@ -129,8 +127,8 @@ func (q *Query) MaxWait() time.Duration {
 	return time.Duration(q.maxWaitNano)
 }
 
-// OutcomesAlone reports whether there are outcomes and no request.
-func (q *Query) OutcomesAlone() bool { return !q.requested && len(q.Outcomes) > 0 }
+// Asks reports whether there is a request, and not outcomes or routed prompts alone.
+func (q *Query) Asks() bool { return q.requested || len(q.Outcomes)+len(q.Routed) == 0 }
 
 // Check returns the invalid fields of the request.
 func (q *Query) Check() (all []*Violation) {

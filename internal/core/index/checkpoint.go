@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/kvcast/kvcast/internal/core/encode"
+	"github.com/kvcast/kvcast/internal/core/index/expected"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -136,5 +137,6 @@ func (x *Index) Reset() {
 	empty.RetainTokenIDs(x.blocks.TokenIDLimit())
 	x.blocks, x.workers, x.byName, x.models, x.seq, x.learners, x.decoder = empty.blocks, empty.workers, nil, empty.models, 0, 0, decoder{}
 	x.order.Store(nil)
+	x.expected.change(func(*expected.Set[*rank]) { x.expected.set = empty.expected.set })
 	x.learnAdopted()
 }

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/kvcast/kvcast/internal/core/index/expected"
 	"github.com/kvcast/kvcast/internal/core/index/hybrid"
 	"github.com/kvcast/kvcast/internal/core/index/radix"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
@@ -31,8 +32,10 @@ type Index struct {
 	workers map[string]*worker
 	byName  []*worker // the same ones
 	order   atomic.Pointer[order]
-	models  map[string]*model
-	seq     uint64 // the last entry that is applied
+	// expected has a lock of its own.
+	expected expectations
+	models   map[string]*model
+	seq      uint64 // the last entry that is applied
 	// learners is the number of ranks that learn.
 	learners int
 	// lastRule is the last rule of an engine with several attention groups. Equal ones that follow share it, so that they are compared quickly.
@@ -43,6 +46,7 @@ type Index struct {
 // New returns an index without workers.
 func New() *Index {
 	x := &Index{blocks: radix.New(), workers: make(map[string]*worker), models: make(map[string]*model)}
+	x.expected.set = expected.New[*rank](ExpectedLimits)
 	x.learnAdopted()
 	return x
 }
@@ -198,6 +202,7 @@ func (x *Index) store(r *rank, tier int, s *radix.Stored) {
 	r.usedTiers |= 1 << tier
 	x.blocks.Store(r.blocks, tier, *s)
 	x.learnAll(r, s.Blocks)
+	x.expected.stored(r, s.Tokens)
 }
 
 // remove removes blocks from a rank.
@@ -210,6 +215,7 @@ func (x *Index) remove(r *rank, tier int, hashes []uint64) {
 // clear applies a Cleared event.
 func (x *Index) clear(r *rank, c *kvcastv1.Cleared) {
 	r.removed = x.seq + 1
+	x.expected.drop(r)
 	for _, t := range c.GetTiers() {
 		if tier, ok := tierIndex(uint64(t)); ok {
 			x.blocks.ClearTier(r.blocks, tier)

@@ -3,6 +3,7 @@ package index
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"github.com/kvcast/kvcast/internal/core/index/hybrid"
 	"github.com/kvcast/kvcast/internal/core/index/hybrid/vllmhash"
@@ -45,6 +46,9 @@ type Query struct {
 	// MaxLookups bounds the lookups for BlockHashes of blocks whose content is unknown, of which each rank needs one a block, in
 	// all prompts together; 0: no bound.
 	MaxLookups int
+	// Now makes Match set Match.Expected, and return ranks that are only expected to hold blocks, as of this time: see NoteRouted. With the zero
+	// time, it does not.
+	Now time.Time
 }
 
 // Match is the longest prefix of a prompt that a dp rank holds.
@@ -55,6 +59,8 @@ type Match struct {
 	// Labels are the worker's. They must not be modified.
 	Labels map[string]string
 	Rank   uint32
+	// Expected is the number of first blocks that the rank is expected to have soon, if that is more than Blocks; else 0. See NoteRouted.
+	Expected uint32
 	// Blocks is the number of blocks in the longest prefix, of which each is held in some tier. TierBlocks are the
 	// blocks of the longest prefix held in one tier.
 	Blocks     int
@@ -130,7 +136,7 @@ func (m *Match) HasTier(tier int) bool {
 
 // Matches is the result of a Match, and its memory for reuse. The zero value is ready for use.
 type Matches struct {
-	// Prompts has the matches of each prompt: by Blocks, then by blocks in the device tier, both descending, then by
+	// Prompts has the matches of each prompt: by Blocks, or Expected if that is more, then by blocks in the device tier, both descending, then by
 	// worker and rank. It is valid until the next Match.
 	Prompts [][]Match
 	// Exceeded reports whether Query.MaxLookups was reached. The matches are then not complete.
@@ -142,6 +148,8 @@ type Matches struct {
 	sizes   []uint32
 	found   []candidate
 	keys    []uint64 // reused by addGroup
+	// expected has the first blocks that ranks are expected to have, of the list of hashes that is being matched.
+	expected map[*rank]int
 	// Of engines with several attention groups.
 	named  []*hashing // whose names were computed
 	names  []names    // that were computed
@@ -164,9 +172,10 @@ type hashList struct {
 
 // candidate is a match before its prompt's matches are sorted.
 type candidate struct {
-	// length orders matches: the number of blocks, and in the lower half the blocks in the device tier.
+	// length orders matches: the number of blocks, or of expected ones if they are more, and in the lower half the blocks in the device tier.
 	length   uint64
 	position uint32 // of the rank, see Index.ordered
+	expected uint32 // blocks
 	found    int    // in Matcher.Found, and Matcher.Walks
 }
 
@@ -197,6 +206,7 @@ func (x *Index) match(q *Query, m *Matches, hasNamed func()) (seq uint64) {
 	clear(m.names[:cap(m.names)])
 	clear(m.named[:cap(m.named)])
 	clear(m.needed[:cap(m.needed)])
+	clear(m.expected)
 	m.given, m.holders, m.last.rank = names{}, [numGroupTiers]holder{}, nil
 	return seq
 }
@@ -316,13 +326,17 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 	selects := q.Limit > 0 && q.Limit <= maxSelected
 	attends := x.learners > 0 || len(m.namesOf(lists[0].prompt)) > 0 // applyGroups needs to know more
 	positions := x.ordered()
-	m.matcher.Walk, m.matcher.KeepPath, m.matcher.Group = q.Walk, attends, selects && !attends && !q.Walk
 	for _, l := range lists {
-		switch p := &q.Prompts[l.prompt]; {
-		case len(p.TokenIDs) > 0:
-			x.blocks.Match(q.Model, m.hashes[l.start:l.end], &m.matcher)
-		case len(p.TokensHashes) > 0:
-			x.blocks.Match(q.Model, p.TokensHashes, &m.matcher)
+		p := &q.Prompts[l.prompt]
+		hashes := p.TokensHashes
+		if len(p.TokenIDs) > 0 {
+			hashes = m.hashes[l.start:l.end]
+		}
+		m.expect(x, q, l, hashes)
+		m.matcher.Walk, m.matcher.KeepPath, m.matcher.Group = q.Walk, attends, selects && !attends && !q.Walk && len(m.expected) == 0
+		switch {
+		case len(p.TokenIDs) > 0, len(p.TokensHashes) > 0:
+			x.blocks.Match(q.Model, hashes, &m.matcher)
 		default:
 			x.blocks.MatchHashes(q.Model, p.BlockHashes, selected, &m.matcher)
 			m.Exceeded = m.matcher.Exceeded
@@ -335,8 +349,15 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 				continue
 			}
 			if q.selects(l, f.Rank.Owner.(*rank)) {
-				m.addCandidate(q, newCandidate(f, positions[f.Rank.Number()], i), selects)
+				c := newCandidate(f, positions[f.Rank.Number()], i)
+				if len(m.expected) > 0 {
+					c = m.expecting(c, f)
+				}
+				m.addCandidate(q, c, selects)
 			}
+		}
+		if len(m.expected) > 0 {
+			m.addExpected(q, positions, selects)
 		}
 		for _, g := range slices.Backward(m.matcher.Groups) { // those of another model may be longer
 			m.addGroup(x, q, l, g, positions)
@@ -417,6 +438,31 @@ func newCandidate(f *radix.Match, position uint32, found int) candidate {
 	return candidate{length: lengthOf(f.Blocks, f.TierBlocks[0]), position: position, found: found}
 }
 
+// expecting returns a candidate with what its rank is expected to have.
+func (m *Matches) expecting(c candidate, f *radix.Match) candidate {
+	r := f.Rank.Owner.(*rank)
+	if n := m.expected[r]; n > f.Blocks {
+		c.length, c.expected = lengthOf(n, f.TierBlocks[0]), uint32(n)
+	}
+	delete(m.expected, r)
+	return c
+}
+
+// addExpected adds the ranks of m.expected, which hold nothing of the prompt, to m.matcher.Found and m.found.
+func (m *Matches) addExpected(q *Query, positions []uint32, selects bool) {
+	for r, n := range m.expected {
+		c := candidate{length: lengthOf(n, 0), position: positions[r.blocks.Number()], expected: uint32(n), found: len(m.matcher.Found)}
+		m.matcher.Found = append(m.matcher.Found, radix.Match{Rank: r.blocks})
+		if len(m.reuses) > 0 {
+			m.reuses = append(m.reuses, reuse{})
+		}
+		if q.Walk {
+			m.matcher.Walks = append(m.matcher.Walks, radix.Walk{})
+		}
+		m.addCandidate(q, c, selects)
+	}
+}
+
 // lengthOf returns candidate.length.
 func lengthOf(blocks, deviceBlocks int) uint64 { return uint64(blocks)<<32 | uint64(deviceBlocks) }
 
@@ -448,7 +494,7 @@ func compareCandidates(a, b candidate) int {
 }
 
 func compareMatches(a, b Match) int {
-	return cmp.Or(b.Blocks-a.Blocks, b.TierBlocks[0]-a.TierBlocks[0], cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank))
+	return cmp.Or(max(b.Blocks, int(b.Expected))-max(a.Blocks, int(a.Expected)), b.TierBlocks[0]-a.TierBlocks[0], cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank))
 }
 
 // match returns the match of a candidate of the prompt that the matcher has matched last.
@@ -458,7 +504,7 @@ func (m *Matches) match(c candidate) Match {
 	w := r.worker
 	match := Match{
 		Worker: w.name, Model: w.model, Endpoint: w.added.GetEndpoint(), Labels: w.added.GetLabels(), Rank: r.number,
-		Blocks: found.Blocks, TierBlocks: found.TierBlocks, BlockSize: w.blockSize,
+		Blocks: found.Blocks, TierBlocks: found.TierBlocks, Expected: c.expected, BlockSize: w.blockSize,
 		Reasons: r.all, TierReasons: r.reasons, GroupsOmitted: r.groupsOmitted,
 	}
 	if len(m.reuses) > 0 {

@@ -216,6 +216,7 @@ func (x *Index) removeWorker(w *worker) {
 	for _, r := range w.ranks {
 		x.dropHashing(r)
 		x.forgetLearned(r)
+		x.expected.drop(r)
 		x.blocks.RemoveRank(r.blocks)
 	}
 	delete(x.workers, w.name)

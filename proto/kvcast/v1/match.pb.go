@@ -301,10 +301,12 @@ type MatchPrefixesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Returned with the answer. The server does not interpret it.
 	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	// The request. May be absent if there are outcomes.
+	// The request. May be absent if there are outcomes or routed prompts.
 	Request *MatchPrefixRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
 	// Outcomes of earlier requests, at most 1,000, as in ReportOutcome.
-	Outcomes      []*Outcome `protobuf:"bytes,3,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
+	Outcomes []*Outcome `protobuf:"bytes,3,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
+	// Prompts that were routed, at most 64, as in NoteRouted. The request sees them.
+	Routed        []*RoutedPrompt `protobuf:"bytes,4,rep,name=routed,proto3" json:"routed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -356,6 +358,13 @@ func (x *MatchPrefixesRequest) GetRequest() *MatchPrefixRequest {
 func (x *MatchPrefixesRequest) GetOutcomes() []*Outcome {
 	if x != nil {
 		return x.Outcomes
+	}
+	return nil
+}
+
+func (x *MatchPrefixesRequest) GetRouted() []*RoutedPrompt {
+	if x != nil {
+		return x.Routed
 	}
 	return nil
 }
@@ -418,9 +427,9 @@ func (x *MatchPrefixesResponse) GetResponse() *MatchPrefixResponse {
 // The matches of a prompt.
 type PromptMatches struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The dp ranks that hold at least the first block: by blocks, then by blocks in
-	// TIER_DEVICE, both descending, then by worker and dp rank. A model without workers, or
-	// unknown to the server, has none.
+	// The dp ranks that hold at least the first block, or are expected to: by blocks, or
+	// expected_blocks if set, then by blocks in TIER_DEVICE, both descending, then by worker
+	// and dp rank. A model without workers, or unknown to the server, has none.
 	Matches       []*PrefixMatch `protobuf:"bytes,1,rep,name=matches,proto3" json:"matches,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -490,9 +499,12 @@ type PrefixMatch struct {
 	Model string `protobuf:"bytes,10,opt,name=model,proto3" json:"model,omitempty"`
 	// How old the server's knowledge of the rank is, in nanoseconds: the time since it was known
 	// to be up to date with the engine. 0: it is. See DEGRADED_REASON_STALE.
-	AgeNano       uint64 `protobuf:"varint,11,opt,name=age_nano,json=ageNano,proto3" json:"age_nano,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	AgeNano uint64 `protobuf:"varint,11,opt,name=age_nano,json=ageNano,proto3" json:"age_nano,omitempty"`
+	// Blocks in the prefix that the rank is expected to hold soon, because prompts were routed
+	// to it: see NoteRouted. 0 if that is not more than blocks. No other field depends on it.
+	ExpectedBlocks uint32 `protobuf:"varint,12,opt,name=expected_blocks,json=expectedBlocks,proto3" json:"expected_blocks,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *PrefixMatch) Reset() {
@@ -602,6 +614,13 @@ func (x *PrefixMatch) GetAgeNano() uint64 {
 	return 0
 }
 
+func (x *PrefixMatch) GetExpectedBlocks() uint32 {
+	if x != nil {
+		return x.ExpectedBlocks
+	}
+	return 0
+}
+
 // The longest prefix of a prompt that a dp rank holds in one tier.
 type TierPrefix struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -695,6 +714,172 @@ func (x *TierPrefix) GetEndedByGroup() uint32 {
 	return 0
 }
 
+// A prompt that was sent to a dp rank, which is expected to store its whole blocks soon.
+type RoutedPrompt struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the worker that the request was sent to.
+	Worker string `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
+	// The dp rank that computes it.
+	DpRank uint32 `protobuf:"varint,2,opt,name=dp_rank,json=dpRank,proto3" json:"dp_rank,omitempty"`
+	// The prompt, by token ids or tokens hashes.
+	Prompt *Prompt `protobuf:"bytes,3,opt,name=prompt,proto3" json:"prompt,omitempty"`
+	// How long the blocks are expected, in nanoseconds, at most 60 s; 0: 2 s.
+	TtlNano       uint64 `protobuf:"varint,4,opt,name=ttl_nano,json=ttlNano,proto3" json:"ttl_nano,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RoutedPrompt) Reset() {
+	*x = RoutedPrompt{}
+	mi := &file_kvcast_v1_match_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RoutedPrompt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RoutedPrompt) ProtoMessage() {}
+
+func (x *RoutedPrompt) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_match_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RoutedPrompt.ProtoReflect.Descriptor instead.
+func (*RoutedPrompt) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RoutedPrompt) GetWorker() string {
+	if x != nil {
+		return x.Worker
+	}
+	return ""
+}
+
+func (x *RoutedPrompt) GetDpRank() uint32 {
+	if x != nil {
+		return x.DpRank
+	}
+	return 0
+}
+
+func (x *RoutedPrompt) GetPrompt() *Prompt {
+	if x != nil {
+		return x.Prompt
+	}
+	return nil
+}
+
+func (x *RoutedPrompt) GetTtlNano() uint64 {
+	if x != nil {
+		return x.TtlNano
+	}
+	return 0
+}
+
+// Request of RouterEventService.NoteRouted, at most 1 MiB.
+type NoteRoutedRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The prompts, 1 to 64.
+	Routed        []*RoutedPrompt `protobuf:"bytes,1,rep,name=routed,proto3" json:"routed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NoteRoutedRequest) Reset() {
+	*x = NoteRoutedRequest{}
+	mi := &file_kvcast_v1_match_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NoteRoutedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NoteRoutedRequest) ProtoMessage() {}
+
+func (x *NoteRoutedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_match_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NoteRoutedRequest.ProtoReflect.Descriptor instead.
+func (*NoteRoutedRequest) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *NoteRoutedRequest) GetRouted() []*RoutedPrompt {
+	if x != nil {
+		return x.Routed
+	}
+	return nil
+}
+
+// Response of RouterEventService.NoteRouted.
+type NoteRoutedResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of prompts that were ignored: the server does not know the worker, the rank or its
+	// block size, the prompt has no whole block, or too many blocks are expected already.
+	Ignored       uint32 `protobuf:"varint,1,opt,name=ignored,proto3" json:"ignored,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NoteRoutedResponse) Reset() {
+	*x = NoteRoutedResponse{}
+	mi := &file_kvcast_v1_match_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NoteRoutedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NoteRoutedResponse) ProtoMessage() {}
+
+func (x *NoteRoutedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_match_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NoteRoutedResponse.ProtoReflect.Descriptor instead.
+func (*NoteRoutedResponse) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *NoteRoutedResponse) GetIgnored() uint32 {
+	if x != nil {
+		return x.Ignored
+	}
+	return 0
+}
+
 // What an engine reused of a prompt, and what was predicted.
 type Outcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -720,7 +905,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_kvcast_v1_match_proto_msgTypes[8]
+	mi := &file_kvcast_v1_match_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -732,7 +917,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_match_proto_msgTypes[8]
+	mi := &file_kvcast_v1_match_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -745,7 +930,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{8}
+	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Outcome) GetWorker() string {
@@ -801,7 +986,7 @@ type ReportOutcomeRequest struct {
 
 func (x *ReportOutcomeRequest) Reset() {
 	*x = ReportOutcomeRequest{}
-	mi := &file_kvcast_v1_match_proto_msgTypes[9]
+	mi := &file_kvcast_v1_match_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -813,7 +998,7 @@ func (x *ReportOutcomeRequest) String() string {
 func (*ReportOutcomeRequest) ProtoMessage() {}
 
 func (x *ReportOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_match_proto_msgTypes[9]
+	mi := &file_kvcast_v1_match_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -826,7 +1011,7 @@ func (x *ReportOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*ReportOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{9}
+	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReportOutcomeRequest) GetOutcomes() []*Outcome {
@@ -848,7 +1033,7 @@ type ReportOutcomeResponse struct {
 
 func (x *ReportOutcomeResponse) Reset() {
 	*x = ReportOutcomeResponse{}
-	mi := &file_kvcast_v1_match_proto_msgTypes[10]
+	mi := &file_kvcast_v1_match_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -860,7 +1045,7 @@ func (x *ReportOutcomeResponse) String() string {
 func (*ReportOutcomeResponse) ProtoMessage() {}
 
 func (x *ReportOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_match_proto_msgTypes[10]
+	mi := &file_kvcast_v1_match_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -873,7 +1058,7 @@ func (x *ReportOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*ReportOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{10}
+	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReportOutcomeResponse) GetIgnored() uint32 {
@@ -908,16 +1093,17 @@ const file_kvcast_v1_match_proto_rawDesc = "" +
 	"\x12exclude_last_token\x18\b \x01(\bR\x10excludeLastToken\"z\n" +
 	"\x13MatchPrefixResponse\x12/\n" +
 	"\bposition\x18\x01 \x01(\v2\x13.kvcast.v1.PositionR\bposition\x122\n" +
-	"\aprompts\x18\x02 \x03(\v2\x18.kvcast.v1.PromptMatchesR\aprompts\"\x8f\x01\n" +
+	"\aprompts\x18\x02 \x03(\v2\x18.kvcast.v1.PromptMatchesR\aprompts\"\xc0\x01\n" +
 	"\x14MatchPrefixesRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x127\n" +
 	"\arequest\x18\x02 \x01(\v2\x1d.kvcast.v1.MatchPrefixRequestR\arequest\x12.\n" +
-	"\boutcomes\x18\x03 \x03(\v2\x12.kvcast.v1.OutcomeR\boutcomes\"c\n" +
+	"\boutcomes\x18\x03 \x03(\v2\x12.kvcast.v1.OutcomeR\boutcomes\x12/\n" +
+	"\x06routed\x18\x04 \x03(\v2\x17.kvcast.v1.RoutedPromptR\x06routed\"c\n" +
 	"\x15MatchPrefixesResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12:\n" +
 	"\bresponse\x18\x02 \x01(\v2\x1e.kvcast.v1.MatchPrefixResponseR\bresponse\"A\n" +
 	"\rPromptMatches\x120\n" +
-	"\amatches\x18\x01 \x03(\v2\x16.kvcast.v1.PrefixMatchR\amatches\"\xe2\x02\n" +
+	"\amatches\x18\x01 \x03(\v2\x16.kvcast.v1.PrefixMatchR\amatches\"\x8b\x03\n" +
 	"\vPrefixMatch\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x1a\n" +
 	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12\x17\n" +
@@ -930,7 +1116,8 @@ const file_kvcast_v1_match_proto_rawDesc = "" +
 	"\tdown_nano\x18\t \x01(\x04R\bdownNano\x12\x14\n" +
 	"\x05model\x18\n" +
 	" \x01(\tR\x05model\x12\x19\n" +
-	"\bage_nano\x18\v \x01(\x04R\aageNano\"\xfc\x01\n" +
+	"\bage_nano\x18\v \x01(\x04R\aageNano\x12'\n" +
+	"\x0fexpected_blocks\x18\f \x01(\rR\x0eexpectedBlocks\"\xfc\x01\n" +
 	"\n" +
 	"TierPrefix\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvcast.v1.TierR\x04tier\x12\x16\n" +
@@ -939,7 +1126,16 @@ const file_kvcast_v1_match_proto_rawDesc = "" +
 	"\x05trust\x18\x04 \x01(\x0e2\x10.kvcast.v1.TrustR\x05trust\x123\n" +
 	"\areasons\x18\x05 \x03(\x0e2\x19.kvcast.v1.DegradedReasonR\areasons\x12)\n" +
 	"\x0eended_by_group\x18\x06 \x01(\rH\x00R\fendedByGroup\x88\x01\x01B\x11\n" +
-	"\x0f_ended_by_group\"\xe3\x01\n" +
+	"\x0f_ended_by_group\"\x85\x01\n" +
+	"\fRoutedPrompt\x12\x16\n" +
+	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x17\n" +
+	"\adp_rank\x18\x02 \x01(\rR\x06dpRank\x12)\n" +
+	"\x06prompt\x18\x03 \x01(\v2\x11.kvcast.v1.PromptR\x06prompt\x12\x19\n" +
+	"\bttl_nano\x18\x04 \x01(\x04R\attlNano\"D\n" +
+	"\x11NoteRoutedRequest\x12/\n" +
+	"\x06routed\x18\x01 \x03(\v2\x17.kvcast.v1.RoutedPromptR\x06routed\".\n" +
+	"\x12NoteRoutedResponse\x12\x18\n" +
+	"\aignored\x18\x01 \x01(\rR\aignored\"\xe3\x01\n" +
 	"\aOutcome\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x17\n" +
 	"\adp_rank\x18\x02 \x01(\rR\x06dpRank\x12/\n" +
@@ -964,7 +1160,7 @@ func file_kvcast_v1_match_proto_rawDescGZIP() []byte {
 	return file_kvcast_v1_match_proto_rawDescData
 }
 
-var file_kvcast_v1_match_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_kvcast_v1_match_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_kvcast_v1_match_proto_goTypes = []any{
 	(*MatchPrefixRequest)(nil),    // 0: kvcast.v1.MatchPrefixRequest
 	(*Prompt)(nil),                // 1: kvcast.v1.Prompt
@@ -974,37 +1170,43 @@ var file_kvcast_v1_match_proto_goTypes = []any{
 	(*PromptMatches)(nil),         // 5: kvcast.v1.PromptMatches
 	(*PrefixMatch)(nil),           // 6: kvcast.v1.PrefixMatch
 	(*TierPrefix)(nil),            // 7: kvcast.v1.TierPrefix
-	(*Outcome)(nil),               // 8: kvcast.v1.Outcome
-	(*ReportOutcomeRequest)(nil),  // 9: kvcast.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil), // 10: kvcast.v1.ReportOutcomeResponse
-	(*Position)(nil),              // 11: kvcast.v1.Position
-	(Trust)(0),                    // 12: kvcast.v1.Trust
-	(DegradedReason)(0),           // 13: kvcast.v1.DegradedReason
-	(Tier)(0),                     // 14: kvcast.v1.Tier
+	(*RoutedPrompt)(nil),          // 8: kvcast.v1.RoutedPrompt
+	(*NoteRoutedRequest)(nil),     // 9: kvcast.v1.NoteRoutedRequest
+	(*NoteRoutedResponse)(nil),    // 10: kvcast.v1.NoteRoutedResponse
+	(*Outcome)(nil),               // 11: kvcast.v1.Outcome
+	(*ReportOutcomeRequest)(nil),  // 12: kvcast.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil), // 13: kvcast.v1.ReportOutcomeResponse
+	(*Position)(nil),              // 14: kvcast.v1.Position
+	(Trust)(0),                    // 15: kvcast.v1.Trust
+	(DegradedReason)(0),           // 16: kvcast.v1.DegradedReason
+	(Tier)(0),                     // 17: kvcast.v1.Tier
 }
 var file_kvcast_v1_match_proto_depIdxs = []int32{
 	1,  // 0: kvcast.v1.MatchPrefixRequest.prompts:type_name -> kvcast.v1.Prompt
-	11, // 1: kvcast.v1.MatchPrefixRequest.after:type_name -> kvcast.v1.Position
-	11, // 2: kvcast.v1.MatchPrefixResponse.position:type_name -> kvcast.v1.Position
+	14, // 1: kvcast.v1.MatchPrefixRequest.after:type_name -> kvcast.v1.Position
+	14, // 2: kvcast.v1.MatchPrefixResponse.position:type_name -> kvcast.v1.Position
 	5,  // 3: kvcast.v1.MatchPrefixResponse.prompts:type_name -> kvcast.v1.PromptMatches
 	0,  // 4: kvcast.v1.MatchPrefixesRequest.request:type_name -> kvcast.v1.MatchPrefixRequest
-	8,  // 5: kvcast.v1.MatchPrefixesRequest.outcomes:type_name -> kvcast.v1.Outcome
-	2,  // 6: kvcast.v1.MatchPrefixesResponse.response:type_name -> kvcast.v1.MatchPrefixResponse
-	6,  // 7: kvcast.v1.PromptMatches.matches:type_name -> kvcast.v1.PrefixMatch
-	7,  // 8: kvcast.v1.PrefixMatch.tiers:type_name -> kvcast.v1.TierPrefix
-	12, // 9: kvcast.v1.PrefixMatch.trust:type_name -> kvcast.v1.Trust
-	13, // 10: kvcast.v1.PrefixMatch.reasons:type_name -> kvcast.v1.DegradedReason
-	14, // 11: kvcast.v1.TierPrefix.tier:type_name -> kvcast.v1.Tier
-	12, // 12: kvcast.v1.TierPrefix.trust:type_name -> kvcast.v1.Trust
-	13, // 13: kvcast.v1.TierPrefix.reasons:type_name -> kvcast.v1.DegradedReason
-	11, // 14: kvcast.v1.Outcome.position:type_name -> kvcast.v1.Position
-	12, // 15: kvcast.v1.Outcome.trust:type_name -> kvcast.v1.Trust
-	8,  // 16: kvcast.v1.ReportOutcomeRequest.outcomes:type_name -> kvcast.v1.Outcome
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	11, // 5: kvcast.v1.MatchPrefixesRequest.outcomes:type_name -> kvcast.v1.Outcome
+	8,  // 6: kvcast.v1.MatchPrefixesRequest.routed:type_name -> kvcast.v1.RoutedPrompt
+	2,  // 7: kvcast.v1.MatchPrefixesResponse.response:type_name -> kvcast.v1.MatchPrefixResponse
+	6,  // 8: kvcast.v1.PromptMatches.matches:type_name -> kvcast.v1.PrefixMatch
+	7,  // 9: kvcast.v1.PrefixMatch.tiers:type_name -> kvcast.v1.TierPrefix
+	15, // 10: kvcast.v1.PrefixMatch.trust:type_name -> kvcast.v1.Trust
+	16, // 11: kvcast.v1.PrefixMatch.reasons:type_name -> kvcast.v1.DegradedReason
+	17, // 12: kvcast.v1.TierPrefix.tier:type_name -> kvcast.v1.Tier
+	15, // 13: kvcast.v1.TierPrefix.trust:type_name -> kvcast.v1.Trust
+	16, // 14: kvcast.v1.TierPrefix.reasons:type_name -> kvcast.v1.DegradedReason
+	1,  // 15: kvcast.v1.RoutedPrompt.prompt:type_name -> kvcast.v1.Prompt
+	8,  // 16: kvcast.v1.NoteRoutedRequest.routed:type_name -> kvcast.v1.RoutedPrompt
+	14, // 17: kvcast.v1.Outcome.position:type_name -> kvcast.v1.Position
+	15, // 18: kvcast.v1.Outcome.trust:type_name -> kvcast.v1.Trust
+	11, // 19: kvcast.v1.ReportOutcomeRequest.outcomes:type_name -> kvcast.v1.Outcome
+	20, // [20:20] is the sub-list for method output_type
+	20, // [20:20] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_match_proto_init() }
@@ -1021,7 +1223,7 @@ func file_kvcast_v1_match_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvcast_v1_match_proto_rawDesc), len(file_kvcast_v1_match_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

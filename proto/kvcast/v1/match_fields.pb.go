@@ -39,6 +39,7 @@ const (
 	MatchPrefixesRequestIDField       protowire.Number = 1
 	MatchPrefixesRequestRequestField  protowire.Number = 2
 	MatchPrefixesRequestOutcomesField protowire.Number = 3
+	MatchPrefixesRequestRoutedField   protowire.Number = 4
 )
 
 // Field numbers of MatchPrefixesResponse.
@@ -54,17 +55,18 @@ const (
 
 // Field numbers of PrefixMatch.
 const (
-	PrefixMatchWorkerField   protowire.Number = 1
-	PrefixMatchEndpointField protowire.Number = 2
-	PrefixMatchDpRankField   protowire.Number = 3
-	PrefixMatchBlocksField   protowire.Number = 4
-	PrefixMatchTokensField   protowire.Number = 5
-	PrefixMatchTiersField    protowire.Number = 6
-	PrefixMatchTrustField    protowire.Number = 7
-	PrefixMatchReasonsField  protowire.Number = 8
-	PrefixMatchDownNanoField protowire.Number = 9
-	PrefixMatchModelField    protowire.Number = 10
-	PrefixMatchAgeNanoField  protowire.Number = 11
+	PrefixMatchWorkerField         protowire.Number = 1
+	PrefixMatchEndpointField       protowire.Number = 2
+	PrefixMatchDpRankField         protowire.Number = 3
+	PrefixMatchBlocksField         protowire.Number = 4
+	PrefixMatchTokensField         protowire.Number = 5
+	PrefixMatchTiersField          protowire.Number = 6
+	PrefixMatchTrustField          protowire.Number = 7
+	PrefixMatchReasonsField        protowire.Number = 8
+	PrefixMatchDownNanoField       protowire.Number = 9
+	PrefixMatchModelField          protowire.Number = 10
+	PrefixMatchAgeNanoField        protowire.Number = 11
+	PrefixMatchExpectedBlocksField protowire.Number = 12
 )
 
 // Field numbers of TierPrefix.
@@ -75,6 +77,11 @@ const (
 	TierPrefixTrustField        protowire.Number = 4
 	TierPrefixReasonsField      protowire.Number = 5
 	TierPrefixEndedByGroupField protowire.Number = 6
+)
+
+// Field numbers of NoteRoutedRequest.
+const (
+	NoteRoutedRequestRoutedField protowire.Number = 1
 )
 
 // Field numbers of ReportOutcomeRequest.

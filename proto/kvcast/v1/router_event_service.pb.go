@@ -2658,7 +2658,7 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\tGapPolicy\x12\x1a\n" +
 	"\x16GAP_POLICY_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13GAP_POLICY_SNAPSHOT\x10\x01\x12\x13\n" +
-	"\x0fGAP_POLICY_FAIL\x10\x022\xa1\x06\n" +
+	"\x0fGAP_POLICY_FAIL\x10\x022\xec\x06\n" +
 	"\x12RouterEventService\x12H\n" +
 	"\tSubscribe\x12\x1b.kvcast.v1.SubscribeRequest\x1a\x1c.kvcast.v1.SubscribeResponse0\x01\x12?\n" +
 	"\x06Replay\x12\x18.kvcast.v1.ReplayRequest\x1a\x19.kvcast.v1.ReplayResponse0\x01\x12E\n" +
@@ -2669,7 +2669,9 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\x0fListSubscribers\x12!.kvcast.v1.ListSubscribersRequest\x1a\".kvcast.v1.ListSubscribersResponse\x12L\n" +
 	"\vMatchPrefix\x12\x1d.kvcast.v1.MatchPrefixRequest\x1a\x1e.kvcast.v1.MatchPrefixResponse\x12V\n" +
 	"\rMatchPrefixes\x12\x1f.kvcast.v1.MatchPrefixesRequest\x1a .kvcast.v1.MatchPrefixesResponse(\x010\x01\x12R\n" +
-	"\rReportOutcome\x12\x1f.kvcast.v1.ReportOutcomeRequest\x1a .kvcast.v1.ReportOutcomeResponseB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
+	"\rReportOutcome\x12\x1f.kvcast.v1.ReportOutcomeRequest\x1a .kvcast.v1.ReportOutcomeResponse\x12I\n" +
+	"\n" +
+	"NoteRouted\x12\x1c.kvcast.v1.NoteRoutedRequest\x1a\x1d.kvcast.v1.NoteRoutedResponseB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
 
 var (
 	file_kvcast_v1_router_event_service_proto_rawDescOnce sync.Once
@@ -2730,9 +2732,11 @@ var file_kvcast_v1_router_event_service_proto_goTypes = []any{
 	(*MatchPrefixRequest)(nil),      // 41: kvcast.v1.MatchPrefixRequest
 	(*MatchPrefixesRequest)(nil),    // 42: kvcast.v1.MatchPrefixesRequest
 	(*ReportOutcomeRequest)(nil),    // 43: kvcast.v1.ReportOutcomeRequest
-	(*MatchPrefixResponse)(nil),     // 44: kvcast.v1.MatchPrefixResponse
-	(*MatchPrefixesResponse)(nil),   // 45: kvcast.v1.MatchPrefixesResponse
-	(*ReportOutcomeResponse)(nil),   // 46: kvcast.v1.ReportOutcomeResponse
+	(*NoteRoutedRequest)(nil),       // 44: kvcast.v1.NoteRoutedRequest
+	(*MatchPrefixResponse)(nil),     // 45: kvcast.v1.MatchPrefixResponse
+	(*MatchPrefixesResponse)(nil),   // 46: kvcast.v1.MatchPrefixesResponse
+	(*ReportOutcomeResponse)(nil),   // 47: kvcast.v1.ReportOutcomeResponse
+	(*NoteRoutedResponse)(nil),      // 48: kvcast.v1.NoteRoutedResponse
 }
 var file_kvcast_v1_router_event_service_proto_depIdxs = []int32{
 	32, // 0: kvcast.v1.Filter.tiers:type_name -> kvcast.v1.Tier
@@ -2793,18 +2797,20 @@ var file_kvcast_v1_router_event_service_proto_depIdxs = []int32{
 	41, // 55: kvcast.v1.RouterEventService.MatchPrefix:input_type -> kvcast.v1.MatchPrefixRequest
 	42, // 56: kvcast.v1.RouterEventService.MatchPrefixes:input_type -> kvcast.v1.MatchPrefixesRequest
 	43, // 57: kvcast.v1.RouterEventService.ReportOutcome:input_type -> kvcast.v1.ReportOutcomeRequest
-	7,  // 58: kvcast.v1.RouterEventService.Subscribe:output_type -> kvcast.v1.SubscribeResponse
-	17, // 59: kvcast.v1.RouterEventService.Replay:output_type -> kvcast.v1.ReplayResponse
-	19, // 60: kvcast.v1.RouterEventService.Snapshot:output_type -> kvcast.v1.SnapshotResponse
-	21, // 61: kvcast.v1.RouterEventService.GetStatus:output_type -> kvcast.v1.GetStatusResponse
-	25, // 62: kvcast.v1.RouterEventService.ListWorkers:output_type -> kvcast.v1.ListWorkersResponse
-	27, // 63: kvcast.v1.RouterEventService.LookupBlocks:output_type -> kvcast.v1.LookupBlocksResponse
-	30, // 64: kvcast.v1.RouterEventService.ListSubscribers:output_type -> kvcast.v1.ListSubscribersResponse
-	44, // 65: kvcast.v1.RouterEventService.MatchPrefix:output_type -> kvcast.v1.MatchPrefixResponse
-	45, // 66: kvcast.v1.RouterEventService.MatchPrefixes:output_type -> kvcast.v1.MatchPrefixesResponse
-	46, // 67: kvcast.v1.RouterEventService.ReportOutcome:output_type -> kvcast.v1.ReportOutcomeResponse
-	58, // [58:68] is the sub-list for method output_type
-	48, // [48:58] is the sub-list for method input_type
+	44, // 58: kvcast.v1.RouterEventService.NoteRouted:input_type -> kvcast.v1.NoteRoutedRequest
+	7,  // 59: kvcast.v1.RouterEventService.Subscribe:output_type -> kvcast.v1.SubscribeResponse
+	17, // 60: kvcast.v1.RouterEventService.Replay:output_type -> kvcast.v1.ReplayResponse
+	19, // 61: kvcast.v1.RouterEventService.Snapshot:output_type -> kvcast.v1.SnapshotResponse
+	21, // 62: kvcast.v1.RouterEventService.GetStatus:output_type -> kvcast.v1.GetStatusResponse
+	25, // 63: kvcast.v1.RouterEventService.ListWorkers:output_type -> kvcast.v1.ListWorkersResponse
+	27, // 64: kvcast.v1.RouterEventService.LookupBlocks:output_type -> kvcast.v1.LookupBlocksResponse
+	30, // 65: kvcast.v1.RouterEventService.ListSubscribers:output_type -> kvcast.v1.ListSubscribersResponse
+	45, // 66: kvcast.v1.RouterEventService.MatchPrefix:output_type -> kvcast.v1.MatchPrefixResponse
+	46, // 67: kvcast.v1.RouterEventService.MatchPrefixes:output_type -> kvcast.v1.MatchPrefixesResponse
+	47, // 68: kvcast.v1.RouterEventService.ReportOutcome:output_type -> kvcast.v1.ReportOutcomeResponse
+	48, // 69: kvcast.v1.RouterEventService.NoteRouted:output_type -> kvcast.v1.NoteRoutedResponse
+	59, // [59:70] is the sub-list for method output_type
+	48, // [48:59] is the sub-list for method input_type
 	48, // [48:48] is the sub-list for extension type_name
 	48, // [48:48] is the sub-list for extension extendee
 	0,  // [0:48] is the sub-list for field type_name

@@ -29,6 +29,7 @@ const (
 	RouterEventService_MatchPrefix_FullMethodName     = "/kvcast.v1.RouterEventService/MatchPrefix"
 	RouterEventService_MatchPrefixes_FullMethodName   = "/kvcast.v1.RouterEventService/MatchPrefixes"
 	RouterEventService_ReportOutcome_FullMethodName   = "/kvcast.v1.RouterEventService/ReportOutcome"
+	RouterEventService_NoteRouted_FullMethodName      = "/kvcast.v1.RouterEventService/NoteRouted"
 )
 
 // RouterEventServiceClient is the client API for RouterEventService service.
@@ -135,6 +136,13 @@ type RouterEventServiceClient interface {
 	// does not call a rank EXACT whose predictions are too long again and again: see
 	// DEGRADED_REASON_OVERPREDICTED. MatchPrefixes takes outcomes as well.
 	ReportOutcome(ctx context.Context, in *ReportOutcomeRequest, opts ...grpc.CallOption) (*ReportOutcomeResponse, error)
+	// Notes that prompts were sent to dp ranks. Until the engine's events tell that they are
+	// stored, or a time has passed, matches say that their blocks are expected: requests with
+	// the same prefix can go where it will be. At most 262,144 blocks are expected at a time, of
+	// which one rank may have a quarter, and the notes of one address three quarters; a prompt
+	// counts as 9 blocks more. Other servers are not told. MatchPrefixes takes routed prompts as
+	// well.
+	NoteRouted(ctx context.Context, in *NoteRoutedRequest, opts ...grpc.CallOption) (*NoteRoutedResponse, error)
 }
 
 type routerEventServiceClient struct {
@@ -275,6 +283,16 @@ func (c *routerEventServiceClient) ReportOutcome(ctx context.Context, in *Report
 	return out, nil
 }
 
+func (c *routerEventServiceClient) NoteRouted(ctx context.Context, in *NoteRoutedRequest, opts ...grpc.CallOption) (*NoteRoutedResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NoteRoutedResponse)
+	err := c.cc.Invoke(ctx, RouterEventService_NoteRouted_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // RouterEventServiceServer is the server API for RouterEventService service.
 // All implementations must embed UnimplementedRouterEventServiceServer
 // for forward compatibility.
@@ -379,6 +397,13 @@ type RouterEventServiceServer interface {
 	// does not call a rank EXACT whose predictions are too long again and again: see
 	// DEGRADED_REASON_OVERPREDICTED. MatchPrefixes takes outcomes as well.
 	ReportOutcome(context.Context, *ReportOutcomeRequest) (*ReportOutcomeResponse, error)
+	// Notes that prompts were sent to dp ranks. Until the engine's events tell that they are
+	// stored, or a time has passed, matches say that their blocks are expected: requests with
+	// the same prefix can go where it will be. At most 262,144 blocks are expected at a time, of
+	// which one rank may have a quarter, and the notes of one address three quarters; a prompt
+	// counts as 9 blocks more. Other servers are not told. MatchPrefixes takes routed prompts as
+	// well.
+	NoteRouted(context.Context, *NoteRoutedRequest) (*NoteRoutedResponse, error)
 	mustEmbedUnimplementedRouterEventServiceServer()
 }
 
@@ -418,6 +443,9 @@ func (UnimplementedRouterEventServiceServer) MatchPrefixes(grpc.BidiStreamingSer
 }
 func (UnimplementedRouterEventServiceServer) ReportOutcome(context.Context, *ReportOutcomeRequest) (*ReportOutcomeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReportOutcome not implemented")
+}
+func (UnimplementedRouterEventServiceServer) NoteRouted(context.Context, *NoteRoutedRequest) (*NoteRoutedResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method NoteRouted not implemented")
 }
 func (UnimplementedRouterEventServiceServer) mustEmbedUnimplementedRouterEventServiceServer() {}
 func (UnimplementedRouterEventServiceServer) testEmbeddedByValue()                            {}
@@ -588,6 +616,24 @@ func _RouterEventService_ReportOutcome_Handler(srv interface{}, ctx context.Cont
 	return interceptor(ctx, in, info, handler)
 }
 
+func _RouterEventService_NoteRouted_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NoteRoutedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RouterEventServiceServer).NoteRouted(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: RouterEventService_NoteRouted_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RouterEventServiceServer).NoteRouted(ctx, req.(*NoteRoutedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // RouterEventService_ServiceDesc is the grpc.ServiceDesc for RouterEventService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -618,6 +664,10 @@ var RouterEventService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ReportOutcome",
 			Handler:    _RouterEventService_ReportOutcome_Handler,
+		},
+		{
+			MethodName: "NoteRouted",
+			Handler:    _RouterEventService_NoteRouted_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -115,11 +115,19 @@ func writeMatches(out io.Writer, matches []*kvcastv1.PrefixMatch) error {
 				others = append(others, output.TierName(tier.GetTier())+" "+blocks)
 			}
 		}
-		_, _ = fmt.Fprintf(t, "%s\t%d\t%s\t%d\t%d\t%s\t%s\t%s\n",
+		_, _ = fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%d\t%s\t%s\t%s\n",
 			output.Printable(m.GetWorker()), m.GetDpRank(), output.Printable(cmp.Or(m.GetEndpoint(), "-")),
-			m.GetBlocks(), m.GetTokens(), device, cmp.Or(strings.Join(others, ", "), "-"), trustText(m))
+			blocksText(m), m.GetTokens(), device, cmp.Or(strings.Join(others, ", "), "-"), trustText(m))
 	}
 	return t.Flush()
+}
+
+// blocksText returns a number of blocks, and how many are expected if that is more.
+func blocksText(m *kvcastv1.PrefixMatch) string {
+	if n := m.GetExpectedBlocks(); n > 0 {
+		return fmt.Sprintf("%d (%d expected)", m.GetBlocks(), n)
+	}
+	return fmt.Sprint(m.GetBlocks())
 }
 
 // trustText returns a trust such as "exact" or "degraded: gap, source_down 12s".

@@ -58,15 +58,17 @@ func TestMatchesAreWrittenAsATable(t *testing.T) {
 			Reasons:  []kvcastv1.DegradedReason{kvcastv1.DegradedReason_DEGRADED_REASON_GAP, kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN},
 			DownNano: 72_400_000_000,
 		},
+		{Worker: "w3", ExpectedBlocks: 4, Trust: kvcastv1.Trust_TRUST_EXACT},
 		{
 			Worker: "w2", Blocks: 9, Tokens: 144, Trust: kvcastv1.Trust_TRUST_EXACT,
 			Tiers: []*kvcastv1.TierPrefix{{Tier: kvcastv1.Tier_TIER_DEVICE, Blocks: 5, EndedByGroup: proto.Uint32(0)}, {Tier: kvcastv1.Tier_TIER_HOST_PINNED, Blocks: 9, EndedByGroup: proto.Uint32(2)}},
 		},
 	})
-	const want = `WORKER  RANK  ENDPOINT       BLOCKS  TOKENS  DEVICE       OTHER TIERS              TRUST
-w0      0     10.0.0.5:8000  3       48      2            disk 3, external 1       exact
-w` + "\uFFFD" + `1     7     -              1       0       0            -                        degraded: gap, source_down 1m12s
-w2      0     -              9       144     5 (group 0)  host_pinned 9 (group 2)  exact
+	const want = `WORKER  RANK  ENDPOINT       BLOCKS          TOKENS  DEVICE       OTHER TIERS              TRUST
+w0      0     10.0.0.5:8000  3               48      2            disk 3, external 1       exact
+w` + "\uFFFD" + `1     7     -              1               0       0            -                        degraded: gap, source_down 1m12s
+w3      0     -              0 (4 expected)  0       0            -                        exact
+w2      0     -              9               144     5 (group 0)  host_pinned 9 (group 2)  exact
 `
 	if err != nil || out.String() != want {
 		t.Errorf("got\n%s%v\nwant\n%s", &out, err, want)
