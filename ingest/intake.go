@@ -194,7 +194,7 @@ const (
 
 // refusals has the name of each refusal in metrics, and what is accepted instead. For topics listener.wanted is more precise.
 var refusals = [numRefusals]struct{ name, want string }{
-	refusedFrames:      {"wrong_frames", "three frames: topic, seq, payload"},
+	refusedFrames:      {"wrong_frames", "three frames: topic, seq, payload. Batches without a seq are not read: a loss could not be noticed"},
 	refusedSeq:         {"bad_seq", "a seq of 8 bytes"},
 	refusedTopicLength: {"topic_too_long", fmt.Sprintf("a topic of at most %d bytes", config.MaxTopicBytes)},
 	refusedLength:      {"message_too_long", fmt.Sprintf("a payload of at most %d bytes", transport.MaxPayloadBytes)},

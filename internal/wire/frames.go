@@ -59,8 +59,8 @@ func CutTopic(topic []byte) (name, epoch []byte) {
 }
 
 // ParseReply parses a message that a DEALER receives from an engine's replay socket. It counts frames from the last one, because newer
-// engines put a topic before the seq. end reports whether the message is the marker after the last batch; then seq and payload are empty.
-// The payload is one of the frames.
+// engines put a topic before the seq. end reports whether the message is the marker after the last batch, whose seq no batch has; then seq and payload are
+// empty. vLLM's has no payload, and ATOM's has the oldest and the newest seq that it can replay. The payload is one of the frames.
 func ParseReply(frames [][]byte) (seq uint64, payload []byte, end bool, err error) {
 	if len(frames) < 2 {
 		return 0, nil, false, fmt.Errorf("parse reply: %d frames: %w", len(frames), ErrReply)
@@ -71,7 +71,7 @@ func ParseReply(frames [][]byte) (seq uint64, payload []byte, end bool, err erro
 		return 0, nil, false, fmt.Errorf("parse reply: seq of %d bytes: %w", len(number), ErrReply)
 	}
 	seq = binary.BigEndian.Uint64(number)
-	if seq == math.MaxUint64 && len(payload) == 0 {
+	if seq == math.MaxUint64 {
 		return 0, nil, true, nil
 	}
 	return seq, payload, false, nil
