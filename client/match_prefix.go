@@ -20,6 +20,8 @@ type MatchRequest struct {
 	Limit int
 	// After is the position that the answer must include: the server waits until it has applied it. Zero: none.
 	After Position
+	// BlockHashes is the maximum number of Match.BlockHashes of each match; 0: none. A server refuses it unless it keeps them (retain_block_hashes).
+	BlockHashes int
 	// MaxWait is the longest time to wait for After, at most 10 s; 0: 1 s.
 	MaxWait time.Duration
 }
@@ -77,7 +79,7 @@ func (c *Client) call(do func(connection) error) error {
 
 // proto returns the request as a message, or a *ConfigError.
 func (r *MatchRequest) proto() (*kvcastv1.MatchPrefixRequest, error) {
-	out := &kvcastv1.MatchPrefixRequest{Workers: r.Workers, Limit: uint32(max(r.Limit, 0)), MaxWaitNano: uint64(max(r.MaxWait, 0))}
+	out := &kvcastv1.MatchPrefixRequest{Workers: r.Workers, Limit: uint32(max(r.Limit, 0)), MaxBlockHashes: uint32(max(r.BlockHashes, 0)), MaxWaitNano: uint64(max(r.MaxWait, 0))}
 	if !r.After.IsZero() {
 		out.After = r.After.Proto()
 	}
@@ -121,6 +123,7 @@ func newMatch(model string, p *kvcastv1.PrefixMatch) Match {
 	m := Match{
 		Worker: p.GetWorker(), Model: model, Endpoint: p.GetEndpoint(), Rank: p.GetDpRank(),
 		Blocks: int(p.GetBlocks()), Expected: int(p.GetExpectedBlocks()), Tokens: int(p.GetTokens()),
+		BlockHashes: p.GetBlockHashes(), FetchEndpoint: p.GetFetchEndpoint(),
 		Trust: p.GetTrust(), Reasons: p.GetReasons(), Down: time.Duration(p.GetDownNano()), Age: time.Duration(p.GetAgeNano()),
 	}
 	if model == "" {

@@ -138,6 +138,9 @@ func (s *Server) match(ctx context.Context, m *matching, send func(*match.Respon
 		return err
 	}
 	q, r := &m.query, &m.response
+	if q.BlockHashes > 0 && !s.index.KeepsBlockHashes() {
+		return callerror.InvalidField(s.journal.Bounds(), "max_block_hashes", "%d is not allowed: this server does not keep block hashes: want 0, or retain_block_hashes: true in its configuration", q.BlockHashes)
+	}
 	if violations := q.Check(); violations != nil {
 		return callerror.InvalidFields(violations, s.journal.Bounds())
 	}
@@ -157,7 +160,7 @@ func (s *Server) match(ctx context.Context, m *matching, send func(*match.Respon
 	}
 	defer release()
 	start := time.Now()
-	r.Epoch, r.WithModel, r.Standing = s.journal.Bounds().Epoch, q.Model == "", s.standing.lookup(start)
+	r.Epoch, r.WithModel, r.WithHashes, r.Standing = s.journal.Bounds().Epoch, q.Model == "", q.BlockHashes > 0, s.standing.lookup(start)
 	q.Now = start
 	r.Seq = s.index.Match(&q.Query, &r.Matches)
 	if r.Matches.Exceeded {

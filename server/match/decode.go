@@ -88,6 +88,8 @@ func (q *Query) decodeField(f *encode.Field) (err error) {
 			}
 			return nil
 		})
+	case f.IsVarint(kvcastv1.MatchPrefixRequestMaxBlockHashesField):
+		q.BlockHashes = int(uint32(f.Value))
 	case f.IsVarint(kvcastv1.MatchPrefixRequestMaxWaitNanoField):
 		q.maxWaitNano = f.Value
 	}

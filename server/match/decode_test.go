@@ -83,7 +83,7 @@ func TestDecodeEqualsGeneratedCode(t *testing.T) {
 		req := &kvcastv1.MatchPrefixRequest{
 			Model: text.Draw(t, "model"), Prompts: rapid.SliceOfN(prompt, 0, 3).Draw(t, "prompts"),
 			Workers: rapid.SliceOfN(text, 0, 3).Draw(t, "workers"), Limit: rapid.Uint32().Draw(t, "limit"),
-			MaxWaitNano: uint64(rapid.Int64Min(0).Draw(t, "wait")),
+			MaxWaitNano: uint64(rapid.Int64Min(0).Draw(t, "wait")), MaxBlockHashes: rapid.SampledFrom([]uint32{0, 1, 1 << 31}).Draw(t, "hashes"),
 		}
 		if rapid.Bool().Draw(t, "position") {
 			req.After = &kvcastv1.Position{Epoch: text.Draw(t, "epoch"), Seq: number.Draw(t, "seq")}

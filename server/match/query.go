@@ -53,7 +53,7 @@ type Query struct {
 func (q *Query) Set(req *kvcastv1.MatchPrefixRequest) {
 	q.reset()
 	q.After, q.maxWaitNano = req.GetAfter(), req.GetMaxWaitNano()
-	q.Model, q.Limit = req.GetModel(), int(req.GetLimit())
+	q.Model, q.Limit, q.BlockHashes = req.GetModel(), int(req.GetLimit()), int(req.GetMaxBlockHashes())
 	for _, p := range req.GetPrompts()[:min(len(req.GetPrompts()), maxPrompts+1)] {
 		q.Prompts = append(q.Prompts, promptOf(p))
 	}
@@ -62,7 +62,7 @@ func (q *Query) Set(req *kvcastv1.MatchPrefixRequest) {
 
 // reset makes the query that of an empty request.
 func (q *Query) reset() {
-	q.Model, q.Limit, q.After, q.maxWaitNano, q.requested = "", 0, nil, 0, false
+	q.Model, q.Limit, q.BlockHashes, q.After, q.maxWaitNano, q.requested = "", 0, 0, nil, 0, false
 	q.Outcomes, q.Routed = q.Outcomes[:0], q.Routed[:0]
 	q.Prompts = q.Prompts[:0]
 	l := &q.lists
@@ -83,6 +83,9 @@ func (q *Query) finish(names []string) {
 	for i := range q.Prompts {
 		p := &q.Prompts[i]
 		q.Bytes += int64(8 * (len(p.TokenIDs) + len(p.TokensHashes) + len(p.BlockHashes)))
+	}
+	if q.BlockHashes > 0 { // of the answer, and its encoding
+		q.Bytes += 16 * index.MaxBlockHashes
 	}
 	q.Bytes += int64(outcomeBytes*len(q.Outcomes)) + RoutedBytes(q.Routed)
 	q.names, q.Worker = len(names), nil
@@ -146,6 +149,9 @@ func (q *Query) Check() (all []*Violation) {
 	}
 	if q.maxWaitNano > uint64(maxWait) {
 		violate("max_wait_nano", "%d is not allowed: want at most %d (%v)", q.maxWaitNano, maxWait.Nanoseconds(), maxWait)
+	}
+	if n := q.BlockHashes; n > index.MaxBlockHashes {
+		violate("max_block_hashes", "%d is not allowed: want at most %d", n, index.MaxBlockHashes)
 	}
 	for i := range q.Prompts {
 		if why := invalidPrompt(&q.Prompts[i]); why != nil {

@@ -17,6 +17,8 @@ type Response struct {
 	Matches index.Matches
 	Epoch   string
 	Seq     uint64
+	// WithHashes reports whether matches have block hashes and the endpoint to fetch the blocks from.
+	WithHashes bool
 	// WithModel reports whether each match has the worker's model.
 	WithModel bool
 	// Standing returns the standing of a rank; nil: that of each is the zero value.
@@ -93,6 +95,9 @@ func (r *Response) Size() int {
 			if r.WithModel {
 				n += encode.SizeString(m.Model)
 			}
+			if r.WithHashes {
+				n += encode.SizeFixed64s(r.Matches.BlockHashes(m)) + encode.SizeString(fetchEndpoint(m))
+			}
 			r.matchSizes, r.standing = append(r.matchSizes, n), append(r.standing, standing)
 			prompt += encode.SizeLength(n)
 		}
@@ -119,6 +124,10 @@ func (r *Response) Append(b []byte) []byte {
 			b = appendMatch(b, &matches[j], r.standing[next])
 			if r.WithModel {
 				b = encode.AppendString(b, kvcastv1.PrefixMatchModelField, matches[j].Model)
+			}
+			if r.WithHashes {
+				b = encode.AppendFixed64s(b, kvcastv1.PrefixMatchBlockHashesField, r.Matches.BlockHashes(&matches[j]))
+				b = encode.AppendString(b, kvcastv1.PrefixMatchFetchEndpointField, fetchEndpoint(&matches[j]))
 			}
 			next++
 		}

@@ -1,6 +1,7 @@
 package match_test
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -23,6 +24,10 @@ func reference(r *match.Response) *kvcastv1.MatchPrefixResponse {
 			p := &kvcastv1.PrefixMatch{
 				Worker: m.Worker, Endpoint: m.Endpoint, DpRank: m.Rank,
 				Blocks: uint32(m.Blocks), Tokens: uint32(m.Blocks) * m.BlockSize, Trust: m.Trust(), Reasons: m.Reasons.List(),
+				ExpectedBlocks: m.Expected,
+			}
+			if r.WithHashes && len(m.Labels) > 0 {
+				p.FetchEndpoint = fmt.Sprintf("tcp://h:%d", 5+m.RankIndex)
 			}
 			for tier, blocks := range m.TierBlocks {
 				if blocks > 0 {
@@ -105,6 +110,10 @@ func TestResponseEqualsGeneratedCode(t *testing.T) {
 				Worker: name.Draw(t, "worker"), Model: name.Draw(t, "model"), Endpoint: name.Draw(t, "endpoint"), Rank: rapid.Uint32().Draw(t, "rank"),
 				Blocks: count.Draw(t, "blocks"), BlockSize: rapid.SampledFrom([]uint32{0, 1, 16, 1 << 31}).Draw(t, "block size"),
 				Reasons: index.Reasons(rapid.Uint32Range(0, 127).Draw(t, "reasons")) << 1, GroupsOmitted: rapid.Bool().Draw(t, "groups"),
+				Expected: rapid.SampledFrom([]uint32{0, 1, 1 << 31}).Draw(t, "expected"), RankIndex: rapid.Uint32Range(0, 1000).Draw(t, "rank index"),
+			}
+			if rapid.Bool().Draw(t, "fetch") {
+				m.Labels = map[string]string{match.FetchLabel: "tcp://h:5"}
 			}
 			for tier := range m.TierBlocks {
 				m.TierBlocks[tier] = count.Draw(t, "tier")
@@ -113,7 +122,7 @@ func TestResponseEqualsGeneratedCode(t *testing.T) {
 		})
 		r.Epoch, r.Seq = name.Draw(t, "epoch"), rapid.Uint64().Draw(t, "seq")
 		r.Matches.Prompts = rapid.SliceOfN(rapid.SliceOfN(one, 0, 4), 1, 4).Draw(t, "prompts")
-		r.WithModel = rapid.Bool().Draw(t, "with model")
+		r.WithModel, r.WithHashes = rapid.Bool().Draw(t, "with model"), rapid.Bool().Draw(t, "with hashes")
 		if r.Standing = nil; rapid.Bool().Draw(t, "some are not up to date") {
 			r.Standing = func(_ string, rank uint32) match.Standing {
 				return match.Standing{Down: uint64(rank%3) << (rank % 60), Age: uint64(rank%5) << (rank % 50), Stale: rank%2 == 0, Overpredicted: rank%7 == 0}

@@ -33,6 +33,8 @@ type InstanceConfig struct {
 	Listener net.Listener
 	// Starting keeps the server rejecting subscribers until Server.StartServing is called.
 	Starting bool
+	// BlockHashes makes the index keep block hashes, for matches.
+	BlockHashes bool
 	// WrapJournal replaces the server's journal; nil replaces nothing.
 	WrapJournal func(*follow.Follower) server.Journal
 }
@@ -94,7 +96,11 @@ func StartInstance(t testing.TB, cfg InstanceConfig) *Instance {
 func NewInstance(cfg InstanceConfig) (*Instance, error) {
 	i := &Instance{Journal: journal.NewMemory(cfg.Journal), served: make(chan error, 1), followed: make(chan error, 1), lanes: make(map[string]feed.Lane)}
 	i.stop = sync.OnceValue(i.shutdown)
-	i.Follower = follow.New(i.Journal, index.New(), follow.Delays{})
+	state := index.New()
+	if cfg.BlockHashes {
+		state.KeepBlockHashes()
+	}
+	i.Follower = follow.New(i.Journal, state, follow.Delays{})
 	i.Follower.Observe(cfg.Server.Incidents.AddEvent)
 	var err error
 	if i.Pipeline, err = pipeline.New(pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks}, visibleJournal{i.Journal, i.Follower}); err != nil {

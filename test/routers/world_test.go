@@ -28,6 +28,8 @@ const (
 	llmd     = prepared + "/llmd"
 	python   = prepared + "/python/venv/bin/python"
 	vllm     = prepared + "/python/kv_events.py"
+	kvHints  = prepared + "/python/kv_hints.py"
+	kvcr     = prepared + "/python/hint_parser.py"
 	dynamo   = prepared + "/dynamo"
 	smg      = prepared + "/smg/venv/bin/python"
 
@@ -183,14 +185,15 @@ func newWorldWith(t *testing.T, zmq string, flags ...string) *world {
 	t.Helper()
 	w := &world{t: t, engines: []*engine{newEngine(t, 1), newEngine(t, 2)}}
 	file := filepath.Join(t.TempDir(), "kvcast.yaml")
-	text := "emit_token_ids: true\nretain_token_ids: true\negress:\n  zmq:\n" + zmq
+	text := "emit_token_ids: true\nretain_token_ids: true\negress:\n  zmq:\n" + zmq + "workers:\n"
+	for _, e := range w.engines {
+		text += fmt.Sprintf("  - {name: %s, model: m, endpoint: \"%s\", labels: {kvcast.io/fetch: \"25000\"}, sources: [{connect: \"%s\", replay: \"%s\"}]}\n",
+			e.name, address(e), e.sockets.Endpoint, e.sockets.Replay)
+	}
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	w.args = append([]string{"--config", file}, flags...)
-	for _, e := range w.engines {
-		w.args = append(w.args, "--worker", fmt.Sprintf("name=%s,model=m,endpoint=%s,connect=%s,replay=%s", e.name, address(e), e.sockets.Endpoint, e.sockets.Replay))
-	}
 	t.Cleanup(func() {
 		if err := w.process.Stop(); err != nil {
 			t.Error(err)

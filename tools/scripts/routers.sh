@@ -1,6 +1,6 @@
 #!/bin/sh
 # Prepares the consumers of package test/routers for `make routers`, in bin/routers: llm-d's pool of KV events, in Go; the message
-# classes of vLLM, which are one file of its wheel, with a Python environment; vLLM's router; the generated client and the relay of SMG, in a Python environment; and a program with Dynamo's crate, in Rust. If one
+# classes of vLLM, which are files of its wheel, and KVCR's parser of KV hints, with a Python environment; vLLM's router; the generated client and the relay of SMG, in a Python environment; and a program with Dynamo's crate, in Rust. If one
 # cannot be prepared, this script prints the reason, and its tests are skipped. Arguments select some of llmd, python, vllm_router, smg and rust.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 into=$PWD/bin/routers
 from=test/routers
 vllm=0.33.0
-vllm_sum=82b362a0a7f89318d9127addfce254d537f5078a31aa87beb08493b0953895ee
+kvcr=0.1.1
 mkdir -p "$into"
 
 . tools/scripts/limited.sh
@@ -40,15 +40,20 @@ python() {
 	limited $pip install --only-binary :all: msgspec==0.22.0 pyzmq==27.3.0 >"$log" 2>&1 ||
 		{ skip python "its packages cannot be installed: $(reason "$log")"; return 0; }
 	# The flags select the wheel of any platform: the file is the same in all. It has some 340 MB.
-	limited $pip download --no-deps --only-binary :all: --platform manylinux_2_28_x86_64 --dest "$into/python/wheel" "vllm==$vllm" >"$log" 2>&1 ||
-		{ skip python "vllm $vllm cannot be fetched: $(reason "$log")"; return 0; }
-	"$into/python/venv/bin/python" - "$vllm_sum" "$into"/python/wheel/*.whl "$into/python/kv_events.py" <<-'END'
-		import hashlib, sys, zipfile
-		want, wheel, to = sys.argv[1:]
-		text = zipfile.ZipFile(wheel).read("vllm/distributed/kv_events.py")
-		if hashlib.sha256(text).hexdigest() != want:
-		    sys.exit("vllm/distributed/kv_events.py has the wrong checksum: " + hashlib.sha256(text).hexdigest())
-		open(to, "wb").write(text)
+	limited $pip download --no-deps --only-binary :all: --platform manylinux_2_28_x86_64 --dest "$into/python/wheel" "vllm==$vllm" "kvcr==$kvcr" >"$log" 2>&1 ||
+		{ skip python "vllm $vllm and kvcr $kvcr cannot be fetched: $(reason "$log")"; return 0; }
+	"$into/python/venv/bin/python" - "$into/python" <<-'END'
+		import glob, hashlib, sys, zipfile
+		into = sys.argv[1]
+		for wheel, name, to, want in [
+		    ("vllm", "vllm/distributed/kv_events.py", "kv_events.py", "82b362a0a7f89318d9127addfce254d537f5078a31aa87beb08493b0953895ee"),
+		    ("vllm", "vllm/v1/kv_hints/protocol.py", "kv_hints.py", "c07e24c41dd695bf92eac6740c86bf9fc4d2140d410035b57f2d42e2afd802a3"),
+		    ("kvcr", "kvcr/hint_parser.py", "hint_parser.py", "d9ffa65d8ca1b8a8c041566f579d458b96b3e206832a7b7bb7353971359d2062"),
+		]:
+		    text = zipfile.ZipFile(glob.glob(f"{into}/wheel/{wheel}-*.whl")[0]).read(name)
+		    if hashlib.sha256(text).hexdigest() != want:
+		        sys.exit(f"{name} has the wrong checksum: {hashlib.sha256(text).hexdigest()}")
+		    open(f"{into}/{to}", "wb").write(text)
 	END
 	rm -r "$into/python/wheel"
 	echo "$pins" >"$into/python/pins"

@@ -135,6 +135,9 @@ func (x *Index) Reset() {
 	defer x.mu.Unlock()
 	empty := New()
 	empty.RetainTokenIDs(x.blocks.TokenIDLimit())
+	if x.KeepsBlockHashes() {
+		empty.KeepBlockHashes()
+	}
 	x.blocks, x.workers, x.byName, x.models, x.seq, x.learners, x.decoder = empty.blocks, empty.workers, nil, empty.models, 0, 0, decoder{}
 	x.order.Store(nil)
 	x.expected.change(func(*expected.Set[*rank]) { x.expected.set = empty.expected.set })

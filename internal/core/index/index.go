@@ -59,6 +59,12 @@ func (x *Index) learnAdopted() {
 // called before the first entry is applied.
 func (x *Index) RetainTokenIDs(maxBytes int64) { x.blocks.RetainTokenIDs(maxBytes) }
 
+// KeepBlockHashes makes the index keep what Query.BlockHashes needs, some 10 bytes a block. It must be called before the first entry is applied.
+func (x *Index) KeepBlockHashes() { x.blocks.KeepNames() }
+
+// KeepsBlockHashes reports whether KeepBlockHashes was called.
+func (x *Index) KeepsBlockHashes() bool { return x.blocks.KeepsNames() }
+
 // TokenIDBytes returns the memory of token ids.
 func (x *Index) TokenIDBytes() int64 {
 	x.mu.RLock()

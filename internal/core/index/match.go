@@ -46,6 +46,8 @@ type Query struct {
 	// MaxLookups bounds the lookups for BlockHashes of blocks whose content is unknown, of which each rank needs one a block, in
 	// all prompts together; 0: no bound.
 	MaxLookups int
+	// BlockHashes is the maximum number of block hashes of each match, see Matches.BlockHashes; 0: none. Index.KeepBlockHashes must have been called.
+	BlockHashes int
 	// Now makes Match set Match.Expected, and return ranks that are only expected to hold blocks, as of this time: see NoteRouted. With the zero
 	// time, it does not.
 	Now time.Time
@@ -75,6 +77,10 @@ type Match struct {
 	Reasons       Reasons
 	TierReasons   [NumTiers]Reasons
 	GroupsOmitted bool
+	// numHashes and firstHash are what Matches.BlockHashes returns, in Matches.blockHashes.
+	numHashes, firstHash uint32
+	// RankIndex is the number of the worker's dp ranks before this one, with Query.BlockHashes.
+	RankIndex uint32
 	// groups is the prefix in tokens, if the rank has several attention groups and they are followed.
 	groups reuse
 }
@@ -148,6 +154,8 @@ type Matches struct {
 	sizes   []uint32
 	found   []candidate
 	keys    []uint64 // reused by addGroup
+	// blockHashes has those of all matches.
+	blockHashes []uint64
 	// expected has the first blocks that ranks are expected to have, of the list of hashes that is being matched.
 	expected map[*rank]int
 	// Of engines with several attention groups.
@@ -213,6 +221,7 @@ func (x *Index) match(q *Query, m *Matches, hasNamed func()) (seq uint64) {
 
 // matchAll finds the matches of all prompts, whose hashes are computed.
 func (m *Matches) matchAll(x *Index, q *Query) (seq uint64) {
+	m.blockHashes = m.blockHashes[:0]
 	for len(m.Prompts) < len(q.Prompts) {
 		m.Prompts = append(m.Prompts, nil)
 	}
@@ -333,7 +342,7 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 			hashes = m.hashes[l.start:l.end]
 		}
 		m.expect(x, q, l, hashes)
-		m.matcher.Walk, m.matcher.KeepPath, m.matcher.Group = q.Walk, attends, selects && !attends && !q.Walk && len(m.expected) == 0
+		m.matcher.Walk, m.matcher.KeepPath, m.matcher.Group = q.Walk, attends || q.BlockHashes > 0, selects && !attends && !q.Walk && len(m.expected) == 0
 		switch {
 		case len(p.TokenIDs) > 0, len(p.TokensHashes) > 0:
 			x.blocks.Match(q.Model, hashes, &m.matcher)
@@ -369,7 +378,10 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 			}
 		}
 		for _, c := range found {
-			*out = append(*out, m.match(c))
+			*out = m.appendMatch(*out, c)
+			if q.BlockHashes > 0 {
+				m.appendBlockHashes(q, p, &(*out)[len(*out)-1], m.matcher.Found[c.found].Rank)
+			}
 		}
 	}
 	if len(lists) > 1 { // each list is sorted
@@ -497,21 +509,49 @@ func compareMatches(a, b Match) int {
 	return cmp.Or(max(b.Blocks, int(b.Expected))-max(a.Blocks, int(a.Expected)), b.TierBlocks[0]-a.TierBlocks[0], cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank))
 }
 
-// match returns the match of a candidate of the prompt that the matcher has matched last.
-func (m *Matches) match(c candidate) Match {
+// MaxBlockHashes bounds the block hashes of all matches of a query.
+const MaxBlockHashes = 1 << 16
+
+// appendBlockHashes sets the block hashes of a match of the prompt that the matcher has matched last.
+func (m *Matches) appendBlockHashes(q *Query, p *Prompt, f *Match, r *radix.Rank) {
+	first := len(m.blockHashes)
+	most := min(f.Blocks, q.BlockHashes, MaxBlockHashes-first)
+	if len(p.BlockHashes) > 0 {
+		m.blockHashes = append(m.blockHashes, p.BlockHashes[:most]...)
+	} else {
+		m.blockHashes = m.matcher.Names(r, most, m.blockHashes)
+	}
+	f.firstHash, f.numHashes = uint32(first), uint32(len(m.blockHashes)-first)
+	for _, number := range r.Owner.(*rank).worker.added.GetRanks() {
+		if number < f.Rank {
+			f.RankIndex++
+		}
+	}
+}
+
+// BlockHashes returns the engine's block hashes of the first blocks of the prefix of a match: at most Query.BlockHashes, and MaxBlockHashes of all matches.
+// There may be fewer, if a block has had several. They are valid until the next Match.
+func (m *Matches) BlockHashes(f *Match) []uint64 {
+	return m.blockHashes[f.firstHash:][:f.numHashes]
+}
+
+// appendMatch appends the match of a candidate of the prompt that the matcher has matched last. It sets the fields one by one, because the compiler copies a
+// Match that is returned twice.
+func (m *Matches) appendMatch(out []Match, c candidate) []Match {
+	out = slices.Grow(out, 1)[:len(out)+1]
+	f := &out[len(out)-1]
 	found := &m.matcher.Found[c.found]
 	r := found.Rank.Owner.(*rank)
 	w := r.worker
-	match := Match{
-		Worker: w.name, Model: w.model, Endpoint: w.added.GetEndpoint(), Labels: w.added.GetLabels(), Rank: r.number,
-		Blocks: found.Blocks, TierBlocks: found.TierBlocks, Expected: c.expected, BlockSize: w.blockSize,
-		Reasons: r.all, TierReasons: r.reasons, GroupsOmitted: r.groupsOmitted,
-	}
+	f.Worker, f.Model, f.Endpoint, f.Labels, f.Rank = w.name, w.model, w.added.GetEndpoint(), w.added.GetLabels(), r.number
+	f.Blocks, f.TierBlocks, f.Expected, f.BlockSize = found.Blocks, found.TierBlocks, c.expected, w.blockSize
+	f.Reasons, f.TierReasons, f.GroupsOmitted = r.all, r.reasons, r.groupsOmitted
+	f.groups, f.Walk, f.firstHash, f.numHashes, f.RankIndex = reuse{}, [NumTiers]int{}, 0, 0, 0
 	if len(m.reuses) > 0 {
-		match.groups = m.reuses[c.found]
+		f.groups = m.reuses[c.found]
 	}
 	if len(m.matcher.Walks) > 0 {
-		match.Walk = m.matcher.Walks[c.found].Ends
+		f.Walk = m.matcher.Walks[c.found].Ends
 	}
-	return match
+	return out
 }

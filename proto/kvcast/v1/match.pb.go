@@ -41,9 +41,13 @@ type MatchPrefixRequest struct {
 	After *Position `protobuf:"bytes,5,opt,name=after,proto3" json:"after,omitempty"`
 	// The longest time to wait for the position, in nanoseconds, at most 10 s; 0: 1 s.
 	// Then the call fails with POSITION_NOT_REACHED.
-	MaxWaitNano   uint64 `protobuf:"varint,6,opt,name=max_wait_nano,json=maxWaitNano,proto3" json:"max_wait_nano,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	MaxWaitNano uint64 `protobuf:"varint,6,opt,name=max_wait_nano,json=maxWaitNano,proto3" json:"max_wait_nano,omitempty"`
+	// The maximum number of PrefixMatch.block_hashes of each match, at most 65,536, which is
+	// also the maximum of all matches of an answer, the first ones first; 0: none. It is
+	// refused unless the server keeps them: retain_block_hashes.
+	MaxBlockHashes uint32 `protobuf:"varint,7,opt,name=max_block_hashes,json=maxBlockHashes,proto3" json:"max_block_hashes,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *MatchPrefixRequest) Reset() {
@@ -114,6 +118,13 @@ func (x *MatchPrefixRequest) GetAfter() *Position {
 func (x *MatchPrefixRequest) GetMaxWaitNano() uint64 {
 	if x != nil {
 		return x.MaxWaitNano
+	}
+	return 0
+}
+
+func (x *MatchPrefixRequest) GetMaxBlockHashes() uint32 {
+	if x != nil {
+		return x.MaxBlockHashes
 	}
 	return 0
 }
@@ -503,8 +514,15 @@ type PrefixMatch struct {
 	// Blocks in the prefix that the rank is expected to hold soon, because prompts were routed
 	// to it: see NoteRouted. 0 if that is not more than blocks. No other field depends on it.
 	ExpectedBlocks uint32 `protobuf:"varint,12,opt,name=expected_blocks,json=expectedBlocks,proto3" json:"expected_blocks,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The engine's own hashes of the first blocks of the prefix, as in Stored.block_hashes: at
+	// most max_block_hashes. The first TierPrefix.blocks of them are the prefix in a tier. There
+	// may be fewer if an engine has had several blocks with the same content.
+	BlockHashes []uint64 `protobuf:"fixed64,13,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
+	// The address at which the engine gives its blocks to other engines, by the worker's label
+	// kvcast.io/fetch; empty if it has none, or the request has no max_block_hashes.
+	FetchEndpoint string `protobuf:"bytes,14,opt,name=fetch_endpoint,json=fetchEndpoint,proto3" json:"fetch_endpoint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PrefixMatch) Reset() {
@@ -619,6 +637,20 @@ func (x *PrefixMatch) GetExpectedBlocks() uint32 {
 		return x.ExpectedBlocks
 	}
 	return 0
+}
+
+func (x *PrefixMatch) GetBlockHashes() []uint64 {
+	if x != nil {
+		return x.BlockHashes
+	}
+	return nil
+}
+
+func (x *PrefixMatch) GetFetchEndpoint() string {
+	if x != nil {
+		return x.FetchEndpoint
+	}
+	return ""
 }
 
 // The longest prefix of a prompt that a dp rank holds in one tier.
@@ -1072,14 +1104,15 @@ var File_kvcast_v1_match_proto protoreflect.FileDescriptor
 
 const file_kvcast_v1_match_proto_rawDesc = "" +
 	"\n" +
-	"\x15kvcast/v1/match.proto\x12\tkvcast.v1\x1a\x15kvcast/v1/event.proto\x1a\x16kvcast/v1/worker.proto\"\xd6\x01\n" +
+	"\x15kvcast/v1/match.proto\x12\tkvcast.v1\x1a\x15kvcast/v1/event.proto\x1a\x16kvcast/v1/worker.proto\"\x80\x02\n" +
 	"\x12MatchPrefixRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12+\n" +
 	"\aprompts\x18\x02 \x03(\v2\x11.kvcast.v1.PromptR\aprompts\x12\x18\n" +
 	"\aworkers\x18\x03 \x03(\tR\aworkers\x12\x14\n" +
 	"\x05limit\x18\x04 \x01(\rR\x05limit\x12)\n" +
 	"\x05after\x18\x05 \x01(\v2\x13.kvcast.v1.PositionR\x05after\x12\"\n" +
-	"\rmax_wait_nano\x18\x06 \x01(\x04R\vmaxWaitNano\"\x8c\x02\n" +
+	"\rmax_wait_nano\x18\x06 \x01(\x04R\vmaxWaitNano\x12(\n" +
+	"\x10max_block_hashes\x18\a \x01(\rR\x0emaxBlockHashes\"\x8c\x02\n" +
 	"\x06Prompt\x12\x1b\n" +
 	"\ttoken_ids\x18\x01 \x03(\rR\btokenIds\x12#\n" +
 	"\rtokens_hashes\x18\x02 \x03(\x06R\ftokensHashes\x12!\n" +
@@ -1103,7 +1136,7 @@ const file_kvcast_v1_match_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12:\n" +
 	"\bresponse\x18\x02 \x01(\v2\x1e.kvcast.v1.MatchPrefixResponseR\bresponse\"A\n" +
 	"\rPromptMatches\x120\n" +
-	"\amatches\x18\x01 \x03(\v2\x16.kvcast.v1.PrefixMatchR\amatches\"\x8b\x03\n" +
+	"\amatches\x18\x01 \x03(\v2\x16.kvcast.v1.PrefixMatchR\amatches\"\xd5\x03\n" +
 	"\vPrefixMatch\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x1a\n" +
 	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12\x17\n" +
@@ -1117,7 +1150,9 @@ const file_kvcast_v1_match_proto_rawDesc = "" +
 	"\x05model\x18\n" +
 	" \x01(\tR\x05model\x12\x19\n" +
 	"\bage_nano\x18\v \x01(\x04R\aageNano\x12'\n" +
-	"\x0fexpected_blocks\x18\f \x01(\rR\x0eexpectedBlocks\"\xfc\x01\n" +
+	"\x0fexpected_blocks\x18\f \x01(\rR\x0eexpectedBlocks\x12!\n" +
+	"\fblock_hashes\x18\r \x03(\x06R\vblockHashes\x12%\n" +
+	"\x0efetch_endpoint\x18\x0e \x01(\tR\rfetchEndpoint\"\xfc\x01\n" +
 	"\n" +
 	"TierPrefix\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvcast.v1.TierR\x04tier\x12\x16\n" +

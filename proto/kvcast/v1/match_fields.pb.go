@@ -8,12 +8,13 @@ import (
 
 // Field numbers of MatchPrefixRequest.
 const (
-	MatchPrefixRequestModelField       protowire.Number = 1
-	MatchPrefixRequestPromptsField     protowire.Number = 2
-	MatchPrefixRequestWorkersField     protowire.Number = 3
-	MatchPrefixRequestLimitField       protowire.Number = 4
-	MatchPrefixRequestAfterField       protowire.Number = 5
-	MatchPrefixRequestMaxWaitNanoField protowire.Number = 6
+	MatchPrefixRequestModelField          protowire.Number = 1
+	MatchPrefixRequestPromptsField        protowire.Number = 2
+	MatchPrefixRequestWorkersField        protowire.Number = 3
+	MatchPrefixRequestLimitField          protowire.Number = 4
+	MatchPrefixRequestAfterField          protowire.Number = 5
+	MatchPrefixRequestMaxWaitNanoField    protowire.Number = 6
+	MatchPrefixRequestMaxBlockHashesField protowire.Number = 7
 )
 
 // Field numbers of Prompt.
@@ -67,6 +68,8 @@ const (
 	PrefixMatchModelField          protowire.Number = 10
 	PrefixMatchAgeNanoField        protowire.Number = 11
 	PrefixMatchExpectedBlocksField protowire.Number = 12
+	PrefixMatchBlockHashesField    protowire.Number = 13
+	PrefixMatchFetchEndpointField  protowire.Number = 14
 )
 
 // Field numbers of TierPrefix.

@@ -46,6 +46,8 @@ type Config struct {
 	// RetainTokenIDs keeps token ids in the index, in at most TokenIDBytes.
 	RetainTokenIDs bool
 	TokenIDBytes   int64
+	// RetainBlockHashes keeps what matches with block hashes need.
+	RetainBlockHashes bool
 
 	// MaxBlocks and MaxAttributeBytes are limits for all workers together.
 	MaxBlocks         int

@@ -98,6 +98,8 @@ func (c *Config) fields() mapping {
 			"Include token ids in stored events. They are users' prompts."},
 		{"retain_token_ids", boolean(&c.RetainTokenIDs, false),
 			"Keep the token ids of stored events in the index, and in checkpoints. They are users' prompts. Needs emit_token_ids."},
+		{"retain_block_hashes", boolean(&c.RetainBlockHashes, false),
+			"Keep the engines' block hashes by prompt, so that matches can have them (max_block_hashes): some 10 bytes a block."},
 		{"token_id_bytes", size(&c.TokenIDBytes, 1<<30, minBytes, maxBytes),
 			"Memory for token ids that are kept. Blocks beyond it are kept without."},
 		{"egress", c.egressFields(), ""},

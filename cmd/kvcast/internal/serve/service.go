@@ -109,6 +109,9 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 		}
 	}()
 	state := index.New()
+	if c.RetainBlockHashes {
+		state.KeepBlockHashes()
+	}
 	if c.RetainTokenIDs {
 		state.RetainTokenIDs(c.TokenIDBytes)
 	}

@@ -66,6 +66,7 @@ type Index struct {
 	adoptions   []adoption // reused by adopt
 	adopted     func(r *Rank, hash uint64)
 	hashes      []uint64 // reused by clearSingly
+	keepsNames  bool
 }
 
 // model is the root of the runs of a model's ranks.
@@ -154,6 +155,9 @@ func (x *Index) open(r *Rank) {
 	r.model.ranks++
 	r.table = hashtable.New[slot]()
 	r.orphans, r.hidden = newOrphans(), 0
+	if x.keepsNames {
+		r.names = make(rankNames)
+	}
 	r.attrs = attribute.NewInterner(nil)
 	r.attrs.Acquire(attribute.Set{}) // stays the slot 0, see Index.attributes
 	for tier := range NumTiers {

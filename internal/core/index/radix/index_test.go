@@ -87,6 +87,9 @@ func checkModel(t *rapid.T, limits limits, headMask uint64, seen occurrences) {
 	names := []string{"a", "b"}
 	x := New()
 	x.tree.limits, x.tree.headMask = limits, headMask
+	if rapid.Bool().Draw(t, "keep names") {
+		x.KeepNames()
+	}
 	shorter := limits.unheld < 0 // matches may be shorter than the models'
 	var (
 		pairs []pair
@@ -132,6 +135,7 @@ func checkModel(t *rapid.T, limits limits, headMask uint64, seen occurrences) {
 		case 9:
 			x.Clear(p.rank)
 			clear(p.model.blocks)
+			p.model.hadTwins = false
 		case 10:
 			x.RemoveRank(p.rank)
 			pairs = append(pairs[:n:n], pairs[n+1:]...)
@@ -179,6 +183,11 @@ func checkModel(t *rapid.T, limits limits, headMask uint64, seen occurrences) {
 			}
 			chain, unique := p.model.hashes(longest)
 			seen.add("chains of several block hashes", unique && len(chain) > 2)
+			if x.KeepsNames() {
+				if err := p.compareNames(x, longest, tokens, chain, shorter, seen); err != nil {
+					t.Fatal(err)
+				}
+			}
 			if err := p.compareMatchHashes(x, pairs, &m, p.model.model, append(chain, unknownHash), unique); err != nil {
 				t.Fatal(err)
 			}

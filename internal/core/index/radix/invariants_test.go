@@ -128,6 +128,9 @@ func checkRank(x *Index, n numbered, number uint32, s *sweep, want, stale names)
 	sets := map[uint32]bool{0: true} // the rank uses it itself
 	orphaned, hidden := 0, 0
 	hashes := make(map[position]int)
+	if err := checkRankNames(x, r); err != nil {
+		return err
+	}
 	for e := range r.table.All() {
 		if t := e.Value.tag; t.has(r.live) && t.isPlaced() {
 			hashes[t.place()]++
@@ -305,6 +308,25 @@ func checkChunks(h *holdings, most int) error {
 	}
 	if n := len(h.many.all); n > 1+8*total/most {
 		return fmt.Errorf("%d chunks for %d holdings", n, total)
+	}
+	return nil
+}
+
+// checkRankNames returns an error if a rank has memory for names that it does not need.
+func checkRankNames(x *Index, r *Rank) error {
+	placed := make(map[uint32]int)
+	for e := range r.table.All() {
+		if x.keepsNames && e.Value.tag.isPlaced() {
+			placed[e.Value.tag.place().run]++
+		}
+	}
+	for id, n := range r.names {
+		if n.placed != placed[id] || len(n.hashes) > int(x.tree.limits.run) {
+			return fmt.Errorf("run %d has %d names of %d blocks, want %d", id, n.placed, len(n.hashes), placed[id])
+		}
+	}
+	if len(r.names) != len(placed) {
+		return fmt.Errorf("names in %d runs, want %d", len(r.names), len(placed))
 	}
 	return nil
 }

@@ -13,6 +13,8 @@ import (
 type modelRank struct {
 	model  string
 	blocks map[uint64]*modelBlock // by block hash
+	// hadTwins is set once a block has had several block hashes.
+	hadTwins bool
 }
 
 type modelBlock struct {
@@ -60,6 +62,9 @@ func (m *modelRank) store(tier int, s Stored) {
 			b.parent, b.hasParent = parent, hasParent
 		}
 		m.adopt()
+		if _, unique := m.hashes(""); !unique {
+			m.hadTwins = true
+		}
 		parent, hasParent = h, true
 	}
 }

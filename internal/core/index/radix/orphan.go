@@ -107,6 +107,9 @@ func (x *Index) adopt(r *Rank, hash uint64, at position) {
 		r.orphans.remove(t.orphan())
 		at := x.tree.place(a.parent, []uint64{a.tokens})
 		*t = t.withPlace(at)
+		if r.names != nil {
+			r.nameBlocks(at, a.hash)
+		}
 		x.hold(r, at, *t)
 		if x.adopted != nil {
 			x.adopted(r, a.hash)

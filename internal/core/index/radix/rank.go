@@ -18,6 +18,7 @@ type Rank struct {
 	table   table
 	orphans orphans
 	hidden  int // the number of blocks whose content is unknown
+	names   rankNames
 	attrs   attribute.Interner
 	// bits has the bit of each tier in tags and holdings. A tier that is cleared gets another bit.
 	bits [NumTiers]uint8
@@ -146,6 +147,9 @@ func (r *Rank) release(t tag) {
 	}
 	if t&tagNoContent != 0 {
 		r.hidden--
+	}
+	if r.names != nil && t.isPlaced() {
+		r.names.unplace(t.place().run)
 	}
 	r.attrs.Release(t.attr())
 }

@@ -67,6 +67,9 @@ func (x *Index) Store(r *Rank, tier int, s Stored) {
 			e.Value = slot{b.Parent, newTag(bit, b.HasParent, attr).withPlace(before)}
 			r.attrs.Use(attr, 1)
 			r.count(tier, h)
+			if r.names != nil {
+				r.nameBlocks(before, h)
+			}
 			if !held.extend(before.stretch()) {
 				x.tree.hold(held, r.number, bit)
 				held = before.stretch()
@@ -113,6 +116,9 @@ func (x *Index) storeNew(
 	})
 	if n == 0 {
 		return 0, true
+	}
+	if r.names != nil {
+		r.nameBlocks(position{before.run, from}, blocks[:n]...)
 	}
 	r.digests[tier] = digest
 	r.blocks[tier] += uint64(n)
@@ -199,6 +205,12 @@ func (x *Index) storeBlock(
 			x.hold(r, at, s.tag)
 			if wasPlaced {
 				x.release(r, was.place(), was)
+			}
+			if r.names != nil {
+				r.nameBlocks(at, b.Hash)
+				if wasPlaced {
+					r.names.unplace(was.place().run)
+				}
 			}
 		}
 		if r.orphans.awaits(b.Hash) {
