@@ -22,6 +22,8 @@ type runKey struct {
 	// hashed reports whether the tokens hashes are known, tokens whether tokens are emitted.
 	hashed bool
 	tokens bool
+	// note is the session id of stores, or the reason of removes, if it is emitted.
+	note string
 	// group is not 0 for blocks that are not in runs: see groups.Key.
 	group uint8
 }
@@ -102,7 +104,7 @@ func (r *run) slice(i, j int) run {
 
 // cloneStrings copies the run's strings, which are memory of the batch, so that the run can outlive the batch.
 func (r *run) cloneStrings() {
-	r.key.lora, r.key.salt = strings.Clone(r.key.lora), strings.Clone(r.key.salt)
+	r.key.lora, r.key.salt, r.key.note = strings.Clone(r.key.lora), strings.Clone(r.key.salt), strings.Clone(r.key.note)
 }
 
 func (r *run) reset() {
@@ -123,6 +125,7 @@ const (
 	flushSalt
 	flushBlockSize
 	flushHashOnly
+	flushNote
 	flushParent
 	flushMaxBlocks
 	flushTimeout
@@ -140,6 +143,7 @@ var flushNames = [numFlushReasons]string{
 	flushSalt:        "salt",
 	flushBlockSize:   "block_size",
 	flushHashOnly:    "hash_only",
+	flushNote:        "note",
 	flushParent:      "parent",
 	flushMaxBlocks:   "max_blocks",
 	flushTimeout:     "timeout",
@@ -165,6 +169,8 @@ func (k *runKey) differs(o *runKey) (why flushReason, ok bool) {
 		return flushSalt, true
 	case k.blockSize != o.blockSize:
 		return flushBlockSize, true
+	case k.note != o.note:
+		return flushNote, true
 	}
 	return flushHashOnly, true
 }

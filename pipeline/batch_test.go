@@ -1,6 +1,7 @@
 package pipeline_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -96,6 +97,31 @@ func TestFlush(t *testing.T) {
 			flushed: [][]string{{"store [1]"}},
 			left:    [][]string{{"store [2] after 1"}},
 			why:     map[string]float64{"salt": 1},
+		},
+		"another session ends a run, if it is emitted": {
+			cfg:     pipeline.Config{EmitSessionIDs: true},
+			calls:   []call{batch(withNote("a", store(1)), withNote("a", after(1, store(2))), withNote("b", after(2, store(3))))},
+			flushed: [][]string{{`store [1 2] session "a"`}},
+			left:    [][]string{{`store [3] after 2 session "b"`}},
+			why:     map[string]float64{"note": 1},
+		},
+		"another reason ends a run, if it is emitted": {
+			cfg:     pipeline.Config{EmitReasons: true},
+			calls:   []call{batch(withNote("s", store(1, 2, 3))), batch(withNote("eviction", remove(1, 2)), withNote("demotion", remove(3)))},
+			flushed: [][]string{{"store [1 2 3]", `remove [1 2] because of "eviction"`}},
+			left:    [][]string{{`remove [3] because of "demotion"`}},
+			why:     map[string]float64{"kind": 1, "note": 1},
+		},
+		"sessions and reasons that are not emitted make no difference": {
+			calls:   []call{batch(withNote("a", store(1)), withNote("b", after(1, store(2)))), batch(withNote("eviction", remove(1)), remove(2))},
+			flushed: [][]string{{"store [1 2]"}},
+			left:    [][]string{{"remove [1 2]"}},
+			why:     map[string]float64{"kind": 1},
+		},
+		"a session that is too long is not emitted": {
+			cfg:   pipeline.Config{EmitSessionIDs: true, EmitReasons: true},
+			calls: []call{batch(withNote(strings.Repeat("s", 257), store(1)), after(1, store(2)))},
+			left:  [][]string{{"store [1 2]"}},
 		},
 		"another block size ends a run": {
 			calls:   []call{batch(store(1), withBlockSize(32, after(1, store(2))))},

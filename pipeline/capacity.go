@@ -91,7 +91,7 @@ func (l *Lane) expire(rank *rankState, r *run, replaced int) {
 			continue
 		}
 		gone := t.expire(over, r.hashes[:0])
-		l.emitRemoved(r.key.rank, kvblock.Tier(tier), gone)
+		l.emitRemoved(r.key.rank, kvblock.Tier(tier), gone, "")
 		l.counts.staleRemoved += uint64(len(gone))
 		over -= len(gone)
 		kept := min(replaced, len(gone)) // units used by the blocks that replaced them
@@ -188,7 +188,7 @@ func (l *Lane) replaceBlockSize(size uint32) {
 			gone := t.removeOtherSizes(size)
 			l.releaseBlocks(kvblock.Tier(tier), len(gone))
 			for part := range slices.Chunk(gone, l.cfg.MaxBlocks) {
-				l.emitRemoved(name, kvblock.Tier(tier), part)
+				l.emitRemoved(name, kvblock.Tier(tier), part, "")
 			}
 			if tr := l.tracker(name); tr != nil {
 				tr.RemoveBlocks(gone)

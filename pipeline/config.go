@@ -18,6 +18,9 @@ type Config struct {
 	MaxBlocks int
 	// EmitTokenIDs adds the tokens to stored events. These are users' prompts.
 	EmitTokenIDs bool
+	// EmitSessionIDs adds the session ids of stores to stored events, and EmitReasons the reasons of removes to removed events, up to 256 bytes each. Not for
+	// consolidated sources.
+	EmitSessionIDs, EmitReasons bool
 	// OnGap is the effect of lost batches on a rank's blocks; default OnGapReport.
 	OnGap OnGap
 	// MaxBlocksPerRank is the maximum number of blocks of a dp rank, in all its tiers: 1 to 2,147,483,647, default 4,000,000. A block uses

@@ -72,7 +72,7 @@ func (l *Lane) flushRemoves(r *run) {
 	l.log.endSuppressed(&r.key, l.entry.events)
 	l.releaseBlocks(r.key.tier, before-t.blocks.table.Len())
 	l.counts.removesSuppressed += uint64(len(r.hashes) - len(gone))
-	l.emitRemoved(r.key.rank, r.key.tier, gone)
+	l.emitRemoved(r.key.rank, r.key.tier, gone, r.key.note)
 }
 
 // prefetchRun loads what is needed to find a run's blocks, unless prefetch did.
@@ -95,11 +95,11 @@ func (l *Lane) emitStored(r *run) {
 }
 
 // emitRemoved adds an event for removed blocks, if there are any.
-func (l *Lane) emitRemoved(rank uint32, tier kvblock.Tier, gone []uint64) {
+func (l *Lane) emitRemoved(rank uint32, tier kvblock.Tier, gone []uint64, reason string) {
 	if len(gone) == 0 {
 		return
 	}
-	l.entry.added(encode.AppendRemoved(l.entry.buf, kvcastv1.EntryEventsField, l.head(rank, tier), gone), 1<<tier)
+	l.entry.added(encode.AppendRemoved(l.entry.buf, kvcastv1.EntryEventsField, l.head(rank, tier), gone, reason), 1<<tier)
 	l.counts.events[kvcastv1.RouterEventRemovedField]++
 	l.counts.blocksRemoved += uint64(len(gone))
 }

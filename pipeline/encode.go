@@ -54,7 +54,7 @@ func (e *entry) begin(engineTime, ingestTime int64) {
 func (e *entry) stored(h encode.Head, r *run) {
 	s := encode.Stored{
 		Parent: r.parent, HasParent: r.hasParent, BlockHashes: r.hashes, TokensHashes: r.tokensHashes,
-		BlockSize: r.key.blockSize, LoRA: r.key.lora, TokenIDs: r.tokens,
+		BlockSize: r.key.blockSize, LoRA: r.key.lora, TokenIDs: r.tokens, SessionID: r.key.note,
 	}
 	e.added(encode.AppendStored(e.buf, kvcastv1.EntryEventsField, h, &s), kvblock.TierBit(uint8(h.Tier)))
 }

@@ -104,7 +104,7 @@ func entryIsWhatMarshalGives(t *rapid.T) {
 			case 1:
 				hashes := hashesOf(sizes.Draw(t, "blocks"))
 				ev.Event = &kvcastv1.RouterEvent_Removed{Removed: &kvcastv1.Removed{BlockHashes: hashes}}
-				e.added(encode.AppendRemoved(e.buf, kvcastv1.EntryEventsField, h, hashes), 0)
+				e.added(encode.AppendRemoved(e.buf, kvcastv1.EntryEventsField, h, hashes, ""), 0)
 			default:
 				r, s := drawStored(t)
 				ev.Event = &kvcastv1.RouterEvent_Stored{Stored: s}

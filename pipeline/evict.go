@@ -221,7 +221,7 @@ func (l *Lane) evictTables(ranks map[uint32]*rankState, n int, s *storing, why c
 		rank := ranks[c.rank]
 		gone := c.table.evict(take, rank, s)
 		for part := range slices.Chunk(gone, l.cfg.MaxBlocks) {
-			l.emitRemoved(c.rank, c.tier, part)
+			l.emitRemoved(c.rank, c.tier, part, "")
 		}
 		l.countLower(c.tier, -len(gone))
 		l.counts.blocksEvicted[why] += uint64(len(gone))

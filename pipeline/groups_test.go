@@ -166,7 +166,7 @@ func TestGroupsAreDescribedOnce(t *testing.T) {
 func TestRemovesOfPartsOfBlocks(t *testing.T) {
 	groups := &kvcastv1.Groups{Groups: []*kvcastv1.AttentionGroup{{Index: 0, Kind: kvcastv1.AttentionGroup_KIND_FULL_ATTENTION, BlockSize: 16, Main: true}}, Unit: 4}
 	for name, rare := range map[string]*wire.Rare{
-		"no other fields": nil, "a session": {SessionID: "s"}, "copies that are left": {RemainingCopies: []uint32{0, 0, 1}},
+		"no other fields": nil, "a session": {Note: "s"}, "copies that are left": {RemainingCopies: []uint32{0, 0, 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {

@@ -328,6 +328,9 @@ func (l *Lane) store(b *feed.Batch, e *wire.Event) {
 		hashed: len(e.TokensHashes) == n,
 		tokens: l.cfg.EmitTokenIDs && blockTokens > 0 && blockTokens <= l.limits.runTokens && len(e.Tokens) >= n*blockTokens,
 	}
+	if l.cfg.EmitSessionIDs && e.Rare != nil {
+		key.note = noteOf(e.Rare.Note)
+	}
 	l.flushIncompatible(&key)
 	// Some engines write 0 for the parent of a first block.
 	hasParent := e.HasParent && (e.Parent != 0 || l.known(b.Rank, 0))
@@ -345,9 +348,24 @@ func (l *Lane) store(b *feed.Batch, e *wire.Event) {
 	l.extendRun(b, &key, e, hasParent, op)
 }
 
+// maxNote bounds session ids and reasons in events, in bytes.
+const maxNote = 256
+
+// noteOf returns a text if it is short enough to be emitted, and else nothing.
+func noteOf(text string) string {
+	if len(text) > maxNote {
+		return ""
+	}
+	return text
+}
+
 // remove applies a remove, and below device memory the removes of the blocks of the chunks that it names.
 func (l *Lane) remove(b *feed.Batch, e *wire.Event) {
-	l.removeBlocks(b, e)
+	note := ""
+	if l.cfg.EmitReasons && e.Rare != nil {
+		note = noteOf(e.Rare.Note)
+	}
+	l.removeBlocks(b, e, note)
 	if e.Tier <= kvblock.TierDevice || l.consolidation == dedup {
 		return
 	}
@@ -365,7 +383,7 @@ func (l *Lane) remove(b *feed.Batch, e *wire.Event) {
 				listed[named] = struct{}{}
 			}
 		}
-		key, op := runKey{kind: wire.KindRemoved, rank: b.Rank, tier: e.Tier}, copies.RemoveOp(b.CopyRule, e, i, copies.Remove)
+		key, op := runKey{kind: wire.KindRemoved, rank: b.Rank, tier: e.Tier, note: note}, copies.RemoveOp(b.CopyRule, e, i, copies.Remove)
 		for ; t.has(part); part = wire.PartBefore(part) {
 			if _, twice := listed[part]; twice {
 				break
@@ -378,11 +396,11 @@ func (l *Lane) remove(b *feed.Batch, e *wire.Event) {
 }
 
 // removeBlocks appends a remove to the pending run, and emits the run if it is full.
-func (l *Lane) removeBlocks(b *feed.Batch, e *wire.Event) {
+func (l *Lane) removeBlocks(b *feed.Batch, e *wire.Event, note string) {
 	if len(e.BlockHashes) == 0 {
 		return
 	}
-	key := runKey{kind: wire.KindRemoved, rank: b.Rank, tier: e.Tier}
+	key := runKey{kind: wire.KindRemoved, rank: b.Rank, tier: e.Tier, note: note}
 	l.flushIncompatible(&key)
 	if l.consolidation == dedup {
 		l.extendRun(b, &key, e, false, copies.Remove)

@@ -53,6 +53,12 @@ func withSalt(salt string, e wire.Event) wire.Event {
 	return e
 }
 
+// withNote sets the session of a store, or the reason of a remove.
+func withNote(note string, e wire.Event) wire.Event {
+	e.Rare = &wire.Rare{Note: note}
+	return e
+}
+
 func withBlockSize(n uint32, e wire.Event) wire.Event {
 	e.BlockSize = n
 	return e
@@ -180,8 +186,14 @@ func textEvent(e *kvcastv1.RouterEvent) string {
 		if n := len(s.GetTokenIds()); n > 0 {
 			fmt.Fprintf(&b, " %d tokens", n)
 		}
+		if s.GetSessionId() != "" {
+			fmt.Fprintf(&b, " session %q", s.GetSessionId())
+		}
 	case *kvcastv1.RouterEvent_Removed:
 		fmt.Fprintf(&b, "remove %v", e.Removed.GetBlockHashes())
+		if e.Removed.GetReason() != "" {
+			fmt.Fprintf(&b, " because of %q", e.Removed.GetReason())
+		}
 	case *kvcastv1.RouterEvent_Cleared:
 		fmt.Fprintf(&b, "cleared %v %s", e.Cleared.GetTiers(), strings.TrimPrefix(e.Cleared.GetReason().String(), "REASON_"))
 	case *kvcastv1.RouterEvent_Gap:

@@ -168,6 +168,14 @@ func (t text) append(dst []byte, ev *Event) []byte {
 	return msgp.AppendString(dst, *t.get(ev))
 }
 
+// note is a text that only events of one kind have.
+type note struct {
+	text
+	kind Kind
+}
+
+func (n note) isSet(ev *Event) bool { return ev.Kind == n.kind && n.text.isSet(ev) }
+
 // loraName is a text. SGLang 0.5.18 sends a map of cache salt and session id instead.
 type loraName struct{ text }
 

@@ -269,20 +269,20 @@ func TestEveryPrefixIsTruncated(t *testing.T) {
 // TestStringsOutliveTheBatch checks that only strings remain valid after the next Decode.
 func TestStringsOutliveTheBatch(t *testing.T) {
 	var d wire.Decoder
-	payload := pack(t, batchOf(obj{"type": "BlockRemoved", "block_hashes": []any{1}, "medium": "CPU", "session_id": "one"}))
+	payload := pack(t, batchOf(obj{"type": "BlockRemoved", "block_hashes": []any{1}, "medium": "CPU", "reason": "one"}))
 	b, err := d.Decode(payload)
 	if err != nil {
 		t.Fatal(err)
 	}
-	medium, session := b.Events[0].Medium, b.Events[0].Rare.SessionID
+	medium, reason := b.Events[0].Medium, b.Events[0].Rare.Note
 	clear(payload)
 	for k := range 1000 {
-		if _, err := d.Decode(pack(t, batchOf(obj{"type": "BlockRemoved", "block_hashes": []any{1}, "medium": k2s(k), "session_id": k2s(k)}))); err != nil {
+		if _, err := d.Decode(pack(t, batchOf(obj{"type": "BlockRemoved", "block_hashes": []any{1}, "medium": k2s(k), "reason": k2s(k)}))); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if medium != "CPU" || session != "one" {
-		t.Errorf("medium %q, session %q", medium, session)
+	if medium != "CPU" || reason != "one" {
+		t.Errorf("medium %q, reason %q", medium, reason)
 	}
 }
 

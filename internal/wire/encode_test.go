@@ -81,7 +81,9 @@ func drawEvent(t *rapid.T, index int, f engineForm) wire.Event {
 	}
 	if inMap || hasMetadata && has(8) {
 		ev.CacheSalt = text.Draw(t, "salt")
-		rare.SessionID = text.Draw(t, "session")
+		if isStore {
+			rare.Note = text.Draw(t, "session")
+		}
 	}
 	if inMap {
 		if isStore {
@@ -97,6 +99,7 @@ func drawEvent(t *rapid.T, index int, f engineForm) wire.Event {
 		case wire.KindStored:
 			ev.Origin = rapid.SampledFrom([]wire.Origin{wire.OriginUnknown, wire.OriginNew, wire.OriginReused}).Draw(t, "origin")
 		case wire.KindRemoved:
+			rare.Note = text.Draw(t, "reason")
 			if n := len(ev.BlockHashes); n > 0 && rapid.Bool().Draw(t, "has remaining copies") {
 				rare.RemainingCopies = rapid.SliceOfN(rapid.Uint32(), n, n).Draw(t, "remaining copies")
 			}
@@ -261,7 +264,7 @@ func TestEncodeRoundTrips(t *testing.T) {
 // one-byte header can count.
 func TestMapEventOfAllKeys(t *testing.T) {
 	list := []byte("\x91\xc0")
-	rare := wire.Rare{Locality: "LOCAL", Ownership: "kvcr", SessionID: "session", ModelName: "model", HasObjectKey: true, Time: 1, HasTime: true,
+	rare := wire.Rare{Locality: "LOCAL", Ownership: "kvcr", Note: "session", ModelName: "model", HasObjectKey: true, Time: 1, HasTime: true,
 		SlidingWindow: 1, HasSlidingWindow: true}
 	copies := rare
 	copies.RemainingCopies = []uint32{1}

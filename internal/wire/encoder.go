@@ -16,7 +16,7 @@ type Encoder struct {
 // an equal batch, except for Index, which counts from 0. The batch must be one that the Decoder may return, of whose fields some forms lack
 // some:
 //
-//   - Array events have no CacheSalt, SessionID, Locality, Ownership, ModelName, HasObjectKey, Time,
+//   - Array events have no CacheSalt, Note, Locality, Ownership, ModelName, HasObjectKey, Time,
 //     BlockMMInfos, MMKeys, Origin or RemainingCopies. Removes in arrays have neither
 //     SpecKind nor SlidingWindow.
 //   - EAGLE tokens are encoded as pairs, at least one; opaque tokens as one placeholder.
@@ -77,7 +77,7 @@ func appendMapEvent(dst []byte, ev *Event) []byte {
 // take most of the time of encoding a small event.
 var (
 	mapKeys      = newMapKeys()
-	plainMapKeys = newMapKeys(keyRemainingCopies, keyExtraKeys, keySlidingWindow, keyLocality, keyOwnership, keySessionID, keyMMInfos, keyMMKeys,
+	plainMapKeys = newMapKeys(keyRemainingCopies, keyExtraKeys, keySlidingWindow, keyLocality, keyOwnership, keySessionID, keyReason, keyMMInfos, keyMMKeys,
 		keyTime, keyModelName, keyObjectKey)
 )
 

@@ -192,7 +192,6 @@ func (f engineForm) members(ev *wire.Event) obj {
 		"kv_cache_spec_kind":           text(ev.SpecKind),
 		"kv_cache_spec_sliding_window": valueIf(rare.HasSlidingWindow, rare.SlidingWindow),
 		"cache_salt":                   text(ev.CacheSalt),
-		"session_id":                   text(rare.SessionID),
 		"locality":                     text(rare.Locality),
 		"ownership":                    text(rare.Ownership),
 		"model_name":                   text(rare.ModelName),
@@ -206,8 +205,10 @@ func (f engineForm) members(ev *wire.Event) obj {
 		m["remaining_copy_counts"] = listOf(rare.RemainingCopies, number)
 	}
 	if ev.Kind != wire.KindStored {
+		m["reason"] = text(rare.Note)
 		return m
 	}
+	m["session_id"] = text(rare.Note)
 	m["parent_block_hash"] = nil
 	if ev.HasParent {
 		m["parent_block_hash"] = f.hash(ev.Parent)

@@ -29,6 +29,7 @@ const (
 	keyOwnership
 	keyCacheSalt
 	keySessionID
+	keyReason
 	keyMMInfos
 	keyMMKeys
 	keyTime
@@ -135,8 +136,10 @@ var fields = [numKeys]field{
 		text{get: func(ev *Event) *string { return &ev.rare().Ownership }, rare: true}},
 	keyCacheSalt: {"cache_salt", "cache_salt", anyKind, optional,
 		text{get: func(ev *Event) *string { return &ev.CacheSalt }, perRequest: true}},
-	keySessionID: {"session_id", "session_id", anyKind, optional,
-		unused{text{get: func(ev *Event) *string { return &ev.rare().SessionID }, rare: true, perRequest: true}}},
+	keySessionID: {"session_id", "session_id", stores, optional,
+		unused{note{text{get: func(ev *Event) *string { return &ev.rare().Note }, rare: true, perRequest: true}, KindStored}}},
+	keyReason: {"reason", "reason", removes, optional,
+		unused{note{text{get: func(ev *Event) *string { return &ev.rare().Note }, rare: true}, KindRemoved}}},
 	keyMMInfos: {"block_mm_infos", "block_mm_infos", stores, optional,
 		rawList{get: func(r *Raw) *[]byte { return &r.BlockMMInfos }}},
 	keyMMKeys: {"mm_keys", "mm_keys", stores, optional,

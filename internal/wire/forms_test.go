@@ -290,7 +290,7 @@ func TestMapsInAnyOrder(t *testing.T) {
 		LoRAID: 3, HasLoRAID: true, Medium: "CPU", LoRAName: "adapter", CacheSalt: "salt",
 		GroupIdx: 2, HasGroupIdx: true, SpecKind: "full_attention", Origin: wire.OriginReused,
 		Raw: &wire.Raw{ExtraKeys: []byte("\x92\xc0\x91\xa1x"), BlockMMInfos: []byte("\x91\xc0"), MMKeys: []byte("\x91\x90")},
-		Rare: &wire.Rare{Locality: "LOCAL", Ownership: "kvcr", SessionID: "session", ModelName: "model", Time: 1.5, HasTime: true,
+		Rare: &wire.Rare{Locality: "LOCAL", Ownership: "kvcr", Note: "session", ModelName: "model", Time: 1.5, HasTime: true,
 			SlidingWindow: 128, HasSlidingWindow: true}}
 	rapid.Check(t, func(rt *rapid.T) {
 		members := append(slices.Clone(known), unknown[:rapid.IntRange(0, len(unknown)).Draw(rt, "unknown keys")]...)

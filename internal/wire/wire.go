@@ -154,7 +154,8 @@ type Raw struct {
 type Rare struct {
 	Locality  string
 	Ownership string
-	SessionID string
+	// Note is the session id of a store, or why the blocks of a remove are gone, by the engine.
+	Note      string
 	ModelName string
 	// RemainingCopies are the numbers of copies that the engine still has of each of a
 	// remove's blocks: as long as BlockHashes, or nil if they are unknown.
@@ -170,7 +171,7 @@ type Rare struct {
 }
 
 func (r *Rare) empty() bool {
-	return r.Locality == "" && r.Ownership == "" && r.SessionID == "" && r.ModelName == "" &&
+	return r.Locality == "" && r.Ownership == "" && r.Note == "" && r.ModelName == "" &&
 		r.RemainingCopies == nil && !r.HasTime && !r.HasSlidingWindow && !r.HasObjectKey
 }
 

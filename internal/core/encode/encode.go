@@ -36,12 +36,13 @@ type Stored struct {
 	BlockSize                 uint32
 	LoRA                      string
 	TokenIDs                  []uint32
+	SessionID                 string
 }
 
 // AppendStored appends a stored event, as an element of the repeated field with that number.
 func AppendStored(b []byte, events protowire.Number, h Head, s *Stored) []byte {
 	tokens := tokensSize(s.TokenIDs)
-	body := hashesSize(s.BlockHashes) + hashesSize(s.TokensHashes) + SizeUint(uint64(s.BlockSize)) + SizeString(s.LoRA)
+	body := hashesSize(s.BlockHashes) + hashesSize(s.TokensHashes) + SizeUint(uint64(s.BlockSize)) + SizeString(s.LoRA) + SizeString(s.SessionID)
 	if s.HasParent {
 		body += tagSize + 8
 	}
@@ -62,13 +63,14 @@ func AppendStored(b []byte, events protowire.Number, h Head, s *Stored) []byte {
 			b = appendVarint(b, uint64(t))
 		}
 	}
-	return b
+	return AppendString(b, kvcastv1.StoredSessionIDField, s.SessionID)
 }
 
 // AppendRemoved appends a removed event, as an element of the repeated field with that number.
-func AppendRemoved(b []byte, events protowire.Number, h Head, hashes []uint64) []byte {
-	b = appendStart(b, events, h, kvcastv1.RouterEventRemovedField, hashesSize(hashes))
-	return AppendHashes(b, kvcastv1.RemovedBlockHashesField, hashes)
+func AppendRemoved(b []byte, events protowire.Number, h Head, hashes []uint64, reason string) []byte {
+	b = appendStart(b, events, h, kvcastv1.RouterEventRemovedField, hashesSize(hashes)+SizeString(reason))
+	b = AppendHashes(b, kvcastv1.RemovedBlockHashesField, hashes)
+	return AppendString(b, kvcastv1.RemovedReasonField, reason)
 }
 
 // AppendGroup appends an event of blocks of an attention group other than the main group, GroupStored or GroupRemoved as the field kind

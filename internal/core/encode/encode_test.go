@@ -61,6 +61,7 @@ func drawStored(t *rapid.T) (*encode.Stored, *kvcastv1.Stored) {
 	e := &encode.Stored{
 		LoRA: rapid.StringN(0, 300, -1).Draw(t, "lora"), BlockSize: uint32(drawVarint(t, "block size", 32)),
 		Parent: drawVarint(t, "parent", 64), HasParent: rapid.Bool().Draw(t, "has parent"), BlockHashes: hashesOf(sizes.Draw(t, "blocks")),
+		SessionID: rapid.StringN(0, 300, -1).Draw(t, "session"),
 	}
 	if rapid.Bool().Draw(t, "hashed") {
 		e.TokensHashes = hashesOf(len(e.BlockHashes))
@@ -70,7 +71,7 @@ func drawStored(t *rapid.T) (*encode.Stored, *kvcastv1.Stored) {
 			e.TokenIDs = append(e.TokenIDs, uint32(drawVarint(t, "token", 32)))
 		}
 	}
-	s := &kvcastv1.Stored{BlockHashes: e.BlockHashes, TokensHashes: e.TokensHashes, BlockSize: e.BlockSize, TokenIds: e.TokenIDs}
+	s := &kvcastv1.Stored{BlockHashes: e.BlockHashes, TokensHashes: e.TokensHashes, BlockSize: e.BlockSize, TokenIds: e.TokenIDs, SessionId: e.SessionID}
 	if e.HasParent {
 		s.ParentHash = &e.Parent
 	}
@@ -95,12 +96,12 @@ func TestStoredIsWhatMarshalGives(t *testing.T) {
 
 func TestRemovedIsWhatMarshalGives(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		h, hashes := drawHead(t), hashesOf(sizes.Draw(t, "blocks"))
+		h, hashes, reason := drawHead(t), hashesOf(sizes.Draw(t, "blocks")), rapid.SampledFrom([]string{"", "eviction"}).Draw(t, "reason")
 		want := marshal(t, &kvcastv1.RouterEvent{
 			EventId: h.ID, DpRank: &h.Rank, Tier: h.Tier,
-			Event: &kvcastv1.RouterEvent_Removed{Removed: &kvcastv1.Removed{BlockHashes: hashes}},
+			Event: &kvcastv1.RouterEvent_Removed{Removed: &kvcastv1.Removed{BlockHashes: hashes, Reason: reason}},
 		})
-		if got := encode.AppendRemoved(nil, kvcastv1.EntryEventsField, h, hashes); !bytes.Equal(got, want) {
+		if got := encode.AppendRemoved(nil, kvcastv1.EntryEventsField, h, hashes, reason); !bytes.Equal(got, want) {
 			t.Fatalf("removed (-want +got):\n%s", cmp.Diff(want, got))
 		}
 	})
@@ -114,7 +115,7 @@ func TestBytes(t *testing.T) {
 		want string
 	}{
 		"removed": {
-			encode.AppendRemoved(nil, kvcastv1.EntryEventsField, head, []uint64{1}),
+			encode.AppendRemoved(nil, kvcastv1.EntryEventsField, head, []uint64{1}, ""),
 			"32" + "13" + // events, 19 bytes
 				"08ac02" + "1000" + "1801" + // event_id 300, dp_rank 0, tier device
 				"2a0a" + "0a08" + "0100000000000000", // removed: block_hashes

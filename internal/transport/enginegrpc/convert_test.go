@@ -82,7 +82,7 @@ func TestConvertSMG(t *testing.T) {
 		})}},
 		{"local", stored(message{}.number(8, 1)), []wire.Event{one(hash, 7, 8)}},
 		{"remote", stored(message{}.number(8, 2)), []wire.Event{with(one(hash, 7, 8), func(e *wire.Event) { e.Rare = &wire.Rare{Locality: "REMOTE"} })}},
-		{"ownership and session", stored(message{}.text(9, "kvcr").text(10, "s")), []wire.Event{with(one(hash, 7, 8), func(e *wire.Event) { e.Rare = &wire.Rare{Ownership: "kvcr", SessionID: "s"} })}},
+		{"ownership and session", stored(message{}.text(9, "kvcr").text(10, "s")), []wire.Event{with(one(hash, 7, 8), func(e *wire.Event) { e.Rare = &wire.Rare{Ownership: "kvcr", Note: "s"} })}},
 		{"adapter and salt", stored(message{}.text(11, "lora").text(12, "salt")), []wire.Event{with(one(hash, 7, 8), func(e *wire.Event) { e.LoRAName, e.CacheSalt = "lora", "salt" })}},
 		{"adapter id", message{}.message(2, message{}.message(1, append(block, message{}.number(4, -3)...))), []wire.Event{with(one(hash, 7, 8), func(e *wire.Event) { e.LoRAID, e.HasLoRAID = -3, true })}},
 		{"unpacked tokens", message{}.message(2, message{}.message(1, message{}.number(1, 5).number(2, 1).number(2, 2).number(3, 2))), []wire.Event{one(5, 1, 2)}},

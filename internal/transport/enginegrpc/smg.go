@@ -107,7 +107,7 @@ func (p *smgPlace) rareFields() *wire.Rare {
 	default:
 		p.rare.Locality = "REMOTE"
 	}
-	if p.rare.Locality == "" && p.rare.Ownership == "" && p.rare.SessionID == "" && !p.rare.HasSlidingWindow {
+	if p.rare.Locality == "" && p.rare.Ownership == "" && p.rare.Note == "" && !p.rare.HasSlidingWindow {
 		return nil
 	}
 	rare := p.rare
@@ -158,7 +158,7 @@ func (c *converter) smgStored(message []byte) error {
 		case f.IsBytes(smgv1.KvBlocksStoredOwnershipField):
 			f.text(&place.rare.Ownership)
 		case f.IsBytes(smgv1.KvBlocksStoredSessionIDField):
-			f.text(&place.rare.SessionID)
+			f.text(&place.rare.Note)
 		case f.IsBytes(smgv1.KvBlocksStoredLoraNameField):
 			f.text(&common.LoRAName)
 		case f.IsBytes(smgv1.KvBlocksStoredCacheSaltField):

@@ -959,7 +959,11 @@ type Stored struct {
 	// The tokens of all blocks, block_size per block. They are users' prompts, so they
 	// are only sent if the operator enables them (--emit-token-ids), and never in
 	// snapshots.
-	TokenIds      []uint32 `protobuf:"varint,6,rep,packed,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
+	TokenIds []uint32 `protobuf:"varint,6,rep,packed,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
+	// The session whose request stored the blocks, as the engine names it. Others may use
+	// them. Only sent if the operator enables it (--emit-session-ids), at most 256 bytes, not
+	// for workers with several sources, and never in snapshots.
+	SessionId     string `protobuf:"bytes,7,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1036,6 +1040,13 @@ func (x *Stored) GetTokenIds() []uint32 {
 	return nil
 }
 
+func (x *Stored) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
 // Blocks that are not in the cache any more.
 //
 // If a Gap has made a dp rank incomplete, and the rank then exceeds the server's limit
@@ -1048,7 +1059,11 @@ func (x *Stored) GetTokenIds() []uint32 {
 type Removed struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The engine's hashes of the blocks. Blocks that are not in the set have no effect.
-	BlockHashes   []uint64 `protobuf:"fixed64,1,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
+	BlockHashes []uint64 `protobuf:"fixed64,1,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
+	// Why the engine removed them, in its own words, such as "eviction". Only sent if the
+	// operator enables it (--emit-reasons) and the engine says it, at most 256 bytes, and not
+	// for workers with several sources.
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1088,6 +1103,13 @@ func (x *Removed) GetBlockHashes() []uint64 {
 		return x.BlockHashes
 	}
 	return nil
+}
+
+func (x *Removed) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 // All blocks of the dp rank in the tiers named are gone.
@@ -1863,7 +1885,7 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\rgroup_removed\x18\x0e \x01(\v2\x17.kvcast.v1.GroupRemovedH\x00R\fgroupRemovedB\a\n" +
 	"\x05eventB\n" +
 	"\n" +
-	"\b_dp_rank\"\xf2\x01\n" +
+	"\b_dp_rank\"\x91\x02\n" +
 	"\x06Stored\x12$\n" +
 	"\vparent_hash\x18\x01 \x01(\x06H\x00R\n" +
 	"parentHash\x88\x01\x01\x12!\n" +
@@ -1872,12 +1894,15 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\n" +
 	"block_size\x18\x04 \x01(\rR\tblockSize\x12 \n" +
 	"\tlora_name\x18\x05 \x01(\tH\x01R\bloraName\x88\x01\x01\x12\x1b\n" +
-	"\ttoken_ids\x18\x06 \x03(\rR\btokenIdsB\x0e\n" +
+	"\ttoken_ids\x18\x06 \x03(\rR\btokenIds\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\a \x01(\tR\tsessionIdB\x0e\n" +
 	"\f_parent_hashB\f\n" +
 	"\n" +
-	"_lora_name\",\n" +
+	"_lora_name\"D\n" +
 	"\aRemoved\x12!\n" +
-	"\fblock_hashes\x18\x01 \x03(\x06R\vblockHashes\"\xf4\x01\n" +
+	"\fblock_hashes\x18\x01 \x03(\x06R\vblockHashes\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xf4\x01\n" +
 	"\aCleared\x121\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x19.kvcast.v1.Cleared.ReasonR\x06reason\x12%\n" +
 	"\x05tiers\x18\x02 \x03(\x0e2\x0f.kvcast.v1.TierR\x05tiers\"\x8e\x01\n" +

@@ -48,11 +48,13 @@ const (
 	StoredBlockSizeField    protowire.Number = 4
 	StoredLoraNameField     protowire.Number = 5
 	StoredTokenIDsField     protowire.Number = 6
+	StoredSessionIDField    protowire.Number = 7
 )
 
 // Field numbers of Removed.
 const (
 	RemovedBlockHashesField protowire.Number = 1
+	RemovedReasonField      protowire.Number = 2
 )
 
 // Field numbers of GroupStored.
