@@ -26,7 +26,7 @@ const (
 	matchPrompts = 256
 	// matchBlocks is the number of blocks of the prompts that are looked up. The engine has chainBlocks of each.
 	matchBlocks = 32
-	// matchInFlight is the number of requests in flight on a MatchPrefixes stream.
+	// matchInFlight is the number of requests in flight on a MatchPrefixes stream, if the load does not say another.
 	matchInFlight = 8
 	// matchRate is the rate in MatchPrefix calls per second, and applyRate the rate in batches per second meanwhile.
 	matchRate, applyRate = 500, 5_000
@@ -38,29 +38,32 @@ type matchLoad struct {
 	prompts int    // of each request
 	limit   uint32 // matches of each prompt; 0: all
 	tokens  bool   // whether prompts are token ids, instead of tokens hashes
+	alone   bool   // whether one request is in flight
 }
 
 // matchLoads are the requests of BenchmarkMatchPrefixes.
 var matchLoads = []matchLoad{
-	{"1PromptBest8", 1, 8, false},
-	{"16PromptsBest8", 16, 8, false},
-	{"64PromptsBest8", 64, 8, false},
-	{"64PromptsAll", 64, 0, false},
-	{"64PromptsOfTokensBest8", 64, 8, true},
+	{name: "1PromptBest8OneInFlight", prompts: 1, limit: 8, alone: true},
+	{name: "1PromptBest8", prompts: 1, limit: 8},
+	{name: "16PromptsBest8", prompts: 16, limit: 8},
+	{name: "64PromptsBest8", prompts: 64, limit: 8},
+	{name: "64PromptsAll", prompts: 64},
+	{name: "64PromptsOfTokensBest8", prompts: 64, limit: 8, tokens: true},
 }
 
 // BenchmarkMatchPrefixes measures the MatchPrefixes call: prompts of 32 blocks, of which each of 64 workers has all, over
-// one stream with 8 requests in flight. b.N is requests. The names say how many prompts a request has, how many matches
+// one stream with 8 requests in flight, or one. b.N is requests. The names say how many prompts a request has, how many matches
 // the answer has, and whether prompts are token ids, which the server hashes.
 //
 // prompts/s/core is prompts per second of the server's CPU time, and server-cpu-ns/prompt its inverse. prompts/s is the
-// wall-clock rate of the whole machine, with a client that decodes the answers.
+// wall-clock rate of the whole machine, with a client that decodes the answers. The server is confined to one core: with several, Go's scheduler looks for
+// work on the others at each message, which costs several times as much CPU time and is no work.
 //
 // Check: each answer has the workers and the length of the prefix.
 func BenchmarkMatchPrefixes(b *testing.B) {
-	requireProc(b)
+	requireOneCore(b)
 	for _, l := range matchLoads {
-		benchmarkWith(b, l.name, openMatching, func(b *testing.B, m *matching) {
+		benchmarkWith(b, l.name, func() (*matching, error) { return openMatching(oneCore) }, func(b *testing.B, m *matching) {
 			b.ResetTimer()
 			cpu, err := m.matchAll(b.N, l)
 			b.StopTimer()
@@ -75,6 +78,48 @@ func BenchmarkMatchPrefixes(b *testing.B) {
 	}
 }
 
+// BenchmarkMatchPrefixCost measures the MatchPrefix call, one after the other, with one prompt and 8 matches: prompts/s/core and
+// server-cpu-ns/prompt as in BenchmarkMatchPrefixes. b.N is calls.
+func BenchmarkMatchPrefixCost(b *testing.B) {
+	requireOneCore(b)
+	m, err := openMatching(oneCore)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() {
+		if err := m.Close(); err != nil {
+			b.Error(err)
+		}
+	}()
+	began, err := m.server.cpu()
+	if err != nil {
+		b.Fatal(err)
+	}
+	calls := 0
+	l := matchLoad{prompts: 1, limit: 8}
+	for b.Loop() {
+		if err := m.callOnce(calls, l); err != nil {
+			b.Fatal(err)
+		}
+		calls++
+	}
+	ended, err := m.server.cpu()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportMetric(float64(calls)/(ended-began).Seconds(), "prompts/s/core")
+	b.ReportMetric(float64((ended-began).Nanoseconds())/float64(calls), "server-cpu-ns/prompt")
+}
+
+// callOnce calls MatchPrefix with the prompts from an index on, and checks the answer.
+func (m *matching) callOnce(first int, l matchLoad) error {
+	r, err := kvcastv1.NewRouterEventServiceClient(m.conn).MatchPrefix(context.Background(), m.request(first, l))
+	if err != nil {
+		return err
+	}
+	return l.check(r)
+}
+
 // BenchmarkMatchPrefix measures the latency of MatchPrefix: 500 calls per second, each with one prompt of 32 blocks that
 // 64 workers have, and 8 matches, while another worker's engine publishes 5,000 B2 batches per second. b.N is calls. A p99
 // requires more than a second: -benchtime 20s. The floor is a health check after each call, which shows the cost of the
@@ -83,7 +128,7 @@ func BenchmarkMatchPrefixes(b *testing.B) {
 // Check: as in BenchmarkMatchPrefixes, and the other engine's batches were all ingested.
 func BenchmarkMatchPrefix(b *testing.B) {
 	requireProc(b)
-	benchmarkWith(b, "While5000Batches", openMatching, func(b *testing.B, m *matching) {
+	benchmarkWith(b, "While5000Batches", func() (*matching, error) { return openMatching(nil) }, func(b *testing.B, m *matching) {
 		b.ResetTimer()
 		latencies, floor, err := m.callWhileApplying(b.N)
 		b.StopTimer()
@@ -110,7 +155,8 @@ type matching struct {
 	tokens [][]uint32
 }
 
-func openMatching() (_ *matching, err error) {
+// openMatching starts the server through a wrapper command.
+func openMatching(wrapper []string) (_ *matching, err error) {
 	other, err := newPublisher()
 	if err != nil {
 		return nil, err
@@ -124,7 +170,7 @@ func openMatching() (_ *matching, err error) {
 	if err = m.readPrompts(); err != nil {
 		return nil, err
 	}
-	m.rig, err = newRigOfWorkers(matchWorkers, nil, shapeB1, 1,
+	m.rig, err = newRigOfWorkers(matchWorkers, wrapper, shapeB1, 1,
 		"--worker", fmt.Sprintf("name=other,model=%s,connect=%s", modelName, other.endpoint))
 	if err != nil {
 		return nil, err
@@ -213,7 +259,11 @@ func (m *matching) matchAll(n int, l matchLoad) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	inFlight := make(chan struct{}, matchInFlight)
+	most := matchInFlight
+	if l.alone {
+		most = 1
+	}
+	inFlight := make(chan struct{}, most)
 	sent := make(chan error, 1)
 	go func() {
 		for i := range n {
@@ -255,20 +305,16 @@ func (m *matching) matchAll(n int, l matchLoad) (time.Duration, error) {
 // latencies, and those of health checks, sorted.
 func (m *matching) callWhileApplying(n int) (latencies, floor []time.Duration, err error) {
 	l := matchLoad{prompts: 1, limit: 8}
-	client, health := kvcastv1.NewRouterEventServiceClient(m.conn), healthpb.NewHealthClient(m.conn)
+	health := healthpb.NewHealthClient(m.conn)
 	published := make(chan error, 1)
 	batches := n * applyRate / matchRate
 	go func() {
 		published <- paced(batches, applyRate, func() error { return m.other.send(m.otherLoad.next(time.Now())) })
 	}()
 	err = paced(n, matchRate, func() error {
-		req := m.request(len(latencies), l)
 		start := time.Now()
-		r, err := client.MatchPrefix(context.Background(), req)
+		err := m.callOnce(len(latencies), l)
 		latencies = append(latencies, time.Since(start))
-		if err == nil {
-			err = l.check(r)
-		}
 		if err != nil {
 			return err
 		}
@@ -303,7 +349,7 @@ func (m *matching) Close() error {
 func TestMatchesAreAnswered(t *testing.T) {
 	testclass.Process(t)
 	requireProc(t)
-	m, err := openMatching()
+	m, err := openMatching(nil)
 	if err != nil {
 		t.Fatal(err)
 	}

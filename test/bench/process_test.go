@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -60,5 +61,14 @@ func requireProc(tb testing.TB) {
 	tb.Helper()
 	if _, err := harness.CPUTime(os.Getpid()); err != nil {
 		tb.Skipf("skipped: measuring another process requires /proc: %v", err)
+	}
+}
+
+// requireOneCore skips the benchmark if the CPU time of another process cannot be read, or a process cannot be confined to a core.
+func requireOneCore(b *testing.B) {
+	b.Helper()
+	requireProc(b)
+	if _, err := exec.LookPath(oneCore[0]); err != nil {
+		b.Skipf("skipped: %v", err)
 	}
 }

@@ -21,6 +21,8 @@ const (
 	scaleEngines = 250
 	// scaleRate is the rate of each engine in batches per second.
 	scaleRate = 0.2
+	// scaleClients is more than the engines and subscribers, which all have one address.
+	scaleClients = "4000"
 	// scaleSeconds covers at least two batches of each engine.
 	scaleSeconds = 11
 )
@@ -36,7 +38,7 @@ const (
 // Check: all workers are present, and the positions of each subscriber's responses chain.
 func BenchmarkScale(b *testing.B) {
 	requireProc(b)
-	benchmarkWith(b, fmt.Sprintf("%dx%d", scaleSubscribers, scaleWorkers), func() (*scale, error) { return openScale(scaleWorkers, scaleSubscribers) },
+	benchmarkWith(b, fmt.Sprintf("%dx%d", scaleSubscribers, scaleWorkers), func() (*scale, error) { return openScale(scaleWorkers, scaleSubscribers, scaleRate) },
 		func(b *testing.B, s *scale) {
 			seconds := max(b.N, scaleSeconds)
 			b.ResetTimer()
@@ -73,8 +75,8 @@ type scale struct {
 	subscribers []*subscriber
 }
 
-// openScale returns once all workers are present.
-func openScale(workers, subscribers int) (_ *scale, err error) {
+// openScale returns once all workers are present. rate is that of each engine in batches per second.
+func openScale(workers, subscribers int, rate float64) (_ *scale, err error) {
 	s := new(scale)
 	defer func() {
 		if err != nil {
@@ -87,11 +89,13 @@ func openScale(workers, subscribers int) (_ *scale, err error) {
 	}
 	endpoint := fmt.Sprintf("tcp://127.0.0.1:%d", port)
 	// Without replay, startup does not wait for replays, which are limited in number at a time.
-	if s.server, err = serve(nil, "--bind", endpoint+",replay_port=0"); err != nil {
+	if s.server, err = serve(nil, "--bind", endpoint+",replay_port=0",
+		"--ingest-max-sources-per-address", scaleClients, "--ingest-max-connections-per-address", scaleClients,
+		"--subscribers-max-connections-per-address", scaleClients); err != nil {
 		return nil, err
 	}
 	for n := 0; n < workers; n += scaleEngines {
-		e, err := simulateEngines(endpoint, fmt.Sprintf("p%d", n), min(scaleEngines, workers-n))
+		e, err := simulateEngines(endpoint, fmt.Sprintf("p%d", n), min(scaleEngines, workers-n), rate)
 		if err != nil {
 			return nil, err
 		}
@@ -150,13 +154,13 @@ type engines struct {
 	in  io.Closer
 }
 
-func simulateEngines(endpoint, name string, n int) (*engines, error) {
+func simulateEngines(endpoint, name string, n int, rate float64) (*engines, error) {
 	path, err := harness.Program(false)
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.CommandContext(context.Background(), path, "--end-with-stdin", "simulate", "--connect", endpoint, "--name", name,
-		"--engines", fmt.Sprint(n), "--rate", fmt.Sprint(scaleRate), "--progress", "0s")
+		"--engines", fmt.Sprint(n), "--rate", fmt.Sprint(rate), "--progress", "0s")
 	in, err := cmd.StdinPipe() // EOF ends the child when this process exits for any reason
 	if err == nil {
 		err = cmd.Start()
@@ -178,7 +182,7 @@ func (e *engines) Close() error {
 func TestScaleStartsAllEngines(t *testing.T) {
 	testclass.Process(t)
 	requireProc(t)
-	s, err := openScale(3, 2)
+	s, err := openScale(3, 2, scaleRate)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"os/exec"
 	"slices"
 	"testing"
 	"time"
@@ -35,10 +34,7 @@ const (
 //
 // Check: as in BenchmarkServer, for both.
 func BenchmarkServerToRelay(b *testing.B) {
-	requireProc(b)
-	if _, err := exec.LookPath(oneCore[0]); err != nil {
-		b.Skipf("skipped: %v", err)
-	}
+	requireOneCore(b)
 	for _, s := range storeShapes {
 		benchmarkWith(b, s.name, func() (*serverAndRelay, error) { return openServerAndRelay(s.shape) },
 			func(b *testing.B, r *serverAndRelay) {

@@ -207,6 +207,42 @@ func blocksOf(n, blocks int) (hashes []uint64) {
 	return hashes
 }
 
+// BenchmarkMatchGrowth matches prompts that more workers hold, and longer ones. workers=N has prompts of 32 blocks, and blocks=N is held by 64 workers. An
+// answer has the best 8 workers, or all of them.
+func BenchmarkMatchGrowth(b *testing.B) {
+	match := func(workers, blocks, limit int) func(*testing.B) {
+		return func(b *testing.B) {
+			x := index.New()
+			hashes := blocksOf(0, blocks)
+			for n := range uint64(workers) {
+				s := stored(hashes...)
+				s.BlockSize = 16
+				x.ApplyEntry(&kvcastv1.Entry{Seq: n + 1, Worker: fmt.Sprint(n), Model: "m", Events: []*kvcastv1.RouterEvent{event(0, s)}})
+			}
+			q := &index.Query{Model: "m", Prompts: []index.Prompt{{TokensHashes: stored(hashes...).GetTokensHashes()}}, Limit: limit}
+			var m index.Matches
+			for b.Loop() {
+				x.Match(q, &m)
+			}
+			want := workers
+			if limit > 0 {
+				want = min(limit, workers)
+			}
+			if len(m.Prompts[0]) != want || m.Prompts[0][want-1].Blocks != blocks {
+				b.Fatalf("got %d matches, want %d of %d blocks", len(m.Prompts[0]), want, blocks)
+			}
+		}
+	}
+	for name, limit := range map[string]int{"best8": 8, "all": 0} {
+		for _, n := range []int{1, 8, 64, 256, 1000} {
+			b.Run(fmt.Sprintf("%s/workers=%d", name, n), match(n, 32, limit))
+		}
+		for _, n := range []int{32, 320, 3200, 32000} {
+			b.Run(fmt.Sprintf("%s/blocks=%d", name, n), match(64, n, limit))
+		}
+	}
+}
+
 // BenchmarkMatchBest matches a prompt of 32 blocks, which each of 64 workers holds, with a limit of 8 workers.
 func BenchmarkMatchBest(b *testing.B) {
 	x := index.New()
