@@ -27,7 +27,7 @@ PACKAGES ?= work
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster fuzz mutate run build build-static man docs dist release-check bench costs bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
+.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster fuzz mutate run build build-static man docs dist release-check bench bench-report bench-scale costs bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / && !seen[$$1]++ { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -164,6 +164,12 @@ dist: build-static man $(TOOLS)/cyclonedx-gomod ## Write archives of VERSION for
 bench: ## Run the benchmarks that match BENCH (.), COUNT (1) times, and with all of them, compare the index with its goals.
 	$(go) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) work
 	$(if $(filter .,$(BENCH)),$(go) run ./test/indexers/compare)
+
+bench-report: ## Measure what the tables of the README and of docs/performance.md say, in seven rounds, and write them: half an hour on an idle machine. ARGS are flags, such as -rounds=3.
+	$(go) run ./test/bench/report -suite report $(ARGS)
+
+bench-scale: ## Measure how costs grow with the number of engines, blocks, subscribers and workers, and write that into docs/performance.md: needs 12 GB of memory.
+	$(go) run ./test/bench/report -suite scale $(ARGS)
 
 costs: ## Store the instructions and allocations of the hot path, which a test compares, in test/cost/testdata; installs valgrind with apt.
 	@tools/scripts/valgrind.sh

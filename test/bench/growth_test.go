@@ -52,7 +52,9 @@ func BenchmarkGrowth(b *testing.B) {
 	}
 	benchmarkBlocks(b)
 	for _, n := range growthSubscribers {
-		open := func() (*rig, error) { return openCatchUpOf(shapeB1, "--journal-max-bytes", "8MiB", "--subscribers-max-connections-per-address", scaleClients) }
+		open := func() (*rig, error) {
+			return openCatchUpOf(shapeB1, "--journal-max-bytes", "8MiB", "--subscribers-max-connections-per-address", scaleClients)
+		}
 		benchmarkWith(b, fmt.Sprint("subscribers=", n), open, func(b *testing.B, r *rig) {
 			f, err := r.measure(func() error { return r.catchUpAll(n) })
 			if err != nil {

@@ -26,7 +26,7 @@ func measure(ctx context.Context, progress io.Writer, root string, s suite, roun
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	r = results{Date: time.Now().UTC().Format(time.DateOnly), Rounds: rounds}
-	if r.Commit, err = output(ctx, root, "git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"); err != nil {
+	if r.Commit, err = commit(ctx, root); err != nil {
 		return r, err
 	}
 	if r.Machine, err = describeMachine(ctx, root); err != nil {
@@ -104,6 +104,19 @@ func appendFigures(values map[string]map[string][]float64, printed string) error
 		return fmt.Errorf("read figures: %w", err)
 	}
 	return nil
+}
+
+// commit returns the commit that is measured. It ends with "-dirty" if there are changes, except of what this program writes.
+func commit(ctx context.Context, root string) (string, error) {
+	hash, err := output(ctx, root, "git", "rev-parse", "--short=12", "HEAD")
+	if err != nil {
+		return "", err
+	}
+	changes, err := output(ctx, root, "git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!README.md", ":!docs", ":!test/bench/report/*.json")
+	if changes != "" {
+		hash += "-dirty"
+	}
+	return hash, err
 }
 
 // output runs a program in a directory, and returns what it prints without the last newline.

@@ -215,15 +215,22 @@ func number(v float64) string {
 	if v == 0 {
 		return "0"
 	}
-	digits := max(0, 2-int(math.Floor(math.Log10(math.Abs(v)))))
-	whole, fraction, _ := strings.Cut(strconv.FormatFloat(v, 'f', digits, 64), ".")
-	for i := len(whole) - 3; i > 0; i -= 3 {
-		whole = whole[:i] + "," + whole[i:]
+	return withDigits(v, max(0, 2-int(math.Floor(math.Log10(math.Abs(v))))))
+}
+
+// whole writes a whole number.
+func whole(v float64) string { return withDigits(v, 0) }
+
+// withDigits writes a number with some digits after the point.
+func withDigits(v float64, digits int) string {
+	text, fraction, _ := strings.Cut(strconv.FormatFloat(v, 'f', digits, 64), ".")
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
 	}
 	if fraction != "" {
-		return whole + "." + fraction
+		return text + "." + fraction
 	}
-	return whole
+	return text
 }
 
 // growth returns the tables of the curves, and adds their plots to files.
@@ -239,7 +246,7 @@ func (r results) growth(files map[string]string) (string, error) {
 		files["docs/images/"+c.image] = c.plot(points)
 		_, _ = fmt.Fprintf(&b, "![%s](images/%s)\n\n| %s |", c.title, c.image, c.axis)
 		for _, p := range points {
-			_, _ = fmt.Fprintf(&b, " %s |", number(p.x))
+			_, _ = fmt.Fprintf(&b, " %s |", whole(p.x))
 		}
 		b.WriteString("\n|---|" + strings.Repeat("---|", len(points)) + "\n| " + c.quantity.as + " |")
 		for _, p := range points {

@@ -2,9 +2,50 @@ package main
 
 import (
 	"maps"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
+
+const root = "../../.."
+
+// TestDocumentsHaveTheStoredFigures fails if a table or a plot was changed by hand, or if the rows were changed and the documents not written again.
+func TestDocumentsHaveTheStoredFigures(t *testing.T) {
+	files, err := documents(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range files {
+		got, err := os.ReadFile(filepath.Join(root, path))
+		if err != nil {
+			t.Error(err)
+		} else if string(got) != want {
+			t.Errorf("%s does not have the stored figures: run go run ./test/bench/report -render", path)
+		}
+	}
+	for _, want := range []string{"README.md", "docs/performance.md", "docs/images/scale-engines.svg"} {
+		if files[want] == "" {
+			t.Errorf("%s is not written", want)
+		}
+	}
+}
+
+// TestStoredFiguresAreComplete checks that each benchmark of the suites has figures of each round.
+func TestStoredFiguresAreComplete(t *testing.T) {
+	for _, s := range suites {
+		r, err := readResults(root, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.missing(s); err != nil {
+			t.Errorf("%s: %v", s.name, err)
+		}
+		if strings.HasSuffix(r.Commit, "-dirty") {
+			t.Errorf("%s: measured with changes that are not in %s", s.name, r.Commit)
+		}
+	}
+}
 
 func TestAppendFigures(t *testing.T) {
 	const printed = `goos: linux
