@@ -47,8 +47,9 @@ type Match struct {
 	// Blocks is the number of blocks in the longest prefix. Each block is held in at least one tier.
 	Blocks int
 	// Expected is the number of blocks in the prefix that the rank is expected to hold soon, because prompts were routed to it, if that is more than
-	// Blocks; else 0. Nothing else depends on it. Only the server knows it: see Client.NoteRouted.
-	Expected int
+	// Blocks; else 0. Nothing else depends on it. Only the server knows it: see Client.NoteRouted. ExpectedTokens is the number of tokens in them; 0 if the
+	// block size is unknown.
+	Expected, ExpectedTokens int
 	// TierBlocks is the number of blocks in the longest prefix held in one tier, by kvcastv1.Tier. The engine
 	// does not need to load the blocks of TierBlocks[kvcastv1.Tier_TIER_DEVICE].
 	TierBlocks [numTiers + 1]int

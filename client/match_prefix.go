@@ -122,7 +122,7 @@ func newMatchResult(req *kvcastv1.MatchPrefixRequest, res *kvcastv1.MatchPrefixR
 func newMatch(model string, p *kvcastv1.PrefixMatch) Match {
 	m := Match{
 		Worker: p.GetWorker(), Model: model, Endpoint: p.GetEndpoint(), Rank: p.GetDpRank(),
-		Blocks: int(p.GetBlocks()), Expected: int(p.GetExpectedBlocks()), Tokens: int(p.GetTokens()),
+		Blocks: int(p.GetBlocks()), Expected: int(p.GetExpectedBlocks()), ExpectedTokens: int(p.GetExpectedTokens()), Tokens: int(p.GetTokens()),
 		BlockHashes: p.GetBlockHashes(), FetchEndpoint: p.GetFetchEndpoint(),
 		Trust: p.GetTrust(), Reasons: p.GetReasons(), Down: time.Duration(p.GetDownNano()), Age: time.Duration(p.GetAgeNano()),
 	}

@@ -194,7 +194,7 @@ func (rt *router) candidates(ctx context.Context, p client.Prompt) ([]engine, er
 		}
 		e := engine{name: w.Name, endpoint: endpoint, ranks: len(w.Ranks)}
 		if m := best[w.Name]; m != nil {
-			e.cached, e.best, e.ranked, e.outcome = max(m.Tokens, m.Expected*int(w.BlockSize)), m.Rank, true, m.Outcome(at, 0)
+			e.cached, e.best, e.ranked, e.outcome = max(m.Tokens, m.ExpectedTokens), m.Rank, true, m.Outcome(at, 0)
 		} else {
 			e.outcome = client.Outcome{Worker: w.Name, Position: at}
 			if len(w.Ranks) == 1 {

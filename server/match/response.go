@@ -153,7 +153,8 @@ const MaxIDSize = 2 * (tagSize + 10)
 func matchSize(m *index.Match, s Standing) int {
 	size := encode.SizeString(m.Worker) + encode.SizeString(m.Endpoint) + encode.SizeUint(uint64(m.Rank)) +
 		encode.SizeUint(uint64(m.Blocks)) + encode.SizeUint(tokens(m.Tokens())) +
-		encode.SizeUint(uint64(s.trust(m.Trust()))) + encode.SizeUint(s.Down) + encode.SizeUint(s.Age) + encode.SizeUint(uint64(m.Expected))
+		encode.SizeUint(uint64(s.trust(m.Trust()))) + encode.SizeUint(s.Down) + encode.SizeUint(s.Age) +
+		encode.SizeUint(uint64(m.Expected)) + encode.SizeUint(uint64(m.Expected*m.BlockSize))
 	for tier := range m.TierBlocks {
 		if m.HasTier(tier) {
 			size += encode.SizeLength(tierSize(m, tier, s))
@@ -221,7 +222,8 @@ func appendMatch(b []byte, m *index.Match, s Standing) []byte {
 	b = appendReasons(b, kvcastv1.PrefixMatchReasonsField, uint32(m.Reasons|s.reasons()))
 	b = encode.AppendUint(b, kvcastv1.PrefixMatchDownNanoField, s.Down)
 	b = encode.AppendUint(b, kvcastv1.PrefixMatchAgeNanoField, s.Age)
-	return encode.AppendUint(b, kvcastv1.PrefixMatchExpectedBlocksField, uint64(m.Expected))
+	b = encode.AppendUint(b, kvcastv1.PrefixMatchExpectedBlocksField, uint64(m.Expected))
+	return encode.AppendUint(b, kvcastv1.PrefixMatchExpectedTokensField, uint64(m.Expected*m.BlockSize))
 }
 
 // tokens returns a number of tokens modulo 2^32, as in the field.

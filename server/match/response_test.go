@@ -24,7 +24,7 @@ func reference(r *match.Response) *kvcastv1.MatchPrefixResponse {
 			p := &kvcastv1.PrefixMatch{
 				Worker: m.Worker, Endpoint: m.Endpoint, DpRank: m.Rank,
 				Blocks: uint32(m.Blocks), Tokens: uint32(m.Blocks) * m.BlockSize, Trust: m.Trust(), Reasons: m.Reasons.List(),
-				ExpectedBlocks: m.Expected,
+				ExpectedBlocks: m.Expected, ExpectedTokens: m.Expected * m.BlockSize,
 			}
 			if r.WithHashes && len(m.Labels) > 0 {
 				p.FetchEndpoint = fmt.Sprintf("tcp://h:%d", 5+m.RankIndex)

@@ -521,8 +521,10 @@ type PrefixMatch struct {
 	// The address at which the engine gives its blocks to other engines, by the worker's label
 	// kvcast.io/fetch; empty if it has none, or the request has no max_block_hashes.
 	FetchEndpoint string `protobuf:"bytes,14,opt,name=fetch_endpoint,json=fetchEndpoint,proto3" json:"fetch_endpoint,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Tokens in expected_blocks; 0 if the block size is unknown.
+	ExpectedTokens uint32 `protobuf:"varint,15,opt,name=expected_tokens,json=expectedTokens,proto3" json:"expected_tokens,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *PrefixMatch) Reset() {
@@ -651,6 +653,13 @@ func (x *PrefixMatch) GetFetchEndpoint() string {
 		return x.FetchEndpoint
 	}
 	return ""
+}
+
+func (x *PrefixMatch) GetExpectedTokens() uint32 {
+	if x != nil {
+		return x.ExpectedTokens
+	}
+	return 0
 }
 
 // The longest prefix of a prompt that a dp rank holds in one tier.
@@ -1136,7 +1145,7 @@ const file_kvcast_v1_match_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12:\n" +
 	"\bresponse\x18\x02 \x01(\v2\x1e.kvcast.v1.MatchPrefixResponseR\bresponse\"A\n" +
 	"\rPromptMatches\x120\n" +
-	"\amatches\x18\x01 \x03(\v2\x16.kvcast.v1.PrefixMatchR\amatches\"\xd5\x03\n" +
+	"\amatches\x18\x01 \x03(\v2\x16.kvcast.v1.PrefixMatchR\amatches\"\xfe\x03\n" +
 	"\vPrefixMatch\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x1a\n" +
 	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12\x17\n" +
@@ -1152,7 +1161,8 @@ const file_kvcast_v1_match_proto_rawDesc = "" +
 	"\bage_nano\x18\v \x01(\x04R\aageNano\x12'\n" +
 	"\x0fexpected_blocks\x18\f \x01(\rR\x0eexpectedBlocks\x12!\n" +
 	"\fblock_hashes\x18\r \x03(\x06R\vblockHashes\x12%\n" +
-	"\x0efetch_endpoint\x18\x0e \x01(\tR\rfetchEndpoint\"\xfc\x01\n" +
+	"\x0efetch_endpoint\x18\x0e \x01(\tR\rfetchEndpoint\x12'\n" +
+	"\x0fexpected_tokens\x18\x0f \x01(\rR\x0eexpectedTokens\"\xfc\x01\n" +
 	"\n" +
 	"TierPrefix\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvcast.v1.TierR\x04tier\x12\x16\n" +

@@ -70,6 +70,7 @@ const (
 	PrefixMatchExpectedBlocksField protowire.Number = 12
 	PrefixMatchBlockHashesField    protowire.Number = 13
 	PrefixMatchFetchEndpointField  protowire.Number = 14
+	PrefixMatchExpectedTokensField protowire.Number = 15
 )
 
 // Field numbers of TierPrefix.
