@@ -179,6 +179,7 @@ func TestChartGrantsWhatDiscoveryNeeds(t *testing.T) {
 		{"none", `[]`, nil},
 		{"own", `[{"kubernetes": "app=vllm"}]`, []string{"llm"}},
 		{"two", `[{"kubernetes": "app=vllm"}, {"kubernetes": "app=sim", "namespaces": ["llm", "other"]}]`, []string{"llm", "other"}},
+		{"pool", `[{"inference_pool": "vllm"}, {"inference_pool": "vllm", "namespaces": ["other"]}]`, []string{"llm", "other"}},
 		{"all", `[{"kubernetes": "app=vllm", "namespaces": ["*"]}]`, []string{"llm", "other", "third"}},
 	} {
 		run(t, s, "helm", "install", test.release, chart, "-n", "llm", "--set-json", "discovery="+test.discovery)
@@ -191,6 +192,9 @@ func TestChartGrantsWhatDiscoveryNeeds(t *testing.T) {
 					t.Errorf("%s: may %s pods in %s: %t, want %t", test.release, verb, namespace, got, want)
 				}
 			}
+		}
+		if got, want := canI(account, "get", "inferencepools.inference.networking.k8s.io", "llm"), test.release == "pool"; got != want {
+			t.Errorf("%s: may get InferencePools: %t, want %t", test.release, got, want)
 		}
 		if canI(account, "delete", "pods", "llm") || canI(account, "get", "secrets", "llm") {
 			t.Errorf("%s: may delete pods or get secrets, want neither", test.release)

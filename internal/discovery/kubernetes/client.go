@@ -124,6 +124,9 @@ func ValidSelector(text string) bool {
 	return err == nil && !selector.Empty()
 }
 
+// ValidPool reports whether a text may be the name of an InferencePool.
+func ValidPool(text string) bool { return len(validation.IsDNS1123Subdomain(text)) == 0 }
+
 // ValidNamespace reports whether a text names a namespace, or is AllNamespaces.
 func ValidNamespace(text string) bool {
 	return text == AllNamespaces || len(validation.IsDNS1123Label(text)) == 0

@@ -86,7 +86,7 @@ const (
 	LogJSON LogFormat = "json" // an object a line
 )
 
-// Discovery finds workers by a DNS name, among pods, or in a file. Exactly one of DNS, Kubernetes.Selector and File is set.
+// Discovery finds workers by a DNS name, among pods, or in a file. Exactly one of DNS, Kubernetes.Selector, Kubernetes.Pool and File is set.
 type Discovery struct {
 	DNS        string // a host
 	Kubernetes Kubernetes
@@ -99,6 +99,7 @@ type Discovery struct {
 // Kubernetes finds workers among the pods of namespaces.
 type Kubernetes struct {
 	Selector         string
+	Pool             string   // name of an InferencePool of each namespace
 	Namespaces       []string // kubernetes.AllNamespaces for all; none for that of Kubeconfig
 	Kubeconfig       string
 	HTTPPort, DPSize int

@@ -216,7 +216,7 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"tracing: {endpoint: \"http://:4317\"}", `f:1: tracing.endpoint: "http://:4317" is not allowed: want http://HOST:PORT, or https://HOST:PORT for TLS; or nothing for no tracing`},
 		{"tracing: {endpoint: \"http://c:4317/v1/traces\"}", `f:1: tracing.endpoint: "http://c:4317/v1/traces" is not allowed: want http://HOST:PORT, or https://HOST:PORT for TLS; or nothing for no tracing`},
 		{"tracing: {sample_ratio: NaN}", `f:1: tracing.sample_ratio: "NaN" is not allowed: want 0 to 1, such as 0.01`},
-		{"discovery:\n- {}", `f:2: discovery[0]: has neither dns, kubernetes nor file: want dns with port, kubernetes, or file`},
+		{"discovery:\n- {}", `f:2: discovery[0]: has neither dns, kubernetes, inference_pool nor file: want dns with port, kubernetes, inference_pool, or file`},
 		{"workers: [{name: a, sources: [{connect: \"tcp://h:1\", copies: Auto}]}]", `f:1: workers[0].sources[0].copies: "Auto" is not allowed: want auto, counted or announced-last`},
 		{"workers: [{name: a, sources: [{connect: \"tcp://h:1\", clear: gpu}]}]", `f:1: workers[0].sources[0].clear: "gpu" is not allowed: want auto, device or all`},
 		{"listeners: [{bind: \"tcp://*:1\", copies: set}]", `f:1: listeners[0].copies: "set" is not allowed: want auto, counted or announced-last`},
@@ -226,16 +226,20 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"discovery:\n- dns: h\n  port: 0", `f:3: discovery[0].port: "0" is not allowed: want 1 to 65535`},
 		{"discovery:\n- file: w.yaml\n  model: m", `f:3: discovery[0].model: is not allowed with file: want file or interval`},
 		{"discovery:\n- file: w.yaml\n  interval: 99ms", `f:3: discovery[0].interval: "99ms" is not allowed: want 100ms to 1h`},
-		{"discovery: [{fil: w.yaml}]", `f:1: discovery[0]: unknown key "fil", did you mean file? want dns, port, replay_port, engine, copies, clear, model, block_size, kubernetes, namespaces, kubeconfig, http_port, dp_size, labels, file or interval`},
+		{"discovery: [{fil: w.yaml}]", `f:1: discovery[0]: unknown key "fil", did you mean file? want dns, port, replay_port, engine, copies, clear, model, block_size, kubernetes, inference_pool, namespaces, kubeconfig, http_port, dp_size, labels, file or interval`},
 		{"discovery:\n- kubernetes: app=vllm\n  interval: 1s", `f:3: discovery[0].interval: is not allowed with kubernetes: want kubernetes, namespaces, kubeconfig, http_port, dp_size, labels, port, replay_port, engine, copies, clear, model or block_size`},
 		{"discovery:\n- kubernetes: app in vllm", `f:2: discovery[0].kubernetes: "app in vllm" is not allowed: want a label selector, such as llm-d.ai/inference-serving=true`},
 		{"discovery:\n- kubernetes: \"\"", `f:2: discovery[0].kubernetes: "" is not allowed: want a label selector, such as llm-d.ai/inference-serving=true`},
 		{"discovery:\n- kubernetes: app=vllm\n  dns: h", `f:2: discovery[0].kubernetes: is not allowed with dns: want one of the two`},
+		{"discovery: [{inference_pool: Pool}]", `f:1: discovery[0].inference_pool: "Pool" is not allowed: want the name of an InferencePool, such as vllm-qwen3`},
+		{"discovery: [{inference_pool: p, kubernetes: app=vllm}]", `f:1: discovery[0].inference_pool: is not allowed with kubernetes: want one of the two`},
+		{"discovery: [{inference_pool: p, namespaces: [a, \"*\"]}]", `f:1: discovery[0].namespaces: "*" is not allowed with inference_pool: want the namespaces that have a pool of the name`},
+		{"discovery: [{inference_pool: p, interval: 1s}]", `f:1: discovery[0].interval: is not allowed with inference_pool: want inference_pool, namespaces, kubeconfig, http_port, dp_size, labels, port, replay_port, engine, copies, clear, model or block_size`},
 		{"discovery: [{kubernetes: app=vllm, namespaces: [LLM]}]", `f:1: discovery[0].namespaces[0]: "LLM" is not allowed: want the name of a namespace, or * for all`},
 		{"discovery: [{kubernetes: app=vllm, labels: [a b]}]", `f:1: discovery[0].labels[0]: "a b" is not allowed: want the key of a label, such as llm-d.ai/role`},
 		{"workers: [{name: a, http: \"http://h:1/v1\"}]", `f:1: workers[0].http: "http://h:1/v1" is not allowed: want http://HOST:PORT or https://HOST:PORT`},
 		{"workers: [{name: a, http: \"http://h:1\", sources: [{engine: kvbm}]}]", `f:1: workers[0].http: "http://h:1" is not allowed: want none unless the worker has one source, of the engine vllm or sglang`},
-		{"discovery: [w.yaml]", `f:1: discovery[0]: "w.yaml" is not allowed: want a mapping with dns, port, replay_port, engine, copies, clear, model, block_size, kubernetes, namespaces, kubeconfig, http_port, dp_size, labels, file or interval`},
+		{"discovery: [w.yaml]", `f:1: discovery[0]: "w.yaml" is not allowed: want a mapping with dns, port, replay_port, engine, copies, clear, model, block_size, kubernetes, inference_pool, namespaces, kubeconfig, http_port, dp_size, labels, file or interval`},
 		{"- listen", `f:1: a list is not allowed: want a mapping with listen, admin, admin_tls, console, log_level, log_format, tracing, journal, cluster, batch, ingest, subscribers, auth, tls, reflection, emit_token_ids, emit_session_ids, emit_reasons, retain_token_ids, retain_block_hashes, token_id_bytes, egress, workers, listeners or discovery`},
 		{"listen: :1\n---\nadmin: :2", `f:2: a second document is not allowed: want one`},
 		{"listen: :1\nadmin: \"", `f: yaml: line 2: found unexpected end of stream`},
@@ -647,6 +651,9 @@ func drawConfig(t *rapid.T) *Config {
 				d.DNS, d.Interval = "", discovery.DefaultInterval
 				d.Kubernetes.Selector = rapid.SampledFrom([]string{"app=vllm", "a in (b, c),!d", "true"}).Draw(t, "selector")
 				d.Kubernetes.Namespaces = rapid.SampledFrom([][]string{nil, {"*"}, {"1", "null"}}).Draw(t, "namespaces")
+				if !slices.Contains(d.Kubernetes.Namespaces, "*") && rapid.Bool().Draw(t, "of a pool") {
+					d.Kubernetes.Selector, d.Kubernetes.Pool = "", "pool.a"
+				}
 				d.Kubernetes.Kubeconfig = words.Draw(t, "kubeconfig")
 				d.Kubernetes.HTTPPort, d.Kubernetes.DPSize = ports.Draw(t, "http port"), rapid.IntRange(0, feed.MaxRanks).Draw(t, "dp size")
 				d.Kubernetes.Labels = rapid.SampledFrom([][]string{nil, {"llm-d.ai/role", "1"}}).Draw(t, "labels")

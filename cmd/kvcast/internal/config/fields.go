@@ -257,8 +257,9 @@ func discoveryFields(d *Discovery) mapping {
 		{key: "block_size", node: number(&d.Engines.BlockSize, 0, wire.MaxBlockSize)},
 	}
 	k := &d.Kubernetes
+	selector := field{key: "kubernetes", node: text(&k.Selector, "", kubernetes.ValidSelector, "a label selector, such as llm-d.ai/inference-serving=true")}
+	pool := field{key: "inference_pool", node: text(&k.Pool, "", kubernetes.ValidPool, "the name of an InferencePool, such as vllm-qwen3")}
 	pods := mapping{
-		{key: "kubernetes", node: text(&k.Selector, "", kubernetes.ValidSelector, "a label selector, such as llm-d.ai/inference-serving=true")},
 		{key: "namespaces", node: listOf(&k.Namespaces, namespace)},
 		{key: "kubeconfig", node: fileName(&k.Kubeconfig, ingestconfig.Printable)},
 		{key: "http_port", node: number(&k.HTTPPort, 0, math.MaxUint16)},
@@ -273,8 +274,10 @@ func discoveryFields(d *Discovery) mapping {
 	case d.DNS != "":
 		return slices.Concat(mapping{dns}, engines, mapping{interval})
 	case k.Selector != "":
-		return append(pods, engines...)
+		return slices.Concat(mapping{selector}, pods, engines)
+	case k.Pool != "":
+		return slices.Concat(mapping{pool}, pods, engines)
 	default:
-		return slices.Concat(mapping{dns}, engines, pods, mapping{file, interval})
+		return slices.Concat(mapping{dns}, engines, mapping{selector, pool}, pods, mapping{file, interval})
 	}
 }

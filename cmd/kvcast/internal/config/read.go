@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/discovery/kubernetes"
 )
 
 // Sources are the sources of a configuration. Environ overrides File, and Flags overrides both.
@@ -243,23 +244,28 @@ func (r *reader) validateDiscovery() {
 	for i := range r.config.Discovery {
 		item := fmt.Sprintf("discovery[%d]", i)
 		given := func(key string) bool { _, ok := r.origins[join(item, key)]; return ok }
-		ways := slices.DeleteFunc([]string{"dns", "kubernetes", "file"}, func(key string) bool { return !given(key) })
+		ways := slices.DeleteFunc([]string{"dns", "kubernetes", "inference_pool", "file"}, func(key string) bool { return !given(key) })
 		switch {
 		case len(ways) > 1:
 			r.wrongGiven(join(item, ways[1]), "is not allowed with "+ways[0]+": want one of the two")
 			continue
 		case len(ways) == 0:
 			if !r.isWrong(item) && !slices.Contains(r.unreadable, item) {
-				r.wrong(r.origins[item], item, "has neither dns, kubernetes nor file: want dns with port, kubernetes, or file")
+				r.wrong(r.origins[item], item, "has neither dns, kubernetes, inference_pool nor file: want dns with port, kubernetes, inference_pool, or file")
 			}
 			continue
 		case ways[0] == "dns" && !given("port"):
 			r.wrong(r.origins[item], join(item, "port"), "is missing: want 1 to 65535, the port at which each engine publishes, such as 5557")
 		}
+		if n := r.config.Discovery[i].Kubernetes.Namespaces; ways[0] == "inference_pool" && slices.Contains(n, kubernetes.AllNamespaces) {
+			r.wrongGiven(join(item, "namespaces"), `"*" is not allowed with inference_pool: want the namespaces that have a pool of the name`)
+		}
 		one := Discovery{DNS: "dns"}
 		switch ways[0] {
 		case "kubernetes":
 			one = Discovery{Kubernetes: Kubernetes{Selector: "kubernetes"}}
+		case "inference_pool":
+			one = Discovery{Kubernetes: Kubernetes{Pool: "pool"}}
 		case "file":
 			one = Discovery{File: "file"}
 		}

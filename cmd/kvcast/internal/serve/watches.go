@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
@@ -30,7 +32,7 @@ func watches(c *config.Config, log *slog.Logger, registry prometheus.Registerer)
 				return config.ReadWorkers(d.File, c.Ingest.MaxWorkers)
 			}
 			all = append(all, w)
-		case d.Kubernetes.Selector != "":
+		case d.Kubernetes.Selector != "" || d.Kubernetes.Pool != "":
 			pods, err := podWatches(d, c.Ingest.MaxWorkers, log)
 			if err != nil {
 				return nil, fmt.Errorf("discovery[%d]: %w", i, err)
@@ -79,17 +81,35 @@ func podWatches(d config.Discovery, maxWorkers int, log *slog.Logger) (all []dis
 	}
 	for _, namespace := range namespaces {
 		name := fmt.Sprintf("pods %s in %s", d.Kubernetes.Selector, namespace)
+		if d.Kubernetes.Pool != "" {
+			name = fmt.Sprintf("pods of the InferencePool %s in %s", d.Kubernetes.Pool, namespace)
+		}
 		if namespace == kubernetes.AllNamespaces {
 			name, namespace = fmt.Sprintf("pods %s in all namespaces", d.Kubernetes.Selector), metav1.NamespaceAll
 		}
-		source := &kubernetes.Source{
-			Client: client.Pods(namespace), Selector: d.Kubernetes.Selector, MaxWorkers: maxWorkers, Logger: log.With("discovery", name),
-			Engines: kubernetes.Engines{
-				Engines: d.Engines, HTTPPort: d.Kubernetes.HTTPPort, DPSize: d.Kubernetes.DPSize, Labels: d.Kubernetes.Labels,
-			},
+		source := func(selector string, port int) *kubernetes.Source {
+			return &kubernetes.Source{
+				Client: client.Pods(namespace), Selector: selector, MaxWorkers: maxWorkers, Logger: log.With("discovery", name),
+				Engines: kubernetes.Engines{
+					Engines: d.Engines, HTTPPort: cmp.Or(d.Kubernetes.HTTPPort, port), DPSize: d.Kubernetes.DPSize, Labels: d.Kubernetes.Labels,
+				},
+			}
 		}
-		source.Open()
-		all = append(all, discovery.Watch{Name: name, Find: source.Find, Follow: source.Follow})
+		if d.Kubernetes.Pool == "" {
+			s := source(d.Kubernetes.Selector, 0).Open()
+			all = append(all, discovery.Watch{Name: name, Find: s.Find, Follow: s.Follow})
+			continue
+		}
+		pool := (&kubernetes.Pool{
+			Get: func(ctx context.Context) (kubernetes.PoolSpec, error) {
+				return client.Pool(ctx, namespace, d.Kubernetes.Pool)
+			},
+			Source: func(spec kubernetes.PoolSpec) *kubernetes.Source {
+				return source(labels.SelectorFromSet(spec.Labels).String(), spec.Port)
+			},
+			Logger: log.With("discovery", name),
+		}).Open()
+		all = append(all, discovery.Watch{Name: name, Find: pool.Find, Follow: pool.Follow})
 	}
 	return all, nil
 }

@@ -35,7 +35,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- /* Whether kvcast needs the Kubernetes API: "true" or "". */ -}}
 {{- define "kvcast.discoversPods" -}}
-{{- range .Values.discovery }}{{ if .kubernetes }}true{{ end }}{{ end }}
+{{- range .Values.discovery }}{{ if or .kubernetes .inference_pool }}true{{ end }}{{ end }}
 {{- end }}
 
 {{- /* The configuration file: the values of config, and over them what the chart decides. */ -}}
