@@ -53,10 +53,7 @@ func TestFetchHintsAreReadByVLLMAndKVCR(t *testing.T) {
 		for range 20 {
 			path, target := w.engines[0].randomPath(), w.engines[hinted%2]
 			source := w.engines[1-hinted%2]
-			var prompt []uint32
-			for n := 1; n <= depth; n++ {
-				prompt = append(prompt, tokens(path>>(2*(depth-n)))...)
-			}
+			prompt := promptOf(path)
 			want := map[string][]uint64{}
 			for _, e := range w.engines {
 				if all := e.prefix(path); len(all) > 0 {

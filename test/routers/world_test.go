@@ -31,6 +31,7 @@ const (
 	kvHints  = prepared + "/python/kv_hints.py"
 	kvcr     = prepared + "/python/hint_parser.py"
 	dynamo   = prepared + "/dynamo"
+	epp      = prepared + "/epp.test"
 	smg      = prepared + "/smg/venv/bin/python"
 
 	vllmRouter = prepared + "/vllm-router/venv/bin/vllm-router"
@@ -97,6 +98,14 @@ func (e *engine) hash(path uint64) uint64 { return e.hashes<<32 | path }
 
 // tokens returns the tokens of the last block of a path.
 func tokens(path uint64) []uint32 { return []uint32{uint32(path % 4), uint32(path%4) + 10} }
+
+// promptOf returns the tokens of all blocks of a path.
+func promptOf(path uint64) (prompt []uint32) {
+	for n := 1; n <= depth; n++ {
+		prompt = append(prompt, tokens(path>>(2*(depth-n)))...)
+	}
+	return prompt
+}
 
 // step publishes a random change of the cache. Some batches are lost by the network.
 func (e *engine) step() {

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Prepares the consumers of package test/routers for `make routers`, in bin/routers: llm-d's pool of KV events, in Go; the message
+# Prepares the consumers of package test/routers for `make routers`, in bin/routers: llm-d's pool of KV events, and the endpoint picker with the scorer of examples/epp, in Go; the message
 # classes of vLLM, which are files of its wheel, and KVCR's parser of KV hints, with a Python environment; vLLM's router; the generated client and the relay of SMG, in a Python environment; and a program with Dynamo's crate, in Rust. If one
-# cannot be prepared, this script prints the reason, and its tests are skipped. Arguments select some of llmd, python, vllm_router, smg and rust.
+# cannot be prepared, this script prints the reason, and its tests are skipped. Arguments select some of llmd, epp, python, vllm_router, smg and rust.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -24,6 +24,13 @@ llmd() {
 	echo "pool of llm-d: building" >&2
 	limited env CGO_ENABLED=0 GOWORK=off "${GO:-go}" -C $from/llmd build -o "$into/llmd" . >"$log" 2>&1 ||
 		skip llmd "it cannot be built: $(reason "$log")"
+}
+
+epp() {
+	log=$into/epp.log
+	echo "endpoint picker: building" >&2
+	limited env CGO_ENABLED=0 GOWORK=off "${GO:-go}" -C examples/epp test -c -o "$into/epp.test" . >"$log" 2>&1 ||
+		skip epp.test "it cannot be built: $(reason "$log")"
 }
 
 python() {
@@ -105,6 +112,6 @@ rust() {
 	cp "$into/cargo/debug/dynamo" "$into/dynamo"
 }
 
-for part in ${*:-llmd python vllm_router smg rust}; do
+for part in ${*:-llmd epp python vllm_router smg rust}; do
 	$part
 done
