@@ -163,6 +163,19 @@ func TestChartGrantsWhatDiscoveryNeeds(t *testing.T) {
 	for _, namespace := range []string{"llm", "other", "third"} {
 		run(t, s, "kubectl", "create", "namespace", namespace)
 	}
+	// kubectl knows only the groups of resources that the API server serves.
+	definition := filepath.Join(t.TempDir(), "inferencepools.json")
+	if err := os.WriteFile(definition, []byte(`{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": {"name": "inferencepools.inference.networking.k8s.io", "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"}},
+		"spec": {
+			"group": "inference.networking.k8s.io", "scope": "Namespaced", "names": {"kind": "InferencePool", "plural": "inferencepools"},
+			"versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]
+		}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, s, "kubectl", "apply", "--validate=false", "-f", definition)
+	run(t, s, "kubectl", "wait", "--for=condition=established", "--timeout=120s", "crd/inferencepools.inference.networking.k8s.io")
 	canI := func(account, verb, resource, namespace string) bool {
 		cmd := command(t, s, "kubectl", "auth", "can-i", verb, resource, "-n", namespace, "--as", "system:serviceaccount:llm:"+account)
 		output, err := cmd.Output() // fails if the answer is no

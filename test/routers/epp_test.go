@@ -6,11 +6,12 @@ import (
 	"os/exec"
 	"testing"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
 	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/test/harness"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 )
 
 // TestEndpointPickerScoresByTheEngines runs the scorer of examples/epp, in the endpoint picker's own types.

@@ -126,7 +126,7 @@ func TestFindEndsWhenThePoolHasChanged(t *testing.T) {
 		spec.Store(&kubernetes.PoolSpec{Labels: map[string]string{"app": "x"}})
 		p := (&kubernetes.Pool{
 			Get: func(context.Context) (kubernetes.PoolSpec, error) { return *spec.Load(), nil },
-			Source: func(spec kubernetes.PoolSpec) *kubernetes.Source {
+			Source: func(kubernetes.PoolSpec) *kubernetes.Source {
 				return &kubernetes.Source{Client: blockedPods{fakePods{client.CoreV1().Pods(namespace)}, block}, Selector: "app"}
 			},
 		}).Open()
@@ -151,7 +151,7 @@ type blockedPods struct {
 	block chan struct{}
 }
 
-func (b blockedPods) List(ctx context.Context, o metav1.ListOptions) (*corev1.PodList, error) {
+func (b blockedPods) List(ctx context.Context, _ metav1.ListOptions) (*corev1.PodList, error) {
 	select {
 	case <-b.block:
 	case <-ctx.Done():
