@@ -56,7 +56,7 @@ func TestRoutedPromptIsExpected(t *testing.T) {
 		t.Fatalf("got %v before the prompt was routed", got)
 	}
 	h.noteRouted(0, routedTo("w", tokens))
-	want := &kvcastv1.PrefixMatch{Worker: "w", Model: "m", ExpectedBlocks: 3, Trust: kvcastv1.Trust_TRUST_EXACT}
+	want := &kvcastv1.PrefixMatch{Worker: "w", Model: "m", ExpectedBlocks: 3, ExpectedTokens: 48, Trust: kvcastv1.Trust_TRUST_EXACT}
 	check := func(what string, tokens []uint32, want ...*kvcastv1.PrefixMatch) {
 		t.Helper()
 		for _, limit := range []uint32{0, 1} {
@@ -66,20 +66,20 @@ func TestRoutedPromptIsExpected(t *testing.T) {
 		}
 	}
 	check("routed", tokens, want)
-	want.ExpectedBlocks = 2
+	want.ExpectedBlocks, want.ExpectedTokens = 2, 32
 	check("a shorter prompt", tokens[:40], want)
 	first := storedBlock(7)
 	first.TokensHashes = hashes[:1]
 	h.batch(h.lane, first)
 	held := &kvcastv1.PrefixMatch{
-		Worker: "w", Model: "m", Blocks: 1, Tokens: 16, ExpectedBlocks: 3, Trust: kvcastv1.Trust_TRUST_EXACT,
+		Worker: "w", Model: "m", Blocks: 1, Tokens: 16, ExpectedBlocks: 3, ExpectedTokens: 48, Trust: kvcastv1.Trust_TRUST_EXACT,
 		Tiers: []*kvcastv1.TierPrefix{{Tier: kvcastv1.Tier_TIER_DEVICE, Blocks: 1, Tokens: 16}},
 	}
 	check("stored in part", tokens, held)
 	rest := storedBlock(8)
 	rest.BlockHashes, rest.TokensHashes, rest.Parent, rest.HasParent = []uint64{8, 9}, hashes[1:], 7, true
 	h.batch(h.lane, rest)
-	held.Blocks, held.Tokens, held.ExpectedBlocks = 3, 48, 0
+	held.Blocks, held.Tokens, held.ExpectedBlocks, held.ExpectedTokens = 3, 48, 0, 0
 	held.Tiers[0].Blocks, held.Tiers[0].Tokens = 3, 48
 	check("stored", tokens, held)
 	// What is expected is in no snapshot, and adds no entry.
