@@ -96,7 +96,7 @@ func (r *Response) Size() int {
 				n += encode.SizeString(m.Model)
 			}
 			if r.WithHashes {
-				n += encode.SizeFixed64s(r.Matches.BlockHashes(m)) + encode.SizeString(fetchEndpoint(m))
+				n += encode.SizeHashes(r.Matches.BlockHashes(m)) + encode.SizeString(fetchEndpoint(m))
 			}
 			r.matchSizes, r.standing = append(r.matchSizes, n), append(r.standing, standing)
 			prompt += encode.SizeLength(n)
@@ -126,7 +126,7 @@ func (r *Response) Append(b []byte) []byte {
 				b = encode.AppendString(b, kvcastv1.PrefixMatchModelField, matches[j].Model)
 			}
 			if r.WithHashes {
-				b = encode.AppendFixed64s(b, kvcastv1.PrefixMatchBlockHashesField, r.Matches.BlockHashes(&matches[j]))
+				b = encode.AppendHashes(b, kvcastv1.PrefixMatchBlockHashesField, r.Matches.BlockHashes(&matches[j]))
 				b = encode.AppendString(b, kvcastv1.PrefixMatchFetchEndpointField, fetchEndpoint(&matches[j]))
 			}
 			next++

@@ -78,26 +78,6 @@ func AppendOptionalFixed64(b []byte, field protowire.Number, v uint64) []byte {
 	return binary.LittleEndian.AppendUint64(appendTag(b, field, protowire.Fixed64Type), v)
 }
 
-// AppendFixed64s appends a packed list of fixed64.
-func AppendFixed64s(b []byte, field protowire.Number, all []uint64) []byte {
-	if len(all) == 0 {
-		return b
-	}
-	b = AppendLength(b, field, 8*len(all))
-	for _, v := range all {
-		b = binary.LittleEndian.AppendUint64(b, v)
-	}
-	return b
-}
-
-// SizeFixed64s is the size of AppendFixed64s.
-func SizeFixed64s(all []uint64) int {
-	if len(all) == 0 {
-		return 0
-	}
-	return SizeLength(8 * len(all))
-}
-
 // AppendString appends a string, or bytes or a packed list that is encoded.
 func AppendString[T string | []byte](b []byte, field protowire.Number, s T) []byte {
 	if len(s) == 0 {
@@ -150,7 +130,8 @@ func AppendHashes(b []byte, field protowire.Number, hashes []uint64) []byte {
 	return b
 }
 
-func hashesSize(hashes []uint64) int {
+// SizeHashes is the size of AppendHashes.
+func SizeHashes(hashes []uint64) int {
 	if len(hashes) == 0 {
 		return 0
 	}

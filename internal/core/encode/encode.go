@@ -42,7 +42,7 @@ type Stored struct {
 // AppendStored appends a stored event, as an element of the repeated field with that number.
 func AppendStored(b []byte, events protowire.Number, h Head, s *Stored) []byte {
 	tokens := tokensSize(s.TokenIDs)
-	body := hashesSize(s.BlockHashes) + hashesSize(s.TokensHashes) + SizeUint(uint64(s.BlockSize)) + SizeString(s.LoRA) + SizeString(s.SessionID)
+	body := SizeHashes(s.BlockHashes) + SizeHashes(s.TokensHashes) + SizeUint(uint64(s.BlockSize)) + SizeString(s.LoRA) + SizeString(s.SessionID)
 	if s.HasParent {
 		body += tagSize + 8
 	}
@@ -68,7 +68,7 @@ func AppendStored(b []byte, events protowire.Number, h Head, s *Stored) []byte {
 
 // AppendRemoved appends a removed event, as an element of the repeated field with that number.
 func AppendRemoved(b []byte, events protowire.Number, h Head, hashes []uint64, reason string) []byte {
-	b = appendStart(b, events, h, kvcastv1.RouterEventRemovedField, hashesSize(hashes)+SizeString(reason))
+	b = appendStart(b, events, h, kvcastv1.RouterEventRemovedField, SizeHashes(hashes)+SizeString(reason))
 	b = AppendHashes(b, kvcastv1.RemovedBlockHashesField, hashes)
 	return AppendString(b, kvcastv1.RemovedReasonField, reason)
 }
@@ -76,7 +76,7 @@ func AppendRemoved(b []byte, events protowire.Number, h Head, hashes []uint64, r
 // AppendGroup appends an event of blocks of an attention group other than the main group, GroupStored or GroupRemoved as the field kind
 // says, as an element of the repeated field with the number events.
 func AppendGroup(b []byte, events protowire.Number, h Head, kind protowire.Number, group uint32, hashes []uint64) []byte {
-	b = appendStart(b, events, h, kind, hashesSize(hashes)+SizeUint(uint64(group)))
+	b = appendStart(b, events, h, kind, SizeHashes(hashes)+SizeUint(uint64(group)))
 	b = AppendUint(b, kvcastv1.GroupStoredGroupField, uint64(group))
 	return AppendHashes(b, kvcastv1.GroupStoredBlockHashesField, hashes)
 }
