@@ -57,8 +57,8 @@ type Match struct {
 	// attention groups, a prefix may end within a block, so that there are more tokens than in Blocks.
 	Tokens     int
 	TierTokens [numTiers + 1]int
-	// BlockHashes are the engine's own hashes of the first blocks of the prefix: at most MatchRequest.BlockHashes. FetchEndpoint is the address at which the
-	// engine gives blocks to others; empty if it is not known. See NewFetchHint. A View does not have them.
+	// BlockHashes are the engine's own hashes of the first blocks of the prefix: at most MatchRequest.BlockHashes. FetchEndpoint is the address from which
+	// other engines can fetch these blocks; empty if it is not known. See NewFetchHint. Matches of a View have neither.
 	BlockHashes   []uint64
 	FetchEndpoint string
 	// Trust is how far the match can be trusted. If it is TRUST_DEGRADED, Reasons are why, ascending.

@@ -25,9 +25,9 @@ func (r *Routed) proto() *kvcastv1.RoutedPrompt {
 // maxRouted is the number of prompts of a call.
 const maxRouted = 64
 
-// NoteRouted tells the server where prompts were sent. Until the engine's events tell that their blocks are stored, the server's matches say that they are
+// NoteRouted tells the server where prompts were sent. Until the engine reports that their blocks are stored, the server's matches say that they are
 // expected (Match.Expected), so that requests with the same prefix can go to the same engine. The server ignores prompts for workers and ranks that it does
-// not know, and more than it can remember. Other servers are not told. Errors of the server are an *Error.
+// not know, and more than it can remember. Other servers do not get them. Errors of the server are an *Error.
 func (c *Client) NoteRouted(ctx context.Context, all ...Routed) (ignored int, err error) {
 	for len(all) > 0 {
 		req := new(kvcastv1.NoteRoutedRequest)

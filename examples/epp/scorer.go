@@ -116,7 +116,7 @@ func bestOf(matches []client.Match, e *datalayer.EndpointMetadata) (client.Match
 	return client.Match{}, false
 }
 
-// PreRequest tells kvcast where the request is sent, so that requests with the same prefix that come before the engine's events find it.
+// PreRequest notes in kvcast where the request is sent, for requests with the same prefix that come before the engine's events.
 func (s *scorer) PreRequest(ctx context.Context, r *scheduling.LLMRequest, result *scheduling.SchedulingResult) {
 	chosen := result.ProfileResults[result.PrimaryProfileName]
 	if chosen == nil || len(chosen.TargetEndpoints) == 0 || r.TokenizedPrompt == nil || len(r.TokenizedPrompt.TokenIDs) == 0 {
@@ -127,7 +127,7 @@ func (s *scorer) PreRequest(ctx context.Context, r *scheduling.LLMRequest, resul
 	e := chosen.TargetEndpoints[0].GetMetadata()
 	worker := e.NamespacedName.Namespace + "/" + e.PodName
 	if err := s.matcher.NoteRouted(ctx, client.Routed{Worker: worker, Prompt: s.prompt(r)}); err != nil {
-		log.FromContext(ctx).Error(err, "kvcast was not told where the request is sent")
+		log.FromContext(ctx).Error(err, "the routed prompt was not noted in kvcast")
 	}
 }
 

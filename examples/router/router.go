@@ -219,7 +219,7 @@ func (rt *router) matches(ctx context.Context, p client.Prompt, at client.Positi
 	return res.Matches[0], res.Position, nil
 }
 
-// noteRouted tells the server that an engine is sent a prompt. An error changes nothing but later choices.
+// noteRouted notes at the server that an engine is sent a prompt. Errors are ignored: without the note, later prompts may go to another engine.
 func (rt *router) noteRouted(ctx context.Context, p client.Prompt, e *engine) {
 	if rt.policy == policyRouted && len(p.Tokens) > 0 && (e.ranked || e.ranks == 1) {
 		_ = rt.matcher.NoteRouted(ctx, client.Routed{Worker: e.name, Rank: e.best, Prompt: p})

@@ -30,7 +30,7 @@ func (e *engine) prefix(path uint64) (hashes []uint64) {
 	return hashes
 }
 
-// TestFetchHintsAreReadByVLLMAndKVCR sends requests to one engine, and tells it what the other one holds.
+// TestFetchHintsAreReadByVLLMAndKVCR sends requests to one engine, with hints of what the other one holds.
 func TestFetchHintsAreReadByVLLMAndKVCR(t *testing.T) {
 	testclass.Peers(t)
 	need(t, python, kvHints, kvcr)

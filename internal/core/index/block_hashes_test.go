@@ -89,7 +89,7 @@ func TestBlockHashesOfMatches(t *testing.T) {
 	})
 }
 
-// TestBlockHashesOfAllMatchesAreBounded matches more blocks than one answer may have hashes of.
+// TestBlockHashesOfAllMatchesAreBounded has a query whose matches have more blocks in all than MaxBlockHashes.
 func TestBlockHashesOfAllMatchesAreBounded(t *testing.T) {
 	x := index.New()
 	x.KeepBlockHashes()

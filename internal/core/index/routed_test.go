@@ -25,7 +25,7 @@ type routedPrompt struct {
 	until  int
 }
 
-// TestRoutedPromptsAreExpected compares an index that is told where requests were routed with one that is not, and what is expected with a model: the
+// TestRoutedPromptsAreExpected compares an index with routed prompts with one without, and what is expected with a model: the
 // longest prefix of a prompt that was routed to a rank, until it has stored the last block, was cleared or added again, or the time has come.
 func TestRoutedPromptsAreExpected(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

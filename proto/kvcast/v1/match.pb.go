@@ -518,7 +518,7 @@ type PrefixMatch struct {
 	// most max_block_hashes. The first TierPrefix.blocks of them are the prefix in a tier. There
 	// may be fewer if an engine has had several blocks with the same content.
 	BlockHashes []uint64 `protobuf:"fixed64,13,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
-	// The address at which the engine gives its blocks to other engines, by the worker's label
+	// The address from which other engines can fetch its blocks, by the worker's label
 	// kvcast.io/fetch; empty if it has none, or the request has no max_block_hashes.
 	FetchEndpoint string `protobuf:"bytes,14,opt,name=fetch_endpoint,json=fetchEndpoint,proto3" json:"fetch_endpoint,omitempty"`
 	// Tokens in expected_blocks; 0 if the block size is unknown.

@@ -136,11 +136,11 @@ type RouterEventServiceClient interface {
 	// does not call a rank EXACT whose predictions are too long again and again: see
 	// DEGRADED_REASON_OVERPREDICTED. MatchPrefixes takes outcomes as well.
 	ReportOutcome(ctx context.Context, in *ReportOutcomeRequest, opts ...grpc.CallOption) (*ReportOutcomeResponse, error)
-	// Notes that prompts were sent to dp ranks. Until the engine's events tell that they are
+	// Notes that prompts were sent to dp ranks. Until the engine reports that they are
 	// stored, or a time has passed, matches say that their blocks are expected: requests with
 	// the same prefix can go where it will be. At most 262,144 blocks are expected at a time, of
 	// which one rank may have a quarter, and the notes of one address three quarters; a prompt
-	// counts as 9 blocks more. Other servers are not told. MatchPrefixes takes routed prompts as
+	// counts as 9 blocks more. Other servers do not get them. MatchPrefixes takes routed prompts as
 	// well.
 	NoteRouted(ctx context.Context, in *NoteRoutedRequest, opts ...grpc.CallOption) (*NoteRoutedResponse, error)
 }
@@ -397,11 +397,11 @@ type RouterEventServiceServer interface {
 	// does not call a rank EXACT whose predictions are too long again and again: see
 	// DEGRADED_REASON_OVERPREDICTED. MatchPrefixes takes outcomes as well.
 	ReportOutcome(context.Context, *ReportOutcomeRequest) (*ReportOutcomeResponse, error)
-	// Notes that prompts were sent to dp ranks. Until the engine's events tell that they are
+	// Notes that prompts were sent to dp ranks. Until the engine reports that they are
 	// stored, or a time has passed, matches say that their blocks are expected: requests with
 	// the same prefix can go where it will be. At most 262,144 blocks are expected at a time, of
 	// which one rank may have a quarter, and the notes of one address three quarters; a prompt
-	// counts as 9 blocks more. Other servers are not told. MatchPrefixes takes routed prompts as
+	// counts as 9 blocks more. Other servers do not get them. MatchPrefixes takes routed prompts as
 	// well.
 	NoteRouted(context.Context, *NoteRoutedRequest) (*NoteRoutedResponse, error)
 	mustEmbedUnimplementedRouterEventServiceServer()

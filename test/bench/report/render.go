@@ -21,7 +21,7 @@ type quantity struct {
 type row struct {
 	what   string
 	values []quantity
-	// beside is a text before the values that follow it; empty for none.
+	// beside and besides are the last column: a text, and the values after it.
 	beside  string
 	besides []quantity
 	readme  bool // whether the README has it
@@ -99,7 +99,7 @@ var curves = []curve{
 	{"a match by the number of blocks that 64 workers hold, the best 8", "blocks of the prompt", "MatchGrowth/best8/blocks", quantity{"", "ns/op", 1, "ns"}, "scale-prompt.svg"},
 }
 
-// writeDocuments writes the stored figures into the documents.
+// writeDocuments writes the stored figures into README.md and docs/performance.md, and draws the plots in docs/images.
 func writeDocuments(root string) error {
 	files, err := documents(root)
 	if err != nil {

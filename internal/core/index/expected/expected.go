@@ -176,8 +176,8 @@ func (s *Set[K]) end(n *note[K]) {
 	}
 }
 
-// Match calls a function with each rank that is expected to have first blocks of a prompt, and with their number. The function must not call methods of the
-// Set. Match takes a few steps for each rank with the first block, however many blocks they have.
+// Match calls found once for each rank that has notes which begin with the prompt's first block: blocks is the length of the longest prefix of the prompt in
+// them. found must not call methods of the Set. The cost for each rank is a binary search over the prompt's blocks.
 func (s *Set[K]) Match(start uint64, hashes []uint64, found func(rank K, blocks int)) {
 	if len(hashes) == 0 {
 		return

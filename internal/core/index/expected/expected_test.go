@@ -11,8 +11,8 @@ import (
 	"github.com/kvcast/kvcast/internal/core/index/expected"
 )
 
-// told is a note of the model.
-type told struct {
+// noted is a note of the model.
+type noted struct {
 	caller string
 	rank   int
 	start  uint64
@@ -23,11 +23,11 @@ type told struct {
 // model is what the package comment says, without any data structure.
 type model struct {
 	limits expected.Limits
-	notes  []told
+	notes  []noted
 }
 
 // cost returns the blocks of some notes, and 9 more for each.
-func (m *model) cost(of func(told) bool) (cost int) {
+func (m *model) cost(of func(noted) bool) (cost int) {
 	for _, n := range m.notes {
 		if of(n) {
 			cost += len(n.prompt) + 9
@@ -36,17 +36,17 @@ func (m *model) cost(of func(told) bool) (cost int) {
 	return cost
 }
 
-func (m *model) all() int { return m.cost(func(told) bool { return true }) }
+func (m *model) all() int { return m.cost(func(noted) bool { return true }) }
 
-func (m *model) note(n told) bool {
+func (m *model) note(n noted) bool {
 	for i := range m.notes {
 		if o := &m.notes[i]; o.rank == n.rank && o.start == n.start && slices.Equal(o.prompt, n.prompt) {
 			o.until = max(o.until, n.until)
 			return true
 		}
 	}
-	ofRank := m.cost(func(o told) bool { return o.rank == n.rank })
-	ofCaller := m.cost(func(o told) bool { return o.caller == n.caller })
+	ofRank := m.cost(func(o noted) bool { return o.rank == n.rank })
+	ofCaller := m.cost(func(o noted) bool { return o.caller == n.caller })
 	if cost := len(n.prompt) + 9; m.all()+cost > m.limits.All || ofRank+cost > m.limits.Rank || ofCaller+cost > m.limits.Caller {
 		return false
 	}
@@ -54,7 +54,7 @@ func (m *model) note(n told) bool {
 	return true
 }
 
-func (m *model) end(ends func(told) bool) { m.notes = slices.DeleteFunc(m.notes, ends) }
+func (m *model) end(ends func(noted) bool) { m.notes = slices.DeleteFunc(m.notes, ends) }
 
 func (m *model) match(start uint64, prompt []uint64) map[int]int {
 	longest := make(map[int]int)
@@ -83,7 +83,7 @@ func TestEqualsTheModel(t *testing.T) {
 		now := 0
 		t.Repeat(map[string]func(*rapid.T){
 			"note": func(t *rapid.T) {
-				n := told{rapid.SampledFrom([]string{"a", "b"}).Draw(t, "caller"), ranks.Draw(t, "rank"), starts.Draw(t, "start"), prompts.Draw(t, "prompt"), now + rapid.IntRange(1, 9).Draw(t, "seconds")}
+				n := noted{rapid.SampledFrom([]string{"a", "b"}).Draw(t, "caller"), ranks.Draw(t, "rank"), starts.Draw(t, "start"), prompts.Draw(t, "prompt"), now + rapid.IntRange(1, 9).Draw(t, "seconds")}
 				if got, want := s.Note(n.caller, n.rank, n.start, n.prompt, at(n.until)), m.note(n); got != want {
 					t.Fatalf("noted: %v, want %v", got, want)
 				}
@@ -91,17 +91,17 @@ func TestEqualsTheModel(t *testing.T) {
 			"stored": func(t *rapid.T) {
 				rank, stored := ranks.Draw(t, "rank"), rapid.SliceOfN(hashes, 0, 2).Draw(t, "hashes")
 				s.Stored(rank, stored)
-				m.end(func(n told) bool { return n.rank == rank && slices.Contains(stored, n.prompt[len(n.prompt)-1]) })
+				m.end(func(n noted) bool { return n.rank == rank && slices.Contains(stored, n.prompt[len(n.prompt)-1]) })
 			},
 			"drop": func(t *rapid.T) {
 				rank := ranks.Draw(t, "rank")
 				s.Drop(rank)
-				m.end(func(n told) bool { return n.rank == rank })
+				m.end(func(n noted) bool { return n.rank == rank })
 			},
 			"advance": func(t *rapid.T) {
 				now += rapid.IntRange(0, 5).Draw(t, "seconds")
 				s.Advance(at(now))
-				m.end(func(n told) bool { return n.until <= now })
+				m.end(func(n noted) bool { return n.until <= now })
 			},
 			"": func(t *rapid.T) {
 				start, prompt := starts.Draw(t, "start"), prompts.Draw(t, "prompt")

@@ -13,7 +13,7 @@ import (
 type modelRank struct {
 	model  string
 	blocks map[uint64]*modelBlock // by block hash
-	// hadTwins is set once a block has had several block hashes.
+	// hadTwins is set once two block hashes had the same content and prefix at a time: compareNames then expects less.
 	hadTwins bool
 }
 
