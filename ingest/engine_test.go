@@ -3,13 +3,11 @@ package ingest_test
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
 	"net"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -38,11 +36,7 @@ func start(t *testing.T, c config.Config, sink feed.Sink, prepare ...func(*inges
 	}
 	c.ReconnectMin = 10 * time.Millisecond
 	c.ReconnectMax = 20 * time.Millisecond
-	var err error
-	harness.WaitFor(t, func() bool { // a port may be in use for a moment after its listener was closed
-		in, err = ingest.New(c, sink)
-		return !errors.Is(err, syscall.EADDRINUSE)
-	})
+	in, err := harness.Bind(func() (*ingest.Ingest, error) { return ingest.New(c, sink) })
 	if err != nil {
 		t.Fatalf("New: %v", err)
 	}

@@ -1,11 +1,14 @@
 package harness_test
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"regexp"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -134,6 +137,31 @@ func TestProxy(t *testing.T) {
 	p.Retarget("")
 	if call(t, dial(), harness.Timeout) {
 		t.Error("a proxy without a target forwards")
+	}
+}
+
+// TestPortsAreFreeBesideStartingProcesses allocates ports while processes start, which have the listeners of this one open at first.
+func TestPortsAreFreeBesideStartingProcesses(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	for range 4 {
+		group.Go(func() {
+			for ctx.Err() == nil {
+				if err := exec.CommandContext(ctx, os.Args[0], "-test.run=^$").Run(); err != nil && ctx.Err() == nil {
+					t.Errorf("start a process: %v", err)
+					return
+				}
+			}
+		})
+	}
+	defer group.Wait()
+	defer cancel()
+	for range 500 {
+		l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: harness.FreePort(t)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = l.Close()
 	}
 }
 

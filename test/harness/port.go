@@ -1,11 +1,15 @@
 package harness
 
 import (
+	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strconv"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // Ports of tests are below the range from which Linux takes ports by default, for outgoing connections and for
@@ -76,7 +80,12 @@ func reservePorts() error {
 	return fmt.Errorf("all blocks of %d ports from %d to %d are reserved", portBlock, firstPort, endPort-1)
 }
 
+// free reports whether ports are free. No process starts meanwhile: one that starts has the listeners of this process open until it
+// executes its program, so a port would be in use for a moment after its listener is closed.
 func free(first, n int) bool {
+	makeFirstProcess()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	for port := first; port < first+n; port++ {
 		l, err := listen(port)
 		if err != nil || l.Close() != nil {
@@ -84,6 +93,18 @@ func free(first, n int) bool {
 		}
 	}
 	return true
+}
+
+// makeFirstProcess makes the process by which package os finds out what the kernel can do: it does not take ForkLock for that one.
+var makeFirstProcess = sync.OnceFunc(func() { _, _ = os.FindProcess(os.Getpid()) })
+
+// Bind calls bind until its port is not in use: a process that is starting has a listener open for a moment after it was closed.
+func Bind[T any](bind func() (T, error)) (T, error) {
+	for until := time.Now().Add(Timeout); ; time.Sleep(time.Millisecond) {
+		if bound, err := bind(); !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(until) {
+			return bound, err
+		}
+	}
 }
 
 func listen(port int) (net.Listener, error) {

@@ -68,7 +68,7 @@ func (e *Engine) Bind(endpoint string) (string, error) {
 		return "", fmt.Errorf("bind engine to %s: want %s", endpoint, config.AllowedBind)
 	}
 	network, address := at.Net()
-	s, err := outbound.Bind(network, address, e.config)
+	s, err := harness.Bind(func() (*outbound.Socket, error) { return outbound.Bind(network, address, e.config) })
 	if err != nil {
 		return "", fmt.Errorf("bind engine: %w", err)
 	}
