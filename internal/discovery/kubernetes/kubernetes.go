@@ -110,12 +110,7 @@ func (s *Source) Follow(ctx context.Context, changed func()) {
 				return nil, err
 			}
 			// client-go keeps all pods of a watch that begins with a list until the list is complete.
-			return watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
-				if p, ok := e.Object.(*corev1.Pod); ok {
-					e.Object = s.Engines.trimmed(p)
-				}
-				return e, true
-			}), nil
+			return s.Engines.trimmedWatch(w), nil
 		},
 	}
 	logger := klog.FromContext(ctx)

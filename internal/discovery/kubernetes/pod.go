@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/discovery"
@@ -158,6 +159,28 @@ func (e Engines) trimmed(p *corev1.Pod) *corev1.Pod {
 		kept.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 	}
 	return kept
+}
+
+// trimmedWatch returns a watch whose pods are trimmed.
+func (e Engines) trimmedWatch(w watch.Interface) watch.Interface {
+	return drainedWatch{watch.Filter(w, func(event watch.Event) (watch.Event, bool) {
+		if p, ok := event.Object.(*corev1.Pod); ok {
+			event.Object = e.trimmed(p)
+		}
+		return event, true
+	})}
+}
+
+// drainedWatch ends a filtered watch that has an event which nobody receives any more.
+type drainedWatch struct{ watch.Interface }
+
+// Stop implements watch.Interface.
+func (w drainedWatch) Stop() {
+	w.Interface.Stop()
+	go func() {
+		for range w.ResultChan() { // until the filter ends
+		}
+	}()
 }
 
 // reader reads kvcast's annotations of a pod, and collects what is not valid.
