@@ -744,7 +744,7 @@ func TestFloodingPeerCannotEndTheProcess(t *testing.T) {
 func TestProbesBesideConnectionsOfManyAddresses(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
-	s := serve(t)
+	s := serve(t, "--bind", "tcp://127.0.0.1:*")
 	admin, err := s.Admin()
 	if err != nil {
 		t.Fatal(err)
