@@ -116,10 +116,10 @@ func (s *Source) Follow(ctx context.Context, changed func()) {
 	logger := klog.FromContext(ctx)
 	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(list, s.Client), &corev1.Pod{}, s.store,
 		cache.ReflectorOptions{Name: "kvcast", Logger: &logger, Backoff: newBackoff()})
-	done := make(chan struct{})
+	done, next := make(chan struct{}), s.store.next()
 	go func() {
 		defer close(done)
-		s.store.follow(ctx, changed)
+		s.store.follow(ctx, next, changed)
 	}()
 	reflector.RunWithContext(ctx)
 	<-done

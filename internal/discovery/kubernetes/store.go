@@ -73,14 +73,19 @@ func (s *store) wait(ctx context.Context) ([]pod, error) {
 	}
 }
 
-// follow calls changed after each change until ctx is done.
-func (s *store) follow(ctx context.Context, changed func()) {
+// next returns a channel that is closed by the next change.
+func (s *store) next() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.changed
+}
+
+// follow calls changed after the change that closes next, and each later one, until ctx is done.
+func (s *store) follow(ctx context.Context, next <-chan struct{}, changed func()) {
 	for {
-		s.mu.Lock()
-		next := s.changed
-		s.mu.Unlock()
 		select {
 		case <-next:
+			next = s.next() // of changes that the call below may not see
 			changed()
 		case <-ctx.Done():
 			return
