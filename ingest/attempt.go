@@ -115,9 +115,9 @@ func (l *link) try(ctx context.Context) (*attempt, error) {
 func (l *link) subscription() enginegrpc.Subscription {
 	l.worker.mu.Lock()
 	defer l.worker.mu.Unlock()
-	s := enginegrpc.Subscription{Endpoint: l.endpoint, Rank: l.p.rank, Ranks: l.ranks}
+	s := enginegrpc.Subscription{Endpoint: l.endpoint, Rank: l.p.rank, Ranks: l.ranks, Model: l.worker.desc.Model}
 	if last, ok := l.p.machine.Last(); ok && !l.lost {
-		s.Last = &last
+		s.Last, s.Epoch = &last, l.p.machine.Epoch()
 	}
 	return s
 }

@@ -244,6 +244,7 @@ func (r *running) start(ctx context.Context, w *connectedWorker) {
 func (in *Ingest) worker(c config.Worker) *connectedWorker {
 	desc := feed.Worker{
 		Name: c.Name, Model: c.Model, BlockSize: c.BlockSize, Endpoint: c.Endpoint, Labels: c.Labels, Ranks: ranksOf(c),
+		Pool: c.Pool, Pools: c.Pools,
 	}
 	if len(c.Sources) > 1 {
 		desc.Consolidate = c.Consolidate
@@ -261,6 +262,7 @@ func (in *Ingest) worker(c config.Worker) *connectedWorker {
 			l.p.attempt = l.attempt
 			l.p.copyRule = src.Copies.Rule(src.Engine)
 			l.p.relayed = strings.HasPrefix(e.Connect, config.TransportSMG+"://")
+			l.p.unscoped = src.Engine == feed.EngineLMCache
 			l.p.rules.ClearsDevice = src.Clears.Device(src.Engine)
 			if l.p.rules.NeedsExtraKeys = src.Engine == feed.EngineVLLM; l.p.rules.NeedsExtraKeys && len(c.Sources) == 1 {
 				l.p.rules.FollowGroups(&c.Attention)

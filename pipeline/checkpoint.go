@@ -416,7 +416,7 @@ func (r *run) state() *statev1.Run {
 func workerState(w *feed.Worker) *statev1.Worker {
 	state := &statev1.Worker{
 		Name: w.Name, Model: w.Model, BlockSize: w.BlockSize, Endpoint: w.Endpoint, Labels: w.Labels, Ranks: w.Ranks,
-		Consolidate: string(w.Consolidate),
+		Consolidate: string(w.Consolidate), Pool: w.Pool, Pools: w.Pools,
 	}
 	for _, engine := range w.Sources {
 		state.Sources = append(state.Sources, string(engine))

@@ -106,6 +106,7 @@ func (p *Pipeline) AddWorker(w feed.Worker) feed.Lane {
 	p.mu.Unlock()
 	l.emitEntry(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: &kvcastv1.WorkerAdded{
 		Model: w.Model, BlockSize: w.BlockSize, Endpoint: w.Endpoint, Labels: w.Labels, Ranks: w.Ranks,
+		Pool: w.Pool, Pools: w.Pools,
 	}}})
 	return l
 }
@@ -155,7 +156,10 @@ func validWorker(w feed.Worker) feed.Worker {
 		labels[valid(k)] = valid(v)
 	}
 	w.Name, w.Model, w.Endpoint, w.Labels = valid(w.Name), valid(w.Model), valid(w.Endpoint), labels
-	w.Ranks, w.Sources = slices.Clone(w.Ranks), slices.Clone(w.Sources)
+	w.Ranks, w.Sources, w.Pools = slices.Clone(w.Ranks), slices.Clone(w.Sources), slices.Clone(w.Pools)
+	for i := range w.Pools {
+		w.Pools[i] = valid(w.Pools[i])
+	}
 	return w
 }
 

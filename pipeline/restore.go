@@ -24,6 +24,7 @@ func restoreWorker(state *statev1.Worker) feed.Worker {
 	w := feed.Worker{
 		Name: state.GetName(), Model: state.GetModel(), BlockSize: state.GetBlockSize(), Endpoint: state.GetEndpoint(),
 		Labels: state.GetLabels(), Ranks: state.GetRanks(), Consolidate: feed.Consolidate(state.GetConsolidate()),
+		Pool: state.GetPool(), Pools: state.GetPools(),
 	}
 	for _, engine := range state.GetSources() {
 		w.Sources = append(w.Sources, feed.Engine(engine))

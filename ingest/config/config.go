@@ -153,6 +153,10 @@ type Worker struct {
 	// MaxModelBytes bytes, and each key at most MaxNameBytes. There are at most 64 labels.
 	Endpoint string
 	Labels   map[string]string
+	// Pool reports whether the worker is a pool: a store from which workers of the same model load blocks. It is one if a source's engine is
+	// feed.EngineLMCache. Pools are the names of at most MaxPools pools from which a worker can load; a pool has none.
+	Pool  bool
+	Pools []string
 	// HTTP is the URL of the engine's HTTP server, http://HOST:PORT; empty means unknown. Package
 	// discovery/enginehttp asks it for the endpoints of the source. An Ingest does not.
 	HTTP string
@@ -170,10 +174,10 @@ type Attention = wire.GroupSettings
 
 // Source is a publisher to connect to, or a publisher for each dp rank.
 type Source struct {
-	// Engine defaults to feed.EngineVLLM.
+	// Engine defaults to feed.EngineVLLM, or feed.EngineLMCache if Connect says so.
 	Engine feed.Engine
 	// Connect is the endpoint of the PUB socket: tcp://HOST:PORT, with rank FirstRank + i on PORT + i, or ipc://PATH; or of a gRPC server that
-	// has SubscribeKvEvents, for all ranks: smg://HOST:PORT or openengine://HOST:PORT.
+	// has SubscribeKvEvents, for all ranks: smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT.
 	Connect string
 	// Replay is the endpoint of the replay socket, in the form of a PUB socket's. If it is empty, lost
 	// batches are reported as gaps. By gRPC there is none.
@@ -235,7 +239,7 @@ type Listener struct {
 }
 
 // AllowedEngines describes valid engines in errors.
-const AllowedEngines = "vllm, sglang, trtllm, kvbm or llm-d-sim"
+const AllowedEngines = "vllm, sglang, trtllm, kvbm, llm-d-sim or lmcache"
 
 // SnapshotEngine reports whether snapshots of an engine can be used. None is released that has them: the forms are those
 // of proposals, and may change.
@@ -248,6 +252,7 @@ var engineNames = map[string]feed.Engine{
 	"kvbm": feed.EngineKVBM, "KVBM": feed.EngineKVBM,
 	"sglang":    feed.EngineSGLang,
 	"llm-d-sim": feed.EngineLLMDSim,
+	"lmcache":   feed.EngineLMCache,
 }
 
 // ParseEngine returns the engine with a name.
@@ -295,12 +300,21 @@ func (w Worker) withDefaults() Worker {
 	w.Sources = slices.Clone(w.Sources)
 	for i := range w.Sources {
 		s := &w.Sources[i]
-		s.Engine = cmp.Or(s.Engine, feed.EngineVLLM)
+		s.Engine = s.EngineOrDefault()
+		w.Pool = w.Pool || s.Engine == feed.EngineLMCache
 		s.DPSize = cmp.Or(s.DPSize, 1)
 		s.Copies = cmp.Or(s.Copies, CopiesAuto)
 		s.Clears = cmp.Or(s.Clears, ClearsAuto)
 	}
 	return w
+}
+
+// EngineOrDefault returns the source's engine.
+func (s Source) EngineOrDefault() feed.Engine {
+	if e, _ := ParseSource(s.Connect); e.Transport == TransportLMCache {
+		return cmp.Or(s.Engine, feed.EngineLMCache)
+	}
+	return cmp.Or(s.Engine, feed.EngineVLLM)
 }
 
 func (l Listener) withDefaults() Listener {

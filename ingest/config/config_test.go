@@ -3,6 +3,7 @@ package config_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -51,6 +52,21 @@ func TestValidate(t *testing.T) {
 			"Workers[0].Sources[0].Ranks[0].Replay", "Workers[0].Sources[0].Ranks[1].Rank", "Workers[0].Sources[0].Ranks[1].Connect", "Workers[0].Sources[0].Ranks[2].Rank",
 		}},
 		{"other number of ranks", source(config.Source{Connect: "tcp://h:1", DPSize: 3, Ranks: []config.RankEndpoints{{Connect: "tcp://h:1"}}}), []string{"Workers[0].Sources[0].Ranks"}},
+		{"LMCache", config.Config{Workers: []config.Worker{{Name: "p", Model: "m", Sources: []config.Source{{Connect: "lmcache://h:5555"}}}, {Name: "w", Pools: []string{"p", "q"}, Sources: []config.Source{{Connect: "tcp://h:1"}}}}}, nil},
+		{"a pool by ZeroMQ", config.Config{Workers: []config.Worker{{Name: "p", Pool: true, Sources: []config.Source{{Connect: "tcp://h:1"}}}}}, nil},
+		{"LMCache without a model, with others", config.Config{Workers: []config.Worker{{Name: "p", Pools: []string{"q"}, Sources: []config.Source{
+			{Connect: "lmcache://h:5555", DPSize: 2, Topic: "t", Replay: "tcp://h:1"}, {Engine: feed.EngineLMCache, Connect: "tcp://h:1"}, {Engine: feed.EngineSGLang, Connect: "lmcache://h:5556"},
+		}}}}, []string{
+			"Workers[0].Pools", "Workers[0].Sources", "Workers[0].Model", "Workers[0].Sources[0].Replay", "Workers[0].Sources[0].Topic", "Workers[0].Sources[0].DPSize",
+			"Workers[0].Sources[1].Connect", "Workers[0].Sources[2].Engine",
+		}},
+		{"pools", config.Config{Workers: []config.Worker{{Name: "w", Pools: append(slices.Repeat([]string{"p"}, 17), ""), Sources: []config.Source{{Connect: "tcp://h:1"}}}}},
+			append([]string{"Workers[0].Pools"}, func() (all []string) {
+				for i := range 17 {
+					all = append(all, fmt.Sprintf("Workers[0].Pools[%d]", i+1))
+				}
+				return all
+			}()...)},
 		{"no transport", connect("10.0.0.5:5557"), []string{"Workers[0].Sources[0].Connect"}},
 		{"inproc", connect("inproc://kv"), []string{"Workers[0].Sources[0].Connect"}},
 		{"udp", connect("udp://10.0.0.5:5557"), []string{"Workers[0].Sources[0].Connect"}},

@@ -30,7 +30,7 @@ func (c Copies) known() bool {
 // Rule returns the rule that counts the copies of an engine.
 func (c Copies) Rule(e feed.Engine) feed.CopyRule {
 	switch {
-	case c == CopiesAnnouncedLast:
+	case c == CopiesAnnouncedLast, c != CopiesCounted && e == feed.EngineLMCache: // the parts of a chunk are stored one by one
 		return feed.CopyRuleAnnouncedLast
 	case c != CopiesCounted && e == feed.EngineVLLM:
 		return feed.CopyRuleDetected

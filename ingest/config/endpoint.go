@@ -12,7 +12,7 @@ import (
 
 // Endpoint is a parsed endpoint: of ZeroMQ, or of a gRPC server.
 type Endpoint struct {
-	Transport string // tcp or ipc of ZeroMQ, smg or openengine of gRPC
+	Transport string // tcp or ipc of ZeroMQ, smg, openengine or lmcache of gRPC
 	Address   string // ipc: the path; otherwise the host
 	Port      int    // not of ipc; 0 means any free port
 }
@@ -21,9 +21,11 @@ type Endpoint struct {
 const (
 	TransportTCP = "tcp"
 	TransportIPC = "ipc"
-	// TransportSMG and TransportOpenEngine are the gRPC calls SubscribeKvEvents of SMG's and of OpenEngine's protocol.
+	// TransportSMG, TransportOpenEngine and TransportLMCache are the gRPC calls SubscribeKvEvents of the protocols of SMG, OpenEngine and
+	// LMCache's multiprocess server.
 	TransportSMG        = "smg"
 	TransportOpenEngine = "openengine"
+	TransportLMCache    = "lmcache"
 
 	MaxPort = 65535
 	// maxIPCPath is the length of the longest path of a Unix socket on Linux.
@@ -32,7 +34,7 @@ const (
 
 // AllowedSource, AllowedConnect and AllowedBind describe valid endpoints in errors.
 const (
-	AllowedSource  = "tcp://HOST:PORT, smg://HOST:PORT or openengine://HOST:PORT with a port of 1 to 65535, or ipc://PATH"
+	AllowedSource  = "tcp://HOST:PORT, smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT with a port of 1 to 65535, or ipc://PATH"
 	AllowedConnect = "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH"
 	AllowedBind    = "tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH"
 )
@@ -40,7 +42,7 @@ const (
 // ParseSource parses the endpoint of a source: ZeroMQ or gRPC.
 func ParseSource(s string) (Endpoint, bool) {
 	transport, address, _ := strings.Cut(s, "://")
-	if transport != TransportSMG && transport != TransportOpenEngine {
+	if !isGRPC(transport) {
 		return ParseEndpoint(s, false)
 	}
 	e, ok := ParseEndpoint(TransportTCP+"://"+address, false)
@@ -49,8 +51,10 @@ func ParseSource(s string) (Endpoint, bool) {
 }
 
 // GRPC reports whether the endpoint is that of a gRPC server.
-func (e Endpoint) GRPC() bool {
-	return e.Transport == TransportSMG || e.Transport == TransportOpenEngine
+func (e Endpoint) GRPC() bool { return isGRPC(e.Transport) }
+
+func isGRPC(transport string) bool {
+	return transport == TransportSMG || transport == TransportOpenEngine || transport == TransportLMCache
 }
 
 // ParseEndpoint parses an endpoint of ZeroMQ. bind reports whether the endpoint is to be bound: its host may then

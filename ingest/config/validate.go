@@ -155,6 +155,9 @@ func (w Worker) Bytes() int64 {
 	for k, value := range w.Labels {
 		n += len(k) + len(value) + labelOverhead
 	}
+	for _, name := range w.Pools {
+		n += len(name) + rankOverhead
+	}
 	for name, path := range w.Attention.LoRAPaths {
 		n += len(name) + len(path) + labelOverhead
 	}
@@ -225,6 +228,7 @@ func (v *Validation) worker(field string, w Worker) {
 		v.Check(ValidModel(w.Labels[key]), label, w.Labels[key], AllowedModel)
 	}
 	v.Check(len(w.Labels) <= maxLabels, field+".Labels", len(w.Labels), fmt.Sprintf("at most %d", maxLabels))
+	v.pools(field, w)
 	v.attention(field+".Attention", &w.Attention)
 	v.Check(len(w.Sources) > 0, field+".Sources", len(w.Sources), "one source at least")
 	v.Check(len(w.Sources) <= feed.MaxSources, field+".Sources", len(w.Sources), fmt.Sprintf("at most %d", feed.MaxSources))
@@ -237,6 +241,23 @@ func (v *Validation) worker(field string, w Worker) {
 	v.Check(tooManyInOne || w.Publishers() <= feed.MaxRanks, field+".Sources", w.Publishers(), fmt.Sprintf("at most %d, ranks counted", feed.MaxRanks))
 	if len(v.errs) == before {
 		v.conflicts(field, w)
+	}
+}
+
+// MaxPools bounds the pools of a worker.
+const MaxPools = 16
+
+// pools checks the pools of a worker, and a worker that is one.
+func (v *Validation) pools(field string, w Worker) {
+	v.Check(len(w.Pools) == 0 || !w.Pool, field+".Pools", w.Pools, "none of a pool")
+	v.Check(len(w.Pools) <= MaxPools, field+".Pools", len(w.Pools), fmt.Sprintf("at most %d", MaxPools))
+	for i, name := range w.Pools {
+		v.Check(ValidName(name) && !slices.Contains(w.Pools[:i], name), fmt.Sprintf("%s.Pools[%d]", field, i), name, "the name of another pool: "+AllowedName)
+	}
+	isLMCache := func(s Source) bool { return s.Engine == feed.EngineLMCache }
+	if i := slices.IndexFunc(w.Sources, isLMCache); i >= 0 {
+		v.Check(len(w.Sources) == 1, field+".Sources", len(w.Sources), "one, if the engine is lmcache")
+		v.Check(w.Model != "", field+".Model", w.Model, "the model whose chunks are read, as LMCache knows it, if the engine is lmcache")
 	}
 }
 
@@ -281,8 +302,12 @@ func (v *Validation) source(field string, s Source) {
 	if s.Replay != "" {
 		v.socket(field+".Replay", s.Replay, s)
 	}
-	if e, ok := ParseSource(s.Connect); ok && e.GRPC() {
-		v.Check(s.Topic == "", field+".Topic", s.Topic, allowedByGRPC)
+	if e, ok := ParseSource(s.Connect); ok {
+		v.Check(s.Topic == "" || !e.GRPC(), field+".Topic", s.Topic, allowedByGRPC)
+		isLMCache := s.Engine == feed.EngineLMCache
+		v.Check(!isLMCache || e.Transport == TransportLMCache, field+".Connect", s.Connect, "lmcache://HOST:PORT, if the engine is lmcache")
+		v.Check(isLMCache || e.Transport != TransportLMCache, field+".Engine", string(s.Engine), "lmcache, if the endpoint is lmcache://HOST:PORT")
+		v.Check(!isLMCache || s.DPSize == 1 && s.FirstRank == 0, field+".DPSize", s.DPSize, "1, from rank 0 on, if the engine is lmcache")
 	}
 	if s.Snapshot != "" {
 		v.Check(SnapshotEngine(s.Engine), field+".Snapshot", s.Snapshot, "none, unless the engine is vllm or sglang")

@@ -12,16 +12,18 @@ const (
 	EngineTRTLLM  Engine = "trtllm"
 	EngineKVBM    Engine = "kvbm"
 	EngineLLMDSim Engine = "llm-d-sim"
+	// EngineLMCache is LMCache's multiprocess server, a pool: see Worker.Pool.
+	EngineLMCache Engine = "lmcache"
 )
 
 // Known reports whether the engine is one of the constants.
 func (e Engine) Known() bool {
-	return slices.Contains([]Engine{EngineVLLM, EngineSGLang, EngineTRTLLM, EngineKVBM, EngineLLMDSim}, e)
+	return slices.Contains([]Engine{EngineVLLM, EngineSGLang, EngineTRTLLM, EngineKVBM, EngineLLMDSim, EngineLMCache}, e)
 }
 
 // FirstSeq returns the engine seq of the first batch after a start of the engine.
 func (e Engine) FirstSeq() uint64 {
-	if e == EngineLLMDSim {
+	if e == EngineLLMDSim || e == EngineLMCache {
 		return 1
 	}
 	return 0

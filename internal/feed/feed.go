@@ -57,6 +57,9 @@ type Worker struct {
 	// Endpoint and Labels are passed to routers unchanged.
 	Endpoint string
 	Labels   map[string]string
+	// Pool reports whether the worker is a pool, from which others load blocks. Pools are the pools that it can load from.
+	Pool  bool
+	Pools []string
 	// Ranks are the dp ranks known from the start.
 	Ranks []uint32
 	// Sources are the engines of the worker's sources, indexed by Batch.Source. Sources and Consolidate are

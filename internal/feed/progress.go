@@ -43,6 +43,6 @@ type Recovered struct {
 // their sources are the same.
 func (w *Worker) Continues(o *Worker) bool {
 	return w.Name == o.Name && w.Model == o.Model && w.BlockSize == o.BlockSize && w.Endpoint == o.Endpoint &&
-		maps.Equal(w.Labels, o.Labels) && slices.Equal(w.Ranks, o.Ranks) &&
+		maps.Equal(w.Labels, o.Labels) && w.Pool == o.Pool && slices.Equal(w.Pools, o.Pools) && slices.Equal(w.Ranks, o.Ranks) &&
 		slices.Equal(w.Sources, o.Sources) && w.Consolidate == o.Consolidate
 }

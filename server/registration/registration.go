@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc/status"
@@ -114,6 +115,7 @@ func workerConfig(spec *kvcastv1.WorkerSpec) config.Worker {
 	c := config.Worker{
 		Name: spec.GetName(), Model: spec.GetModel(), BlockSize: spec.GetBlockSize(), Endpoint: spec.GetEndpoint(),
 		Labels: maps.Clone(spec.GetLabels()), Consolidate: feed.ConsolidateDedup,
+		Pool: spec.GetPool(), Pools: slices.Clone(spec.GetPools()),
 	}
 	if spec.GetConsolidate() == kvcastv1.Consolidate_CONSOLIDATE_PASSTHROUGH {
 		c.Consolidate = feed.ConsolidatePassthrough
@@ -201,7 +203,7 @@ func (s *Service) wantEndpoint(endpoint string) string {
 	_, ok := config.ParseSource(endpoint)
 	switch {
 	case strings.HasPrefix(endpoint, "ipc://"):
-		return "tcp://HOST:PORT, smg://HOST:PORT or openengine://HOST:PORT"
+		return "tcp://HOST:PORT, smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT"
 	case !ok:
 	case !s.hosts.Empty() && !s.hosts.ContainEndpoint(endpoint):
 		return "a host that the server's operator allows (ingest.register_hosts)"

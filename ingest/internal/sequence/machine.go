@@ -199,6 +199,9 @@ func (m *Machine) Replaying() bool { return m.repair != nil && !m.probing() }
 // Last returns the last seq read. ok is false if no batch of the incarnation was read.
 func (m *Machine) Last() (seq uint64, ok bool) { return m.order.last, m.order.reading() }
 
+// Epoch returns the epoch of the incarnation that is read; empty if it is unknown, or has none.
+func (m *Machine) Epoch() string { return m.incarnation.epoch }
+
 // ReplayEndpoint returns the endpoint of the replay socket; empty if there is none.
 func (m *Machine) ReplayEndpoint() string { return m.replayEndpoint }
 

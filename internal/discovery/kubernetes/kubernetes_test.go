@@ -120,8 +120,8 @@ func TestWorkersOfPods(t *testing.T) {
 		}},
 		{"annotations precede the settings", settings, readyPod("a", "10.0.0.1", append(others, annotated(
 			"kvcast.io/model", "", "kvcast.io/engine", "vllm", "kvcast.io/block-size", "64", "kvcast.io/event-port", "7000",
-			"kvcast.io/replay-port", "0", "kvcast.io/http-port", "9000", "kvcast.io/dp-size", "8", "kvcast.io/dp-start-rank", "16"))...), config.Worker{
-			Name: "llm/a", BlockSize: 64, Endpoint: "10.0.0.1:9000", HTTP: "http://10.0.0.1:9000", Labels: map[string]string{"llm-d.ai/role": "decode"},
+			"kvcast.io/replay-port", "0", "kvcast.io/http-port", "9000", "kvcast.io/dp-size", "8", "kvcast.io/dp-start-rank", "16", "kvcast.io/pools", "lm,llm/b"))...), config.Worker{
+			Name: "llm/a", BlockSize: 64, Pools: []string{"lm", "llm/b"}, Endpoint: "10.0.0.1:9000", HTTP: "http://10.0.0.1:9000", Labels: map[string]string{"llm-d.ai/role": "decode"},
 			Sources: []config.Source{{Engine: feed.EngineVLLM, Copies: config.CopiesCounted, Connect: "tcp://10.0.0.1:7000", FirstRank: 16, DPSize: 8}},
 		}},
 		{"kvcast's labels", settings, readyPod("a", "10.0.0.1", labeled("kvcast.io/event-port", "7000", "kvcast.io/dp-size", "3"), annotated("kvcast.io/dp-size", "4")), config.Worker{
@@ -158,9 +158,11 @@ func TestInvalidAnnotationsAreRejected(t *testing.T) {
 		{"dp-start-rank", "1024", `kvcast.io/dp-start-rank "1024" is not allowed: want 0 to 1023`},
 		{"dp-start-rank", "-1", `kvcast.io/dp-start-rank "-1" is not allowed: want 0 to 1023`},
 		{"dp-size", "1025", `kvcast.io/dp-size "1025" is not allowed: want 1 to 1024`},
+		{"pools", "a,,b", `kvcast.io/pools "a,,b" is not allowed: want 1 to 16 names of pools, separated by commas`},
+		{"pools", strings.Repeat("a,", 16) + "a", `kvcast.io/pools "` + strings.Repeat("a,", 16) + `a" is not allowed: want 1 to 16 names of pools, separated by commas`},
 		{"block-size", "", `kvcast.io/block-size "" is not allowed: want 1 to 65536`},
 		{"block-size", "65537", `kvcast.io/block-size "65537" is not allowed: want 1 to 65536`},
-		{"engine", "llama", `kvcast.io/engine "llama" is not allowed: want vllm, sglang, trtllm, kvbm or llm-d-sim`},
+		{"engine", "llama", `kvcast.io/engine "llama" is not allowed: want vllm, sglang, trtllm, kvbm, llm-d-sim or lmcache`},
 		{"model", "a\nb", `kvcast.io/model "a\nb" is not allowed: want at most 1024 bytes of UTF-8 without control or format characters`},
 		{"model", strings.Repeat("m", 2000), `kvcast.io/model "` + strings.Repeat("m", 100) + `" is not allowed: want at most 1024 bytes of UTF-8 without control or format characters`},
 	}

@@ -118,6 +118,12 @@ func (e Engines) worker(p *corev1.Pod) (config.Worker, error) {
 			w.Labels[label] = text
 		}
 	}
+	if text, key := r.text("pools"); key != "" {
+		w.Pools = strings.Split(text, ",")
+		isInvalid := func(name string) bool { return !config.ValidName(name) }
+		r.check(len(w.Pools) <= config.MaxPools && !slices.ContainsFunc(w.Pools, isInvalid), key, text,
+			fmt.Sprintf("1 to %d names of pools, separated by commas", config.MaxPools))
+	}
 	if len(r.wrong) > 0 {
 		return w, errors.New(strings.Join(r.wrong, "; "))
 	}
@@ -132,7 +138,7 @@ func (e Engines) trimmed(p *corev1.Pod) *corev1.Pod {
 	keys := []string{
 		aibrixModel, aibrixEngine, aibrixPort, llmdModel, llmdEngine, inferenceEngine, stackModel, metav1.InitialEventsAnnotationKey,
 	}
-	for _, name := range []string{"model", "engine", "block-size", "event-port", "replay-port", "http-port", "dp-size", "dp-start-rank"} {
+	for _, name := range []string{"model", "engine", "block-size", "event-port", "replay-port", "http-port", "dp-size", "dp-start-rank", "pools"} {
 		keys = append(keys, Prefix+name)
 	}
 	keys = append(keys, e.Labels...)

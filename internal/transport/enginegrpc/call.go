@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -49,6 +50,11 @@ type call struct {
 	rank           uint32
 	ranks          []uint32
 	reportsForeign bool
+	model, epoch   string
+	// instance identifies the call to LMCache, and cursor is the seq of its last record that was passed on. topic is that of its messages.
+	instance int64
+	cursor   uint64
+	topic    []byte
 	// from is the first seq wanted; 0 if the call does not resume.
 	from    uint64
 	timeout time.Duration
@@ -136,7 +142,7 @@ func (c *call) call(conn *grpc.ClientConn, method string) error {
 	limit := time.AfterFunc(c.timeout, func() { cancel(errTimeout) })
 	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method)
 	if err == nil {
-		err = stream.SendMsg(c.protocol.request(c.rank, c.from))
+		err = stream.SendMsg(c.protocol.request(c))
 	}
 	if err == nil || errors.Is(err, io.EOF) { // the error of the call is that of RecvMsg
 		err = stream.CloseSend()
@@ -151,15 +157,17 @@ func (c *call) call(conn *grpc.ClientConn, method string) error {
 	if err := c.begin(stream, &response); err != nil {
 		return c.explain(err)
 	}
+	if c.protocol.alive != nil {
+		var alive sync.WaitGroup
+		defer alive.Wait()
+		defer cancel(nil)
+		alive.Go(func() { c.protocol.alive(ctx, c, conn) })
+	}
 	for {
 		if response != nil {
 			c.responded = true
-			chunk, err := c.read(response)
+			err := c.pass(response)
 			response = kept(response, maxKeptResponse)
-			if err == nil && chunk != nil && !c.receiver.push(chunk) {
-				c.receiver.release(chunk)
-				err = transport.ErrInterrupted
-			}
 			if err != nil {
 				return err
 			}
@@ -213,6 +221,11 @@ func (c *call) refusal(response []byte) error {
 		return err
 	}
 	defer c.returnConverter(converter)
+	return c.protocol.refuses(c, response)
+}
+
+// refusesHeader is protocol.refuses by header.cannotResume.
+func refusesHeader(c *call, response []byte) error {
 	if h, err := c.protocol.read(response); err == nil && h.cannotResume {
 		return errors.Join(errCannotResume, h.ended)
 	}
@@ -263,23 +276,36 @@ func (c *call) explain(err error) error {
 	return err
 }
 
-// read returns the message of a response, with a claim for its memory; nil if it has none. The error is why the call cannot go on.
-func (c *call) read(response []byte) (*transport.Chunk, error) {
+// pass passes on a response. The error is why the call cannot go on.
+func (c *call) pass(response []byte) error {
 	memory := c.transport.memory
 	claim := c.conn.Load().takeClaim(len(response))
 	if !await(claim, c.receiver.ctx.Done()) {
 		memory.Release(claim)
-		return nil, transport.ErrInterrupted
+		return transport.ErrInterrupted
 	}
 	memory.Complete(claim)
 	memory.Shrink(claim, claimBytes(len(response)))
+	if c.protocol.pass != nil {
+		defer memory.Release(claim)
+		return c.protocol.pass(c, response)
+	}
 	m, err := c.message(response)
 	if err != nil || m == nil {
 		memory.Release(claim)
-		return nil, err
+		return err
 	}
 	memory.Shrink(claim, messageBytes+int64(cap(m.Frames[2])))
-	return &transport.Chunk{Messages: []transport.Message{*m}, Private: claim}, nil
+	return c.push(&transport.Chunk{Messages: []transport.Message{*m}, Private: claim})
+}
+
+// push passes on a chunk.
+func (c *call) push(chunk *transport.Chunk) error {
+	if c.receiver.push(chunk) {
+		return nil
+	}
+	c.receiver.release(chunk)
+	return transport.ErrInterrupted
 }
 
 // message returns the message of a response; nil if it has none. The error is why the call cannot go on.

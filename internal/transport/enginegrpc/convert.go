@@ -1,9 +1,12 @@
 package enginegrpc
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"slices"
+
+	"google.golang.org/grpc"
 
 	"github.com/kvcast/kvcast/internal/transport"
 	"github.com/kvcast/kvcast/internal/wire"
@@ -32,10 +35,18 @@ var (
 type protocol struct {
 	// methods are the full names of the call. A server has one of them.
 	methods []string
-	// request returns a request for a dp rank: from a seq on, or for the present state if that is 0.
-	request func(rank uint32, from uint64) []byte
-	// read reads a response without its events.
+	// request returns a request for the call's dp rank: from its first seq on, or for the present state if that is 0.
+	request func(c *call) []byte
+	// beginsAtOne reports whether the first seq is 1, and there is no other present state than what follows it.
+	beginsAtOne bool
+	// refuses returns why the server cannot resume the call, by its first response; nil if it can.
+	refuses func(c *call, response []byte) error
+	// read reads a response, which is one batch, without its events.
 	read func(response []byte) (header, error)
+	// pass passes on a response of several batches. It takes the place of read, if it is set.
+	pass func(c *call, response []byte) error
+	// alive keeps the call alive until ctx is done, if it is set.
+	alive func(ctx context.Context, c *call, conn *grpc.ClientConn)
 	// event appends an event to those of a converter.
 	event func(c *converter, event []byte) error
 }

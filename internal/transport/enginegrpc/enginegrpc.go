@@ -1,8 +1,8 @@
 // Package enginegrpc reads engines that stream their KV-cache events by gRPC.
 //
-// In: the responses of a call of SubscribeKvEvents, of SMG's protocol or of OpenEngine's. Out: a transport.Receiver, whose messages
-// are those that the engine would publish over ZeroMQ: an empty topic, the seq, and the batch in vLLM's form, of one dp rank. So all
-// that follows, in particular package sequence, is the same for both.
+// In: the responses of a call of SubscribeKvEvents, of SMG's protocol, of OpenEngine's or of LMCache's. Out: a transport.Receiver, whose messages
+// are those that the engine would publish over ZeroMQ: a topic, which is empty unless the server tells its incarnation, the seq, and the batch in
+// vLLM's form, of one dp rank. So all that follows, in particular package sequence, is the same for both.
 //
 // A call delivers every batch, in order. It begins with the last batch that was read before, if the server still has it, which shows
 // whether the engine restarted. Otherwise it begins with the present state, if the server sends that, or with the next batch. The event
@@ -27,7 +27,7 @@ import (
 )
 
 // protocols are the protocols by the transports of endpoints.
-var protocols = map[string]*protocol{config.TransportSMG: &smg, config.TransportOpenEngine: &openEngine}
+var protocols = map[string]*protocol{config.TransportSMG: &smg, config.TransportOpenEngine: &openEngine, config.TransportLMCache: &lmcache}
 
 // conversions is how many responses are converted at a time. A conversion takes some 150 MB at most: see maxEvents and maxTokens.
 const conversions = 2
@@ -47,6 +47,8 @@ type Transport struct {
 	memory *ledger.Ledger
 	// converters are those that are not in use. Whoever takes one returns it without waiting for anything else.
 	converters chan *converter
+	// ping is the time between two pings of LMCache's servers.
+	ping time.Duration
 }
 
 // New returns a Transport.
@@ -54,6 +56,7 @@ func New(c Config) *Transport {
 	t := &Transport{
 		memory:     ledger.New(cmp.Or(c.Bytes, 64<<20), claimBytes(transport.MaxPayloadBytes), func() time.Duration { return cmp.Or(c.Grace, time.Second) }),
 		converters: make(chan *converter, conversions),
+		ping:       lmcachePing,
 	}
 	for range conversions {
 		t.converters <- new(converter)
@@ -78,14 +81,18 @@ func await(c *ledger.Claim, done <-chan struct{}) bool {
 
 // Subscription is what is read.
 type Subscription struct {
-	// Endpoint is smg://HOST:PORT or openengine://HOST:PORT.
+	// Endpoint is smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT.
 	Endpoint string
+	// Model is the model that is read from a server of several models.
+	Model string
 	// Rank is the dp rank that is read. Batches of a rank that is not among Ranks, those of the whole source, are passed on as
 	// transport.Message.Foreign by the subscription of the first of Ranks.
 	Rank  uint32
 	Ranks []uint32
 	// Last is the last seq that was read; nil for none.
 	Last *uint64
+	// Epoch is the epoch in the topic of the last message that was read; empty for none.
+	Epoch string
 }
 
 // Subscribe calls a server, once, in the background.
@@ -98,17 +105,17 @@ func (t *Transport) subscribe(s Subscription, timeout time.Duration) (*Receiver,
 	e, ok := config.ParseSource(s.Endpoint)
 	p := protocols[e.Transport]
 	if !ok || p == nil {
-		return nil, fmt.Errorf("parse endpoint %q: want smg://HOST:PORT or openengine://HOST:PORT", s.Endpoint)
+		return nil, fmt.Errorf("parse endpoint %q: want smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT", s.Endpoint)
 	}
 	r := &Receiver{memory: t.memory, wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	_, address := e.Net()
 	c := &call{
-		transport: t, receiver: r, protocol: p, address: address, rank: s.Rank, ranks: s.Ranks, timeout: timeout,
+		transport: t, receiver: r, protocol: p, address: address, rank: s.Rank, ranks: s.Ranks, model: s.Model, epoch: s.Epoch, timeout: timeout,
 		reportsForeign: len(s.Ranks) > 0 && s.Rank == slices.Min(s.Ranks),
 	}
-	// A seq of 0 in a request means none, and that of the request is the one before the first wanted.
-	if s.Last != nil && *s.Last > 1 {
+	// The seq of a request is the one before the first wanted. 0 means none, which is nothing else if there is no batch before.
+	if s.Last != nil && (*s.Last > 1 || *s.Last > 0 && p.beginsAtOne) {
 		c.from = *s.Last
 	}
 	r.done.Go(c.run)

@@ -39,6 +39,9 @@ func (t *Transport) SubscribeWithin(s Subscription, timeout time.Duration) (tran
 	return t.subscribe(s, timeout)
 }
 
+// SetPing sets the time between two pings.
+func (t *Transport) SetPing(every time.Duration) { t.ping = every }
+
 // Used returns the memory in use, and Waiting the number of responses that wait for memory.
 func (t *Transport) Used() int64  { return t.memory.Used() }
 func (t *Transport) Waiting() int { return t.memory.Waiting() }

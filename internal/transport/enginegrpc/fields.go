@@ -34,9 +34,9 @@ func decode(b []byte, m proto.Message) error {
 	return proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(b, m)
 }
 
-// encoded returns the encoding of a message without strings.
+// encoded returns the encoding of a message whose strings are UTF-8.
 func encoded(m proto.Message) []byte {
-	b, _ := proto.Marshal(m) // the only error is that of a string
+	b, _ := proto.Marshal(m) // the only error is that of another string
 	return b
 }
 

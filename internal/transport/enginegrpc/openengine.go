@@ -15,14 +15,15 @@ import (
 var openEngine = protocol{
 	methods: []string{"/openengine.v1.Control/SubscribeKvEvents", "/openengine.v1.OpenEngine/SubscribeKvEvents"},
 	request: newOpenRequest,
+	refuses: refusesHeader,
 	read:    readOpen,
 	event:   (*converter).openEvent,
 }
 
 // newOpenRequest returns a SubscribeKvEventsRequest. The schema does not say whether a server begins at the seq that it has, or
 // after it, and no server announces whether it has snapshots: the seq is the one before the first wanted, and no snapshot is requested.
-func newOpenRequest(rank uint32, from uint64) []byte {
-	return encoded(&openenginev1.SubscribeKvEventsRequest{DpRanks: []uint32{rank}, StartSequenceNumber: max(from, 1) - 1})
+func newOpenRequest(c *call) []byte {
+	return encoded(&openenginev1.SubscribeKvEventsRequest{DpRanks: []uint32{c.rank}, StartSequenceNumber: max(c.from, 1) - 1})
 }
 
 // readOpen reads a SubscribeKvEventsResponse.
@@ -207,13 +208,17 @@ func openHash(message []byte) (uint64, error) {
 			return n, nil
 		}
 	case "int64", "bytes":
-		var n uint64
-		for _, b := range value[max(0, len(value)-8):] {
-			n = n<<8 | uint64(b)
-		}
-		return n, nil
+		return hashOf(value), nil
 	}
 	return xxh3.Hash(value), nil
+}
+
+// hashOf returns the last 8 bytes of a digest, in big-endian order.
+func hashOf(digest []byte) (n uint64) {
+	for _, b := range digest[max(0, len(digest)-8):] {
+		n = n<<8 | uint64(b)
+	}
+	return n
 }
 
 // openKey returns the values of an OpaqueKeyTuple.

@@ -20,14 +20,15 @@ var smg = protocol{
 		"/tokenspeed.grpc.scheduler.TokenSpeedScheduler/SubscribeKvEvents",
 	},
 	request: newSMGRequest,
+	refuses: refusesHeader,
 	read:    readSMG,
 	event:   (*converter).smgEvent,
 }
 
 // newSMGRequest returns a SubscribeKvEventsRequest. Some servers begin after the seq that it has, as the protocol says, and
 // some at that seq: it is the one before the first wanted.
-func newSMGRequest(_ uint32, from uint64) []byte {
-	return encoded(&smgv1.SubscribeKvEventsRequest{StartSequenceNumber: max(from, 1) - 1})
+func newSMGRequest(c *call) []byte {
+	return encoded(&smgv1.SubscribeKvEventsRequest{StartSequenceNumber: max(c.from, 1) - 1})
 }
 
 // readSMG reads a KvEventBatch.

@@ -1736,7 +1736,12 @@ type WorkerAdded struct {
 	// Labels, as configured. kvcast does not interpret them.
 	Labels map[string]string `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// The dp ranks that are already known. Further ranks may appear in later events.
-	Ranks         []uint32 `protobuf:"varint,5,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`
+	Ranks []uint32 `protobuf:"varint,5,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`
+	// Whether the worker is a pool: a store from which workers of the same model load blocks,
+	// and which serves no requests.
+	Pool bool `protobuf:"varint,6,opt,name=pool,proto3" json:"pool,omitempty"`
+	// Names of the pools from which the worker can load blocks. A pool may be added later.
+	Pools         []string `protobuf:"bytes,7,rep,name=pools,proto3" json:"pools,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1802,6 +1807,20 @@ func (x *WorkerAdded) GetLabels() map[string]string {
 func (x *WorkerAdded) GetRanks() []uint32 {
 	if x != nil {
 		return x.Ranks
+	}
+	return nil
+}
+
+func (x *WorkerAdded) GetPool() bool {
+	if x != nil {
+		return x.Pool
+	}
+	return false
+}
+
+func (x *WorkerAdded) GetPools() []string {
+	if x != nil {
+		return x.Pools
 	}
 	return nil
 }
@@ -1984,14 +2003,16 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12!\n" +
 	"\fblock_hashes\x18\x02 \x03(\x06R\vblockHashes\";\n" +
 	"\bResolved\x12/\n" +
-	"\areasons\x18\x01 \x03(\x0e2\x15.kvcast.v1.Gap.ReasonR\areasons\"\xeb\x01\n" +
+	"\areasons\x18\x01 \x03(\x0e2\x15.kvcast.v1.Gap.ReasonR\areasons\"\x95\x02\n" +
 	"\vWorkerAdded\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x1d\n" +
 	"\n" +
 	"block_size\x18\x02 \x01(\rR\tblockSize\x12\x1a\n" +
 	"\bendpoint\x18\x03 \x01(\tR\bendpoint\x12:\n" +
 	"\x06labels\x18\x04 \x03(\v2\".kvcast.v1.WorkerAdded.LabelsEntryR\x06labels\x12\x14\n" +
-	"\x05ranks\x18\x05 \x03(\rR\x05ranks\x1a9\n" +
+	"\x05ranks\x18\x05 \x03(\rR\x05ranks\x12\x12\n" +
+	"\x04pool\x18\x06 \x01(\bR\x04pool\x12\x14\n" +
+	"\x05pools\x18\a \x03(\tR\x05pools\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb2\x01\n" +

@@ -608,7 +608,13 @@ type WorkerSpec struct {
 	// How kvcast combines the events of several sources.
 	Consolidate Consolidate `protobuf:"varint,7,opt,name=consolidate,proto3,enum=kvcast.v1.Consolidate" json:"consolidate,omitempty"`
 	// What the engine does not tell of its attention groups; absent if it has one.
-	Attention     *AttentionSpec `protobuf:"bytes,8,opt,name=attention,proto3" json:"attention,omitempty"`
+	Attention *AttentionSpec `protobuf:"bytes,8,opt,name=attention,proto3" json:"attention,omitempty"`
+	// Whether the worker is a pool: a store from which workers of the same model load blocks,
+	// and which serves no requests. See PrefixMatch.pools.
+	Pool bool `protobuf:"varint,9,opt,name=pool,proto3" json:"pool,omitempty"`
+	// Names of the pools from which the worker can load blocks, at most 16. A pool may be added
+	// later. A pool has none.
+	Pools         []string `protobuf:"bytes,10,rep,name=pools,proto3" json:"pools,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -695,6 +701,20 @@ func (x *WorkerSpec) GetConsolidate() Consolidate {
 func (x *WorkerSpec) GetAttention() *AttentionSpec {
 	if x != nil {
 		return x.Attention
+	}
+	return nil
+}
+
+func (x *WorkerSpec) GetPool() bool {
+	if x != nil {
+		return x.Pool
+	}
+	return false
+}
+
+func (x *WorkerSpec) GetPools() []string {
+	if x != nil {
+		return x.Pools
 	}
 	return nil
 }
@@ -789,7 +809,7 @@ type SourceSpec struct {
 	Engine string `protobuf:"bytes,1,opt,name=engine,proto3" json:"engine,omitempty"`
 	// ZeroMQ endpoint of the publisher, such as tcp://10.0.0.5:5557. dp rank first_rank + i is
 	// read at port + i. Or the endpoint of a gRPC server that has SubscribeKvEvents, for all dp ranks:
-	// smg://HOST:PORT or openengine://HOST:PORT.
+	// smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT.
 	Connect string `protobuf:"bytes,2,opt,name=connect,proto3" json:"connect,omitempty"`
 	// ZeroMQ endpoint of the publisher's replay socket; empty if it has none. dp rank
 	// first_rank + i is at port + i. An engine that is read by gRPC has none.
@@ -919,7 +939,11 @@ type WorkerStatus struct {
 	// event_id of the worker's last event.
 	LastEventId uint64 `protobuf:"varint,9,opt,name=last_event_id,json=lastEventId,proto3" json:"last_event_id,omitempty"`
 	// The server that owns the worker; absent if the journal is not shared.
-	Owner         *WorkerOwner `protobuf:"bytes,10,opt,name=owner,proto3" json:"owner,omitempty"`
+	Owner *WorkerOwner `protobuf:"bytes,10,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Whether the worker is a pool, from which others load blocks.
+	Pool bool `protobuf:"varint,11,opt,name=pool,proto3" json:"pool,omitempty"`
+	// Names of the pools from which the worker can load blocks, as configured.
+	Pools         []string `protobuf:"bytes,12,rep,name=pools,proto3" json:"pools,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1020,6 +1044,20 @@ func (x *WorkerStatus) GetLastEventId() uint64 {
 func (x *WorkerStatus) GetOwner() *WorkerOwner {
 	if x != nil {
 		return x.Owner
+	}
+	return nil
+}
+
+func (x *WorkerStatus) GetPool() bool {
+	if x != nil {
+		return x.Pool
+	}
+	return false
+}
+
+func (x *WorkerStatus) GetPools() []string {
+	if x != nil {
+		return x.Pools
 	}
 	return nil
 }
@@ -1452,7 +1490,7 @@ func (x *TierBlocks) GetBlocks() uint64 {
 // The status of a source of a worker. There is one for each dp rank.
 type SourceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// vllm, sglang, trtllm, kvbm or llm-d-sim.
+	// vllm, sglang, trtllm, kvbm, llm-d-sim or lmcache.
 	Engine string `protobuf:"bytes,1,opt,name=engine,proto3" json:"engine,omitempty"`
 	// ZeroMQ endpoint of the publisher.
 	Endpoint string `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
@@ -1602,7 +1640,7 @@ var File_kvcast_v1_worker_proto protoreflect.FileDescriptor
 
 const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\n" +
-	"\x16kvcast/v1/worker.proto\x12\tkvcast.v1\x1a\x15kvcast/v1/event.proto\"\x8a\x03\n" +
+	"\x16kvcast/v1/worker.proto\x12\tkvcast.v1\x1a\x15kvcast/v1/event.proto\"\xb4\x03\n" +
 	"\n" +
 	"WorkerSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
@@ -1613,7 +1651,10 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x06labels\x18\x05 \x03(\v2!.kvcast.v1.WorkerSpec.LabelsEntryR\x06labels\x12/\n" +
 	"\asources\x18\x06 \x03(\v2\x15.kvcast.v1.SourceSpecR\asources\x128\n" +
 	"\vconsolidate\x18\a \x01(\x0e2\x16.kvcast.v1.ConsolidateR\vconsolidate\x126\n" +
-	"\tattention\x18\b \x01(\v2\x18.kvcast.v1.AttentionSpecR\tattention\x1a9\n" +
+	"\tattention\x18\b \x01(\v2\x18.kvcast.v1.AttentionSpecR\tattention\x12\x12\n" +
+	"\x04pool\x18\t \x01(\bR\x04pool\x12\x14\n" +
+	"\x05pools\x18\n" +
+	" \x03(\tR\x05pools\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8a\x02\n" +
@@ -1638,7 +1679,7 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x06copies\x18\x06 \x01(\x0e2\x11.kvcast.v1.CopiesR\x06copies\x12)\n" +
 	"\x06clears\x18\a \x01(\x0e2\x11.kvcast.v1.ClearsR\x06clears\x12\x1d\n" +
 	"\n" +
-	"first_rank\x18\b \x01(\rR\tfirstRank\"\xcb\x03\n" +
+	"first_rank\x18\b \x01(\rR\tfirstRank\"\xf5\x03\n" +
 	"\fWorkerStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x1d\n" +
@@ -1651,7 +1692,9 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\asources\x18\b \x03(\v2\x17.kvcast.v1.SourceStatusR\asources\x12\"\n" +
 	"\rlast_event_id\x18\t \x01(\x04R\vlastEventId\x12,\n" +
 	"\x05owner\x18\n" +
-	" \x01(\v2\x16.kvcast.v1.WorkerOwnerR\x05owner\x1a9\n" +
+	" \x01(\v2\x16.kvcast.v1.WorkerOwnerR\x05owner\x12\x12\n" +
+	"\x04pool\x18\v \x01(\bR\x04pool\x12\x14\n" +
+	"\x05pools\x18\f \x03(\tR\x05pools\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"O\n" +

@@ -206,6 +206,8 @@ func workerFields(w *ingestconfig.Worker) mapping {
 		{key: "http", node: word(&w.HTTP)},
 		{key: "consolidate", node: oneOf(&w.Consolidate, feed.ConsolidateDedup, feed.ConsolidatePassthrough)},
 		{key: "labels", node: labels{&w.Labels}},
+		{key: "pool", node: boolean(&w.Pool, false)},
+		{key: "pools", node: listOf(&w.Pools, word).atMost(ingestconfig.MaxPools)},
 		{key: "chunk_size", node: number(&w.Attention.ChunkSize, 0, hybrid.MaxTokens)},
 		{key: "eagle_groups", node: eagleGroups(&w.Attention.EAGLEGroups)},
 		{key: "hash_seed", node: word(&w.Attention.HashSeed)},
@@ -216,7 +218,7 @@ func workerFields(w *ingestconfig.Worker) mapping {
 
 func sourceFields(s *ingestconfig.Source) mapping {
 	return mapping{
-		{key: "engine", node: engine(&s.Engine)},
+		{key: "engine", node: discoveredEngine(&s.Engine)},
 		{key: "connect", node: word(&s.Connect)},
 		{key: "replay", node: word(&s.Replay)},
 		{key: "snapshot", node: word(&s.Snapshot)},

@@ -14,6 +14,7 @@ import (
 
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/discovery/kubernetes"
+	"github.com/kvcast/kvcast/internal/feed"
 )
 
 // Sources are the sources of a configuration. Environ overrides File, and Flags overrides both.
@@ -281,10 +282,13 @@ func (r *reader) validateDiscovery() {
 	}
 }
 
-// completeWorkers adds the source and the endpoint that a worker with the key http need not have.
+// completeWorkers adds the engines of sources, and the source and the endpoint that a worker with the key http need not have.
 func (r *reader) completeWorkers() {
 	for i := range r.config.Ingest.Workers {
 		w := &r.config.Ingest.Workers[i]
+		for j := range w.Sources {
+			w.Sources[j].Engine = w.Sources[j].EngineOrDefault()
+		}
 		server, err := url.Parse(w.HTTP)
 		if w.HTTP == "" || err != nil || server.Hostname() == "" {
 			continue
@@ -295,6 +299,7 @@ func (r *reader) completeWorkers() {
 		if len(w.Sources) == 0 {
 			w.Sources = append(w.Sources, ingestconfig.Source{})
 			setDefaults(sourceFields(&w.Sources[0]))
+			w.Sources[0].Engine = feed.EngineVLLM
 		}
 		if source := &w.Sources[0]; source.Connect == "" {
 			source.Connect = "tcp://" + net.JoinHostPort(server.Hostname(), strconv.Itoa(ingestconfig.DefaultPort))

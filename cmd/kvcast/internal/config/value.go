@@ -210,7 +210,7 @@ func engine(to *feed.Engine) *value {
 	return newValue(to, feed.EngineVLLM, ingestconfig.AllowedEngines, ingestconfig.ParseEngine, func(e feed.Engine) string { return string(e) })
 }
 
-// discoveredEngine is an engine without a default, since a pod may name its engine.
+// discoveredEngine is an engine without a default, since a pod or an endpoint may name it.
 func discoveredEngine(to *feed.Engine) *value {
 	v := engine(to)
 	v.initial = ""

@@ -956,7 +956,11 @@ type Worker struct {
 	// The engines of the sources; empty if there is one source.
 	Sources []string `protobuf:"bytes,7,rep,name=sources,proto3" json:"sources,omitempty"`
 	// How the sources are consolidated; empty if there is one source.
-	Consolidate   string `protobuf:"bytes,8,opt,name=consolidate,proto3" json:"consolidate,omitempty"`
+	Consolidate string `protobuf:"bytes,8,opt,name=consolidate,proto3" json:"consolidate,omitempty"`
+	// Whether the worker is a pool.
+	Pool bool `protobuf:"varint,9,opt,name=pool,proto3" json:"pool,omitempty"`
+	// The pools that it can load from.
+	Pools         []string `protobuf:"bytes,10,rep,name=pools,proto3" json:"pools,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1045,6 +1049,20 @@ func (x *Worker) GetConsolidate() string {
 		return x.Consolidate
 	}
 	return ""
+}
+
+func (x *Worker) GetPool() bool {
+	if x != nil {
+		return x.Pool
+	}
+	return false
+}
+
+func (x *Worker) GetPools() []string {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
 }
 
 // A checkpoint of the pipeline. Exactly one of lane and removed_workers is present.
@@ -1732,7 +1750,7 @@ const file_kvcast_state_v1_pipeline_proto_rawDesc = "" +
 	"\x03ops\x18\v \x01(\v2\x18.kvcast.state.v1.CopyOpsR\x03ops\x121\n" +
 	"\x15engine_time_unix_nano\x18\f \x01(\x10R\x12engineTimeUnixNano\x121\n" +
 	"\x15ingest_time_unix_nano\x18\r \x01(\x10R\x12ingestTimeUnixNanoB\x0e\n" +
-	"\f_parent_hash\"\xb7\x02\n" +
+	"\f_parent_hash\"\xe1\x02\n" +
 	"\x06Worker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x1d\n" +
@@ -1742,7 +1760,10 @@ const file_kvcast_state_v1_pipeline_proto_rawDesc = "" +
 	"\x06labels\x18\x05 \x03(\v2#.kvcast.state.v1.Worker.LabelsEntryR\x06labels\x12\x14\n" +
 	"\x05ranks\x18\x06 \x03(\rR\x05ranks\x12\x18\n" +
 	"\asources\x18\a \x03(\tR\asources\x12 \n" +
-	"\vconsolidate\x18\b \x01(\tR\vconsolidate\x1a9\n" +
+	"\vconsolidate\x18\b \x01(\tR\vconsolidate\x12\x12\n" +
+	"\x04pool\x18\t \x01(\bR\x04pool\x12\x14\n" +
+	"\x05pools\x18\n" +
+	" \x03(\tR\x05pools\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcb\x01\n" +

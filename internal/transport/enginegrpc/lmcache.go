@@ -1,0 +1,277 @@
+package enginegrpc
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"google.golang.org/grpc"
+
+	lmcachev1 "github.com/kvcast/kvcast/internal/peer/lmcache/v1"
+	"github.com/kvcast/kvcast/internal/transport"
+	"github.com/kvcast/kvcast/internal/wire"
+)
+
+// lmcache is the protocol of LMCache's multiprocess server, which keeps a log of what its memory has stored and removed. Its records of
+// one model become batches of one event.
+//
+// The seq of a record counts those of all models. A response says up to which seq it has all of the model: there is an empty batch
+// for each record of another model, so that seqs are contiguous, and none for records that are lost. The epoch of the topic
+// is the server's incarnation.
+var lmcache = protocol{
+	methods:     []string{"/lmcache.mp.ObservabilityService/SubscribeKvEvents"},
+	request:     newLMCacheRequest,
+	beginsAtOne: true,
+	refuses:     refusesLMCache,
+	pass:        passLMCache,
+	event:       (*converter).lmcacheEvent,
+	alive:       keepLMCache,
+}
+
+const (
+	// lmcacheEvents is the most records of a response that a server allows.
+	lmcacheEvents = 1024
+	// lmcachePing is the time between two pings. Without one for 30 s or more, 120 s by default, a server ends the call.
+	lmcachePing = 10 * time.Second
+	// maxOfOtherModels is the most records of other models in a row that become empty batches: the length of a server's log by
+	// default. More count as lost.
+	maxOfOtherModels = 1 << 15
+	// lmcacheChunk is how many messages are passed on together.
+	lmcacheChunk = 128
+)
+
+// newLMCacheRequest returns a SubscribeKvEventsRequest. The call has an identifier of its own, since a server has one call of each.
+func newLMCacheRequest(c *call) []byte {
+	c.instance = rand.Int64()
+	c.cursor = max(c.from, 1) - 1
+	return encoded(&lmcachev1.SubscribeKvEventsRequest{
+		InstanceId: c.instance, ModelName: c.model, Cursor: int64(min(c.cursor, math.MaxInt64)), MaxEvents: lmcacheEvents,
+	})
+}
+
+// keepLMCache pings the server, so that it keeps the call.
+func keepLMCache(ctx context.Context, c *call, conn *grpc.ClientConn) {
+	ping := encoded(&lmcachev1.PingRequest{InstanceId: &c.instance})
+	ticker := time.NewTicker(c.transport.ping)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		limited, cancel := context.WithTimeout(ctx, c.timeout)
+		var response []byte
+		_ = conn.Invoke(limited, "/lmcache.mp.ControllerService/Ping", ping, &response) // if the server ends the call, the next one resumes
+		cancel()
+	}
+}
+
+// lmcacheBatch is a KVEventBatch without its records.
+type lmcacheBatch struct {
+	enabled, lost     bool
+	incarnation, next uint64
+	first             uint64 // seq of the first record; 0 if there is none
+}
+
+var errLMCacheOff = errors.New("LMCache's server keeps no log of events; want --kv-event-log-size above 0, and its event bus")
+
+// readLMCache reads a KVEventBatch without its records.
+func readLMCache(response []byte) (b lmcacheBatch, err error) {
+	f := fields{rest: response}
+	for f.next() {
+		switch {
+		case f.IsVarint(lmcachev1.KVEventBatchEnabledField):
+			b.enabled = f.Value != 0
+		case f.IsVarint(lmcachev1.KVEventBatchIncarnationField):
+			b.incarnation = f.Value
+		case f.IsVarint(lmcachev1.KVEventBatchNextCursorField):
+			b.next = f.Value
+		case f.IsVarint(lmcachev1.KVEventBatchLostField):
+			b.lost = f.Value != 0
+		case f.IsBytes(lmcachev1.KVEventBatchEventsField) && b.first == 0:
+			b.first, f.err = lmcacheSeq(f.Bytes)
+		}
+	}
+	switch {
+	case f.err != nil:
+		return b, f.err
+	case !b.enabled:
+		return b, errLMCacheOff
+	case b.next > math.MaxInt64:
+		return b, fmt.Errorf("next_cursor is %d; want 0 or more", int64(b.next))
+	}
+	return b, nil
+}
+
+// lmcacheSeq returns the seq of a KVEventRecord.
+func lmcacheSeq(record []byte) (seq uint64, err error) {
+	f := fields{rest: record}
+	for f.next() {
+		if f.IsVarint(lmcachev1.KVEventRecordSeqField) {
+			seq = f.Value
+		}
+	}
+	if f.err == nil && (seq == 0 || seq > math.MaxInt64) {
+		f.err = fmt.Errorf("the seq of a record is %d; want 1 or more", int64(seq))
+	}
+	return seq, f.err
+}
+
+// refusesLMCache refuses to resume with another incarnation than that of the last record, of which the first records would be missing.
+func refusesLMCache(c *call, response []byte) error {
+	b, err := readLMCache(response)
+	if err == nil && (c.epoch != "" && c.epoch != epochOf(b.incarnation) || b.next < c.cursor) {
+		return errors.Join(errCannotResume, errRestarted)
+	}
+	return nil
+}
+
+var errRestarted = errors.New("LMCache's server has restarted")
+
+func epochOf(incarnation uint64) string { return strconv.FormatUint(incarnation, 10) }
+
+// passLMCache passes on the records of a KVEventBatch.
+func passLMCache(c *call, response []byte) error {
+	b, err := readLMCache(response)
+	topic := []byte("\x00sgl-kv-epoch=" + epochOf(b.incarnation))
+	switch {
+	case errors.Is(err, errLMCacheOff):
+		return err
+	case err != nil:
+		return malformed(err)
+	case c.topic != nil && string(c.topic) != string(topic), b.next < c.cursor:
+		return fmt.Errorf("%w: %w", transport.ErrLost, errRestarted)
+	}
+	c.topic = topic
+	p := lmcachePass{call: c}
+	if b.lost { // what is known begins with the first record, or at the end of the batch
+		c.cursor = max(cmp.Or(b.first, b.next), 1) - 1
+	}
+	for f := (fields{rest: response}); f.next(); {
+		if !f.IsBytes(lmcachev1.KVEventBatchEventsField) {
+			continue
+		}
+		if err := p.record(f.Bytes, b.next); err != nil {
+			return err
+		}
+	}
+	if err := p.fill(b.next); err != nil {
+		return err
+	}
+	return p.flush()
+}
+
+func malformed(err error) error {
+	return fmt.Errorf("%w: a response is malformed: %w", transport.ErrLost, err)
+}
+
+// lmcachePass passes on the records of a response.
+type lmcachePass struct {
+	*call
+	messages []transport.Message
+	empty    []byte // the payload of an empty batch
+}
+
+// record passes on a record, whose seq is at most last.
+func (p *lmcachePass) record(record []byte, last uint64) error {
+	seq, err := lmcacheSeq(record)
+	switch {
+	case err != nil:
+		return malformed(err)
+	case seq <= p.cursor || seq > last:
+		return malformed(fmt.Errorf("a record has the seq %d; want %d to %d", seq, p.cursor+1, last))
+	}
+	if err := p.fill(seq - 1); err != nil {
+		return err
+	}
+	converter, err := p.takeConverter()
+	if err != nil {
+		return err
+	}
+	payload, _ := converter.convert(header{rank: p.rank, events: [][]byte{record}}, record) // without decoding, the batch is reported as lost
+	p.returnConverter(converter)
+	return p.add(payload)
+}
+
+// fill passes on empty batches up to a seq, or only the last one if there are more than maxOfOtherModels.
+func (p *lmcachePass) fill(to uint64) error {
+	if p.empty == nil {
+		b := wire.Batch{Rank: p.rank, HasRank: true}
+		p.empty = new(wire.Encoder).AppendBatch(nil, &b)
+	}
+	if to > p.cursor && to-p.cursor > maxOfOtherModels {
+		p.cursor = to - 1
+	}
+	for p.cursor < to {
+		if err := p.add(p.empty); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// add passes on the batch after p.cursor.
+func (p *lmcachePass) add(payload []byte) error {
+	p.cursor++
+	p.messages = append(p.messages, transport.Message{
+		Conn: 1, Count: 3, Frames: [][]byte{p.topic, binary.BigEndian.AppendUint64(nil, p.cursor), payload},
+	})
+	if len(p.messages) < lmcacheChunk {
+		return nil
+	}
+	return p.flush()
+}
+
+// flush passes on the messages of one chunk.
+func (p *lmcachePass) flush() error {
+	if len(p.messages) == 0 {
+		return nil
+	}
+	chunk := &transport.Chunk{Messages: p.messages}
+	p.messages = nil
+	return p.push(chunk)
+}
+
+// lmcacheEvent adds a KVEventRecord. What the server has is not in the engines: it is external to them.
+func (c *converter) lmcacheEvent(record []byte) error {
+	e := wire.Event{Medium: "EXTERNAL"}
+	var kind string
+	hashes, tokens := len(c.hashes), len(c.tokens)
+	f := fields{rest: record}
+	for f.next() {
+		switch {
+		case f.IsBytes(lmcachev1.KVEventRecordKindField):
+			f.text(&kind)
+		case f.IsBytes(lmcachev1.KVEventRecordBlockHashesField):
+			f.err = c.addHash(hashOf(f.Bytes))
+		case f.IsBytes(lmcachev1.KVEventRecordParentBlockHashField):
+			e.Parent, e.HasParent = hashOf(f.Bytes), true
+		case f.Number == lmcachev1.KVEventRecordTokenIDsField:
+			c.tokens = appendUints(&f, lmcachev1.KVEventRecordTokenIDsField, c.tokens, maxTokens)
+		}
+	}
+	if f.err != nil {
+		return f.err
+	}
+	e.BlockHashes = c.hashes[hashes:len(c.hashes):len(c.hashes)]
+	switch kind {
+	case "stored":
+		e.Kind = wire.KindStored
+		e.Tokens = c.tokens[tokens:len(c.tokens):len(c.tokens)]
+		if len(e.BlockHashes) > 0 {
+			e.BlockSize = uint32(len(e.Tokens) / len(e.BlockHashes))
+		}
+	case "removed":
+		e.Kind = wire.KindRemoved
+	default:
+		return fmt.Errorf("the kind of a record is %q; want stored or removed", kind)
+	}
+	return c.add(e)
+}

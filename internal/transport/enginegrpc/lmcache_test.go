@@ -1,0 +1,224 @@
+package enginegrpc_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	lmcachev1 "github.com/kvcast/kvcast/internal/peer/lmcache/v1"
+	"github.com/kvcast/kvcast/internal/transport"
+	"github.com/kvcast/kvcast/internal/transport/enginegrpc"
+	"github.com/kvcast/kvcast/internal/wire"
+	"github.com/kvcast/kvcast/test/harness"
+)
+
+const (
+	lmcacheMethod     = "/lmcache.mp.ObservabilityService/SubscribeKvEvents"
+	lmcachePingMethod = "/lmcache.mp.ControllerService/Ping"
+)
+
+func encodeMessage(t *testing.T, m proto.Message) message {
+	t.Helper()
+	b, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// acceptLMCache waits for a subscription to model m after a cursor, and returns its instance.
+func (s server) acceptLMCache(cursor int64) (call, int64) {
+	s.t.Helper()
+	c, err := s.Accept()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	req := new(lmcachev1.SubscribeKvEventsRequest)
+	if err := proto.Unmarshal(c.Request, req); err != nil || c.Method != lmcacheMethod {
+		s.t.Fatalf("call of %s with %x: %v", c.Method, c.Request, err)
+	}
+	if req.GetModelName() != "m" || req.GetCursor() != cursor || req.GetMaxEvents() != 1024 || req.GetInstanceId() < 0 {
+		s.t.Fatalf("got the request %v, want model m and cursor %d", req, cursor)
+	}
+	return call{c, s.t}, req.GetInstanceId()
+}
+
+// chunkHash is a digest of 32 bytes that ends with a number.
+func chunkHash(n uint64) []byte {
+	return binary.BigEndian.AppendUint64(slices.Repeat([]byte{0xaa}, 24), n)
+}
+
+func storedRecord(seq int64, hash uint64, parent []byte, tokens ...int64) *lmcachev1.KVEventRecord {
+	return &lmcachev1.KVEventRecord{
+		Seq: seq, Kind: "stored", Medium: "CPU", ModelName: "m", BlockHashes: [][]byte{chunkHash(hash)}, ParentBlockHash: parent, TokenIds: tokens,
+	}
+}
+
+func removedRecord(seq int64, hashes ...uint64) *lmcachev1.KVEventRecord {
+	r := &lmcachev1.KVEventRecord{Seq: seq, Kind: "removed", Medium: "CPU", ModelName: "m"}
+	for _, h := range hashes {
+		r.BlockHashes = append(r.BlockHashes, chunkHash(h))
+	}
+	return r
+}
+
+// batchOf is a batch of run 7 of a server.
+func (c call) batchOf(next int64, lost bool, records ...*lmcachev1.KVEventRecord) {
+	c.t.Helper()
+	c.send(encodeMessage(c.t, &lmcachev1.KVEventBatch{Enabled: true, Incarnation: 7, NextCursor: next, Lost: lost, Events: records}))
+}
+
+func subscribeLMCache(t *testing.T, s server, last *uint64, epoch string) *reader {
+	t.Helper()
+	return subscribe(t, enginegrpc.Subscription{Endpoint: "lmcache://" + s.Address(), Model: "m", Last: last, Epoch: epoch})
+}
+
+// TestLMCacheRecordsBecomeBatches has a store, a record of another model, a store with a parent, and a remove.
+func TestLMCacheRecordsBecomeBatches(t *testing.T) {
+	t.Parallel()
+	s := newServer(t, lmcacheMethod)
+	r := subscribeLMCache(t, s, nil, "")
+	c, _ := s.acceptLMCache(0)
+	c.batchOf(0, false)
+	r.want("connected, resumed false")
+	c.batchOf(4, false, storedRecord(1, 11, nil, 1, 2, 300), storedRecord(3, 12, chunkHash(11), 4, 5, 6), removedRecord(4, 12, 11))
+	var got []string
+	for len(got) < 4 {
+		chunk, err := r.Next(func() time.Time { return time.Now().Add(harness.Timeout) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range chunk.Messages {
+			b, err := new(wire.Decoder).Decode(m.Frames[2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, epoch := wire.CutTopic(m.Frames[0])
+			line := fmt.Sprintf("%s:%d", epoch, binary.BigEndian.Uint64(m.Frames[1]))
+			for _, e := range b.Events {
+				line += fmt.Sprintf(" %d %s %d of %d after %d: %d", e.Kind, e.Medium, e.BlockHashes, e.BlockSize, e.Parent, e.Tokens)
+			}
+			got = append(got, line)
+		}
+		r.Recycle(chunk)
+	}
+	want := []string{
+		fmt.Sprintf("7:1 %d EXTERNAL [11] of 3 after 0: [1 2 300]", wire.KindStored),
+		"7:2",
+		fmt.Sprintf("7:3 %d EXTERNAL [12] of 3 after 11: [4 5 6]", wire.KindStored),
+		fmt.Sprintf("7:4 %d EXTERNAL [12 11] of 0 after 0: []", wire.KindRemoved),
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestLMCacheTellsWhatIsLost has losses before and after a record, and records of other models at the end.
+func TestLMCacheTellsWhatIsLost(t *testing.T) {
+	t.Parallel()
+	s := newServer(t, lmcacheMethod)
+	r := subscribeLMCache(t, s, nil, "")
+	c, _ := s.acceptLMCache(0)
+	c.batchOf(40, true)
+	r.want("connected, resumed false", "40 of rank 0 with 0 events")
+	c.batchOf(42, false, removedRecord(41, 1))
+	r.want("41 of rank 0 with 1 events", "42 of rank 0 with 0 events")
+	c.batchOf(50, true, removedRecord(47, 1), removedRecord(49, 1))
+	r.want("47 of rank 0 with 1 events", "48 of rank 0 with 0 events", "49 of rank 0 with 1 events", "50 of rank 0 with 0 events")
+	c.batchOf(52, true)
+	r.want("52 of rank 0 with 0 events")
+	c.batchOf(math.MaxInt64, false) // more records of other models than a server keeps
+	r.want(fmt.Sprintf("%d of rank 0 with 0 events", int64(math.MaxInt64)))
+}
+
+// TestLMCacheResumes resumes with the run of the last record only.
+func TestLMCacheResumes(t *testing.T) {
+	t.Parallel()
+	s := newServer(t, lmcacheMethod)
+	for _, tt := range []struct {
+		epoch   string
+		batch   func(call)
+		resumes bool
+	}{
+		{"7", func(c call) { c.batchOf(5, false, removedRecord(5, 1)) }, true},
+		{"7", func(c call) { c.batchOf(6, false, removedRecord(6, 1)) }, true}, // the last one was of another model
+		{"7", func(c call) { c.batchOf(9, true, removedRecord(9, 1)) }, true},  // the log no longer has it
+		{"6", func(c call) { c.batchOf(5, false, removedRecord(5, 1)) }, false},
+		{"", func(c call) { c.batchOf(3, true) }, false}, // the new run has fewer
+	} {
+		r := subscribeLMCache(t, s, last(5), tt.epoch)
+		c, _ := s.acceptLMCache(4)
+		tt.batch(c)
+		if !tt.resumes {
+			c, _ = s.acceptLMCache(0)
+			c.batchOf(1, false, removedRecord(1, 1))
+			r.want("connected, resumed false", "1 of rank 0 with 1 events")
+			continue
+		}
+		r.want("connected, resumed true")
+	}
+	r := subscribeLMCache(t, s, last(1), "7") // the first record, and no other
+	c, _ := s.acceptLMCache(0)
+	c.batchOf(1, false, removedRecord(1, 1))
+	r.want("connected, resumed true", "1 of rank 0 with 1 events")
+}
+
+// TestLMCacheResponsesThatAreRefused ends calls whose responses are not those of a server, or of one that keeps no log.
+func TestLMCacheResponsesThatAreRefused(t *testing.T) {
+	t.Parallel()
+	batch := func(next int64, records ...*lmcachev1.KVEventRecord) *lmcachev1.KVEventBatch {
+		return &lmcachev1.KVEventBatch{Enabled: true, Incarnation: 7, NextCursor: next, Events: records}
+	}
+	for _, tt := range []struct {
+		name     string
+		response *lmcachev1.KVEventBatch
+		want     string
+	}{
+		{"no log", &lmcachev1.KVEventBatch{}, "disconnected, lost false: LMCache's server keeps no log of events; want --kv-event-log-size above 0"},
+		{"a seq of 0", batch(2, removedRecord(0, 1)), "disconnected, lost true: batches were lost: a response is malformed: the seq of a record is 0"},
+		{"a seq that was read", batch(2, removedRecord(2, 1), removedRecord(2, 1)), "disconnected, lost true: batches were lost: a response is malformed: a record has the seq 2; want 3 to 2"},
+		{"a seq beyond the batch", batch(2, removedRecord(3, 1)), "disconnected, lost true: batches were lost: a response is malformed: a record has the seq 3; want 1 to 2"},
+		{"a negative cursor", batch(-1), "disconnected, lost true: batches were lost: a response is malformed: next_cursor is -1"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := newServer(t, lmcacheMethod)
+			r := subscribeLMCache(t, s, nil, "")
+			c, _ := s.acceptLMCache(0)
+			c.header()
+			r.want("connected, resumed false")
+			c.send(encodeMessage(t, tt.response))
+			r.want(tt.want)
+			r.wantEnd(transport.ErrEnded)
+		})
+	}
+	s := newServer(t, lmcacheMethod)
+	r := subscribeLMCache(t, s, nil, "")
+	c, _ := s.acceptLMCache(0)
+	c.header()
+	c.batchOf(2, false, removedRecord(1, 1), &lmcachev1.KVEventRecord{Seq: 2, Kind: "moved"})
+	r.want("connected, resumed false", "1 of rank 0 with 1 events", "2 malformed")
+	c.batchOf(1, false)
+	r.want("disconnected, lost true: batches were lost: LMCache's server has restarted")
+}
+
+// TestLMCacheIsPinged waits for pings of the instance that has subscribed, also after one that was not answered.
+func TestLMCacheIsPinged(t *testing.T) {
+	t.Parallel()
+	s := newServer(t, lmcacheMethod, lmcachePingMethod)
+	tr := enginegrpc.New(enginegrpc.Config{})
+	tr.SetPing(time.Millisecond)
+	r := subscribeBy(t, tr, enginegrpc.Subscription{Endpoint: "lmcache://" + s.Address(), Model: "m"}, harness.Timeout)
+	c, instance := s.acceptLMCache(0)
+	c.batchOf(0, false)
+	r.want("connected, resumed false")
+	for range 3 {
+		ping := s.accept(lmcachePingMethod, encodeMessage(t, &lmcachev1.PingRequest{InstanceId: &instance}))
+		ping.end(nil)
+	}
+}
