@@ -74,6 +74,20 @@ type Match struct {
 	// TierEndedBy is the attention group because of which the prefix in a tier is not longer, by kvcastv1.Tier. It is not set if the prompt
 	// ends the prefix, if the rank has a main group alone, and if its other groups are not followed.
 	TierEndedBy [numTiers + 1]OptionalGroup
+	// Pools are the longest prefixes in the pools from which the worker can load blocks, of those that hold some: by tokens, descending, then by
+	// name. An engine reuses the longest of its own prefix and these. Nothing else depends on them: if only a pool holds a part of the prompt, Blocks is 0.
+	Pools []PoolPrefix
+}
+
+// PoolPrefix is the longest prefix of a prompt that a pool holds: a store from which several workers load blocks.
+type PoolPrefix struct {
+	// Pool is the pool's name.
+	Pool string
+	// Tokens is the number of tokens in the prefix, and Blocks of the pool's blocks, which may have another size than the worker's.
+	Tokens, Blocks int
+	// Trust is how far the prefix can be trusted. If it is TRUST_DEGRADED, Reasons are why, ascending.
+	Trust   kvcastv1.Trust
+	Reasons []kvcastv1.DegradedReason
 }
 
 // OptionalGroup is the index of an attention group, if one is set; of several with the same kind, block size and window the first.
@@ -86,7 +100,8 @@ type OptionalGroup struct {
 var matchesPool = sync.Pool{New: func() any { return new(index.Matches) }}
 
 // Match returns the dp ranks that hold at least the first block of a prompt, ordered by the length of the prefix,
-// then by the length of the prefix in the device tier, both descending, then by worker and rank.
+// then by the length of the prefix in the device tier, both descending, then by worker and rank. After them are those of which only a pool
+// holds it.
 //
 // Blocks are matched by the contents of the block and of all blocks before it, or by block hash. Blocks with unknown
 // content are matched by block hash only. A prefix ends at the first missing block, even if later blocks are held.
@@ -94,7 +109,7 @@ func (v *View) Match(p Prompt) []Match { return v.AppendMatches(nil, p) }
 
 // AppendMatches appends what Match returns to out. It allocates nothing if out has room, except for the reasons of a match that has some.
 func (v *View) AppendMatches(out []Match, p Prompt) []Match {
-	q := index.Query{Model: p.Model, Prompts: []index.Prompt{{BlockSize: uint32(p.BlockSize)}}}
+	q := index.Query{Model: p.Model, Pools: true, Prompts: []index.Prompt{{BlockSize: uint32(p.BlockSize)}}}
 	switch to := &q.Prompts[0]; {
 	case p.TokensHashes != nil:
 		to.TokensHashes = p.TokensHashes
@@ -114,6 +129,7 @@ func (v *View) AppendMatches(out []Match, p Prompt) []Match {
 	out = slices.Grow(out, len(found.Prompts[0]))
 	for i := range found.Prompts[0] {
 		m := exportMatch(&found.Prompts[0][i])
+		m.Pools = exportPools(found.Pools(&found.Prompts[0][i]))
 		if m.Age = age; age > StaleAfter {
 			m.setStale()
 		}
@@ -132,6 +148,21 @@ func (m *Match) setStale() {
 	for tier := range numTiers {
 		m.TierTrust[tier+1] = m.Trust
 	}
+	for i := range m.Pools {
+		p := &m.Pools[i]
+		p.Trust, p.Reasons = m.Trust, append(p.Reasons, kvcastv1.DegradedReason_DEGRADED_REASON_STALE)
+	}
+}
+
+func exportPools(all []index.PoolPrefix) (out []PoolPrefix) {
+	for _, p := range all {
+		trust := kvcastv1.Trust_TRUST_EXACT
+		if p.Reasons != 0 {
+			trust = kvcastv1.Trust_TRUST_DEGRADED
+		}
+		out = append(out, PoolPrefix{Pool: p.Pool, Tokens: p.Tokens, Blocks: p.Blocks, Trust: trust, Reasons: p.Reasons.List()})
+	}
+	return out
 }
 
 func exportMatch(m *index.Match) Match {

@@ -145,5 +145,10 @@ func newMatch(model string, p *kvcastv1.PrefixMatch) Match {
 			m.TierEndedBy[tier] = OptionalGroup{Index: t.GetEndedByGroup(), Set: true}
 		}
 	}
+	for _, pool := range p.GetPools() {
+		m.Pools = append(m.Pools, PoolPrefix{
+			Pool: pool.GetPool(), Tokens: int(pool.GetTokens()), Blocks: int(pool.GetBlocks()), Trust: pool.GetTrust(), Reasons: pool.GetReasons(),
+		})
+	}
 	return m
 }

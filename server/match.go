@@ -161,7 +161,7 @@ func (s *Server) match(ctx context.Context, m *matching, send func(*match.Respon
 	defer release()
 	start := time.Now()
 	r.Epoch, r.WithModel, r.WithHashes, r.Standing = s.journal.Bounds().Epoch, q.Model == "", q.BlockHashes > 0, s.standing.lookup(start)
-	q.Now = start
+	q.Now, q.Pools = start, true
 	r.Seq = s.index.Match(&q.Query, &r.Matches)
 	if r.Matches.Exceeded {
 		return callerror.InvalidField(s.journal.Bounds(), "prompts",

@@ -145,7 +145,7 @@ func (s routerEvents) addSourcesAndOwners(out *kvcastv1.ListWorkersResponse, sel
 func workerStatus(w *index.Worker) *kvcastv1.WorkerStatus {
 	s := &kvcastv1.WorkerStatus{
 		Name: w.Name, Model: w.Model, BlockSize: w.BlockSize, LastEventId: w.LastEventID,
-		Endpoint: w.Added.GetEndpoint(), Labels: w.Added.GetLabels(),
+		Endpoint: w.Added.GetEndpoint(), Labels: w.Added.GetLabels(), Pool: w.Added.GetPool(), Pools: w.Added.GetPools(),
 	}
 	for i := range w.Ranks {
 		r := &w.Ranks[i]

@@ -27,6 +27,8 @@ type Response struct {
 	matchSizes  []int      // of all matches
 	promptSizes []int      // of all prompts
 	standing    []Standing // of all matches
+	pools       []pool     // of all matches
+	appended    int        // of pools, by Append
 }
 
 // maxReusedMatches bounds the matches of a response whose memory is kept for reuse: some 250 bytes each.
@@ -76,12 +78,12 @@ func (s Standing) trust(t kvcastv1.Trust) kvcastv1.Trust {
 	return t
 }
 
-// tagSize is the encoded size of a field's tag, in bytes: all field numbers here are below 16.
+// tagSize is the encoded size of a field's tag, in bytes: all field numbers here are below 16, but for that of pools.
 const tagSize = 1
 
 // Size returns the encoded size of the MatchPrefixResponse, in bytes. It must be called before Append, after all fields are set.
 func (r *Response) Size() int {
-	r.matchSizes, r.promptSizes, r.standing = r.matchSizes[:0], r.promptSizes[:0], r.standing[:0]
+	r.matchSizes, r.promptSizes, r.standing, r.pools = r.matchSizes[:0], r.promptSizes[:0], r.standing[:0], r.pools[:0]
 	size := encode.SizeLength(r.positionSize())
 	for _, matches := range r.Matches.Prompts {
 		prompt := 0
@@ -92,6 +94,9 @@ func (r *Response) Size() int {
 				standing = r.Standing(m.Worker, m.Rank)
 			}
 			n := matchSize(m, standing)
+			if m.HasPools() {
+				n += r.poolsSize(m)
+			}
 			if r.WithModel {
 				n += encode.SizeString(m.Model)
 			}
@@ -117,6 +122,7 @@ func (r *Response) Append(b []byte) []byte {
 	b = encode.AppendString(b, kvcastv1.PositionEpochField, r.Epoch)
 	b = encode.AppendOptionalFixed64(b, kvcastv1.PositionSeqField, r.Seq)
 	next := 0
+	r.appended = 0
 	for i, matches := range r.Matches.Prompts {
 		b = encode.AppendLength(b, kvcastv1.MatchPrefixResponsePromptsField, r.promptSizes[i])
 		for j := range matches {
@@ -128,6 +134,9 @@ func (r *Response) Append(b []byte) []byte {
 			if r.WithHashes {
 				b = encode.AppendHashes(b, kvcastv1.PrefixMatchBlockHashesField, r.Matches.BlockHashes(&matches[j]))
 				b = encode.AppendString(b, kvcastv1.PrefixMatchFetchEndpointField, fetchEndpoint(&matches[j]))
+			}
+			if matches[j].HasPools() {
+				b = r.appendPools(b, &matches[j])
 			}
 			next++
 		}

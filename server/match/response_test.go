@@ -98,6 +98,49 @@ func TestResponseNamesTheGroupThatEndsAPrefix(t *testing.T) {
 	}
 }
 
+// TestResponseHasPools has workers of two pools, one of which has a gap and is down.
+func TestResponseHasPools(t *testing.T) {
+	x := index.New()
+	apply := func(name string, added *kvcastv1.WorkerAdded, events ...*kvcastv1.RouterEvent) {
+		added.Model, added.Ranks = "m", []uint32{0}
+		events = append([]*kvcastv1.RouterEvent{{Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: added}}}, events...)
+		x.ApplyEntry(&kvcastv1.Entry{Seq: x.Seq() + 1, Worker: name, Model: "m", Events: events})
+	}
+	stored := func(hashes ...uint64) *kvcastv1.RouterEvent {
+		return &kvcastv1.RouterEvent{DpRank: proto.Uint32(0), Tier: kvcastv1.Tier_TIER_EXTERNAL, Event: &kvcastv1.RouterEvent_Stored{Stored: &kvcastv1.Stored{
+			BlockHashes: hashes, BlockSize: 4, TokensHashes: hashes,
+		}}}
+	}
+	apply("p", &kvcastv1.WorkerAdded{Pool: true}, stored(1, 2), &kvcastv1.RouterEvent{DpRank: proto.Uint32(0), Event: &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_REPLAY_INCOMPLETE}}})
+	apply("q", &kvcastv1.WorkerAdded{Pool: true}, stored(1))
+	apply("a", &kvcastv1.WorkerAdded{BlockSize: 4, Pools: []string{"p", "q"}}, stored(1))
+	apply("b", &kvcastv1.WorkerAdded{BlockSize: 4, Pools: []string{"q"}})
+	r := match.Response{Epoch: "e", Seq: 1, Standing: func(worker string, _ uint32) match.Standing {
+		return match.Standing{Stale: worker == "p"}
+	}}
+	x.Match(&index.Query{Model: "m", Pools: true, Prompts: []index.Prompt{{TokensHashes: []uint64{1, 2, 3}, BlockSize: 4}, {TokensHashes: []uint64{1}}}}, &r.Matches)
+	size := r.Size()
+	encoded := r.Append(nil)
+	got := new(kvcastv1.MatchPrefixResponse)
+	if err := proto.Unmarshal(encoded, got); err != nil || len(encoded) != size {
+		t.Fatalf("%d bytes, want the size, %d: %v", len(encoded), size, err)
+	}
+	const exact, degraded = kvcastv1.Trust_TRUST_EXACT, kvcastv1.Trust_TRUST_DEGRADED
+	reasons := []kvcastv1.DegradedReason{kvcastv1.DegradedReason_DEGRADED_REASON_GAP, kvcastv1.DegradedReason_DEGRADED_REASON_STALE}
+	prefixes := func(tokens uint32) []*kvcastv1.PrefixMatch {
+		q := &kvcastv1.PoolPrefix{Pool: "q", Tokens: 4, Blocks: 1, Trust: exact}
+		return []*kvcastv1.PrefixMatch{
+			{Worker: "a", Blocks: 1, Tokens: 4, Trust: exact, Tiers: []*kvcastv1.TierPrefix{{Tier: kvcastv1.Tier_TIER_EXTERNAL, Blocks: 1, Tokens: 4}},
+				Pools: []*kvcastv1.PoolPrefix{{Pool: "p", Tokens: tokens, Blocks: tokens / 4, Trust: degraded, Reasons: reasons}, q}},
+			{Worker: "b", Trust: exact, Pools: []*kvcastv1.PoolPrefix{q}},
+		}
+	}
+	want := []*kvcastv1.PromptMatches{{Matches: prefixes(8)}, {Matches: prefixes(4)}}
+	if diff := cmp.Diff(want, got.GetPrompts(), protocmp.Transform()); diff != "" {
+		t.Errorf("prompts (-want +got):\n%s", diff)
+	}
+}
+
 // TestResponseEqualsGeneratedCode also reuses the memory of a response.
 func TestResponseEqualsGeneratedCode(t *testing.T) {
 	testclass.WithoutRace(t)

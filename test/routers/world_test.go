@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -33,6 +34,9 @@ const (
 	dynamo   = prepared + "/dynamo"
 	epp      = prepared + "/epp.test"
 	smg      = prepared + "/smg/venv/bin/python"
+
+	lmcache        = prepared + "/lmcache/venv/bin/python"
+	lmcachePackage = prepared + "/lmcache/package/lmcache"
 
 	vllmRouter = prepared + "/vllm-router/venv/bin/vllm-router"
 )
@@ -293,6 +297,13 @@ type consumer struct {
 // startConsumer starts a program, which ends with the test.
 func startConsumer(t *testing.T, program string, args ...string) *consumer {
 	t.Helper()
+	c, _ := startEndingConsumer(t, program, args...)
+	return c
+}
+
+// startEndingConsumer starts a program, which stop ends. It ends after the test at the latest.
+func startEndingConsumer(t *testing.T, program string, args ...string) (_ *consumer, stop func()) {
+	t.Helper()
 	cmd := exec.CommandContext(harness.Context(t), program, args...)
 	in, inErr := cmd.StdinPipe()
 	out, outErr := cmd.StdoutPipe()
@@ -301,14 +312,15 @@ func startConsumer(t *testing.T, program string, args ...string) *consumer {
 	if err := errors.Join(inErr, outErr, cmd.Start()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		_ = in.Close()
 		_ = cmd.Wait()
 		if c.err.Len() > 0 {
 			t.Errorf("%s: %s", filepath.Base(program), c.err)
 		}
 	})
-	return c
+	t.Cleanup(stop)
+	return c, stop
 }
 
 // ask sends a request, and decodes the answer.

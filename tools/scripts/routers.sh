@@ -1,7 +1,7 @@
 #!/bin/sh
 # Prepares the consumers of package test/routers for `make routers`, in bin/routers: llm-d's pool of KV events, and the endpoint picker with the scorer of examples/epp, in Go; the message
-# classes of vLLM, which are files of its wheel, and KVCR's parser of KV hints, with a Python environment; vLLM's router; the generated client and the relay of SMG, in a Python environment; and a program with Dynamo's crate, in Rust. If one
-# cannot be prepared, this script prints the reason, and its tests are skipped. Arguments select some of llmd, epp, python, vllm_router, smg and rust.
+# classes of vLLM, which are files of its wheel, and KVCR's parser of KV hints, with a Python environment; vLLM's router; the generated client and the relay of SMG, in a Python environment; LMCache's server without its storage, in a Python environment; and a program with Dynamo's crate, in Rust. If one
+# cannot be prepared, this script prints the reason, and its tests are skipped. Arguments select some of llmd, epp, python, vllm_router, smg, lmcache and rust.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -101,6 +101,25 @@ smg() {
 	echo "$pins $servicer" >"$into/smg/pins"
 }
 
+lmcache() {
+	log=$into/lmcache.log
+	lmcache=lmcache==0.5.6
+	pins="grpcio==1.85.1 protobuf==7.36.2 pyzmq==27.3.0 msgspec==0.22.0 numpy==2.4.6 blake3==1.0.11 cachetools==8.0.2 opentelemetry-sdk==1.45.2
+		prometheus-client==0.26.0 psutil==7.2.2 PyYAML==6.0.4 requests==2.34.2 sortedcontainers==2.4.0"
+	[ ! -f "$into/lmcache/pins" ] || [ "$(cat "$into/lmcache/pins")" != "$pins $lmcache" ] || return 0
+	command -v python3 >/dev/null 2>&1 || { skip lmcache "python3 is not installed"; return 0; }
+	echo "server of LMCache: preparing" >&2
+	rm -rf "$into/lmcache"
+	mkdir -p "$into/lmcache"
+	python3 -m venv "$into/lmcache/venv" >"$log" 2>&1 ||
+		{ skip lmcache "python3 -m venv fails: $(reason "$log")"; return 0; }
+	pip="$into/lmcache/venv/bin/python -m pip --quiet --disable-pip-version-check --no-input --timeout 30 --retries 3"
+	# Its wheel names packages for GPUs, which the server does not use without its storage.
+	{ limited $pip install --only-binary :all: $pins && limited $pip install --only-binary :all: --no-deps --target "$into/lmcache/package" $lmcache; } >"$log" 2>&1 ||
+		{ skip lmcache "its packages cannot be installed: $(reason "$log")"; return 0; }
+	echo "$pins $lmcache" >"$into/lmcache/pins"
+}
+
 rust() {
 	log=$into/dynamo.log
 	command -v cargo >/dev/null 2>&1 || { skip dynamo "cargo is not installed"; return 0; }
@@ -112,6 +131,6 @@ rust() {
 	cp "$into/cargo/debug/dynamo" "$into/dynamo"
 }
 
-for part in ${*:-llmd epp python vllm_router smg rust}; do
+for part in ${*:-llmd epp python vllm_router smg lmcache rust}; do
 	$part
 done

@@ -1,4 +1,4 @@
-// Package apply keeps the blocks of all workers at a target: those that an index has at the start, and then the changes of the
+// Package apply keeps the blocks of all workers, but for pools, at a target: those that an index has at the start, and then the changes of the
 // entries that it applies.
 //
 // In: an index, and its journal. Out: calls of a Target. Guarantee: a target that has applied all calls has the blocks of the
@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -55,12 +56,13 @@ type run struct {
 	*Source
 	target Target
 	after  map[string]uint64 // by worker that has begun, the last entry that the target has of it
+	pools  map[string]bool   // the workers that are pools
 }
 
 // Run applies blocks to the target until ctx ends, and calls begun when it has applied those that the index has. It returns an
 // error if the journal cannot be read.
 func (s *Source) Run(ctx context.Context, t Target, begun func()) error {
-	r := run{s, t, make(map[string]uint64)}
+	r := run{s, t, make(map[string]uint64), make(map[string]bool)}
 	after := r.begin(ctx)
 	begun()
 	for ctx.Err() == nil {
@@ -92,6 +94,13 @@ func (s *Source) Run(ctx context.Context, t Target, begun func()) error {
 func (r *run) begin(ctx context.Context) (after uint64) {
 	after = r.Journal.Bounds().Newest
 	workers, _ := r.Index.Workers(nil)
+	clear(r.pools)
+	workers = slices.DeleteFunc(workers, func(w index.Worker) bool {
+		if w.Added.GetPool() {
+			r.pools[w.Name] = true
+		}
+		return r.pools[w.Name]
+	})
 	present := make(map[string]bool, len(workers))
 	for i := range workers {
 		present[workers[i].Name] = true
@@ -118,6 +127,9 @@ func (r *run) beginWorker(ctx context.Context, name string) error {
 	}
 	snapshot.TokenIDs = true
 	added := snapshot.Worker.GetAdded()
+	if added.GetPool() { // it has become one meanwhile, of which an entry follows
+		return nil
+	}
 	r.Lock.Lock()
 	r.target.Begin(name, added)
 	r.target.Flush(name, Now())
@@ -188,14 +200,25 @@ func (r *run) apply(entry *kvcastv1.Entry) {
 	for _, event := range entry.GetEvents() {
 		switch kind := event.GetEvent().(type) {
 		case *kvcastv1.RouterEvent_WorkerAdded:
-			r.target.Begin(name, kind.WorkerAdded)
-			known = true
+			if r.pools[name] = kind.WorkerAdded.GetPool(); !r.pools[name] {
+				r.target.Begin(name, kind.WorkerAdded)
+				known = true
+				continue
+			}
+			if known {
+				r.end(name)
+			}
+			known = false
 		case *kvcastv1.RouterEvent_WorkerRemoved:
+			delete(r.pools, name)
 			if known {
 				r.end(name)
 			}
 			known = false
 		default:
+			if r.pools[name] {
+				continue
+			}
 			if !known {
 				r.target.Begin(name, &kvcastv1.WorkerAdded{Model: entry.GetModel()})
 				known = true

@@ -191,6 +191,39 @@ func remove(hash uint64) *kvcastv1.RouterEvent {
 	return &kvcastv1.RouterEvent{Tier: kvcastv1.Tier_TIER_DEVICE, DpRank: proto.Uint32(0), Event: &kvcastv1.RouterEvent_Removed{Removed: &kvcastv1.Removed{BlockHashes: []uint64{hash}}}}
 }
 
+// TestTargetGetsNoPools has pools that the index knows at the start, that come later, and that become workers, and the other way round.
+func TestTargetGetsNoPools(t *testing.T) {
+	w, now := newWorld(t), time.Now()
+	pool := func() *kvcastv1.RouterEvent {
+		e := added()
+		e.GetWorkerAdded().Pool = true
+		return e
+	}
+	w.append("a", now, pool(), store(1))
+	w.append("b", now, added(), store(2))
+	g := newTarget(t)
+	source := &apply.Source{Journal: w.follower, Index: w.index, Lock: &g.lock, Logger: slog.New(slog.DiscardHandler)}
+	ctx, cancel := context.WithCancel(t.Context())
+	begun, done := make(chan struct{}), make(chan error, 1)
+	go func() { done <- source.Run(ctx, g, func() { close(begun) }) }()
+	<-begun
+	w.append("a", now, store(3))
+	w.append("c", now, pool())
+	w.append("c", now, store(4))
+	w.append("d", now, added(), store(5))
+	g.want(blocks{"b": {2}, "d": {5}})
+	w.append("a", now, removed())
+	w.append("a", now, added(), store(6))
+	w.append("b", now, pool(), store(7))
+	w.append("c", now, added(), store(8))
+	w.append("d", now, store(9))
+	g.want(blocks{"a": {6}, "c": {8}, "d": {5, 9}})
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
 // TestTargetFollowsTheIndex has workers that the index knows at the start, that come, change and leave later, and that do so
 // while entries are compacted before they are read.
 func TestTargetFollowsTheIndex(t *testing.T) {

@@ -54,6 +54,9 @@ func (h *handler) dump(w http.ResponseWriter, r *http.Request) {
 	parts := make(map[string][]index.Worker)
 	var keys []string
 	for _, worker := range workers {
+		if worker.Added.GetPool() {
+			continue
+		}
 		key := worker.Model + ":" + h.group(worker.Added.GetLabels())
 		if parts[key] == nil {
 			keys = append(keys, key)

@@ -93,6 +93,9 @@ func (h *handler) workers(w http.ResponseWriter, r *http.Request) {
 	workers, _ := h.index.Workers(func(_, model string) bool { return !params.Has("model_name") || model == params.Get("model_name") })
 	for i := range workers {
 		worker := &workers[i]
+		if worker.Added.GetPool() {
+			continue
+		}
 		labels := worker.Added.GetLabels()
 		id, ok := h.workerID(worker.Name, labels)
 		if !ok || params.Has("routing_group") && h.group(labels) != params.Get("routing_group") {

@@ -1,7 +1,7 @@
 // The view of a prompt: which ranks hold how much of it, and the call that says so.
 
 import {el, grpcurl, heading, keyed, setAttr, setText, table} from './dom.js';
-import {blocksOf, clock, millis, number, plural, tiers, workerLink} from './format.js';
+import {blocksOf, clock, millis, number, plural, reasonText, tiers, workerLink} from './format.js';
 import {tierLegend, tiersText} from './charts.js';
 import {rpc} from './api.js';
 import {state} from './state.js';
@@ -9,7 +9,7 @@ import {trustBadge, updateBadge} from './fleet.js';
 
 const maxRows = 200;
 const maxShown = 20_000; // characters of the answer
-const columns = [{title: 'Worker'}, {title: 'Trust'}, {title: 'Prefix by tier'}, {title: 'Blocks', number: true}, {title: 'Tokens', number: true}];
+const columns = [{title: 'Worker'}, {title: 'Trust'}, {title: 'Prefix by tier'}, {title: 'Blocks', number: true}, {title: 'Tokens', number: true}, {title: 'In pools'}];
 
 const inputs = {
   token_ids: 'Token ids',
@@ -141,7 +141,7 @@ export function match({parameters}) {
     const hashes = asked.prompts[0].tokens_hashes ?? asked.prompts[0].block_hashes;
     const most = hashes?.length ?? Math.max(1, ...all.map(m => m.blocks ?? 0));
     setText(outcome, all.length
-      ? `${plural(all.length, 'rank')} ${all.length === 1 ? 'holds' : 'hold'} a prefix, the longest ${plural(all[0].blocks, 'block')}${hashes ? ` of ${number(hashes.length)}` : ''}, at seq ${number(Number(got.position?.seq ?? 0))}.`
+      ? `${plural(all.length, 'rank')} ${all.length === 1 ? 'holds' : 'hold'} a prefix, the longest ${plural(all[0].blocks ?? 0, 'block')}${hashes ? ` of ${number(hashes.length)}` : ''}, at seq ${number(Number(got.position?.seq ?? 0))}.`
       : `No rank holds the first block, at seq ${number(Number(got.position?.seq ?? 0))}.`);
     matches.node.hidden = all.length === 0;
     keyed(matches.body, all.slice(0, maxRows), m => `${m.worker} ${m.dp_rank ?? 0}`, row, (tr, m) => tr.show(m, most));
@@ -153,13 +153,18 @@ export function match({parameters}) {
       .map(([text, group]) => `${text}: ended by group ${group}`).join(', ');
   }
 
+  // poolsText says how many tokens each pool of the worker holds.
+  function poolsText(list) {
+    return (list ?? []).map(p => `${p.pool}: ${plural(p.tokens, 'token')}${p.reasons?.length ? ` (${p.reasons.map(reasonText).join(', ')})` : ''}`).join(', ') || '–';
+  }
+
   function row() {
     const link = el('a');
     const badge = trustBadge();
     const bars = tiers.map((t, i) => el('span', {class: `bar thin`, 'aria-hidden': 'true'}, el('span', {class: `tier${i}`})));
     const said = el('span', {class: 'hidden'});
     const ended = el('span', {class: 'muted'});
-    const tr = el('tr', {}, el('td', {}, link), el('td', {}, badge), el('td', {}, bars, said, ended), el('td', {class: 'number'}), el('td', {class: 'number'}));
+    const tr = el('tr', {}, el('td', {}, link), el('td', {}, badge), el('td', {}, bars, said, ended), el('td', {class: 'number'}), el('td', {class: 'number'}), el('td'));
     tr.show = (m, most) => {
       setAttr(link, 'href', workerLink(m.worker));
       setText(link, m.dp_rank ? `${m.worker} dp${m.dp_rank}` : m.worker);
@@ -173,6 +178,7 @@ export function match({parameters}) {
       setText(ended, endedText(m.tiers));
       setText(tr.children[3], number(m.blocks ?? 0));
       setText(tr.children[4], m.tokens ? number(m.tokens) : '–');
+      setText(tr.children[5], poolsText(m.pools));
     };
     return tr;
   }

@@ -116,7 +116,7 @@ function ranksOf(w) {
     const blocks = blocksOf(r.blocks);
     const trust = r.trust in trusts ? r.trust : 'TRUST_UNSPECIFIED';
     return {
-      key: `${w.name}\n${r.dp_rank ?? 0}`, worker: w.name, rank: r.dp_rank ?? 0, label: ranks.length > 1 ? `${w.name} dp${r.dp_rank ?? 0}` : w.name,
+      key: `${w.name}\n${r.dp_rank ?? 0}`, worker: w.name, rank: r.dp_rank ?? 0, label: `${w.name}${ranks.length > 1 ? ` dp${r.dp_rank ?? 0}` : ''}${w.pool ? ' (pool)' : ''}`,
       model: w.model ?? '', state: w.state, trust, reasons: r.reasons ?? [], blocks, total: sum(blocks),
       rate: batchRate(w.name) / ranks.length, delay: delays.length ? Math.max(...delays) : undefined, downNano: Number(r.down_nano ?? 0),
     };

@@ -162,8 +162,8 @@ export function worker({argument: name}) {
     missing.hidden = Boolean(w) || !state.workersTime;
     if (!w) return;
     const labels = Object.entries(w.labels ?? {}).map(([k, v]) => `${k}=${v}`);
-    setText(about, [w.model && `model ${w.model}`, plain(w.state) || 'state unknown', `${rate(batchRate(name))} batches/s`, w.block_size && `${w.block_size} tokens a block`,
-      w.endpoint && `requests to ${w.endpoint}`, w.owner && `read by ${w.owner.instance_id?.slice(0, 8) || 'no server'}`, ...labels].filter(Boolean).join(' · '));
+    setText(about, [w.pool && 'a pool, from which workers load blocks', w.model && `model ${w.model}`, plain(w.state) || 'state unknown', `${rate(batchRate(name))} batches/s`, w.block_size && `${w.block_size} tokens a block`,
+      w.endpoint && `requests to ${w.endpoint}`, w.pools?.length && `loads from ${w.pools.join(', ')}`, w.owner && `read by ${w.owner.instance_id?.slice(0, 8) || 'no server'}`, ...labels].filter(Boolean).join(' · '));
     const most = Math.max(0, ...state.ranks.map(r => r.total));
     keyed(ranks, w.ranks ?? [], r => r.dp_rank ?? 0, rankPanel, (li, r) => li.show(r, most, w.ranks.length > 1));
     rows(sources.body, sourceColumns, (w.sources ?? []).map(s => ({

@@ -36,6 +36,7 @@ type Index struct {
 	expected expectations
 	models   map[string]*model
 	seq      uint64 // the last entry that is applied
+	numPools int
 	// learners is the number of ranks that learn.
 	learners int
 	// lastRule is the last rule of an engine with several attention groups. Equal ones that follow share it, so that they are compared quickly.

@@ -51,6 +51,8 @@ type Query struct {
 	// Now makes Match set Match.Expected, and return ranks that are only expected to hold blocks, as of this time: see NoteRouted. With the zero
 	// time, it does not.
 	Now time.Time
+	// Pools makes Match set Matches.Pools, and return ranks of which only pools hold a part of the prompt, after the others.
+	Pools bool
 }
 
 // Match is the longest prefix of a prompt that a dp rank holds.
@@ -79,6 +81,8 @@ type Match struct {
 	GroupsOmitted bool
 	// numHashes and firstHash are what Matches.BlockHashes returns, in Matches.blockHashes.
 	numHashes, firstHash uint32
+	// numPools and firstPool are what Matches.Pools returns, in Matches.poolPrefixes.
+	numPools, firstPool uint32
 	// RankIndex is the number of the worker's dp ranks before this one, with Query.BlockHashes.
 	RankIndex uint32
 	// groups is the prefix in tokens, if the rank has several attention groups and they are followed.
@@ -156,6 +160,9 @@ type Matches struct {
 	keys    []uint64 // reused by addGroup
 	// blockHashes has those of all matches.
 	blockHashes []uint64
+	// pooled are the prefixes of the prompt that is being matched, and poolPrefixes those of all matches.
+	pooled       []pooled
+	poolPrefixes []PoolPrefix
 	// expected has the first blocks that ranks are expected to have, of the list of hashes that is being matched.
 	expected map[*rank]int
 	// Of engines with several attention groups.
@@ -215,13 +222,14 @@ func (x *Index) match(q *Query, m *Matches, hasNamed func()) (seq uint64) {
 	clear(m.named[:cap(m.named)])
 	clear(m.needed[:cap(m.needed)])
 	clear(m.expected)
+	clear(m.pooled[:cap(m.pooled)])
 	m.given, m.holders, m.last.rank = names{}, [numGroupTiers]holder{}, nil
 	return seq
 }
 
 // matchAll finds the matches of all prompts, whose hashes are computed.
 func (m *Matches) matchAll(x *Index, q *Query) (seq uint64) {
-	m.blockHashes = m.blockHashes[:0]
+	m.blockHashes, m.poolPrefixes = m.blockHashes[:0], m.poolPrefixes[:0]
 	for len(m.Prompts) < len(q.Prompts) {
 		m.Prompts = append(m.Prompts, nil)
 	}
@@ -232,7 +240,10 @@ func (m *Matches) matchAll(x *Index, q *Query) (seq uint64) {
 	m.Exceeded, m.matcher.Lookups, m.matcher.MaxLookups = false, 0, q.MaxLookups
 	var selected func(*radix.Rank) bool
 	if q.Worker != nil {
-		selected = func(r *radix.Rank) bool { return q.Worker(r.Owner.(*rank).worker.name) }
+		selected = func(r *radix.Rank) bool {
+			w := r.Owner.(*rank).worker
+			return q.Worker(w.name) || w.isPool()
+		}
 	}
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -332,6 +343,7 @@ func (m *model) appendSizes(sizes []uint32) []uint32 {
 // matchPrompt finds the matches of a prompt, which has a list of hashes for each block size.
 func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) bool, lists []hashList) {
 	out := &m.Prompts[lists[0].prompt]
+	m.pooled = m.pooled[:0]
 	selects := q.Limit > 0 && q.Limit <= maxSelected
 	attends := x.learners > 0 || len(m.namesOf(lists[0].prompt)) > 0 // applyGroups needs to know more
 	positions := x.ordered()
@@ -351,6 +363,9 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 			m.Exceeded = m.matcher.Exceeded
 		}
 		m.applyGroups(x, q, l)
+		if q.Pools && x.numPools > 0 {
+			m.findPools(x, l)
+		}
 		m.found = m.found[:0]
 		for i := range m.matcher.Found {
 			f := &m.matcher.Found[i]
@@ -390,11 +405,12 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 			*out = (*out)[:min(len(*out), q.Limit)]
 		}
 	}
+	*out = m.creditPools(x, q, &q.Prompts[lists[0].prompt], *out)
 }
 
 // selects reports whether a rank may match a list of hashes.
 func (q *Query) selects(l hashList, r *rank) bool {
-	return (l.size == 0 || l.size == r.worker.blockSize) && (q.Worker == nil || q.Worker(r.worker.name))
+	return (l.size == 0 || l.size == r.worker.blockSize) && !r.worker.isPool() && (q.Worker == nil || q.Worker(r.worker.name))
 }
 
 // addGroup adds the best candidates of a group to m.found.
@@ -546,7 +562,7 @@ func (m *Matches) appendMatch(out []Match, c candidate) []Match {
 	f.Worker, f.Model, f.Endpoint, f.Labels, f.Rank = w.name, w.model, w.added.GetEndpoint(), w.added.GetLabels(), r.number
 	f.Blocks, f.TierBlocks, f.Expected, f.BlockSize = found.Blocks, found.TierBlocks, c.expected, w.blockSize
 	f.Reasons, f.TierReasons, f.GroupsOmitted = r.all, r.reasons, r.groupsOmitted
-	f.groups, f.Walk, f.firstHash, f.numHashes, f.RankIndex = reuse{}, [NumTiers]int{}, 0, 0, 0
+	f.groups, f.Walk, f.firstHash, f.numHashes, f.RankIndex, f.firstPool, f.numPools = reuse{}, [NumTiers]int{}, 0, 0, 0, 0, 0
 	if len(m.reuses) > 0 {
 		f.groups = m.reuses[c.found]
 	}

@@ -47,6 +47,7 @@ type model struct {
 	workers  int
 	sizes    []sizeCount // in no order
 	hashings []*hashing  // of the engines with several attention groups
+	pools    pools
 }
 
 type sizeCount struct {
@@ -209,6 +210,9 @@ func (x *Index) insertWorker(w *worker) {
 	}
 	m.workers++
 	m.count(w.blockSize, 1)
+	if m.pools.add(w); w.isPool() {
+		x.numPools++
+	}
 }
 
 // removeWorker removes a worker with its blocks.
@@ -224,6 +228,9 @@ func (x *Index) removeWorker(w *worker) {
 	x.byName = slices.Delete(x.byName, i, i+1)
 	m := x.models[w.model]
 	m.count(w.blockSize, -1)
+	if m.pools.remove(w); w.isPool() {
+		x.numPools--
+	}
 	if m.workers--; m.workers == 0 {
 		delete(x.models, w.model)
 	}
@@ -428,13 +435,13 @@ func (x *Index) Workers(match func(worker, model string) bool) (all []Worker, se
 	return all, x.seq
 }
 
-// EachWorker calls a function with the labels and the block size (0: unknown) of each worker of a model, at one seq and without
+// EachWorker calls a function with the labels and the block size (0: unknown) of each worker of a model that is no pool, at one seq and without
 // copies. The function must neither call the index nor modify the labels.
 func (x *Index) EachWorker(model string, visit func(labels map[string]string, blockSize uint32)) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	for _, w := range x.workers {
-		if w.model == model {
+		if w.model == model && !w.isPool() {
 			visit(w.added.GetLabels(), w.blockSize)
 		}
 	}

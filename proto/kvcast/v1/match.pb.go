@@ -440,7 +440,8 @@ type PromptMatches struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The dp ranks that hold at least the first block, or are expected to: by blocks, or
 	// expected_blocks if set, then by blocks in TIER_DEVICE, both descending, then by worker
-	// and dp rank. A model without workers, or unknown to the server, has none.
+	// and dp rank. After them those of which only a pool holds it. Pools are in none. A model
+	// without workers, or unknown to the server, has none.
 	Matches       []*PrefixMatch `protobuf:"bytes,1,rep,name=matches,proto3" json:"matches,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -523,8 +524,12 @@ type PrefixMatch struct {
 	FetchEndpoint string `protobuf:"bytes,14,opt,name=fetch_endpoint,json=fetchEndpoint,proto3" json:"fetch_endpoint,omitempty"`
 	// Tokens in expected_blocks; 0 if the block size is unknown.
 	ExpectedTokens uint32 `protobuf:"varint,15,opt,name=expected_tokens,json=expectedTokens,proto3" json:"expected_tokens,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The longest prefix in each pool from which the worker can load blocks, of those that hold
+	// some of it; by tokens, descending, then by name. An engine reuses the longest of its own
+	// prefix and those in its pools. No other field depends on them.
+	Pools         []*PoolPrefix `protobuf:"bytes,16,rep,name=pools,proto3" json:"pools,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PrefixMatch) Reset() {
@@ -662,6 +667,95 @@ func (x *PrefixMatch) GetExpectedTokens() uint32 {
 	return 0
 }
 
+func (x *PrefixMatch) GetPools() []*PoolPrefix {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
+// The longest prefix of a prompt that a pool holds.
+type PoolPrefix struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the pool.
+	Pool string `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	// Tokens in the prefix.
+	Tokens uint32 `protobuf:"varint,2,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	// Blocks of the pool in the prefix, which may have another size than the worker's.
+	Blocks uint32 `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	// How far the prefix can be trusted.
+	Trust Trust `protobuf:"varint,4,opt,name=trust,proto3,enum=kvcast.v1.Trust" json:"trust,omitempty"`
+	// With TRUST_DEGRADED, why; ascending.
+	Reasons       []DegradedReason `protobuf:"varint,5,rep,packed,name=reasons,proto3,enum=kvcast.v1.DegradedReason" json:"reasons,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolPrefix) Reset() {
+	*x = PoolPrefix{}
+	mi := &file_kvcast_v1_match_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolPrefix) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolPrefix) ProtoMessage() {}
+
+func (x *PoolPrefix) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_match_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolPrefix.ProtoReflect.Descriptor instead.
+func (*PoolPrefix) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *PoolPrefix) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *PoolPrefix) GetTokens() uint32 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
+func (x *PoolPrefix) GetBlocks() uint32 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *PoolPrefix) GetTrust() Trust {
+	if x != nil {
+		return x.Trust
+	}
+	return Trust_TRUST_UNSPECIFIED
+}
+
+func (x *PoolPrefix) GetReasons() []DegradedReason {
+	if x != nil {
+		return x.Reasons
+	}
+	return nil
+}
+
 // The longest prefix of a prompt that a dp rank holds in one tier.
 type TierPrefix struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -685,7 +779,7 @@ type TierPrefix struct {
 
 func (x *TierPrefix) Reset() {
 	*x = TierPrefix{}
-	mi := &file_kvcast_v1_match_proto_msgTypes[7]
+	mi := &file_kvcast_v1_match_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -697,7 +791,7 @@ func (x *TierPrefix) String() string {
 func (*TierPrefix) ProtoMessage() {}
 
 func (x *TierPrefix) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_match_proto_msgTypes[7]
+	mi := &file_kvcast_v1_match_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -710,7 +804,7 @@ func (x *TierPrefix) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierPrefix.ProtoReflect.Descriptor instead.
 func (*TierPrefix) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{7}
+	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TierPrefix) GetTier() Tier {
@@ -772,7 +866,7 @@ type RoutedPrompt struct {
 
 func (x *RoutedPrompt) Reset() {
 	*x = RoutedPrompt{}
-	mi := &file_kvcast_v1_match_proto_msgTypes[8]
+	mi := &file_kvcast_v1_match_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -784,7 +878,7 @@ func (x *RoutedPrompt) String() string {
 func (*RoutedPrompt) ProtoMessage() {}
 
 func (x *RoutedPrompt) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_match_proto_msgTypes[8]
+	mi := &file_kvcast_v1_match_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -797,7 +891,7 @@ func (x *RoutedPrompt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoutedPrompt.ProtoReflect.Descriptor instead.
 func (*RoutedPrompt) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{8}
+	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RoutedPrompt) GetWorker() string {
@@ -839,7 +933,7 @@ type NoteRoutedRequest struct {
 
 func (x *NoteRoutedRequest) Reset() {
 	*x = NoteRoutedRequest{}
-	mi := &file_kvcast_v1_match_proto_msgTypes[9]
+	mi := &file_kvcast_v1_match_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -851,7 +945,7 @@ func (x *NoteRoutedRequest) String() string {
 func (*NoteRoutedRequest) ProtoMessage() {}
 
 func (x *NoteRoutedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_match_proto_msgTypes[9]
+	mi := &file_kvcast_v1_match_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -864,7 +958,7 @@ func (x *NoteRoutedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoteRoutedRequest.ProtoReflect.Descriptor instead.
 func (*NoteRoutedRequest) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{9}
+	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *NoteRoutedRequest) GetRouted() []*RoutedPrompt {
@@ -886,7 +980,7 @@ type NoteRoutedResponse struct {
 
 func (x *NoteRoutedResponse) Reset() {
 	*x = NoteRoutedResponse{}
-	mi := &file_kvcast_v1_match_proto_msgTypes[10]
+	mi := &file_kvcast_v1_match_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -898,7 +992,7 @@ func (x *NoteRoutedResponse) String() string {
 func (*NoteRoutedResponse) ProtoMessage() {}
 
 func (x *NoteRoutedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_match_proto_msgTypes[10]
+	mi := &file_kvcast_v1_match_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -911,7 +1005,7 @@ func (x *NoteRoutedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoteRoutedResponse.ProtoReflect.Descriptor instead.
 func (*NoteRoutedResponse) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{10}
+	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *NoteRoutedResponse) GetIgnored() uint32 {
@@ -946,7 +1040,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_kvcast_v1_match_proto_msgTypes[11]
+	mi := &file_kvcast_v1_match_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -958,7 +1052,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_match_proto_msgTypes[11]
+	mi := &file_kvcast_v1_match_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -971,7 +1065,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{11}
+	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Outcome) GetWorker() string {
@@ -1027,7 +1121,7 @@ type ReportOutcomeRequest struct {
 
 func (x *ReportOutcomeRequest) Reset() {
 	*x = ReportOutcomeRequest{}
-	mi := &file_kvcast_v1_match_proto_msgTypes[12]
+	mi := &file_kvcast_v1_match_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1039,7 +1133,7 @@ func (x *ReportOutcomeRequest) String() string {
 func (*ReportOutcomeRequest) ProtoMessage() {}
 
 func (x *ReportOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_match_proto_msgTypes[12]
+	mi := &file_kvcast_v1_match_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1052,7 +1146,7 @@ func (x *ReportOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*ReportOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{12}
+	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReportOutcomeRequest) GetOutcomes() []*Outcome {
@@ -1074,7 +1168,7 @@ type ReportOutcomeResponse struct {
 
 func (x *ReportOutcomeResponse) Reset() {
 	*x = ReportOutcomeResponse{}
-	mi := &file_kvcast_v1_match_proto_msgTypes[13]
+	mi := &file_kvcast_v1_match_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1086,7 +1180,7 @@ func (x *ReportOutcomeResponse) String() string {
 func (*ReportOutcomeResponse) ProtoMessage() {}
 
 func (x *ReportOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_match_proto_msgTypes[13]
+	mi := &file_kvcast_v1_match_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1099,7 +1193,7 @@ func (x *ReportOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*ReportOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{13}
+	return file_kvcast_v1_match_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReportOutcomeResponse) GetIgnored() uint32 {
@@ -1145,7 +1239,7 @@ const file_kvcast_v1_match_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12:\n" +
 	"\bresponse\x18\x02 \x01(\v2\x1e.kvcast.v1.MatchPrefixResponseR\bresponse\"A\n" +
 	"\rPromptMatches\x120\n" +
-	"\amatches\x18\x01 \x03(\v2\x16.kvcast.v1.PrefixMatchR\amatches\"\xfe\x03\n" +
+	"\amatches\x18\x01 \x03(\v2\x16.kvcast.v1.PrefixMatchR\amatches\"\xab\x04\n" +
 	"\vPrefixMatch\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x1a\n" +
 	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12\x17\n" +
@@ -1162,7 +1256,15 @@ const file_kvcast_v1_match_proto_rawDesc = "" +
 	"\x0fexpected_blocks\x18\f \x01(\rR\x0eexpectedBlocks\x12!\n" +
 	"\fblock_hashes\x18\r \x03(\x06R\vblockHashes\x12%\n" +
 	"\x0efetch_endpoint\x18\x0e \x01(\tR\rfetchEndpoint\x12'\n" +
-	"\x0fexpected_tokens\x18\x0f \x01(\rR\x0eexpectedTokens\"\xfc\x01\n" +
+	"\x0fexpected_tokens\x18\x0f \x01(\rR\x0eexpectedTokens\x12+\n" +
+	"\x05pools\x18\x10 \x03(\v2\x15.kvcast.v1.PoolPrefixR\x05pools\"\xad\x01\n" +
+	"\n" +
+	"PoolPrefix\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x16\n" +
+	"\x06tokens\x18\x02 \x01(\rR\x06tokens\x12\x16\n" +
+	"\x06blocks\x18\x03 \x01(\rR\x06blocks\x12&\n" +
+	"\x05trust\x18\x04 \x01(\x0e2\x10.kvcast.v1.TrustR\x05trust\x123\n" +
+	"\areasons\x18\x05 \x03(\x0e2\x19.kvcast.v1.DegradedReasonR\areasons\"\xfc\x01\n" +
 	"\n" +
 	"TierPrefix\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvcast.v1.TierR\x04tier\x12\x16\n" +
@@ -1205,7 +1307,7 @@ func file_kvcast_v1_match_proto_rawDescGZIP() []byte {
 	return file_kvcast_v1_match_proto_rawDescData
 }
 
-var file_kvcast_v1_match_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_kvcast_v1_match_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_kvcast_v1_match_proto_goTypes = []any{
 	(*MatchPrefixRequest)(nil),    // 0: kvcast.v1.MatchPrefixRequest
 	(*Prompt)(nil),                // 1: kvcast.v1.Prompt
@@ -1214,44 +1316,48 @@ var file_kvcast_v1_match_proto_goTypes = []any{
 	(*MatchPrefixesResponse)(nil), // 4: kvcast.v1.MatchPrefixesResponse
 	(*PromptMatches)(nil),         // 5: kvcast.v1.PromptMatches
 	(*PrefixMatch)(nil),           // 6: kvcast.v1.PrefixMatch
-	(*TierPrefix)(nil),            // 7: kvcast.v1.TierPrefix
-	(*RoutedPrompt)(nil),          // 8: kvcast.v1.RoutedPrompt
-	(*NoteRoutedRequest)(nil),     // 9: kvcast.v1.NoteRoutedRequest
-	(*NoteRoutedResponse)(nil),    // 10: kvcast.v1.NoteRoutedResponse
-	(*Outcome)(nil),               // 11: kvcast.v1.Outcome
-	(*ReportOutcomeRequest)(nil),  // 12: kvcast.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil), // 13: kvcast.v1.ReportOutcomeResponse
-	(*Position)(nil),              // 14: kvcast.v1.Position
-	(Trust)(0),                    // 15: kvcast.v1.Trust
-	(DegradedReason)(0),           // 16: kvcast.v1.DegradedReason
-	(Tier)(0),                     // 17: kvcast.v1.Tier
+	(*PoolPrefix)(nil),            // 7: kvcast.v1.PoolPrefix
+	(*TierPrefix)(nil),            // 8: kvcast.v1.TierPrefix
+	(*RoutedPrompt)(nil),          // 9: kvcast.v1.RoutedPrompt
+	(*NoteRoutedRequest)(nil),     // 10: kvcast.v1.NoteRoutedRequest
+	(*NoteRoutedResponse)(nil),    // 11: kvcast.v1.NoteRoutedResponse
+	(*Outcome)(nil),               // 12: kvcast.v1.Outcome
+	(*ReportOutcomeRequest)(nil),  // 13: kvcast.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil), // 14: kvcast.v1.ReportOutcomeResponse
+	(*Position)(nil),              // 15: kvcast.v1.Position
+	(Trust)(0),                    // 16: kvcast.v1.Trust
+	(DegradedReason)(0),           // 17: kvcast.v1.DegradedReason
+	(Tier)(0),                     // 18: kvcast.v1.Tier
 }
 var file_kvcast_v1_match_proto_depIdxs = []int32{
 	1,  // 0: kvcast.v1.MatchPrefixRequest.prompts:type_name -> kvcast.v1.Prompt
-	14, // 1: kvcast.v1.MatchPrefixRequest.after:type_name -> kvcast.v1.Position
-	14, // 2: kvcast.v1.MatchPrefixResponse.position:type_name -> kvcast.v1.Position
+	15, // 1: kvcast.v1.MatchPrefixRequest.after:type_name -> kvcast.v1.Position
+	15, // 2: kvcast.v1.MatchPrefixResponse.position:type_name -> kvcast.v1.Position
 	5,  // 3: kvcast.v1.MatchPrefixResponse.prompts:type_name -> kvcast.v1.PromptMatches
 	0,  // 4: kvcast.v1.MatchPrefixesRequest.request:type_name -> kvcast.v1.MatchPrefixRequest
-	11, // 5: kvcast.v1.MatchPrefixesRequest.outcomes:type_name -> kvcast.v1.Outcome
-	8,  // 6: kvcast.v1.MatchPrefixesRequest.routed:type_name -> kvcast.v1.RoutedPrompt
+	12, // 5: kvcast.v1.MatchPrefixesRequest.outcomes:type_name -> kvcast.v1.Outcome
+	9,  // 6: kvcast.v1.MatchPrefixesRequest.routed:type_name -> kvcast.v1.RoutedPrompt
 	2,  // 7: kvcast.v1.MatchPrefixesResponse.response:type_name -> kvcast.v1.MatchPrefixResponse
 	6,  // 8: kvcast.v1.PromptMatches.matches:type_name -> kvcast.v1.PrefixMatch
-	7,  // 9: kvcast.v1.PrefixMatch.tiers:type_name -> kvcast.v1.TierPrefix
-	15, // 10: kvcast.v1.PrefixMatch.trust:type_name -> kvcast.v1.Trust
-	16, // 11: kvcast.v1.PrefixMatch.reasons:type_name -> kvcast.v1.DegradedReason
-	17, // 12: kvcast.v1.TierPrefix.tier:type_name -> kvcast.v1.Tier
-	15, // 13: kvcast.v1.TierPrefix.trust:type_name -> kvcast.v1.Trust
-	16, // 14: kvcast.v1.TierPrefix.reasons:type_name -> kvcast.v1.DegradedReason
-	1,  // 15: kvcast.v1.RoutedPrompt.prompt:type_name -> kvcast.v1.Prompt
-	8,  // 16: kvcast.v1.NoteRoutedRequest.routed:type_name -> kvcast.v1.RoutedPrompt
-	14, // 17: kvcast.v1.Outcome.position:type_name -> kvcast.v1.Position
-	15, // 18: kvcast.v1.Outcome.trust:type_name -> kvcast.v1.Trust
-	11, // 19: kvcast.v1.ReportOutcomeRequest.outcomes:type_name -> kvcast.v1.Outcome
-	20, // [20:20] is the sub-list for method output_type
-	20, // [20:20] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	8,  // 9: kvcast.v1.PrefixMatch.tiers:type_name -> kvcast.v1.TierPrefix
+	16, // 10: kvcast.v1.PrefixMatch.trust:type_name -> kvcast.v1.Trust
+	17, // 11: kvcast.v1.PrefixMatch.reasons:type_name -> kvcast.v1.DegradedReason
+	7,  // 12: kvcast.v1.PrefixMatch.pools:type_name -> kvcast.v1.PoolPrefix
+	16, // 13: kvcast.v1.PoolPrefix.trust:type_name -> kvcast.v1.Trust
+	17, // 14: kvcast.v1.PoolPrefix.reasons:type_name -> kvcast.v1.DegradedReason
+	18, // 15: kvcast.v1.TierPrefix.tier:type_name -> kvcast.v1.Tier
+	16, // 16: kvcast.v1.TierPrefix.trust:type_name -> kvcast.v1.Trust
+	17, // 17: kvcast.v1.TierPrefix.reasons:type_name -> kvcast.v1.DegradedReason
+	1,  // 18: kvcast.v1.RoutedPrompt.prompt:type_name -> kvcast.v1.Prompt
+	9,  // 19: kvcast.v1.NoteRoutedRequest.routed:type_name -> kvcast.v1.RoutedPrompt
+	15, // 20: kvcast.v1.Outcome.position:type_name -> kvcast.v1.Position
+	16, // 21: kvcast.v1.Outcome.trust:type_name -> kvcast.v1.Trust
+	12, // 22: kvcast.v1.ReportOutcomeRequest.outcomes:type_name -> kvcast.v1.Outcome
+	23, // [23:23] is the sub-list for method output_type
+	23, // [23:23] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_match_proto_init() }
@@ -1261,14 +1367,14 @@ func file_kvcast_v1_match_proto_init() {
 	}
 	file_kvcast_v1_event_proto_init()
 	file_kvcast_v1_worker_proto_init()
-	file_kvcast_v1_match_proto_msgTypes[7].OneofWrappers = []any{}
+	file_kvcast_v1_match_proto_msgTypes[8].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvcast_v1_match_proto_rawDesc), len(file_kvcast_v1_match_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -71,6 +71,16 @@ const (
 	PrefixMatchBlockHashesField    protowire.Number = 13
 	PrefixMatchFetchEndpointField  protowire.Number = 14
 	PrefixMatchExpectedTokensField protowire.Number = 15
+	PrefixMatchPoolsField          protowire.Number = 16
+)
+
+// Field numbers of PoolPrefix.
+const (
+	PoolPrefixPoolField    protowire.Number = 1
+	PoolPrefixTokensField  protowire.Number = 2
+	PoolPrefixBlocksField  protowire.Number = 3
+	PoolPrefixTrustField   protowire.Number = 4
+	PoolPrefixReasonsField protowire.Number = 5
 )
 
 // Field numbers of TierPrefix.

@@ -236,12 +236,23 @@ func eventText(ev *kvcastv1.RouterEvent) string {
 		}
 		return rank + fmt.Sprintf("resolved (%s)", strings.Join(reasons, ", "))
 	case *kvcastv1.RouterEvent_WorkerAdded:
-		return rank + fmt.Sprintf("worker added, model %q", e.WorkerAdded.GetModel())
+		return rank + fmt.Sprintf("worker added, model %q", e.WorkerAdded.GetModel()) + poolText(e.WorkerAdded)
 	case *kvcastv1.RouterEvent_WorkerRemoved:
 		return rank + fmt.Sprintf("worker removed (%s)", reasonText(e.WorkerRemoved.GetReason()))
 	default:
 		return rank + "event of a kind that is unknown to this version"
 	}
+}
+
+// poolText says whether a worker is a pool, or which pools it can load from.
+func poolText(added *kvcastv1.WorkerAdded) string {
+	switch {
+	case added.GetPool():
+		return ", a pool"
+	case len(added.GetPools()) > 0:
+		return fmt.Sprintf(", loads from %q", added.GetPools())
+	}
+	return ""
 }
 
 // blocksText returns the number of blocks, and the first and last hash.

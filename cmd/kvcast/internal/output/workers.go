@@ -8,6 +8,14 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
+// WorkerName returns the name of a worker, and says if it is a pool.
+func WorkerName(w *kvcastv1.WorkerStatus) string {
+	if w.GetPool() {
+		return Printable(w.GetName()) + " (pool)"
+	}
+	return Printable(w.GetName())
+}
+
 // Ranks returns the dp ranks of a worker in order, including ranks that have a source but no blocks.
 func Ranks(w *kvcastv1.WorkerStatus) []*kvcastv1.RankStatus {
 	ranks := slices.Clone(w.GetRanks())

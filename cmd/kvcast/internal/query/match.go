@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -31,7 +32,7 @@ func (*Match) Help() string {
 		"kvcast match --tokens-file prompt.json --limit 3",
 		"python tokenize.py prompt.txt | kvcast match --tokens-file - -o json",
 		"kvcast match --tokens-hashes 0x3dd5f12a7a2e9e25,4441800585355103191") + `
-The longest prefix comes first. BLOCKS are the blocks of the prefix, each of which is held in some tier; DEVICE and OTHER TIERS are the blocks of the prefix in one tier, and the attention group that ends it, if the engine has several and one ends it before the prompt does. TRUST is exact; upper_bound (the engine has further attention groups, and may reuse less); or degraded, with the reasons why the blocks may differ from the engine's.`
+The longest prefix comes first. BLOCKS are the blocks of the prefix, each of which is held in some tier; DEVICE and OTHER TIERS are the blocks of the prefix in one tier, and the attention group that ends it, if the engine has several and one ends it before the prompt does. TRUST is exact; upper_bound (the engine has further attention groups, and may reuse less); or degraded, with the reasons why the blocks may differ from the engine's. POOLS are the tokens of the prefix in each pool from which the worker can load blocks, if a pool holds some.`
 }
 
 // Run prints a line for each dp rank that holds a prefix of the prompt, or the response as an object.
@@ -101,7 +102,11 @@ func (c *Match) writeNoMatch(ctx context.Context, server kvcastv1.RouterEventSer
 // writeMatches writes a line for each match.
 func writeMatches(out io.Writer, matches []*kvcastv1.PrefixMatch) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "WORKER\tRANK\tENDPOINT\tBLOCKS\tTOKENS\tDEVICE\tOTHER TIERS\tTRUST")
+	pools := func(string) string { return "" }
+	if slices.ContainsFunc(matches, func(m *kvcastv1.PrefixMatch) bool { return len(m.GetPools()) > 0 }) {
+		pools = func(cell string) string { return cell + "\t" }
+	}
+	_, _ = fmt.Fprintln(t, "WORKER\tRANK\tENDPOINT\tBLOCKS\tTOKENS\tDEVICE\tOTHER TIERS\t"+pools("POOLS")+"TRUST")
 	for _, m := range matches {
 		device, others := "0", []string(nil)
 		for _, tier := range m.GetTiers() {
@@ -115,9 +120,9 @@ func writeMatches(out io.Writer, matches []*kvcastv1.PrefixMatch) error {
 				others = append(others, output.TierName(tier.GetTier())+" "+blocks)
 			}
 		}
-		_, _ = fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%d\t%s\t%s\t%s\n",
+		_, _ = fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%d\t%s\t%s\t%s%s\n",
 			output.Printable(m.GetWorker()), m.GetDpRank(), output.Printable(cmp.Or(m.GetEndpoint(), "-")),
-			blocksText(m), m.GetTokens(), device, cmp.Or(strings.Join(others, ", "), "-"), trustText(m))
+			blocksText(m), m.GetTokens(), device, cmp.Or(strings.Join(others, ", "), "-"), pools(poolsText(m)), trustText(m))
 	}
 	return t.Flush()
 }
@@ -128,6 +133,19 @@ func blocksText(m *kvcastv1.PrefixMatch) string {
 		return fmt.Sprintf("%d (%d expected)", m.GetBlocks(), n)
 	}
 	return fmt.Sprint(m.GetBlocks())
+}
+
+// poolsText returns the tokens in pools, such as "lmcache-a 512 (degraded: connector_tier)".
+func poolsText(m *kvcastv1.PrefixMatch) string {
+	var all []string
+	for _, p := range m.GetPools() {
+		text := fmt.Sprintf("%s %d", output.Printable(p.GetPool()), p.GetTokens())
+		if p.GetTrust() != kvcastv1.Trust_TRUST_EXACT {
+			text += " (" + trustText(&kvcastv1.PrefixMatch{Trust: p.GetTrust(), Reasons: p.GetReasons()}) + ")"
+		}
+		all = append(all, text)
+	}
+	return cmp.Or(strings.Join(all, ", "), "-")
 }
 
 // trustText returns a trust such as "exact" or "degraded: gap, source_down 12s".

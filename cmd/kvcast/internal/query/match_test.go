@@ -46,6 +46,24 @@ func TestPromptIsReadInEachForm(t *testing.T) {
 	}
 }
 
+func TestMatchesInPoolsAreWrittenAsATable(t *testing.T) {
+	var out bytes.Buffer
+	err := writeMatches(&out, []*kvcastv1.PrefixMatch{
+		{Worker: "w0", Blocks: 3, Tokens: 48, Trust: kvcastv1.Trust_TRUST_EXACT, Pools: []*kvcastv1.PoolPrefix{
+			{Pool: "a", Tokens: 512, Blocks: 2, Trust: kvcastv1.Trust_TRUST_EXACT},
+			{Pool: "b\n", Tokens: 256, Blocks: 1, Trust: kvcastv1.Trust_TRUST_DEGRADED, Reasons: []kvcastv1.DegradedReason{kvcastv1.DegradedReason_DEGRADED_REASON_CONNECTOR_TIER}},
+		}},
+		{Worker: "w1", Blocks: 1, Trust: kvcastv1.Trust_TRUST_EXACT},
+	})
+	const want = `WORKER  RANK  ENDPOINT  BLOCKS  TOKENS  DEVICE  OTHER TIERS  POOLS                                     TRUST
+w0      0     -         3       48      0       -            a 512, b` + "\uFFFD" + ` 256 (degraded: connector_tier)  exact
+w1      0     -         1       0       0       -            -                                         exact
+`
+	if err != nil || out.String() != want {
+		t.Errorf("got\n%s%v\nwant\n%s", &out, err, want)
+	}
+}
+
 func TestMatchesAreWrittenAsATable(t *testing.T) {
 	var out bytes.Buffer
 	err := writeMatches(&out, []*kvcastv1.PrefixMatch{

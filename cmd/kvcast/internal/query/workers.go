@@ -83,7 +83,7 @@ func writeTable(out io.Writer, workers []*kvcastv1.WorkerStatus) error {
 	for _, w := range workers {
 		row := func(rank, source, replay, blocks, gaps, exact, lastSeq, readFrom string) {
 			_, _ = fmt.Fprintln(t, owner(output.Owner(w))+strings.Join([]string{
-				output.Printable(w.GetName()), output.Printable(cmp.Or(w.GetModel(), "-")), output.WorkerState(w.GetState()),
+				output.WorkerName(w), output.Printable(cmp.Or(w.GetModel(), "-")), output.WorkerState(w.GetState()),
 				rank, source, replay, blocks, gaps + accuracy(exact), lastSeq, readFrom, output.Printable(cmp.Or(w.GetEndpoint(), "-")),
 			}, "\t"))
 		}

@@ -56,6 +56,11 @@ func (g Group) Numbers() iter.Seq[uint32] {
 	}
 }
 
+// Has reports whether a rank with a number is in a group.
+func (g Group) Has(number uint32) bool {
+	return g.ranks.word == number/64 && g.ranks.ranks&(1<<(number%64)) != 0
+}
+
 // TierOf returns the tier in which a rank of a group holds the prefix.
 func (g Group) TierOf(r *Rank) int {
 	if r.bits[0] == plainBit { // unless that tier was cleared

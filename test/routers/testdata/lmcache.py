@@ -1,0 +1,132 @@
+# Serves the log of LMCache's multiprocess server by gRPC, with LMCache's own event bus, log, hashes and server, but without its storage, which
+# needs a GPU. The arguments are the directory of LMCache's package, the port (0 for any), the number of tokens in a chunk, the number of records
+# in the log, and the seconds without a ping after which a subscription ends. It answers each request, a JSON object a line, once the log has it.
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import sys
+import time
+import types
+
+package, port, chunk, records, reap = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
+
+
+class Type(type):
+    def __getattr__(cls, name):
+        return Anything()
+
+
+class Anything(metaclass=Type):
+    """Takes the place of what is imported and not used."""
+
+    def __init__(self, *args, **named):
+        pass
+
+    def __getattr__(self, name):
+        return Anything()
+
+    def __call__(self, *args, **named):
+        return Anything()
+
+    def __or__(self, other):
+        return object
+
+    def __ror__(self, other):
+        return object
+
+    def __getitem__(self, key):
+        return Anything()
+
+    def __mro_entries__(self, bases):
+        return ()
+
+
+class Unused(types.ModuleType):
+    __path__ = []
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        setattr(self, name, Type(name, (Anything,), {}))  # types are compared
+        return getattr(self, name)
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    unused = (
+        "torch", "numba", "cpuinfo", "lmcache.usage_telemetry", "lmcache.lmcache_native", "lmcache.v1.platform", "lmcache.v1.gpu_connector",
+        "lmcache.v1.distributed.storage_manager", "lmcache.v1.multiprocess.engine_context",
+    )
+
+    def find_spec(self, name, path, target=None):
+        if any(name == u or name.startswith(u + ".") for u in self.unused):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        return Unused(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+sys.meta_path.insert(0, Finder())
+root = Unused("lmcache")
+root.__path__ = [package]
+sys.modules["lmcache"] = root
+
+import logging  # noqa: E402
+
+logging.disable(logging.CRITICAL)
+from lmcache.v1.distributed.api import ObjectKey  # noqa: E402
+from lmcache.v1.mp_observability.event import Event, EventType  # noqa: E402
+from lmcache.v1.mp_observability import event_bus  # noqa: E402
+from lmcache.v1.multiprocess.config import MPServerConfig  # noqa: E402
+from lmcache.v1.multiprocess.modules.kv_events import KVEventModule  # noqa: E402
+from lmcache.v1.multiprocess.modules.management import ManagementModule  # noqa: E402
+from lmcache.v1.multiprocess.token_hasher import TokenHasher  # noqa: E402
+from lmcache.v1.multiprocess.transport.grpc_impl.server import build_grpc_request_server  # noqa: E402
+
+event_bus._has_native_recorder = False
+bus = event_bus.EventBus(event_bus.EventBusConfig(enabled=True))
+context = types.SimpleNamespace(event_bus=bus)
+log = KVEventModule(context, kv_event_log_size=records)
+management = ManagementModule(context, liveness_targets=[log], worker_reap_timeout_seconds=reap, worker_registration_grace_seconds=reap)
+server = build_grpc_request_server([log, management], MPServerConfig(transport="grpc", host="127.0.0.1", port=port))
+hasher = TokenHasher(chunk_size=chunk)
+bus.start()
+server.start()
+
+
+def publish(kind, **metadata):
+    bus.publish(Event(event_type=kind, session_id="s", metadata=metadata))
+
+
+def settle():
+    """Waits until the log has what was published."""
+    done = []
+    bus.subscribe(EventType.L1_READ_FINISHED, done.append)
+    publish(EventType.L1_READ_FINISHED, keys=[])
+    while not done:
+        time.sleep(0.001)
+
+
+for line in sys.stdin:
+    request = json.loads(line) or {}
+    tokens, model = request.get("tokens", []), request.get("model", "m")
+    hashes = hasher.compute_chunk_hashes(tokens)
+    if "store" in request:  # by two ranks of an engine, each of which has a part of each chunk
+        chunks = [tokens[i * chunk:(i + 1) * chunk] for i in range(len(hashes))]
+        publish(EventType.MP_TOKENS, chunk_hashes=hashes, token_chunks=chunks, parent_hashes=[None] + hashes[:-1])
+        for rank in range(2):
+            publish(EventType.L1_WRITE_FINISHED, keys=[ObjectKey(h, model, rank) for h in hashes])
+    if "evict" in request:
+        for rank in range(2):
+            publish(EventType.L1_KEYS_EVICTED, keys=[ObjectKey(hashes[request["evict"]], model, rank)])
+    if "lose" in request:  # the bus is full
+        bus._config.max_queue_size, most = 0, bus._config.max_queue_size
+        publish(EventType.L1_KEYS_EVICTED, keys=[])
+        bus._config.max_queue_size = most
+    settle()
+    print(json.dumps({"port": server.bound_port, "seq": log.report_status()["kv_events"]["next_seq"] - 1}), flush=True)
+os._exit(0)  # its threads do not end
