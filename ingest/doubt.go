@@ -35,7 +35,11 @@ func (p *publisher) doubts(in *intake, rank uint32, seq uint64) (all []feed.Doub
 		reason := wire.Reason(reason)
 		gap := feed.GapReason(reason.Gap())
 		detail, args := p.detail(in, reason)
-		all = append(all, feed.Doubt{Reason: gap, Tiers: tiers, Detail: detail})
+		doubt := feed.Doubt{Reason: gap, Tiers: tiers, Detail: detail}
+		if reason == wire.ReasonChunks {
+			doubt.ChunkTokens = p.rules.ChunkSize
+		}
+		all = append(all, doubt)
 		p.worker.log.Warn(doubtTexts[gap], append([]any{"source", p.source, "rank", rank, "seq", seq, "reason", reason.String()}, args...)...)
 	}
 	return all

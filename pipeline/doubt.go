@@ -44,7 +44,7 @@ func (l *Lane) doubt(b *feed.Batch, d feed.Doubt) {
 func (l *Lane) reportDoubt(rank uint32, source int, d feed.Doubt) (reported bool) {
 	r := l.rank(rank)
 	if l.consolidation == dedup {
-		d.Tiers = kvblock.AllTiers
+		d.Tiers, d.ChunkTokens = kvblock.AllTiers, 0
 	}
 	if d.Reason == feed.GapReplayUnproved {
 		l.markUnproved(rank, r, source, true)
@@ -57,7 +57,7 @@ func (l *Lane) reportDoubt(rank uint32, source int, d feed.Doubt) (reported bool
 		l.markIncomplete(rank, r, source)
 	}
 	l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(rank), Event: &kvcastv1.RouterEvent_Gap{
-		Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_Reason(d.Reason), Tiers: tiersOf(d.Tiers), Detail: detailOf(d.Detail)},
+		Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_Reason(d.Reason), Tiers: tiersOf(d.Tiers), Detail: detailOf(d.Detail), ChunkTokens: d.ChunkTokens},
 	}})
 	return true
 }

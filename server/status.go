@@ -151,7 +151,7 @@ func workerStatus(w *index.Worker) *kvcastv1.WorkerStatus {
 		r := &w.Ranks[i]
 		rank := &kvcastv1.RankStatus{
 			DpRank: r.Rank, Incomplete: r.Reasons != 0, Gaps: r.Gaps, MissedBatches: r.MissedBatches,
-			Trust: r.Trust(), Reasons: r.Reasons.List(), TierReasons: index.TierReasons(&r.TierReasons), Detail: r.Detail, Groups: r.Groups,
+			Trust: r.Trust(), Reasons: r.Reasons.List(), TierReasons: r.ListTierReasons(), Detail: r.Detail, Groups: r.Groups,
 		}
 		for tier, d := range r.Blocks {
 			if d.Blocks > 0 {

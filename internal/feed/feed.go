@@ -118,6 +118,8 @@ type Doubt struct {
 	Tiers  kvblock.Tiers
 	// Detail says for people what was left out.
 	Detail string
+	// ChunkTokens is the number of tokens in a connector's chunk, with GapConnectorTier; 0 if it is unknown.
+	ChunkTokens uint32
 }
 
 // Gap is a run of missing batches that were not repaired.

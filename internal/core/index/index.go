@@ -122,6 +122,9 @@ func (x *Index) ApplySnapshotWorker(s *kvcastv1.SnapshotWorker) {
 		r.resolve(nil)
 		for _, tier := range report.GetTierReasons() {
 			r.doubt(reasonsOf(tier.GetReasons()...), []kvcastv1.Tier{tier.GetTier()})
+			if n, ok := tierIndex(uint64(tier.GetTier())); ok {
+				r.setChunk(n, tier.GetChunkTokens())
+			}
 		}
 		if len(report.GetTierReasons()) == 0 {
 			r.doubt(reasonsOf(report.GetReasons()...), nil)

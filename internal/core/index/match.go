@@ -369,7 +369,7 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 		m.found = m.found[:0]
 		for i := range m.matcher.Found {
 			f := &m.matcher.Found[i]
-			if len(m.reuses) > 0 && m.reuses[i].isNothing(f) {
+			if len(m.reuses) > 0 && m.reuses[i].isNothing(f) || f.Rank.Owner.(*rank).hasChunks && !m.wholeChunks(i) {
 				continue
 			}
 			if q.selects(l, f.Rank.Owner.(*rank)) {
@@ -453,6 +453,9 @@ func (m *Matches) addGroup(x *Index, q *Query, l hashList, g radix.Group, positi
 
 // addMatch adds a match to m.matcher.Found and m.found, if it is among the best.
 func (m *Matches) addMatch(q *Query, f radix.Match, position uint32) bool {
+	if r := f.Rank.Owner.(*rank); r.hasChunks && !r.wholeChunks(&f) {
+		return true
+	}
 	c := newCandidate(&f, position, len(m.matcher.Found))
 	if len(m.found) == q.Limit && compareCandidates(c, m.found[q.Limit-1]) > 0 {
 		return false

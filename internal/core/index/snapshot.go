@@ -53,7 +53,7 @@ func (w *worker) record() *kvcastv1.SnapshotWorker {
 		}
 		if r.gaps != 0 || r.all != 0 || r.groupsOmitted || r.groups() != nil {
 			s.Ranks = append(s.Ranks, &kvcastv1.SnapshotRank{
-				DpRank: r.number, Reasons: r.all.List(), TierReasons: TierReasons(&r.reasons), Detail: r.detail, Gaps: r.gaps, MissedBatches: r.missedBatches, GroupsOmitted: r.groupsOmitted,
+				DpRank: r.number, Reasons: r.all.List(), TierReasons: tierReasons(&r.reasons, &r.chunks), Detail: r.detail, Gaps: r.gaps, MissedBatches: r.missedBatches, GroupsOmitted: r.groupsOmitted,
 				Groups: r.groups(),
 			})
 		}

@@ -29,8 +29,11 @@ type rank struct {
 	usedTiers uint8 // tiers that have held blocks since the worker was added; bit n is tier index n
 	// reasons are why the blocks of each tier may differ from the engine's, and all those of any tier; none if the rank is
 	// complete. detail is what the last Gap with one has said.
-	reasons             [NumTiers]Reasons
-	all                 Reasons
+	reasons [NumTiers]Reasons
+	all     Reasons
+	// chunks are the tokens in a connector's chunk in each tier; 0: it has none of several blocks. hasChunks reports whether any is set.
+	chunks              [NumTiers]uint32
+	hasChunks           bool
 	detail              string
 	gaps, missedBatches uint64
 	lastGap             *kvcastv1.Gap
@@ -103,10 +106,11 @@ func (r *rank) resolve(tiers []kvcastv1.Tier) {
 	for _, t := range tiers {
 		if tier, ok := tierIndex(uint64(t)); ok {
 			r.reasons[tier] = 0
+			r.setChunk(tier, 0)
 		}
 	}
 	if len(tiers) == 0 {
-		r.reasons = [NumTiers]Reasons{}
+		r.reasons, r.chunks, r.hasChunks = [NumTiers]Reasons{}, [NumTiers]uint32{}, false
 	}
 	r.countReasons()
 }
@@ -146,14 +150,14 @@ func reasonsDiffer(tiers *[NumTiers]Reasons) bool {
 	return false
 }
 
-// TierReasons returns the reasons of each tier that has some, if the tiers differ.
-func TierReasons(tiers *[NumTiers]Reasons) (all []*kvcastv1.TierReasons) {
-	if !reasonsDiffer(tiers) {
+// tierReasons returns the reasons of each tier that has some, if the tiers differ, or have chunks.
+func tierReasons(tiers *[NumTiers]Reasons, chunks *[NumTiers]uint32) (all []*kvcastv1.TierReasons) {
+	if !reasonsDiffer(tiers) && *chunks == [NumTiers]uint32{} {
 		return nil
 	}
 	for tier, reasons := range tiers {
 		if reasons != 0 {
-			all = append(all, &kvcastv1.TierReasons{Tier: kvcastv1.Tier(tier + 1), Reasons: reasons.List()})
+			all = append(all, &kvcastv1.TierReasons{Tier: kvcastv1.Tier(tier + 1), Reasons: reasons.List(), ChunkTokens: chunks[tier]})
 		}
 	}
 	return all
@@ -179,6 +183,13 @@ func (r *rank) gap(g *kvcastv1.Gap) {
 	r.doubt(reasonsOf(gapReason(g.GetReason())), g.GetTiers())
 	if detail := g.GetDetail(); detail != "" {
 		r.detail = detail
+	}
+	if tokens := g.GetChunkTokens(); tokens > 0 {
+		for _, t := range g.GetTiers() {
+			if tier, ok := tierIndex(uint64(t)); ok {
+				r.setChunk(tier, tokens)
+			}
+		}
 	}
 	r.gaps++
 	if missed := g.GetMissedBatches(); missed <= math.MaxUint64-r.missedBatches { // an engine chooses its seqs
@@ -350,6 +361,8 @@ type Rank struct {
 	Reasons     Reasons
 	TierReasons [NumTiers]Reasons
 	Detail      string
+	// Chunks are the tokens in a connector's chunk in each tier; 0: it has none of several blocks.
+	Chunks [NumTiers]uint32
 	// GroupsOmitted reports whether the engine caches other attention groups than the main group.
 	GroupsOmitted bool
 	// Groups describes them; nil if they are not followed. It must not be modified. Followed reports whether prefixes are exact
@@ -368,6 +381,11 @@ type Digest struct {
 	Blocks uint64
 	// XOR is that of WorkerDigest.digest of the contract, or of group_digest.
 	XOR uint64
+}
+
+// ListTierReasons returns the reasons of each tier that has some, if the tiers differ, or have chunks.
+func (r *Rank) ListTierReasons() []*kvcastv1.TierReasons {
+	return tierReasons(&r.TierReasons, &r.Chunks)
 }
 
 // Trust returns how far a rank's blocks can be trusted, as far as it follows from entries.
@@ -465,7 +483,7 @@ func (w *worker) state() Worker {
 	}
 	for i, r := range w.ranks {
 		s.Ranks[i] = Rank{
-			Rank: r.number, UsedTiers: r.usedTiers, Reasons: r.all, TierReasons: r.reasons, Detail: r.detail, GroupsOmitted: r.groupsOmitted,
+			Rank: r.number, UsedTiers: r.usedTiers, Reasons: r.all, TierReasons: r.reasons, Chunks: r.chunks, Detail: r.detail, GroupsOmitted: r.groupsOmitted,
 			Gaps: r.gaps, MissedBatches: r.missedBatches, LastGap: r.lastGap,
 			Groups: r.groups(), Followed: r.followed(),
 		}

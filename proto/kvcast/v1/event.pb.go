@@ -1195,7 +1195,11 @@ type Gap struct {
 	// The tiers whose blocks may differ; empty means all.
 	Tiers []Tier `protobuf:"varint,5,rep,packed,name=tiers,proto3,enum=kvcast.v1.Tier" json:"tiers,omitempty"`
 	// What was skipped or refused, for people; at most 200 bytes. Empty for most reasons.
-	Detail        string `protobuf:"bytes,6,opt,name=detail,proto3" json:"detail,omitempty"`
+	Detail string `protobuf:"bytes,6,opt,name=detail,proto3" json:"detail,omitempty"`
+	// With REASON_CONNECTOR_TIER, the number of tokens in a chunk of the connector, which are
+	// several blocks: an engine loads whole chunks from the first on. 0 if it is unknown. It
+	// holds for the tiers until they are cleared, or another Gap has another size.
+	ChunkTokens   uint32 `protobuf:"varint,7,opt,name=chunk_tokens,json=chunkTokens,proto3" json:"chunk_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1270,6 +1274,13 @@ func (x *Gap) GetDetail() string {
 		return x.Detail
 	}
 	return ""
+}
+
+func (x *Gap) GetChunkTokens() uint32 {
+	if x != nil {
+		return x.ChunkTokens
+	}
+	return 0
 }
 
 // The dp rank also caches other attention groups than the main group, such as sliding
@@ -1930,14 +1941,15 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x15REASON_ENGINE_CLEARED\x10\x01\x12\x1b\n" +
 	"\x17REASON_ENGINE_RESTARTED\x10\x02\x12\x19\n" +
 	"\x15REASON_UNREPAIRED_GAP\x10\x03\x12\x19\n" +
-	"\x15REASON_SOURCE_CLEARED\x10\x04\"\xec\x05\n" +
+	"\x15REASON_SOURCE_CLEARED\x10\x04\"\x8f\x06\n" +
 	"\x03Gap\x12-\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x15.kvcast.v1.Gap.ReasonR\x06reason\x12%\n" +
 	"\x0emissed_batches\x18\x02 \x01(\x04R\rmissedBatches\x12\x1b\n" +
 	"\tfirst_seq\x18\x03 \x01(\x04R\bfirstSeq\x12\x19\n" +
 	"\blast_seq\x18\x04 \x01(\x04R\alastSeq\x12%\n" +
 	"\x05tiers\x18\x05 \x03(\x0e2\x0f.kvcast.v1.TierR\x05tiers\x12\x16\n" +
-	"\x06detail\x18\x06 \x01(\tR\x06detail\"\x97\x04\n" +
+	"\x06detail\x18\x06 \x01(\tR\x06detail\x12!\n" +
+	"\fchunk_tokens\x18\a \x01(\rR\vchunkTokens\"\x97\x04\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19REASON_REPLAY_UNAVAILABLE\x10\x01\x12\x1c\n" +

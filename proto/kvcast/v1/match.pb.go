@@ -493,7 +493,9 @@ type PrefixMatch struct {
 	Endpoint string `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	// The dp rank.
 	DpRank uint32 `protobuf:"varint,3,opt,name=dp_rank,json=dpRank,proto3" json:"dp_rank,omitempty"`
-	// Blocks in the longest prefix of which each block is held in some tier.
+	// Blocks in the longest prefix of which each block is held in some tier. If a connector
+	// keeps chunks of several blocks in a tier, the longest prefix in one tier, because a
+	// connector looks a prompt up from its beginning.
 	Blocks uint32 `protobuf:"varint,4,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// Tokens in the prefix; 0 if the block size is unknown. With several attention groups, a
 	// prefix may end within a block: blocks are then the whole blocks before.
@@ -761,7 +763,8 @@ type TierPrefix struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The tier.
 	Tier Tier `protobuf:"varint,1,opt,name=tier,proto3,enum=kvcast.v1.Tier" json:"tier,omitempty"`
-	// Blocks in the prefix.
+	// Blocks in the prefix: of whole chunks, if a connector keeps chunks of several blocks in
+	// the tier.
 	Blocks uint32 `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// Tokens in these blocks; 0 if the block size is unknown.
 	Tokens uint32 `protobuf:"varint,3,opt,name=tokens,proto3" json:"tokens,omitempty"`

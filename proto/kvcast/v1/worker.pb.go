@@ -1383,7 +1383,9 @@ type TierReasons struct {
 	// The tier.
 	Tier Tier `protobuf:"varint,1,opt,name=tier,proto3,enum=kvcast.v1.Tier" json:"tier,omitempty"`
 	// The reasons, ascending.
-	Reasons       []DegradedReason `protobuf:"varint,2,rep,packed,name=reasons,proto3,enum=kvcast.v1.DegradedReason" json:"reasons,omitempty"`
+	Reasons []DegradedReason `protobuf:"varint,2,rep,packed,name=reasons,proto3,enum=kvcast.v1.DegradedReason" json:"reasons,omitempty"`
+	// Gap.chunk_tokens of the tier; 0 if it has no chunks, or their size is unknown.
+	ChunkTokens   uint32 `protobuf:"varint,3,opt,name=chunk_tokens,json=chunkTokens,proto3" json:"chunk_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1430,6 +1432,13 @@ func (x *TierReasons) GetReasons() []DegradedReason {
 		return x.Reasons
 	}
 	return nil
+}
+
+func (x *TierReasons) GetChunkTokens() uint32 {
+	if x != nil {
+		return x.ChunkTokens
+	}
+	return 0
 }
 
 // Number of blocks in a tier.
@@ -1729,10 +1738,11 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\vover_tokens\x18\x05 \x01(\x04R\n" +
 	"overTokens\x12!\n" +
 	"\funder_tokens\x18\x06 \x01(\x04R\vunderTokens\x12\x16\n" +
-	"\x06detail\x18\a \x01(\tR\x06detail\"g\n" +
+	"\x06detail\x18\a \x01(\tR\x06detail\"\x8a\x01\n" +
 	"\vTierReasons\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvcast.v1.TierR\x04tier\x123\n" +
-	"\areasons\x18\x02 \x03(\x0e2\x19.kvcast.v1.DegradedReasonR\areasons\"I\n" +
+	"\areasons\x18\x02 \x03(\x0e2\x19.kvcast.v1.DegradedReasonR\areasons\x12!\n" +
+	"\fchunk_tokens\x18\x03 \x01(\rR\vchunkTokens\"I\n" +
 	"\n" +
 	"TierBlocks\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvcast.v1.TierR\x04tier\x12\x16\n" +
