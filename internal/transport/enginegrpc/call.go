@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -261,8 +262,11 @@ func (c *call) explain(err error) error {
 	cannotResume := c.from > 0 && !c.responded && (ended || !slices.Contains([]codes.Code{
 		codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Unauthenticated, codes.PermissionDenied,
 	}, code))
-	if ended {
+	switch {
+	case ended:
 		err = errEnded
+	case strings.Contains(err.Error(), "server preface"): // of gRPC, which has no error for it
+		err = fmt.Errorf("%w; want a gRPC server%s", err, c.protocol.how)
 	}
 	switch {
 	case cannotResume && c.connected:

@@ -37,6 +37,8 @@ type protocol struct {
 	methods []string
 	// request returns a request for the call's dp rank: from its first seq on, or for the present state if that is 0.
 	request func(c *call) []byte
+	// how says how to start a server that speaks gRPC, if it does not by default.
+	how string
 	// beginsAtOne reports whether the first seq is 1, and there is no other present state than what follows it.
 	beginsAtOne bool
 	// refuses returns why the server cannot resume the call, by its first response; nil if it can.

@@ -27,6 +27,7 @@ import (
 var lmcache = protocol{
 	methods:     []string{"/lmcache.mp.ObservabilityService/SubscribeKvEvents"},
 	request:     newLMCacheRequest,
+	how:         ": start LMCache with --transport grpc",
 	beginsAtOne: true,
 	refuses:     refusesLMCache,
 	pass:        passLMCache,

@@ -4,7 +4,9 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"net"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -205,6 +207,30 @@ func TestLMCacheResponsesThatAreRefused(t *testing.T) {
 	r.want("connected, resumed false", "1 of rank 0 with 1 events", "2 malformed")
 	c.batchOf(1, false)
 	r.want("disconnected, lost true: batches were lost: LMCache's server has restarted")
+}
+
+// TestLMCacheByZeroMQ has a peer that greets like one of ZeroMQ, which LMCache's servers speak by default.
+func TestLMCacheByZeroMQ(t *testing.T) {
+	t.Parallel()
+	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write(append([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3}, make([]byte, 53)...))
+			defer func() { _ = c.Close() }()
+		}
+	}()
+	r := subscribe(t, enginegrpc.Subscription{Endpoint: "lmcache://" + l.Addr().String(), Model: "m"})
+	if !r.read() || len(r.lines) != 1 || !strings.HasSuffix(r.lines[0], "; want a gRPC server: start LMCache with --transport grpc") {
+		t.Errorf("got %q, %v", r.lines, r.err)
+	}
 }
 
 // TestLMCacheIsPinged waits for pings of the instance that has subscribed, also after one that was not answered.
