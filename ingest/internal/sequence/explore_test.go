@@ -2,6 +2,7 @@ package sequence
 
 import (
 	"encoding/binary"
+	"fmt"
 	"runtime/debug"
 	"strings"
 	"testing"
@@ -382,12 +383,14 @@ func TestExhaustiveSmallWorldsOfCalls(t *testing.T) {
 		{"faults of messages", limits{batches: 5, cuts: 2, restarts: 1, duplicates: 1, malformed: 1, overruns: 1}},
 		{"faults of messages and crashes", limits{batches: 4, cuts: 1, restarts: 1, duplicates: 1, malformed: 1, overruns: 1, crashes: 1}},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			w := newWorld(sized(tt.limits), false, false, false)
-			w.resumes = true
-			states := explore(t, w)
-			t.Logf("%d states", states)
-		})
+		for _, epochs := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, epochs %v", tt.name, epochs), func(t *testing.T) {
+				w := newWorld(sized(tt.limits), false, epochs, false)
+				w.resumes = true
+				states := explore(t, w)
+				t.Logf("%d states", states)
+			})
+		}
 	}
 }
 

@@ -12,12 +12,14 @@ const resumeTimeout = 5 * time.Second
 //     one shows nothing: the last follows.
 //  2. Another batch under a seq that was read shows a restart.
 //  3. If the publisher begins with a later batch, it no longer has the last one, and the engine may have
-//     restarted. So it may if the last seq was reported as lost, or its batch is like those of other engines. It did not if
-//     the batch has an identifier of the incarnation.
-//  4. The batch before the last may be unknown, after Machine.Resume. Some publishers begin with it.
+//     restarted. So it may if the last seq was reported as lost, or its batch is like those of other engines.
+//  4. An identifier of the incarnation shows that the engine did not restart, and one of another that it did, whatever the batch.
+//  5. The batch before the last may be unknown, after Machine.Resume. Some publishers begin with it.
 func (m *Machine) resume(b *Batch) (drop bool) {
 	known, remembered := m.order.history.find(b.Seq)
 	switch {
+	case m.incarnation.contradicts(b):
+		m.endResume(false)
 	case b.Seq > m.order.last:
 		m.endResume(!m.incarnation.confirms(b))
 	case remembered && known != b.Fingerprint:

@@ -101,6 +101,41 @@ func TestEmptyBatchIsNoEvidence(t *testing.T) {
 	s.want("batch 0 of 0", "gap possible_restart 0-0")
 }
 
+// An epoch shows that the engine has not restarted, if the publisher has forgotten the last batch, and if that has neither events nor a time.
+func TestResumedConnectionWithAnEpoch(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		epoch string
+		seq   uint64
+		want  []string
+	}{
+		{"the last batch is forgotten", "a", 2, []string{"batch 2 of 0"}},
+		{"more is forgotten", "a", 4, []string{"gap replay_unavailable 2-3", "batch 4 of 0"}},
+		{"restart, the same batch", "b", 1, []string{"restarted", "gap replay_unavailable 0-0", "batch 1 of 0"}},
+		{"restart, an earlier batch", "b", 0, []string{"restarted", "batch 0 of 0"}},
+		{"restart", "b", 2, []string{"restarted", "gap replay_unavailable 0-1", "batch 2 of 0"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newScript(t)
+			s.connectTo("")
+			s.live("a", 0, 0)
+			s.live("a", 0, 1)
+			s.lines = nil
+			s.connectResumed()
+			s.live(tt.epoch, 0, tt.seq)
+			s.want(tt.want...)
+		})
+	}
+	s := newScript(t)
+	s.connectTo("")
+	empty := Batch{Seq: 0, Empty: true, Fingerprint: Fingerprint{Hash: 1}, Epoch: []byte("a")}
+	first, again := empty, empty
+	s.arrive(&first)
+	s.connectResumed()
+	s.arrive(&again)
+	s.want("batch 0 of 0")
+}
+
 // After a loss that was reported last, the seq of the last batch read has no batch.
 func TestResumeAtALoss(t *testing.T) {
 	s := newScript(t)
