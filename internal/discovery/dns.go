@@ -23,12 +23,13 @@ type Engines struct {
 	Port int
 	// ReplayPort is the port of each engine's replay socket; 0 means that there is none.
 	ReplayPort int
-	// Engine, Copies, Clears, Model and BlockSize are set in each config.Worker and its config.Source.
+	// Engine, Copies, Clears, Model, BlockSize and Pools are set in each config.Worker and its config.Source.
 	Engine    feed.Engine
 	Copies    config.Copies
 	Clears    config.Clears
 	Model     string
 	BlockSize uint32
+	Pools     []string
 }
 
 // DNS finds workers by a DNS name that has an address for each engine, as the name of a headless service does.
@@ -75,7 +76,7 @@ func (e Engines) Worker(name, host string) config.Worker {
 	if e.ReplayPort != 0 {
 		source.Replay = endpoint(host, e.ReplayPort)
 	}
-	return config.Worker{Name: name, Model: e.Model, BlockSize: e.BlockSize, Sources: []config.Source{source}}
+	return config.Worker{Name: name, Model: e.Model, BlockSize: e.BlockSize, Pools: slices.Clone(e.Pools), Sources: []config.Source{source}}
 }
 
 func endpoint(host string, port int) string {

@@ -81,7 +81,7 @@ func withPorts(names map[string]int32) func(*corev1.Pod) {
 // TestWorkersOfPods checks what a worker gets from its pod, and what from the settings.
 func TestWorkersOfPods(t *testing.T) {
 	settings := kubernetes.Engines{
-		Engines: discovery.Engines{Port: 6000, ReplayPort: 6101, Engine: feed.EngineSGLang, Copies: config.CopiesCounted, Model: "m/m", BlockSize: 32},
+		Engines: discovery.Engines{Port: 6000, ReplayPort: 6101, Engine: feed.EngineSGLang, Copies: config.CopiesCounted, Model: "m/m", BlockSize: 32, Pools: []string{"s"}},
 		DPSize:  2, HTTPPort: 8000, Labels: []string{"llm-d.ai/role", "zone"},
 	}
 	others := []func(*corev1.Pod){
@@ -101,7 +101,7 @@ func TestWorkersOfPods(t *testing.T) {
 			Name: "llm/a", Endpoint: "[fd00::1]:8000", HTTP: "http://[fd00::1]:8000", Sources: []config.Source{{Connect: "tcp://[fd00::1]:5557", DPSize: 1}},
 		}},
 		{"settings", settings, readyPod("a", "10.0.0.1"), config.Worker{
-			Name: "llm/a", Model: "m/m", BlockSize: 32, Endpoint: "10.0.0.1:8000", HTTP: "http://10.0.0.1:8000",
+			Name: "llm/a", Model: "m/m", BlockSize: 32, Pools: []string{"s"}, Endpoint: "10.0.0.1:8000", HTTP: "http://10.0.0.1:8000",
 			Sources: []config.Source{{Engine: feed.EngineSGLang, Copies: config.CopiesCounted, Connect: "tcp://10.0.0.1:6000", Replay: "tcp://10.0.0.1:6101", DPSize: 2}},
 		}},
 		{"llm-d", kubernetes.Engines{Labels: []string{"llm-d.ai/role"}}, readyPod("a", "10.0.0.1", others...), config.Worker{
@@ -109,7 +109,7 @@ func TestWorkersOfPods(t *testing.T) {
 			Sources: []config.Source{{Engine: feed.EngineSGLang, Connect: "tcp://10.0.0.1:5556", Replay: "tcp://10.0.0.1:5559", DPSize: 1}},
 		}},
 		{"settings precede the labels and ports of others", settings, readyPod("a", "10.0.0.1", others...), config.Worker{
-			Name: "llm/a", Model: "m/m", BlockSize: 32, Endpoint: "10.0.0.1:8000", HTTP: "http://10.0.0.1:8000", Labels: map[string]string{"llm-d.ai/role": "decode"},
+			Name: "llm/a", Model: "m/m", BlockSize: 32, Pools: []string{"s"}, Endpoint: "10.0.0.1:8000", HTTP: "http://10.0.0.1:8000", Labels: map[string]string{"llm-d.ai/role": "decode"},
 			Sources: []config.Source{{Engine: feed.EngineSGLang, Copies: config.CopiesCounted, Connect: "tcp://10.0.0.1:6000", Replay: "tcp://10.0.0.1:6101", DPSize: 2}},
 		}},
 		{"AIBrix", kubernetes.Engines{}, readyPod("a", "10.0.0.1", annotated("model.aibrix.ai/name", "org/m"), labeled("model.aibrix.ai/engine", "vllm", "model.aibrix.ai/port", "8080", "model", "other")), config.Worker{
@@ -125,7 +125,7 @@ func TestWorkersOfPods(t *testing.T) {
 			Sources: []config.Source{{Engine: feed.EngineVLLM, Copies: config.CopiesCounted, Connect: "tcp://10.0.0.1:7000", FirstRank: 16, DPSize: 8}},
 		}},
 		{"kvcast's labels", settings, readyPod("a", "10.0.0.1", labeled("kvcast.io/event-port", "7000", "kvcast.io/dp-size", "3"), annotated("kvcast.io/dp-size", "4")), config.Worker{
-			Name: "llm/a", Model: "m/m", BlockSize: 32, Endpoint: "10.0.0.1:8000", HTTP: "http://10.0.0.1:8000",
+			Name: "llm/a", Model: "m/m", BlockSize: 32, Pools: []string{"s"}, Endpoint: "10.0.0.1:8000", HTTP: "http://10.0.0.1:8000",
 			Sources: []config.Source{{Engine: feed.EngineSGLang, Copies: config.CopiesCounted, Connect: "tcp://10.0.0.1:7000", Replay: "tcp://10.0.0.1:6101", DPSize: 4}},
 		}},
 	}

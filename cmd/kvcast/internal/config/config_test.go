@@ -49,11 +49,14 @@ func TestFileWithEveryKey(t *testing.T) {
 	want := newConfig()
 	want.Ingest.Workers = []ingestconfig.Worker{{
 		Name: "vllm-0", Model: "Qwen/Qwen3-0.6B", BlockSize: 16, Endpoint: "10.0.0.5:8000", Consolidate: "dedup",
-		Labels: map[string]string{"zone": "a", "app.kubernetes.io/part-of": "llm"},
+		Labels: map[string]string{"zone": "a", "app.kubernetes.io/part-of": "llm"}, Pools: []string{"lmcache-0"},
 		Attention: ingestconfig.Attention{
 			ChunkSize: 8192, EAGLEGroups: 0b11, HashSeed: "0", LoRAPaths: map[string]string{"sql": "/adapters/sql", "code": "/adapters/code"},
 		},
 		Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:5558", Snapshot: "tcp://10.0.0.5:5559", DPSize: 1, Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsDevice}, {Engine: feed.EngineKVBM, Connect: "tcp://10.0.0.5:5567", FirstRank: 4, DPSize: 1, Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsAuto}},
+	}, {
+		Name: "lmcache-0", Model: "Qwen/Qwen3-0.6B", Consolidate: "dedup",
+		Sources: []ingestconfig.Source{{Engine: feed.EngineLMCache, Connect: "lmcache://10.0.0.9:5555", DPSize: 1, Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsAuto}},
 	}}
 	want.Ingest.ConnectZMQ = ingestconfig.ZMQNative
 	want.Ingest.Listeners = []ingestconfig.Listener{{Bind: "tcp://*:5557", Engine: feed.EngineLLMDSim, Copies: ingestconfig.CopiesCounted, Clears: ingestconfig.ClearsAll, ReplayPort: 5558, Topics: []string{"kv@*"}, ReplayHosts: []string{"10.0.0.0/8", "*.vllm.svc"}, Attention: ingestconfig.Attention{ChunkSize: 8192, EAGLEGroups: math.MaxUint64}}}
@@ -61,13 +64,13 @@ func TestFileWithEveryKey(t *testing.T) {
 	want.Egress.SGLang.Workers = []Address{{Worker: "vllm-0", Address: "http://10.0.0.7:30000"}}
 	want.Egress.Dynamo.WorkerIDs = []WorkerID{{Worker: "vllm-0", ID: math.MaxUint64}}
 	want.Discovery = []Discovery{
-		{DNS: "vllm.default.svc", Engines: discovery.Engines{Port: 5557, ReplayPort: 5558, Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsAuto, Model: "m", BlockSize: 16}, Interval: 5 * time.Second},
+		{DNS: "vllm.default.svc", Engines: discovery.Engines{Port: 5557, ReplayPort: 5558, Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsAuto, Model: "m", BlockSize: 16, Pools: []string{"lmcache-0"}}, Interval: 5 * time.Second},
 		{
 			Kubernetes: Kubernetes{
 				Selector: "llm-d.ai/inference-serving=true", Namespaces: []string{"llm-a", "llm-b"}, Kubeconfig: "kubeconfig.yaml", HTTPPort: 8000, DPSize: 1,
 				Labels: []string{"llm-d.ai/role"},
 			},
-			Engines:  discovery.Engines{Port: 5557, ReplayPort: 5558, Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsAuto, Model: "m", BlockSize: 16},
+			Engines:  discovery.Engines{Port: 5557, ReplayPort: 5558, Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsAuto, Model: "m", BlockSize: 16, Pools: []string{"lmcache-0"}},
 			Interval: 5 * time.Second,
 		},
 		{Engines: discovery.Engines{Copies: ingestconfig.CopiesAuto, Clears: ingestconfig.ClearsAuto}, File: watched, Interval: 5 * time.Second},
@@ -226,20 +229,20 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"discovery:\n- dns: h\n  port: 0", `f:3: discovery[0].port: "0" is not allowed: want 1 to 65535`},
 		{"discovery:\n- file: w.yaml\n  model: m", `f:3: discovery[0].model: is not allowed with file: want file or interval`},
 		{"discovery:\n- file: w.yaml\n  interval: 99ms", `f:3: discovery[0].interval: "99ms" is not allowed: want 100ms to 1h`},
-		{"discovery: [{fil: w.yaml}]", `f:1: discovery[0]: unknown key "fil", did you mean file? want dns, port, replay_port, engine, copies, clear, model, block_size, kubernetes, inference_pool, namespaces, kubeconfig, http_port, dp_size, labels, file or interval`},
-		{"discovery:\n- kubernetes: app=vllm\n  interval: 1s", `f:3: discovery[0].interval: is not allowed with kubernetes: want kubernetes, namespaces, kubeconfig, http_port, dp_size, labels, port, replay_port, engine, copies, clear, model or block_size`},
+		{"discovery: [{fil: w.yaml}]", `f:1: discovery[0]: unknown key "fil", did you mean file? want dns, port, replay_port, engine, copies, clear, model, block_size, pools, kubernetes, inference_pool, namespaces, kubeconfig, http_port, dp_size, labels, file or interval`},
+		{"discovery:\n- kubernetes: app=vllm\n  interval: 1s", `f:3: discovery[0].interval: is not allowed with kubernetes: want kubernetes, namespaces, kubeconfig, http_port, dp_size, labels, port, replay_port, engine, copies, clear, model, block_size or pools`},
 		{"discovery:\n- kubernetes: app in vllm", `f:2: discovery[0].kubernetes: "app in vllm" is not allowed: want a label selector, such as llm-d.ai/inference-serving=true`},
 		{"discovery:\n- kubernetes: \"\"", `f:2: discovery[0].kubernetes: "" is not allowed: want a label selector, such as llm-d.ai/inference-serving=true`},
 		{"discovery:\n- kubernetes: app=vllm\n  dns: h", `f:2: discovery[0].kubernetes: is not allowed with dns: want one of the two`},
 		{"discovery: [{inference_pool: Pool}]", `f:1: discovery[0].inference_pool: "Pool" is not allowed: want the name of an InferencePool, such as vllm-qwen3`},
 		{"discovery: [{inference_pool: p, kubernetes: app=vllm}]", `f:1: discovery[0].inference_pool: is not allowed with kubernetes: want one of the two`},
 		{"discovery: [{inference_pool: p, namespaces: [a, \"*\"]}]", `f:1: discovery[0].namespaces: "*" is not allowed with inference_pool: want the namespaces that have a pool of the name`},
-		{"discovery: [{inference_pool: p, interval: 1s}]", `f:1: discovery[0].interval: is not allowed with inference_pool: want inference_pool, namespaces, kubeconfig, http_port, dp_size, labels, port, replay_port, engine, copies, clear, model or block_size`},
+		{"discovery: [{inference_pool: p, interval: 1s}]", `f:1: discovery[0].interval: is not allowed with inference_pool: want inference_pool, namespaces, kubeconfig, http_port, dp_size, labels, port, replay_port, engine, copies, clear, model, block_size or pools`},
 		{"discovery: [{kubernetes: app=vllm, namespaces: [LLM]}]", `f:1: discovery[0].namespaces[0]: "LLM" is not allowed: want the name of a namespace, or * for all`},
 		{"discovery: [{kubernetes: app=vllm, labels: [a b]}]", `f:1: discovery[0].labels[0]: "a b" is not allowed: want the key of a label, such as llm-d.ai/role`},
 		{"workers: [{name: a, http: \"http://h:1/v1\"}]", `f:1: workers[0].http: "http://h:1/v1" is not allowed: want http://HOST:PORT or https://HOST:PORT`},
 		{"workers: [{name: a, http: \"http://h:1\", sources: [{engine: kvbm}]}]", `f:1: workers[0].http: "http://h:1" is not allowed: want none unless the worker has one source, of the engine vllm or sglang`},
-		{"discovery: [w.yaml]", `f:1: discovery[0]: "w.yaml" is not allowed: want a mapping with dns, port, replay_port, engine, copies, clear, model, block_size, kubernetes, inference_pool, namespaces, kubeconfig, http_port, dp_size, labels, file or interval`},
+		{"discovery: [w.yaml]", `f:1: discovery[0]: "w.yaml" is not allowed: want a mapping with dns, port, replay_port, engine, copies, clear, model, block_size, pools, kubernetes, inference_pool, namespaces, kubeconfig, http_port, dp_size, labels, file or interval`},
 		{"- listen", `f:1: a list is not allowed: want a mapping with listen, admin, admin_tls, console, log_level, log_format, tracing, journal, cluster, batch, ingest, subscribers, auth, tls, reflection, emit_token_ids, emit_session_ids, emit_reasons, retain_token_ids, retain_block_hashes, token_id_bytes, egress, workers, listeners or discovery`},
 		{"listen: :1\n---\nadmin: :2", `f:2: a second document is not allowed: want one`},
 		{"listen: :1\nadmin: \"", `f: yaml: line 2: found unexpected end of stream`},

@@ -257,6 +257,7 @@ func discoveryFields(d *Discovery) mapping {
 		{key: "clear", node: clears(&d.Engines.Clears)},
 		{key: "model", node: text(&d.Engines.Model, "", ingestconfig.ValidModel, ingestconfig.AllowedModel)},
 		{key: "block_size", node: number(&d.Engines.BlockSize, 0, wire.MaxBlockSize)},
+		{key: "pools", node: listOf(&d.Engines.Pools, poolName).atMost(ingestconfig.MaxPools)},
 	}
 	k := &d.Kubernetes
 	selector := field{key: "kubernetes", node: text(&k.Selector, "", kubernetes.ValidSelector, "a label selector, such as llm-d.ai/inference-serving=true")}

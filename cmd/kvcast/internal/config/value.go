@@ -221,6 +221,10 @@ func namespace(to *string) *value {
 	return text(to, "", kubernetes.ValidNamespace, "the name of a namespace, or "+kubernetes.AllNamespaces+" for all")
 }
 
+func poolName(to *string) *value {
+	return text(to, "", ingestconfig.ValidName, ingestconfig.AllowedName)
+}
+
 func podLabel(to *string) *value {
 	return text(to, "", kubernetes.ValidLabel, "the key of a label, such as llm-d.ai/role")
 }
