@@ -151,7 +151,7 @@ func TestRoutedPromptsThatAreIgnored(t *testing.T) {
 	h.noteRouted(4, routedTo("x", promptTokens(1)), ofRank, ofSize, routedTo("w", make([]uint32, 15)), routedTo("w", promptTokens(1)))
 	// A rank is expected to store 65,536 blocks at most, with 9 more for each prompt. An equal prompt adds none.
 	hashes := make([]uint64, 1<<16-1-2*9)
-	most := &kvcastv1.RoutedPrompt{Worker: "w", Prompt: &kvcastv1.Prompt{TokensHashes: hashes}}
+	most := &kvcastv1.RoutedPrompt{Worker: "w", Prompt: &kvcastv1.Prompt{TokensHashes: hashes}, TtlNano: 60e9}
 	h.noteRouted(0, most)
 	h.noteRouted(0, most)
 	h.noteRouted(1, routedTo("w", promptTokens(2)), routedTo("w", promptTokens(1)))

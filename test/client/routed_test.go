@@ -40,7 +40,7 @@ func TestRoutedPromptsAreExpected(t *testing.T) {
 	if m := match(prompt(1, 2, 299)); m.Blocks != 2 || m.Expected != 3 {
 		t.Errorf("noted by a call: got %+v", m)
 	}
-	if err := matcher.NoteRouted(t.Context(), client.Routed{Worker: "w", Prompt: prompt(7, 8)}, client.Routed{Worker: "w", Prompt: prompt(7)}); err != nil {
+	if err := matcher.NoteRouted(t.Context(), client.Routed{Worker: "w", Prompt: prompt(7, 8), TTL: time.Minute}, client.Routed{Worker: "w", Prompt: prompt(7), TTL: time.Minute}); err != nil {
 		t.Error(err)
 	}
 	if m := match(prompt(7, 8, 9)); m.Blocks != 0 || m.Expected != 2 {
