@@ -107,7 +107,7 @@ var matchesPool = sync.Pool{New: func() any { return new(index.Matches) }}
 // content are matched by block hash only. A prefix ends at the first missing block, even if later blocks are held.
 func (v *View) Match(p Prompt) []Match { return v.AppendMatches(nil, p) }
 
-// AppendMatches appends what Match returns to out. It allocates nothing if out has room, except for the reasons of a match that has some.
+// AppendMatches appends what Match returns to out. It allocates nothing if out has room, except for the reasons and the pools of a match that has some.
 func (v *View) AppendMatches(out []Match, p Prompt) []Match {
 	q := index.Query{Model: p.Model, Pools: true, Prompts: []index.Prompt{{BlockSize: uint32(p.BlockSize)}}}
 	switch to := &q.Prompts[0]; {
@@ -156,11 +156,7 @@ func (m *Match) setStale() {
 
 func exportPools(all []index.PoolPrefix) (out []PoolPrefix) {
 	for _, p := range all {
-		trust := kvcastv1.Trust_TRUST_EXACT
-		if p.Reasons != 0 {
-			trust = kvcastv1.Trust_TRUST_DEGRADED
-		}
-		out = append(out, PoolPrefix{Pool: p.Pool, Tokens: p.Tokens, Blocks: p.Blocks, Trust: trust, Reasons: p.Reasons.List()})
+		out = append(out, PoolPrefix{Pool: p.Pool, Tokens: p.Tokens, Blocks: p.Blocks, Trust: p.Trust(), Reasons: p.Reasons.List()})
 	}
 	return out
 }

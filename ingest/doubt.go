@@ -23,7 +23,9 @@ func (p *publisher) doubts(in *intake, rank uint32, seq uint64) (all []feed.Doub
 		all = append(all, feed.Doubt{Reason: feed.GapRelayed, Tiers: kvblock.AllTiers})
 	}
 	if p.unscoped {
-		all = append(all, feed.Doubt{Reason: feed.GapConnectorTier, Tiers: kvblock.AllTiers, Detail: "the pool names no adapter and no cache salt"})
+		defer func() { // after the size of chunks
+			all = append(all, feed.Doubt{Reason: feed.GapConnectorTier, Tiers: kvblock.AllTiers, Detail: "the pool names no adapter and no cache salt"})
+		}()
 	}
 	if in.batch.Doubts == (wire.Doubts{}) {
 		return all

@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -39,8 +40,8 @@ func (l *Lane) doubt(b *feed.Batch, d feed.Doubt) {
 	}
 }
 
-// reportDoubt emits a Gap, unless one was emitted for the reason in all of the tiers since they were cleared: reported is false
-// then. Routers hold the blocks of deduplicated sources in one tier, so that a doubt about another concerns it.
+// reportDoubt emits a Gap, unless one was emitted for the reason, and with the size of chunks, in all of the tiers since they were cleared: reported is
+// false then. Routers hold the blocks of deduplicated sources in one tier, so that a doubt about another concerns it.
 func (l *Lane) reportDoubt(rank uint32, source int, d feed.Doubt) (reported bool) {
 	r := l.rank(rank)
 	if l.consolidation == dedup {
@@ -49,9 +50,10 @@ func (l *Lane) reportDoubt(rank uint32, source int, d feed.Doubt) (reported bool
 	if d.Reason == feed.GapReplayUnproved {
 		l.markUnproved(rank, r, source, true)
 	}
-	if r.hasReported(kvcastv1.Gap_Reason(d.Reason), d.Tiers) {
+	if r.hasReported(kvcastv1.Gap_Reason(d.Reason), d.Tiers) && (d.ChunkTokens == 0 || d.ChunkTokens == r.chunkTokens) {
 		return false
 	}
+	r.chunkTokens = cmp.Or(d.ChunkTokens, r.chunkTokens)
 	l.flush(flushUnmergeable)
 	if d.Reason != feed.GapReplayUnproved {
 		l.markIncomplete(rank, r, source)

@@ -179,3 +179,26 @@ func TestDoubtsAreLogged(t *testing.T) {
 			`detail="" hint="set clear: all if the engine clears all tiers"`,
 	)
 }
+
+// TestSizesOfChunksAreReported has a size that is known after the tier's reason, again, and another one.
+func TestSizesOfChunksAreReported(t *testing.T) {
+	const onHost = 1 << kvblock.TierHostPinned
+	chunks := func(tokens uint32) call {
+		c := batch()
+		c.Batch.Doubts = []feed.Doubt{{Reason: feed.GapConnectorTier, Tiers: onHost, ChunkTokens: tokens}}
+		return c
+	}
+	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
+		var got []uint32
+		for _, tokens := range []uint32{0, 256, 256, 0, 512, 256} {
+			for _, e := range s.play(t, chunks(tokens)) {
+				for _, event := range e.GetEvents() {
+					got = append(got, event.GetGap().GetChunkTokens())
+				}
+			}
+		}
+		if d := cmp.Diff([]uint32{0, 256, 512, 256}, got); d != "" {
+			t.Errorf("sizes in Gaps (-want +got):\n%s", d)
+		}
+	})
+}

@@ -104,6 +104,8 @@ type rankState struct {
 	// tiers that blocks were stored in since all were cleared. They follow from the emitted events.
 	reported [kvblock.TierEnd]gapReasons
 	used     kvblock.Tiers
+	// chunkTokens is that of the last Gap that has some, since the lane was made.
+	chunkTokens uint32
 	// groupsOmitted reports whether GroupsOmitted was emitted and still holds. Only emit sets it.
 	groupsOmitted bool
 	// groups are those of the last Groups that was emitted and still holds; nil: none. Only emit sets them.

@@ -17,6 +17,17 @@ import (
 func TestChunksOfAConnectorMatchWhole(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
+	for name, first := range map[string]bool{"device first": false, "chunk first": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testChunks(t, first)
+		})
+	}
+}
+
+// testChunks stores the first chunk before the size of the worker's blocks is known, too, if chunkFirst is set.
+func testChunks(t *testing.T, chunkFirst bool) {
+	t.Helper()
 	p := publisherOf(t, simulator.SocketConfig{})
 	tokens := make([]uint32, 32)
 	for i := range tokens {
@@ -26,6 +37,9 @@ func TestChunksOfAConnectorMatchWhole(t *testing.T) {
 		{Kind: wire.KindStored, BlockHashes: []uint64{1}, Tokens: tokens[:4], BlockSize: 4, Medium: "GPU"},
 		{Kind: wire.KindStored, BlockHashes: []uint64{1001}, Tokens: tokens[:16], BlockSize: 16, Medium: "CPU"},
 		{Kind: wire.KindStored, BlockHashes: []uint64{1002}, Tokens: tokens[16:], BlockSize: 16, Medium: "CPU", Parent: 1001, HasParent: true},
+	}
+	if chunkFirst {
+		events = append(events[1:2:2], events...)
 	}
 	args := []string{"--journal", "file:" + t.TempDir(), "--worker", "name=w,model=m,connect=" + p.Endpoint() + ",replay=" + p.ReplayEndpoint()}
 	s := serve(t, args...)

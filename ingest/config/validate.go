@@ -377,7 +377,7 @@ func (v *Validation) ofRanks(field, value string, s Source, e Endpoint) {
 func (v *Validation) listener(field string, l Listener) {
 	_, ok := ParseEndpoint(l.Bind, true)
 	v.Check(ok, field+".Bind", l.Bind, AllowedBind)
-	v.Check(l.Engine.Known(), field+".Engine", string(l.Engine), AllowedEngines)
+	v.Check(l.Engine.Known() && l.Engine != feed.EngineLMCache, field+".Engine", string(l.Engine), "an engine that connects: vllm, sglang, trtllm, kvbm or llm-d-sim")
 	v.Check(l.Copies.known(), field+".Copies", string(l.Copies), allowedCopies)
 	v.Check(l.Clears.known(), field+".Clears", string(l.Clears), allowedClears)
 	for i, p := range l.Topics {

@@ -22,10 +22,7 @@ func (r *Response) poolsSize(m *index.Match) (size int) {
 		if r.Standing != nil {
 			standing = r.Standing(p.Pool, p.Rank)
 		}
-		out := pool{trust: kvcastv1.Trust_TRUST_EXACT, reasons: uint32(p.Reasons | standing.reasons())}
-		if out.reasons != 0 {
-			out.trust = kvcastv1.Trust_TRUST_DEGRADED
-		}
+		out := pool{trust: standing.trust(p.Trust()), reasons: uint32(p.Reasons | standing.reasons())}
 		out.size = encode.SizeString(p.Pool) + encode.SizeUint(tokens(p.Tokens)) + encode.SizeUint(uint64(p.Blocks)) +
 			encode.SizeUint(uint64(out.trust)) + reasonsSize(out.reasons)
 		r.pools = append(r.pools, out)

@@ -35,7 +35,7 @@ type Response struct {
 const maxReusedMatches = 16 << 10
 
 // IsLarge reports whether the memory of the response is not worth keeping for others.
-func (r *Response) IsLarge() bool { return cap(r.matchSizes) > maxReusedMatches }
+func (r *Response) IsLarge() bool { return max(cap(r.matchSizes), cap(r.pools)) > maxReusedMatches }
 
 // Standing is what the trust of a dp rank depends on besides its entries. The zero value is of one that is up to date with its engine.
 type Standing struct {

@@ -167,7 +167,12 @@ func TestPoolEqualsLMCachesServer(t *testing.T) {
 			}
 		}
 	}
-	const degraded, connector, gap = kvcastv1.Trust_TRUST_DEGRADED, kvcastv1.DegradedReason_DEGRADED_REASON_CONNECTOR_TIER, kvcastv1.DegradedReason_DEGRADED_REASON_GAP
+	const (
+		degraded  = kvcastv1.Trust_TRUST_DEGRADED
+		connector = kvcastv1.DegradedReason_DEGRADED_REASON_CONNECTOR_TIER
+		gap       = kvcastv1.DegradedReason_DEGRADED_REASON_GAP
+		late      = kvcastv1.DegradedReason_DEGRADED_REASON_JOINED_LATE
+	)
 	change(30)
 	check("at the start", degraded, connector)
 	change(30)
@@ -188,4 +193,9 @@ func TestPoolEqualsLMCachesServer(t *testing.T) {
 	server.request(map[string]any{"lose": true})
 	change(20)
 	check("after a loss", degraded, gap, connector)
+	w.restart()
+	server.held = make(map[string]bool) // of what the log no longer has, kvcast knows nothing
+	server.request(map[string]any{"clear": true})
+	change(20)
+	check("after a restart of kvcast that finds a part of the log", degraded, late, gap, connector)
 }

@@ -8,12 +8,12 @@ const resumeTimeout = 5 * time.Second
 // resume handles a batch of a connection that resumes, until it is known whether the engine restarted. It
 // reports whether the batch is to be dropped, because its seq was read or reported as lost.
 //
-//  1. The last batch read, with the same fingerprint, shows that the engine did not restart. An earlier
+//  1. An identifier of another incarnation shows a restart, and one of this that there was none, whatever the batch.
+//  2. The last batch read, with the same fingerprint, shows that the engine did not restart. An earlier
 //     one shows nothing: the last follows.
-//  2. Another batch under a seq that was read shows a restart.
-//  3. If the publisher begins with a later batch, it no longer has the last one, and the engine may have
+//  3. Another batch under a seq that was read shows a restart.
+//  4. If the publisher begins with a later batch, it no longer has the last one, and the engine may have
 //     restarted. So it may if the last seq was reported as lost, or its batch is like those of other engines.
-//  4. An identifier of the incarnation shows that the engine did not restart, and one of another that it did, whatever the batch.
 //  5. The batch before the last may be unknown, after Machine.Resume. Some publishers begin with it.
 func (m *Machine) resume(b *Batch) (drop bool) {
 	known, remembered := m.order.history.find(b.Seq)

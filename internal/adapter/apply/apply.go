@@ -127,7 +127,7 @@ func (r *run) beginWorker(ctx context.Context, name string) error {
 	}
 	snapshot.TokenIDs = true
 	added := snapshot.Worker.GetAdded()
-	if added.GetPool() { // it has become one meanwhile, of which an entry follows
+	if r.pools[name] = added.GetPool(); r.pools[name] { // it has become one meanwhile, of which an entry follows
 		return nil
 	}
 	r.Lock.Lock()

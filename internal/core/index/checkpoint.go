@@ -138,7 +138,8 @@ func (x *Index) Reset() {
 	if x.KeepsBlockHashes() {
 		empty.KeepBlockHashes()
 	}
-	x.blocks, x.workers, x.byName, x.models, x.seq, x.learners, x.decoder = empty.blocks, empty.workers, nil, empty.models, 0, 0, decoder{}
+	x.blocks, x.workers, x.byName, x.models, x.numPools = empty.blocks, empty.workers, nil, empty.models, 0
+	x.seq, x.learners, x.decoder = 0, 0, decoder{}
 	x.order.Store(nil)
 	x.expected.change(func(*expected.Set[*rank]) { x.expected.set = empty.expected.set })
 	x.learnAdopted()

@@ -182,6 +182,7 @@ type Matches struct {
 type hashList struct {
 	prompt     int
 	size       uint32 // of the workers to match; 0: all
+	pools      bool   // whether only pools match
 	start, end int    // in Matches.hashes, for token ids
 }
 
@@ -242,7 +243,7 @@ func (m *Matches) matchAll(x *Index, q *Query) (seq uint64) {
 	if q.Worker != nil {
 		selected = func(r *radix.Rank) bool {
 			w := r.Owner.(*rank).worker
-			return q.Worker(w.name) || w.isPool()
+			return q.Worker(w.name) || q.Pools && w.isPool()
 		}
 	}
 	x.mu.RLock()
@@ -292,8 +293,18 @@ func (m *Matches) hash(x *Index, q *Query) {
 	for i := range q.Prompts {
 		p := &q.Prompts[i]
 		switch {
-		case len(p.TokenIDs) == 0 || p.BlockSize != 0:
+		case len(p.TokenIDs) == 0:
 			m.add(i, p, p.BlockSize)
+		case p.BlockSize != 0:
+			m.add(i, p, p.BlockSize)
+			if q.Pools { // which may have other sizes than their workers
+				for _, size := range x.appendPoolSizes(nil, q.Model) {
+					if size != p.BlockSize {
+						m.add(i, p, size)
+						m.lists[len(m.lists)-1].pools = true
+					}
+				}
+			}
 		default:
 			for _, size := range m.sizes {
 				m.add(i, p, size)
@@ -323,6 +334,26 @@ func (x *Index) appendBlockSizes(sizes []uint32, modelName string) []uint32 {
 	}
 	for _, m := range x.models {
 		sizes = m.appendSizes(sizes)
+	}
+	return sizes
+}
+
+// appendPoolSizes appends the distinct block sizes of a model's pools.
+func (x *Index) appendPoolSizes(sizes []uint32, modelName string) []uint32 {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	if x.numPools == 0 {
+		return sizes
+	}
+	for name, m := range x.models {
+		if modelName != "" && modelName != name {
+			continue
+		}
+		for _, w := range m.pools.all {
+			if w.blockSize != 0 && !slices.Contains(sizes, w.blockSize) {
+				sizes = append(sizes, w.blockSize)
+			}
+		}
 	}
 	return sizes
 }
@@ -369,7 +400,12 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 		m.found = m.found[:0]
 		for i := range m.matcher.Found {
 			f := &m.matcher.Found[i]
-			if len(m.reuses) > 0 && m.reuses[i].isNothing(f) || f.Rank.Owner.(*rank).hasChunks && !m.wholeChunks(i) {
+			switch {
+			case len(m.reuses) > 0 && m.reuses[i].known: // by the rule of its attention groups
+				if m.reuses[i].isNothing(f) {
+					continue
+				}
+			case f.Rank.Owner.(*rank).hasChunks && !m.wholeChunks(i):
 				continue
 			}
 			if q.selects(l, f.Rank.Owner.(*rank)) {
@@ -410,7 +446,7 @@ func (m *Matches) matchPrompt(x *Index, q *Query, selected func(*radix.Rank) boo
 
 // selects reports whether a rank may match a list of hashes.
 func (q *Query) selects(l hashList, r *rank) bool {
-	return (l.size == 0 || l.size == r.worker.blockSize) && !r.worker.isPool() && (q.Worker == nil || q.Worker(r.worker.name))
+	return (l.size == 0 || l.size == r.worker.blockSize && !l.pools) && !r.worker.isPool() && (q.Worker == nil || q.Worker(r.worker.name))
 }
 
 // addGroup adds the best candidates of a group to m.found.

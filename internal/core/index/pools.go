@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/kvcast/kvcast/internal/core/index/radix"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // A pool is a worker whose blocks others can load. It is no match: its prefix is one of Matches.Pools of the matches of the workers
@@ -18,27 +19,36 @@ type PoolPrefix struct {
 	Rank uint32
 	// Blocks is the number of blocks of the pool, and Tokens of tokens in them, which is above 0.
 	Blocks, Tokens int
-	Reasons        Reasons
+	// Reasons are as in Rank, for all tiers.
+	Reasons Reasons
+	// groupsOmitted reports whether the pool has other attention groups than the main group, by which the prefix is.
+	groupsOmitted bool
 }
+
+// Trust returns how far the prefix can be trusted, as far as it follows from entries.
+func (p *PoolPrefix) Trust() kvcastv1.Trust { return trust(p.Reasons, p.groupsOmitted) }
 
 // pools are the pools of a model, and its workers that name pools.
 type pools struct {
 	all   []*worker
-	users map[string][]*worker // by the name of a pool, which may not exist
+	users map[string][]*worker // by the name of a pool, which may not exist; ascending by name
 }
 
 // add adds a worker, if it is a pool or names some.
 func (p *pools) add(w *worker) {
-	if w.added.GetPool() {
+	if w.isPool() {
 		p.all = append(p.all, w)
 	}
 	for _, name := range w.added.GetPools() {
 		if p.users == nil {
 			p.users = make(map[string][]*worker)
 		}
-		p.users[name] = append(p.users[name], w)
+		i, _ := slices.BinarySearchFunc(p.users[name], w, compareNames)
+		p.users[name] = slices.Insert(p.users[name], i, w)
 	}
 }
+
+func compareNames(a, b *worker) int { return strings.Compare(a.name, b.name) }
 
 // remove removes a worker.
 func (p *pools) remove(w *worker) {
@@ -66,15 +76,14 @@ func comparePooled(a, b pooled) int {
 
 // findPools adds the pools that hold a part of the list of hashes that the matcher has matched last to m.pooled.
 func (m *Matches) findPools(x *Index, l hashList) {
-	for i := range m.matcher.Found {
-		f := &m.matcher.Found[i]
-		m.foundPool(l, f.Rank, f.Blocks)
+	for _, f := range m.matcher.Found {
+		m.foundPool(l, f)
 	}
 	for _, model := range x.models {
 		for _, w := range model.pools.all {
 			for _, r := range w.ranks {
 				if i := slices.IndexFunc(m.matcher.Groups, func(g radix.Group) bool { return g.Has(r.blocks.Number()) }); i >= 0 {
-					m.foundPool(l, r.blocks, m.matcher.Groups[i].Blocks)
+					m.foundPool(l, m.matcher.Groups[i].MatchOf(r.blocks))
 				}
 			}
 		}
@@ -82,13 +91,15 @@ func (m *Matches) findPools(x *Index, l hashList) {
 }
 
 // foundPool adds what a rank holds, if it is one of a pool.
-func (m *Matches) foundPool(l hashList, of *radix.Rank, blocks int) {
-	r := of.Owner.(*rank)
+func (m *Matches) foundPool(l hashList, f radix.Match) {
+	r := f.Rank.Owner.(*rank)
 	w := r.worker
-	if !w.isPool() || l.size != 0 && l.size != w.blockSize || blocks*int(w.blockSize) == 0 {
+	if !w.isPool() || l.size != 0 && l.size != w.blockSize || r.hasChunks && !r.wholeChunks(&f) || f.Blocks*int(w.blockSize) == 0 {
 		return
 	}
-	found := pooled{PoolPrefix{Pool: w.name, Rank: r.number, Blocks: blocks, Tokens: blocks * int(w.blockSize), Reasons: r.all}, w}
+	found := pooled{PoolPrefix{
+		Pool: w.name, Rank: r.number, Blocks: f.Blocks, Tokens: f.Blocks * int(w.blockSize), Reasons: r.all, groupsOmitted: r.groupsOmitted,
+	}, w}
 	i := slices.IndexFunc(m.pooled, func(p pooled) bool { return p.pool == w })
 	switch {
 	case i < 0:
@@ -98,53 +109,60 @@ func (m *Matches) foundPool(l hashList, of *radix.Rank, blocks int) {
 	}
 }
 
-// creditPools adds the prefixes of m.pooled to the matches of a prompt, and after them the ranks of which only pools hold a part of the prompt.
+// creditPools adds the prefixes of m.pooled to the matches of a prompt, and after them the ranks of which only pools hold a part of the
+// prompt: those with the longest prefix in a pool first, then by worker and rank.
 func (m *Matches) creditPools(x *Index, q *Query, p *Prompt, out []Match) []Match {
 	if len(m.pooled) == 0 {
 		return out
 	}
 	slices.SortFunc(m.pooled, comparePooled)
+	present := make(map[*rank]bool)
 	for i := range out {
-		m.credit(x.workers[out[i].Worker], &out[i])
+		w := x.workers[out[i].Worker]
+		m.credit(w, &out[i])
+		present[x.rank(w, out[i].Rank)] = true
 	}
-	if q.Limit > 0 && len(out) >= q.Limit {
-		return out
-	}
-	type key struct {
-		worker string
-		rank   uint32
-	}
-	present := make(map[key]bool, len(out))
-	for i := range out {
-		present[key{out[i].Worker, out[i].Rank}] = true
-	}
-	own := len(out)
-	for i := range m.pooled {
-		pool := m.pooled[i].pool
-		for _, w := range x.models[pool.model].pools.users[pool.name] {
+	for rest := m.pooled; len(rest) > 0; {
+		longest := rest[:1]
+		for len(longest) < len(rest) && rest[len(longest)].Tokens == rest[0].Tokens {
+			longest = rest[:len(longest)+1]
+		}
+		for _, w := range usersOf(x, longest) {
 			if p.BlockSize != 0 && p.BlockSize != w.blockSize || q.Worker != nil && !q.Worker(w.name) {
 				continue
 			}
-			for _, r := range w.ranks {
-				if k := (key{w.name, r.number}); !present[k] {
-					present[k] = true
-					out = append(out, Match{
-						Worker: w.name, Model: w.model, Endpoint: w.added.GetEndpoint(), Labels: w.added.GetLabels(), Rank: r.number, BlockSize: w.blockSize,
-						Reasons: r.all, TierReasons: r.reasons, GroupsOmitted: r.groupsOmitted,
-					})
-					m.credit(w, &out[len(out)-1])
+			for i, r := range w.ranks {
+				if q.Limit > 0 && len(out) >= q.Limit {
+					return out
 				}
+				if present[r] {
+					continue
+				}
+				present[r] = true
+				out = append(out, Match{
+					Worker: w.name, Model: w.model, Endpoint: w.added.GetEndpoint(), Labels: w.added.GetLabels(), Rank: r.number, BlockSize: w.blockSize,
+					Reasons: r.all, TierReasons: r.reasons, GroupsOmitted: r.groupsOmitted, RankIndex: uint32(i),
+				})
+				m.credit(w, &out[len(out)-1])
 			}
 		}
-	}
-	slices.SortFunc(out[own:], func(a, b Match) int {
-		return cmp.Or(
-			cmp.Compare(m.Pools(&b)[0].Tokens, m.Pools(&a)[0].Tokens), strings.Compare(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank))
-	})
-	if q.Limit > 0 {
-		out = out[:min(len(out), q.Limit)]
+		rest = rest[len(longest):]
 	}
 	return out
+}
+
+// usersOf returns the workers of pools, ascending by name.
+func usersOf(x *Index, pools []pooled) []*worker {
+	of := func(p pooled) []*worker { return x.models[p.pool.model].pools.users[p.Pool] }
+	if len(pools) == 1 {
+		return of(pools[0])
+	}
+	var all []*worker
+	for _, p := range pools {
+		all = append(all, of(p)...)
+	}
+	slices.SortFunc(all, compareNames)
+	return slices.Compact(all)
 }
 
 // credit sets the pools of a match of a worker.

@@ -245,3 +245,54 @@ func TestPoolAmongManyRanks(t *testing.T) {
 		t.Errorf("matches without pools (-want +got):\n%s", d)
 	}
 }
+
+// poolExample has workers w0 to w4 of pool p, which has blocks of 8 tokens: two in a tier with chunks of 16 tokens, of a rank with other attention groups.
+func poolExample() (*index.Index, []uint32) {
+	w := &poolWorld{index: index.New(), names: make(map[string]uint64)}
+	prompt := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25}
+	for i := range 5 {
+		w.apply(&pooledRank{worker: fmt.Sprint("w", i), model: "m"}, &kvcastv1.WorkerAdded{Model: "m", BlockSize: 4, Ranks: []uint32{0, 1}, Pools: []string{"p"}})
+	}
+	p := &pooledRank{worker: "p", model: "m", size: 8, held: make(map[string]bool)}
+	w.apply(p, &kvcastv1.WorkerAdded{Model: "m", BlockSize: 8, Pool: true})
+	w.apply(p, &kvcastv1.GroupsOmitted{})
+	w.store(p, prompt[:24])
+	w.apply(p, &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_CONNECTOR_TIER, Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DEVICE}, ChunkTokens: 16})
+	return w.index, prompt
+}
+
+// TestPoolsHaveWholeChunksAndTheirTrust also has prompts with the block size of the workers, and limits.
+func TestPoolsHaveWholeChunksAndTheirTrust(t *testing.T) {
+	x, prompt := poolExample()
+	for _, size := range []uint32{0, 4} {
+		for limit, want := range map[int]int{0: 10, 1: 1, 3: 3, 100: 10} {
+			var found index.Matches
+			x.Match(&index.Query{Model: "m", Limit: limit, Pools: true, Prompts: []index.Prompt{{TokenIDs: prompt, BlockSize: size}}}, &found)
+			if n := len(found.Prompts[0]); n != want {
+				t.Fatalf("block size %d, limit %d: got %d matches, want %d", size, limit, n, want)
+			}
+			for i := range found.Prompts[0] {
+				m := &found.Prompts[0][i]
+				if worker, rank := fmt.Sprint("w", i/2), uint32(i%2); m.Worker != worker || m.Rank != rank || m.RankIndex != rank || m.Blocks != 0 {
+					t.Errorf("match %d is %s, rank %d, with %d blocks; want %s, rank %d, with none", i, m.Worker, m.Rank, m.Blocks, worker, rank)
+				}
+				p := found.Pools(m)
+				if len(p) != 1 || p[0].Tokens != 16 || p[0].Blocks != 2 || p[0].Trust() != kvcastv1.Trust_TRUST_DEGRADED {
+					t.Errorf("match %d has the pools %+v, want 2 blocks of p", i, p)
+				}
+			}
+		}
+	}
+	x.ApplyEntry(&kvcastv1.Entry{Seq: x.Seq() + 1, Worker: "p", Model: "m", Events: []*kvcastv1.RouterEvent{
+		event(0, &kvcastv1.Cleared{}), event(0, &kvcastv1.Stored{BlockHashes: []uint64{1}, BlockSize: 8, TokensHashes: kvblock.AppendTokensHashes(nil, prompt[:8], 8, kvblock.Seed("", ""), false, nil)}),
+	}})
+	var found index.Matches
+	x.Match(&index.Query{Model: "m", Limit: 1, Pools: true, Prompts: []index.Prompt{{TokenIDs: prompt}}}, &found)
+	if p := found.Pools(&found.Prompts[0][0]); len(p) != 1 || p[0].Tokens != 8 || p[0].Trust() != kvcastv1.Trust_TRUST_UPPER_BOUND {
+		t.Errorf("a pool with other attention groups has %+v, want an upper bound of 8 tokens", p)
+	}
+	x.Match(&index.Query{Model: "m", Limit: 1, Prompts: []index.Prompt{{TokenIDs: prompt}}}, &found)
+	if len(found.Prompts[0]) != 0 {
+		t.Errorf("without pools, there are matches: %+v", found.Prompts[0])
+	}
+}

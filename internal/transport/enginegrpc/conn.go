@@ -81,6 +81,15 @@ func (c *conn) evict() bool {
 	return true
 }
 
+// answered counts what was read as that of a response that is not one of the call, unless such a response has claimed memory.
+func (c *conn) answered() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.claim == nil {
+		c.read = 0
+	}
+}
+
 // takeClaim returns the claim of a response of n bytes that has arrived. The caller must release it.
 func (c *conn) takeClaim(n int) *ledger.Claim {
 	c.mu.Lock()

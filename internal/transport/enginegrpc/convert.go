@@ -71,6 +71,9 @@ type header struct {
 	cannotResume bool
 }
 
+// neverUsed is a byte that MessagePack does not use, with which payloads begin that do not decode.
+const neverUsed = 0xc1
+
 // converter makes payloads in vLLM's form of batches, in memory that it reuses. A batch always gives the same payload: what
 // came before has no influence, because payloads are compared after a reconnect.
 type converter struct {
@@ -91,7 +94,6 @@ func (c *converter) convert(h header, response []byte) ([]byte, error) {
 	}
 	c.release()
 	if err != nil {
-		const neverUsed = 0xc1 // in MessagePack
 		return append([]byte{neverUsed}, response...)[:min(1+len(response), transport.MaxPayloadBytes)], err
 	}
 	return payload, nil

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	lmcachev1 "github.com/kvcast/kvcast/internal/peer/lmcache/v1"
 	"github.com/kvcast/kvcast/internal/transport"
@@ -22,8 +23,8 @@ import (
 // one model become batches of one event.
 //
 // The seq of a record counts those of all models. A response says up to which seq it has all of the model: there is an empty batch
-// for each record of another model, so that seqs are contiguous, and none for records that are lost. The epoch of the topic
-// is the server's incarnation.
+// for each record of another model, so that seqs are contiguous. Of records that are lost, the last becomes a batch that does not decode, and
+// so is reported as lost with those before. The epoch of the topic is the server's incarnation.
 var lmcache = protocol{
 	methods:     []string{"/lmcache.mp.ObservabilityService/SubscribeKvEvents"},
 	request:     newLMCacheRequest,
@@ -36,15 +37,18 @@ var lmcache = protocol{
 }
 
 const (
-	// lmcacheEvents is the most records of a response that a server allows.
-	lmcacheEvents = 1024
+	// lmcacheEvents is the most records of a response, of which a server allows 1024: a response with stores of chunks of 4,096 tokens stays below 1 MiB.
+	lmcacheEvents = 64
 	// lmcachePing is the time between two pings. Without one for 30 s or more, 120 s by default, a server ends the call.
 	lmcachePing = 10 * time.Second
 	// maxOfOtherModels is the most records of other models in a row that become empty batches: the length of a server's log by
 	// default. More count as lost.
 	maxOfOtherModels = 1 << 15
-	// lmcacheChunk is how many messages are passed on together.
-	lmcacheChunk = 128
+	// lmcacheChunk and lmcacheChunkBytes are how many messages are passed on together, and how many bytes from which on none is added.
+	lmcacheChunk      = 128
+	lmcacheChunkBytes = 256 << 10
+	// lmcachePong is the size of the largest response of a ping.
+	lmcachePong = 1 << 10
 )
 
 // newLMCacheRequest returns a SubscribeKvEventsRequest. The call has an identifier of its own, since a server has one call of each.
@@ -69,8 +73,11 @@ func keepLMCache(ctx context.Context, c *call, conn *grpc.ClientConn) {
 		}
 		limited, cancel := context.WithTimeout(ctx, c.timeout)
 		var response []byte
-		_ = conn.Invoke(limited, "/lmcache.mp.ControllerService/Ping", ping, &response) // if the server ends the call, the next one resumes
+		_ = conn.Invoke(limited, "/lmcache.mp.ControllerService/Ping", ping, &response, grpc.MaxCallRecvMsgSize(lmcachePong)) // if the server ends the call, the next one resumes
 		cancel()
+		if connection := c.conn.Load(); connection != nil {
+			connection.answered()
+		}
 	}
 }
 
@@ -152,8 +159,13 @@ func passLMCache(c *call, response []byte) error {
 	}
 	c.topic = topic
 	p := lmcachePass{call: c}
-	if b.lost { // what is known begins with the first record, or at the end of the batch
-		c.cursor = max(cmp.Or(b.first, b.next), 1) - 1
+	if b.lost { // the records before the first one, or all
+		if last := cmp.Or(b.first, b.next+1) - 1; last > c.cursor {
+			c.cursor = last - 1
+			if err := p.add(binary.BigEndian.AppendUint64([]byte{neverUsed}, last)); err != nil {
+				return err
+			}
+		}
 	}
 	for f := (fields{rest: response}); f.next(); {
 		if !f.IsBytes(lmcachev1.KVEventBatchEventsField) {
@@ -177,6 +189,7 @@ func malformed(err error) error {
 type lmcachePass struct {
 	*call
 	messages []transport.Message
+	bytes    int    // of their payloads
 	empty    []byte // the payload of an empty batch
 }
 
@@ -224,7 +237,7 @@ func (p *lmcachePass) add(payload []byte) error {
 	p.messages = append(p.messages, transport.Message{
 		Conn: 1, Count: 3, Frames: [][]byte{p.topic, binary.BigEndian.AppendUint64(nil, p.cursor), payload},
 	})
-	if len(p.messages) < lmcacheChunk {
+	if p.bytes += len(payload); len(p.messages) < lmcacheChunk && p.bytes < lmcacheChunkBytes {
 		return nil
 	}
 	return p.flush()
@@ -236,8 +249,23 @@ func (p *lmcachePass) flush() error {
 		return nil
 	}
 	chunk := &transport.Chunk{Messages: p.messages}
-	p.messages = nil
+	p.messages, p.bytes = nil, 0
 	return p.push(chunk)
+}
+
+// areUint32s reports whether no number of a repeated field of 64 bits, packed or not, has more than 32.
+func areUint32s(f *fields) bool {
+	if f.Type == protowire.VarintType {
+		return f.Value <= math.MaxUint32
+	}
+	for b := f.Bytes; len(b) > 0; {
+		v, n := protowire.ConsumeVarint(b)
+		if n < 0 || v > math.MaxUint32 {
+			return false
+		}
+		b = b[n:]
+	}
+	return true
 }
 
 // lmcacheEvent adds a KVEventRecord. What the server has is not in the engines: it is external to them.
@@ -256,6 +284,9 @@ func (c *converter) lmcacheEvent(record []byte) error {
 			e.Parent, e.HasParent = hashOf(f.Bytes), true
 		case f.Number == lmcachev1.KVEventRecordTokenIDsField:
 			c.tokens = appendUints(&f, lmcachev1.KVEventRecordTokenIDsField, c.tokens, maxTokens)
+			if f.err == nil && !areUint32s(&f) {
+				f.err = errors.New("a token id has more than 32 bits")
+			}
 		}
 	}
 	if f.err != nil {

@@ -44,7 +44,7 @@ func (s server) acceptLMCache(cursor int64) (call, int64) {
 	if err := proto.Unmarshal(c.Request, req); err != nil || c.Method != lmcacheMethod {
 		s.t.Fatalf("call of %s with %x: %v", c.Method, c.Request, err)
 	}
-	if req.GetModelName() != "m" || req.GetCursor() != cursor || req.GetMaxEvents() != 1024 || req.GetInstanceId() < 0 {
+	if req.GetModelName() != "m" || req.GetCursor() != cursor || req.GetMaxEvents() != 64 || req.GetInstanceId() < 0 {
 		s.t.Fatalf("got the request %v, want model m and cursor %d", req, cursor)
 	}
 	return call{c, s.t}, req.GetInstanceId()
@@ -127,13 +127,19 @@ func TestLMCacheTellsWhatIsLost(t *testing.T) {
 	r := subscribeLMCache(t, s, nil, "")
 	c, _ := s.acceptLMCache(0)
 	c.batchOf(40, true)
-	r.want("connected, resumed false", "40 of rank 0 with 0 events")
+	r.want("connected, resumed false", "40 malformed")
 	c.batchOf(42, false, removedRecord(41, 1))
 	r.want("41 of rank 0 with 1 events", "42 of rank 0 with 0 events")
 	c.batchOf(50, true, removedRecord(47, 1), removedRecord(49, 1))
-	r.want("47 of rank 0 with 1 events", "48 of rank 0 with 0 events", "49 of rank 0 with 1 events", "50 of rank 0 with 0 events")
+	r.want("46 malformed", "47 of rank 0 with 1 events", "48 of rank 0 with 0 events", "49 of rank 0 with 1 events", "50 of rank 0 with 0 events")
 	c.batchOf(52, true)
-	r.want("52 of rank 0 with 0 events")
+	r.want("52 malformed")
+	c.batchOf(53, true) // the marker of the loss alone
+	r.want("53 malformed")
+	c.batchOf(55, true, removedRecord(55, 1))
+	r.want("54 malformed", "55 of rank 0 with 1 events")
+	c.batchOf(56, true, removedRecord(56, 1)) // what is lost was before the call
+	r.want("56 of rank 0 with 1 events")
 	c.batchOf(math.MaxInt64, false) // more records of other models than a server keeps
 	r.want(fmt.Sprintf("%d of rank 0 with 0 events", int64(math.MaxInt64)))
 }
@@ -205,6 +211,8 @@ func TestLMCacheResponsesThatAreRefused(t *testing.T) {
 	c.header()
 	c.batchOf(2, false, removedRecord(1, 1), &lmcachev1.KVEventRecord{Seq: 2, Kind: "moved"})
 	r.want("connected, resumed false", "1 of rank 0 with 1 events", "2 malformed")
+	c.batchOf(4, false, storedRecord(3, 1, nil, 1, -1), storedRecord(4, 1, nil, 1<<32))
+	r.want("3 malformed", "4 malformed")
 	c.batchOf(1, false)
 	r.want("disconnected, lost true: batches were lost: LMCache's server has restarted")
 }

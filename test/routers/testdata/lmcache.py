@@ -94,6 +94,7 @@ log = KVEventModule(context, kv_event_log_size=records)
 management = ManagementModule(context, liveness_targets=[log], worker_reap_timeout_seconds=reap, worker_registration_grace_seconds=reap)
 server = build_grpc_request_server([log, management], MPServerConfig(transport="grpc", host="127.0.0.1", port=port))
 hasher = TokenHasher(chunk_size=chunk)
+stored = set()
 bus.start()
 server.start()
 
@@ -120,9 +121,13 @@ for line in sys.stdin:
         publish(EventType.MP_TOKENS, chunk_hashes=hashes, token_chunks=chunks, parent_hashes=[None] + hashes[:-1])
         for rank in range(2):
             publish(EventType.L1_WRITE_FINISHED, keys=[ObjectKey(h, model, rank) for h in hashes])
+            stored.update(ObjectKey(h, model, rank) for h in hashes)
     if "evict" in request:
         for rank in range(2):
             publish(EventType.L1_KEYS_EVICTED, keys=[ObjectKey(hashes[request["evict"]], model, rank)])
+    if "clear" in request:
+        publish(EventType.L1_KEYS_EVICTED, keys=list(stored))
+        stored.clear()
     if "lose" in request:  # the bus is full
         bus._config.max_queue_size, most = 0, bus._config.max_queue_size
         publish(EventType.L1_KEYS_EVICTED, keys=[])
