@@ -1,6 +1,7 @@
 package enginegrpc
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -48,3 +49,30 @@ func (t *Transport) Waiting() int { return t.memory.Waiting() }
 
 // ClaimBytes returns the memory of a response of so many bytes.
 func ClaimBytes(n int) int64 { return claimBytes(n) }
+
+// PassLMCache passes on responses of LMCache's server, and calls message with each message. It returns the error that ends the call.
+func PassLMCache(responses [][]byte, message func(transport.Message)) (err error) {
+	t := New(Config{})
+	r := &Receiver{memory: t.memory, wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	defer r.cancel()
+	c := &call{transport: t, receiver: r, protocol: &lmcache, timeout: time.Minute}
+	go func() {
+		for _, response := range responses {
+			if err = passLMCache(c, response); err != nil {
+				break
+			}
+		}
+		r.end(transport.ErrEnded)
+	}()
+	for {
+		chunk, ended := r.Next(func() time.Time { return time.Time{} })
+		if ended != nil {
+			return err
+		}
+		for _, m := range chunk.Messages {
+			message(m)
+		}
+		r.Recycle(chunk)
+	}
+}

@@ -41,8 +41,8 @@ const (
 	lmcacheEvents = 64
 	// lmcachePing is the time between two pings. Without one for 30 s or more, 120 s by default, a server ends the call.
 	lmcachePing = 10 * time.Second
-	// maxOfOtherModels is the most records of other models in a row that become empty batches: the length of a server's log by
-	// default. More count as lost.
+	// maxOfOtherModels is the most records of other models in a response that become empty batches: the length of a server's log by
+	// default. More count as lost, but for the last in a row.
 	maxOfOtherModels = 1 << 15
 	// lmcacheChunk and lmcacheChunkBytes are how many messages are passed on together, and how many bytes from which on none is added.
 	lmcacheChunk      = 128
@@ -190,6 +190,7 @@ type lmcachePass struct {
 	*call
 	messages []transport.Message
 	bytes    int    // of their payloads
+	filled   uint64 // number of empty batches
 	empty    []byte // the payload of an empty batch
 }
 
@@ -214,16 +215,16 @@ func (p *lmcachePass) record(record []byte, last uint64) error {
 	return p.add(payload)
 }
 
-// fill passes on empty batches up to a seq, or only the last one if there are more than maxOfOtherModels.
+// fill passes on empty batches up to a seq, or only the last one if the response then has more than maxOfOtherModels.
 func (p *lmcachePass) fill(to uint64) error {
 	if p.empty == nil {
 		b := wire.Batch{Rank: p.rank, HasRank: true}
 		p.empty = new(wire.Encoder).AppendBatch(nil, &b)
 	}
-	if to > p.cursor && to-p.cursor > maxOfOtherModels {
+	if to > p.cursor && to-p.cursor > maxOfOtherModels-min(p.filled, maxOfOtherModels) {
 		p.cursor = to - 1
 	}
-	for p.cursor < to {
+	for ; p.cursor < to; p.filled++ {
 		if err := p.add(p.empty); err != nil {
 			return err
 		}

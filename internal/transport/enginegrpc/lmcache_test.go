@@ -256,3 +256,45 @@ func TestLMCacheIsPinged(t *testing.T) {
 		ping.end(nil)
 	}
 }
+
+// FuzzLMCache passes on two responses. Seqs grow, none of a response is beyond what the response says, and empty batches are bounded.
+func FuzzLMCache(f *testing.F) {
+	encode := func(b *lmcachev1.KVEventBatch) []byte {
+		b.Enabled, b.Incarnation = true, 7
+		out, err := proto.Marshal(b)
+		if err != nil {
+			f.Fatal(err)
+		}
+		return out
+	}
+	stored := &lmcachev1.KVEventBatch{NextCursor: 4, Events: []*lmcachev1.KVEventRecord{storedRecord(1, 11, nil, 1, 2, 300), storedRecord(3, 12, chunkHash(11), 4, 5, 6)}}
+	removed := &lmcachev1.KVEventBatch{NextCursor: 9, Lost: true, Events: []*lmcachev1.KVEventRecord{removedRecord(8, 12, 11)}}
+	f.Add(encode(stored), encode(removed))
+	f.Add(encode(&lmcachev1.KVEventBatch{NextCursor: math.MaxInt64}), encode(&lmcachev1.KVEventBatch{NextCursor: 3, Lost: true}))
+	far := &lmcachev1.KVEventBatch{NextCursor: 200_000}
+	for n := range int64(6) { // many records of other models between those of this one
+		far.Events = append(far.Events, removedRecord(30_000*(n+1), 1))
+	}
+	f.Add(encode(far), encode(removed))
+	f.Add([]byte{}, []byte{8, 1, 24, 5})
+	f.Fuzz(func(t *testing.T, first, second []byte) {
+		last, empty := uint64(0), 0
+		err := enginegrpc.PassLMCache([][]byte{first, second}, func(m transport.Message) {
+			seq := binary.BigEndian.Uint64(m.Frames[1])
+			if seq <= last || seq > math.MaxInt64 {
+				t.Errorf("seq %d follows %d", seq, last)
+			}
+			last = seq
+			b, err := new(wire.Decoder).Decode(m.Frames[2])
+			if err == nil && len(b.Events) == 0 {
+				empty++
+			}
+			if _, epoch := wire.CutTopic(m.Frames[0]); len(epoch) == 0 {
+				t.Errorf("the topic %q has no epoch", m.Frames[0])
+			}
+		})
+		if most := 2<<15 + len(first) + len(second); empty > most {
+			t.Errorf("%d empty batches of %d bytes, %v", empty, len(first)+len(second), err)
+		}
+	})
+}
