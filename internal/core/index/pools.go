@@ -120,7 +120,7 @@ func (m *Matches) creditPools(x *Index, q *Query, p *Prompt, out []Match) []Matc
 	for i := range out {
 		w := x.workers[out[i].Worker]
 		m.credit(w, &out[i])
-		present[x.rank(w, out[i].Rank)] = true
+		present[x.findRank(w.name, out[i].Rank)] = true
 	}
 	for rest := m.pooled; len(rest) > 0; {
 		longest := rest[:1]
