@@ -25,7 +25,7 @@ type publisher struct {
 	rank     uint32
 	copyRule feed.CopyRule
 	relayed  bool // by a server that leaves events out without telling
-	unscoped bool // by a server that tells neither adapters nor cache salts
+	unscoped bool // by a server whose events have neither LoRA adapters nor cache salts
 	machine  *sequence.Machine
 	// rules are shared by the publishers of the source's ranks.
 	rules *wire.Rules

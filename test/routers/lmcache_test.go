@@ -99,7 +99,7 @@ func (w *world) match(prompt []uint32) []client.Match {
 	return res.Matches[0]
 }
 
-// TestPoolEqualsLMCachesServer has two engines that load from a server of LMCache, and an engine that does not. The server is told to store and
+// TestPoolEqualsLMCachesServer has two engines that load from a server of LMCache, and an engine that does not. The test makes the server store and
 // evict chunks, of another model too; it ends subscriptions, restarts, and loses events.
 func TestPoolEqualsLMCachesServer(t *testing.T) {
 	testclass.Peers(t)

@@ -6,8 +6,8 @@ import (
 	"github.com/kvcast/kvcast/internal/core/index/radix"
 )
 
-// A connector, such as LMCache, may keep chunks of several blocks in a tier. Blocks stand for parts of them, so that a prompt finds them by
-// content; but an engine loads whole chunks, from the first on.
+// A connector, such as LMCache, may keep chunks of several blocks in a tier. The index has the blocks of each chunk, which prompts match by
+// content, but an engine loads whole chunks, from the first one on.
 
 // setChunk sets the number of tokens in a chunk of a tier; 0: it has none of several blocks.
 func (r *rank) setChunk(tier int, tokens uint32) {

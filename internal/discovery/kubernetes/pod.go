@@ -177,14 +177,14 @@ func (e Engines) trimmedWatch(w watch.Interface) watch.Interface {
 	})}
 }
 
-// drainedWatch ends a filtered watch that has an event which nobody receives any more.
+// drainedWatch is a filtered watch whose goroutine ends after Stop. Without it, the goroutine waits until its next event is received.
 type drainedWatch struct{ watch.Interface }
 
 // Stop implements watch.Interface.
 func (w drainedWatch) Stop() {
 	w.Interface.Stop()
 	go func() {
-		for range w.ResultChan() { // until the filter ends
+		for range w.ResultChan() { // which the filter closes
 		}
 	}()
 }

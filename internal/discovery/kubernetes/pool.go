@@ -130,7 +130,7 @@ func (p *Pool) Follow(ctx context.Context, changed func()) {
 	}
 }
 
-// follow replaces the source, and returns what ends it.
+// follow replaces the source by one for a spec, which is followed until end is called. end waits until it has ended.
 func (p *Pool) follow(ctx context.Context, spec PoolSpec, changed func()) (end func()) {
 	source := p.Source(spec).Open()
 	ctx, cancel := context.WithCancel(ctx)

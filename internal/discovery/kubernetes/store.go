@@ -85,7 +85,7 @@ func (s *store) follow(ctx context.Context, next <-chan struct{}, changed func()
 	for {
 		select {
 		case <-next:
-			next = s.next() // of changes that the call below may not see
+			next = s.next() // before the call, so that no later change is missed
 			changed()
 		case <-ctx.Done():
 			return

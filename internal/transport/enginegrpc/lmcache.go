@@ -41,8 +41,8 @@ const (
 	lmcacheEvents = 64
 	// lmcachePing is the time between two pings. Without one for 30 s or more, 120 s by default, a server ends the call.
 	lmcachePing = 10 * time.Second
-	// maxOfOtherModels is the most records of other models in a response that become empty batches: the length of a server's log by
-	// default. More count as lost, but for the last in a row.
+	// maxOfOtherModels bounds the empty batches of a response, each for a record of another model. It is the default length of a server's log.
+	// Beyond it, records between two of the model are reported as lost, except for the last of them.
 	maxOfOtherModels = 1 << 15
 	// lmcacheChunk and lmcacheChunkBytes are how many messages are passed on together, and how many bytes from which on none is added.
 	lmcacheChunk      = 128
@@ -132,7 +132,8 @@ func lmcacheSeq(record []byte) (seq uint64, err error) {
 	return seq, f.err
 }
 
-// refusesLMCache refuses to resume with another incarnation than that of the last record, of which the first records would be missing.
+// refusesLMCache returns errCannotResume if the server has restarted since the last record that was read. Its response then begins after that
+// record's seq, so that the first records of the new incarnation are missing: the call must begin anew.
 func refusesLMCache(c *call, response []byte) error {
 	b, err := readLMCache(response)
 	if err == nil && (c.epoch != "" && c.epoch != epochOf(b.incarnation) || b.next < c.cursor) {
@@ -269,7 +270,7 @@ func areUint32s(f *fields) bool {
 	return true
 }
 
-// lmcacheEvent adds a KVEventRecord. What the server has is not in the engines: it is external to them.
+// lmcacheEvent adds a KVEventRecord. Its chunks are in the memory of the server, which is the external tier of the engines.
 func (c *converter) lmcacheEvent(record []byte) error {
 	e := wire.Event{Medium: "EXTERNAL"}
 	var kind string

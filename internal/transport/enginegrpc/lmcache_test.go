@@ -217,7 +217,7 @@ func TestLMCacheResponsesThatAreRefused(t *testing.T) {
 	r.want("disconnected, lost true: batches were lost: LMCache's server has restarted")
 }
 
-// TestLMCacheByZeroMQ has a peer that greets like one of ZeroMQ, which LMCache's servers speak by default.
+// TestLMCacheByZeroMQ has a peer that sends the greeting of ZeroMQ, which is the default transport of LMCache's servers.
 func TestLMCacheByZeroMQ(t *testing.T) {
 	t.Parallel()
 	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
