@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/internal/zmtp"
 	"github.com/kvcast/kvcast/internal/zmtp/outbound"
 )
@@ -183,7 +184,7 @@ func (s *sockets) liveTopic() string {
 	if s.epoch == "" {
 		return s.cfg.Topic
 	}
-	return s.cfg.Topic + "\x00sgl-kv-epoch=" + s.epoch
+	return wire.TopicWithEpoch(s.cfg.Topic, s.epoch)
 }
 
 // serve waits for at most the timeout, which is unlimited if negative, and answers one replay

@@ -44,6 +44,12 @@ func ParseTopic(topic []byte) (Topic, error) {
 	return Topic{Pod: string(pod), Model: string(model)}, nil
 }
 
+// epochKey precedes an epoch in a topic.
+const epochKey = "sgl-kv-epoch="
+
+// TopicWithEpoch returns a topic with an epoch, as CutTopic splits it.
+func TopicWithEpoch(name, epoch string) string { return name + "\x00" + epochKey + epoch }
+
 // CutTopic splits a topic of any form into the part before the first NUL, and the epoch that SGLang appends, which identifies the engine's
 // incarnation; empty if it is absent. The results are views of topic: CutTopic does not allocate, because it is called for each message.
 func CutTopic(topic []byte) (name, epoch []byte) {
@@ -51,7 +57,7 @@ func CutTopic(topic []byte) (name, epoch []byte) {
 	for len(rest) > 0 {
 		var suffix []byte
 		suffix, rest, _ = bytes.Cut(rest, []byte{0})
-		if v, ok := bytes.CutPrefix(suffix, []byte("sgl-kv-epoch=")); ok {
+		if v, ok := bytes.CutPrefix(suffix, []byte(epochKey)); ok {
 			epoch = v
 		}
 	}

@@ -149,7 +149,7 @@ func epochOf(incarnation uint64) string { return strconv.FormatUint(incarnation,
 // passLMCache passes on the records of a KVEventBatch.
 func passLMCache(c *call, response []byte) error {
 	b, err := readLMCache(response)
-	topic := []byte("\x00sgl-kv-epoch=" + epochOf(b.incarnation))
+	topic := []byte(wire.TopicWithEpoch("", epochOf(b.incarnation)))
 	switch {
 	case errors.Is(err, errLMCacheOff):
 		return err

@@ -26,7 +26,7 @@ const (
 
 type SubscribeKvEventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Identifies the subscription: another one with the same value takes its place.
+	// Identifies the subscription. The server ends an earlier subscription with the same value.
 	InstanceId int64 `protobuf:"varint,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	// The model whose records are sent.
 	ModelName string `protobuf:"bytes,2,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
