@@ -58,6 +58,8 @@ type Config struct {
 	// Digests requests digests from the server, which View.Apply compares with its state. If the server does not
 	// support digests, the subscription continues without them.
 	Digests bool
+	// ClientID names the router for people, in kvcast top and the console: at most 128 bytes of printable ASCII. It need not be unique.
+	ClientID string
 	// Logger receives a record for each stream that starts or ends; nil: none.
 	Logger *slog.Logger
 }

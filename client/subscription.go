@@ -151,7 +151,7 @@ func (s *subscription) nextStart() Start {
 }
 
 func (s *subscription) request(start Start) *kvcastv1.SubscribeRequest {
-	req := &kvcastv1.SubscribeRequest{Filter: s.cfg.Filter, ProgressDigests: s.digests}
+	req := &kvcastv1.SubscribeRequest{Filter: s.cfg.Filter, ProgressDigests: s.digests, ClientId: s.cfg.ClientID}
 	if s.cfg.GapPolicy == GapFail {
 		req.GapPolicy = kvcastv1.GapPolicy_GAP_POLICY_FAIL
 	}

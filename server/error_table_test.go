@@ -265,6 +265,18 @@ func TestErrorContract(t *testing.T) {
 			}),
 		},
 		{
+			reason: "INVALID_ARGUMENT", name: "Subscribe, a long client_id", code: codes.InvalidArgument, says: "client_id: it has 129 bytes: at most 128 are allowed",
+			call: subscribeFails(func(journal.Bounds) *kvcastv1.SubscribeRequest {
+				return &kvcastv1.SubscribeRequest{ClientId: strings.Repeat("a", 129)}
+			}),
+		},
+		{
+			reason: "INVALID_ARGUMENT", name: "Subscribe, a client_id for no terminal", code: codes.InvalidArgument, says: `client_id: "\x1b[2J" is not allowed: want printable ASCII`,
+			call: subscribeFails(func(journal.Bounds) *kvcastv1.SubscribeRequest {
+				return &kvcastv1.SubscribeRequest{ClientId: "\x1b[2J"}
+			}),
+		},
+		{
 			reason: "INVALID_ARGUMENT", name: "Subscribe, too many names", code: codes.InvalidArgument, says: "at most 10000",
 			call: subscribeFails(func(journal.Bounds) *kvcastv1.SubscribeRequest {
 				return &kvcastv1.SubscribeRequest{Filter: &kvcastv1.Filter{Workers: make([]string, 10_001)}}

@@ -269,8 +269,10 @@ func newSubscribers() *subscribers {
 }
 
 // add lists a stream that has acquired a slot and starts after a seq, or with a snapshot.
-func (s *subscribers) add(ctx context.Context, f *kvcastv1.Filter, after uint64, inSnapshot bool) *subscriber {
-	sub := &subscriber{status: &kvcastv1.SubscriberStatus{Filter: truncateFilter(f), StartTimeUnixNano: time.Now().UnixNano()}}
+func (s *subscribers) add(ctx context.Context, req *kvcastv1.SubscribeRequest, after uint64, inSnapshot bool) *subscriber {
+	sub := &subscriber{status: &kvcastv1.SubscriberStatus{
+		Filter: truncateFilter(req.GetFilter()), ClientId: req.GetClientId(), StartTimeUnixNano: time.Now().UnixNano(),
+	}}
 	sub.seq.Store(after)
 	sub.inSnapshot.Store(inSnapshot)
 	if p, ok := peer.FromContext(ctx); ok {

@@ -21,6 +21,9 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 	if is, _ := s.outdated.get(); is {
 		return outdatedError(s.journal.Bounds())
 	}
+	if err := checkClientID(req.GetClientId(), s.journal.Bounds()); err != nil {
+		return err
+	}
 	release, err := s.quotas.subscribers.Acquire(stream.Context(), callerror.TooManySubs, s.journal.Bounds(), "subscribers are connected", "try again later")
 	if err != nil {
 		return err
@@ -39,7 +42,7 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 		return err
 	}
 	c.seq = after
-	c.subscription = s.subscribers.add(stream.Context(), req.GetFilter(), after, mode == kvcastv1.Accepted_MODE_SNAPSHOT)
+	c.subscription = s.subscribers.add(stream.Context(), req, after, mode == kvcastv1.Accepted_MODE_SNAPSHOT)
 	defer s.subscribers.remove(c.subscription)
 	c.snapshots = req.GetGapPolicy() != kvcastv1.GapPolicy_GAP_POLICY_FAIL
 	c.digests = req.GetProgressDigests()
@@ -56,6 +59,22 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 	})
 	s.recordEnd(c.subscription, err)
 	return err
+}
+
+// maxClientID is the maximum length of a client_id in bytes.
+const maxClientID = 128
+
+// checkClientID returns an error unless a client_id can be shown to people as it is.
+func checkClientID(id string, b journal.Bounds) error {
+	if len(id) > maxClientID {
+		return callerror.InvalidField(b, "client_id", "it has %d bytes: at most %d are allowed", len(id), maxClientID)
+	}
+	for i := range len(id) {
+		if id[i] < ' ' || id[i] > '~' {
+			return callerror.InvalidField(b, "client_id", "%q is not allowed: want printable ASCII", id)
+		}
+	}
+	return nil
 }
 
 // subscribeStart returns the mode in which a stream starts and the seq before its first entry.

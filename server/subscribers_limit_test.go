@@ -24,7 +24,7 @@ func TestSubscribersResponseFitsClientLimit(t *testing.T) {
 	f.Models = f.GetWorkers()
 	add := func(n int) {
 		for range n {
-			s.subscribers.add(t.Context(), &f, 0, false).status.UserAgent = strings.Repeat("a", maxListedBytes)
+			s.subscribers.add(t.Context(), &kvcastv1.SubscribeRequest{Filter: &f, ClientId: strings.Repeat("a", maxClientID)}, 0, false).status.UserAgent = strings.Repeat("a", maxListedBytes)
 		}
 	}
 	add(DefaultMaxSubscribers)

@@ -35,7 +35,9 @@ func TestSubscribersAreListed(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	before := time.Now().UnixNano()
-	reads := h.subscribe(checker.New(checker.Options{}), earliest())
+	named := earliest()
+	named.ClientId = "router 7"
+	reads := h.subscribe(checker.New(checker.Options{}), named)
 	reads.until(t, 1)
 	req := earliest()
 	req.Filter = &kvcastv1.Filter{Workers: []string{strings.Repeat("é", 100), "w"}, Models: strings.Split("m,b,c,d,e,f,g,h,i", ",")}
@@ -45,8 +47,8 @@ func TestSubscribersAreListed(t *testing.T) {
 	reads.until(t, entries)
 
 	all := h.listed(func(all []*kvcastv1.SubscriberStatus) bool { return len(all) == 2 && all[0].GetSeq() == entries })
-	if all[0].GetBehind() != 0 || all[0].GetFilter() != nil || all[0].GetInSnapshot() {
-		t.Errorf("the subscriber that has read all: got %v, want behind 0 and no filter", all[0])
+	if all[0].GetBehind() != 0 || all[0].GetFilter() != nil || all[0].GetInSnapshot() || all[0].GetClientId() != "router 7" {
+		t.Errorf("the subscriber that has read all: got %v, want behind 0, no filter and its client_id", all[0])
 	}
 	if at := all[1].GetSeq(); at == 0 || at >= entries || all[1].GetBehind() != entries-at {
 		t.Errorf("the subscriber that reads nothing: got %v, want behind the rest of the entries", all[1])

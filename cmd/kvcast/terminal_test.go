@@ -19,7 +19,7 @@ func TestTopPrintsOnceWithoutATerminal(t *testing.T) {
 	f := follow(t, s)
 	f.until("w", "stored [9]")
 	got := kvcast(t, nil, "top", "--addr", s.addr(), "--interval", "100ms")
-	for _, want := range []string{s.addr(), "1 worker (1 live) · 4 blocks · 1 subscriber\n", "WORKER  MODEL", "1 (1 batches) INCOMPLETE", "SUBSCRIBER", "grpc-go/"} {
+	for _, want := range []string{s.addr(), "1 worker (1 live) · 4 blocks · 1 subscriber\n", "WORKER  MODEL", "1 (1 batches) INCOMPLETE", "SUBSCRIBER", "follower"} {
 		if !strings.Contains(got.out, want) || got.status != 0 || got.err != "" {
 			t.Errorf("got status %d, %q and\n%s\nwant %q in it", got.status, got.err, got.out, want)
 		}

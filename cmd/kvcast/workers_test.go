@@ -60,7 +60,7 @@ func follow(t *testing.T, s *process) *eventReader {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	t.Cleanup(cancel)
-	req := &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}}
+	req := &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}, ClientId: "follower"}
 	stream, err := s.client().Subscribe(ctx, req)
 	if err != nil {
 		t.Fatal(err)

@@ -40,7 +40,7 @@ func run(ctx context.Context, addr, model string, prompts io.Reader, out io.Writ
 	go func() {
 		// Subscribe logs interruptions and resumes. An error is permanent, such as a token
 		// that the server does not accept. With Digests, the view is compared with the server's.
-		ended <- view.Follow(c.Subscribe(ctx, client.Config{Digests: true, Logger: slog.Default()}))
+		ended <- view.Follow(c.Subscribe(ctx, client.Config{ClientID: "follow", Digests: true, Logger: slog.Default()}))
 	}()
 	go func() { ended <- answer(ctx, view, model, prompts, out) }()
 	return <-ended

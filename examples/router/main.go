@@ -67,7 +67,7 @@ func serve(ctx context.Context, l net.Listener, addr string, p policy, view *cli
 	followed := make(chan error, 1)
 	go func() {
 		defer stop()
-		followed <- view.Follow(c.Subscribe(ctx, client.Config{Logger: log}))
+		followed <- view.Follow(c.Subscribe(ctx, client.Config{ClientID: "router", Logger: log}))
 	}()
 	matcher := c.NewMatcher()
 	defer matcher.Close()

@@ -8,7 +8,7 @@ import {state} from './state.js';
 
 const refreshEvery = 30_000; // of the history
 
-const subscriberColumns = [{title: 'Client'}, {title: 'Behind'}, {title: 'Entries behind', number: true}, {title: 'Seq', number: true}, {title: 'For', number: true}, {title: 'Program'}, {title: 'Filter'}];
+const subscriberColumns = [{title: 'Address'}, {title: 'Behind'}, {title: 'Entries behind', number: true}, {title: 'Seq', number: true}, {title: 'For', number: true}, {title: 'Client'}, {title: 'Filter'}];
 const endedColumns = [{title: 'Time'}, {title: 'Client'}, {title: 'Why'}];
 const instanceColumns = [{title: 'Instance'}, {title: 'State'}, {title: 'Host'}, {title: 'gRPC'}, {title: 'Version'}, {title: 'For', number: true}, {title: 'Workers', number: true}, {title: 'Entries behind', number: true}];
 const takeoverColumns = [{title: 'Time'}, {title: 'What'}, {title: 'Worker'}, {title: 'Details'}];
@@ -91,7 +91,7 @@ export function stream() {
       const behind = Number(s.behind ?? 0);
       const text = s.in_snapshot ? 'snapshot' : number(behind);
       bar.update(s.in_snapshot ? most : behind, most, s.in_snapshot ? 'receives a snapshot' : `${number(behind)} entries behind`);
-      [s.peer ?? '', undefined, text, number(Number(s.seq ?? 0)), duration(since(s.start_time_unix_nano ?? '0')), (s.user_agent ?? '').split(' ')[0], filterText(s.filter)]
+      [s.peer ?? '', undefined, text, number(Number(s.seq ?? 0)), duration(since(s.start_time_unix_nano ?? '0')), s.client_id || (s.user_agent ?? '').split(' ')[0], filterText(s.filter)]
         .forEach((cell, i) => { if (cell !== undefined) setText(tr.children[i], cell); });
     };
     return tr;

@@ -332,8 +332,11 @@ type SubscribeRequest struct {
 	// Whether Progress has digests of the workers. If so, Progress is sent at each progress
 	// interval (10 s by default), even if entries are sent in the interval.
 	ProgressDigests bool `protobuf:"varint,7,opt,name=progress_digests,json=progressDigests,proto3" json:"progress_digests,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// A name of the router for people, at most 128 bytes of printable ASCII: ListSubscribers has
+	// it. It need not be unique.
+	ClientId      string `protobuf:"bytes,8,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SubscribeRequest) Reset() {
@@ -428,6 +431,13 @@ func (x *SubscribeRequest) GetProgressDigests() bool {
 		return x.ProgressDigests
 	}
 	return false
+}
+
+func (x *SubscribeRequest) GetClientId() string {
+	if x != nil {
+		return x.ClientId
+	}
+	return ""
 }
 
 type isSubscribeRequest_Start interface {
@@ -2387,7 +2397,9 @@ type SubscriberStatus struct {
 	// Number of entries after seq.
 	Behind uint64 `protobuf:"varint,6,opt,name=behind,proto3" json:"behind,omitempty"`
 	// Whether a snapshot is being sent to the stream, or waits to be sent.
-	InSnapshot    bool `protobuf:"varint,7,opt,name=in_snapshot,json=inSnapshot,proto3" json:"in_snapshot,omitempty"`
+	InSnapshot bool `protobuf:"varint,7,opt,name=in_snapshot,json=inSnapshot,proto3" json:"in_snapshot,omitempty"`
+	// SubscribeRequest.client_id of the stream; empty if the client has not named itself.
+	ClientId      string `protobuf:"bytes,8,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2471,6 +2483,13 @@ func (x *SubscriberStatus) GetInSnapshot() bool {
 	return false
 }
 
+func (x *SubscriberStatus) GetClientId() string {
+	if x != nil {
+		return x.ClientId
+	}
+	return ""
+}
+
 var File_kvcast_v1_router_event_service_proto protoreflect.FileDescriptor
 
 const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
@@ -2483,7 +2502,7 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\fFromSnapshot\"\f\n" +
 	"\n" +
 	"FromLatest\"\x0e\n" +
-	"\fFromEarliest\"\xf2\x02\n" +
+	"\fFromEarliest\"\x8f\x03\n" +
 	"\x10SubscribeRequest\x12+\n" +
 	"\x05after\x18\x01 \x01(\v2\x13.kvcast.v1.PositionH\x00R\x05after\x125\n" +
 	"\bsnapshot\x18\x02 \x01(\v2\x17.kvcast.v1.FromSnapshotH\x00R\bsnapshot\x12/\n" +
@@ -2492,7 +2511,8 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\x06filter\x18\x05 \x01(\v2\x11.kvcast.v1.FilterR\x06filter\x123\n" +
 	"\n" +
 	"gap_policy\x18\x06 \x01(\x0e2\x14.kvcast.v1.GapPolicyR\tgapPolicy\x12)\n" +
-	"\x10progress_digests\x18\a \x01(\bR\x0fprogressDigestsB\a\n" +
+	"\x10progress_digests\x18\a \x01(\bR\x0fprogressDigests\x12\x1b\n" +
+	"\tclient_id\x18\b \x01(\tR\bclientIdB\a\n" +
 	"\x05start\"\xf1\x03\n" +
 	"\x11SubscribeResponse\x12*\n" +
 	"\aentries\x18\x01 \x03(\v2\x10.kvcast.v1.EntryR\aentries\x12/\n" +
@@ -2644,7 +2664,7 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"_lora_name\"\x18\n" +
 	"\x16ListSubscribersRequest\"X\n" +
 	"\x17ListSubscribersResponse\x12=\n" +
-	"\vsubscribers\x18\x01 \x03(\v2\x1b.kvcast.v1.SubscriberStatusR\vsubscribers\"\xec\x01\n" +
+	"\vsubscribers\x18\x01 \x03(\v2\x1b.kvcast.v1.SubscriberStatusR\vsubscribers\"\x89\x02\n" +
 	"\x10SubscriberStatus\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x1d\n" +
 	"\n" +
@@ -2654,7 +2674,8 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\x03seq\x18\x05 \x01(\x06R\x03seq\x12\x16\n" +
 	"\x06behind\x18\x06 \x01(\x04R\x06behind\x12\x1f\n" +
 	"\vin_snapshot\x18\a \x01(\bR\n" +
-	"inSnapshot*U\n" +
+	"inSnapshot\x12\x1b\n" +
+	"\tclient_id\x18\b \x01(\tR\bclientId*U\n" +
 	"\tGapPolicy\x12\x1a\n" +
 	"\x16GAP_POLICY_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13GAP_POLICY_SNAPSHOT\x10\x01\x12\x13\n" +

@@ -67,10 +67,10 @@ func (d *demo) runConsole(ctx context.Context, listen string) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	for range consoleRouters {
+	for i := range consoleRouters {
 		d.parts.Go(func() error {
 			view := client.NewView()
-			for u, err := range client.FromConn(conn).Subscribe(ctx, client.Config{}) {
+			for u, err := range client.FromConn(conn).Subscribe(ctx, client.Config{ClientID: fmt.Sprintf("router %d", i+1)}) {
 				if err != nil {
 					return nil // the server has ended
 				}

@@ -61,7 +61,7 @@ func (c *Subscribe) Run(ctx context.Context, std cli.Process) error {
 		return nil
 	})
 	p := output.NewPrinter(std.Out, c.Output)
-	err = c.print(subscriber.Subscribe(ctx, client.Config{Filter: c.Proto(), Start: c.start()}), p, std.Err)
+	err = c.print(subscriber.Subscribe(ctx, client.Config{Filter: c.Proto(), Start: c.start(), ClientID: "kvcast subscribe"}), p, std.Err)
 	if !p.At.IsZero() {
 		_, _ = fmt.Fprintf(std.Err, "resume with: kvcast subscribe%s --after %s\n", c.given(), p.At)
 	}

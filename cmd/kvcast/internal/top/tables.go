@@ -268,7 +268,10 @@ func (s screen) subscriberRows() [][]cell {
 		case sub.GetBehind() > 0:
 			behind.style = output.Change
 		}
-		client, _, _ := strings.Cut(sub.GetUserAgent(), " ")
+		client := sub.GetClientId()
+		if client == "" {
+			client, _, _ = strings.Cut(sub.GetUserAgent(), " ")
+		}
 		rows = append(rows, []cell{
 			text(sub.GetPeer()).as(output.Strong), text(client), right(s.since(sub.GetStartTimeUnixNano())),
 			number(sub.GetSeq()), behind, right(rateText(rate)), text(filterText(sub.GetFilter())),

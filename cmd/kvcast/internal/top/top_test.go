@@ -95,14 +95,15 @@ func TestScreenOfACluster(t *testing.T) {
 		{Id: "ABCDEFGHIJ", Host: "h1", Pid: 7, GrpcAddress: ":50051", Version: "v1", StartTimeUnixNano: started, Ingests: true, Live: true, Workers: 1},
 		{Id: "KLMNOPQRST", Host: "h2", Pid: 1808, GrpcAddress: ":50051", Version: "v1", StartTimeUnixNano: started, Behind: 2000},
 	}
+	sample.subscribers[0].ClientId = "router 1"
 	s := updated(screen{addr: "h:1"}, polled{sample: sampled(1, "e", 3, 50)}, polled{sample: sample})
 	_, tables, _ := strings.Cut(s.text(), "\n\n")
 	want := `WORKER  INSTANCE                MODEL  STATE     RANK  SOURCE     REPLAY   BATCHES/S  DEVICE       DISK  GAPS
 w0      ABCDEFGH                m      live         0  live       answers        3.0      10          0  0
 w1      KLMNOPQR (handed over)  m      degraded     0  repairing  answers         50      11  1,048,576  2 (9 batches) INCOMPLETE
 
-SUBSCRIBER  CLIENT      FOR    SEQ  BEHIND  ENTRIES/S  FILTER
-10.0.0.1:7  grpc-go/1  1m2s  2,995       5      1,000  --worker w1 --tier disk
+SUBSCRIBER  CLIENT     FOR    SEQ  BEHIND  ENTRIES/S  FILTER
+10.0.0.1:7  router 1  1m2s  2,995       5      1,000  --worker w1 --tier disk
 
 INSTANCE         STATE  HOST   PID  GRPC    VERSION     FOR  WORKERS  BEHIND
 ABCDEFGH (this)  live   h1       7  :50051  v1       1h0m0s        1       0
@@ -191,6 +192,7 @@ func TestNamesCannotControlTheTerminal(t *testing.T) {
 	s := sampled(1, "e", 10)
 	s.subscribers[0].Filter = &kvcastv1.Filter{Workers: []string{"x\x1b]0;owned\x07\x1b[2J\nw0  m  live"}}
 	s.subscribers[0].UserAgent = "\x1b[31mgrpc"
+	s.subscribers[0].ClientId = "\x1b[31mrouter"
 	s.workers[0].Name = "w\t0"
 	text := updated(screen{}, polled{sample: s}).text()
 	if strings.ContainsAny(text, "\x1b\x07\t") || strings.Count(text, "\n") != 7 {
