@@ -154,7 +154,8 @@ type Update struct {
 	// snapshot: the caller discards its state at SnapshotBegin.
 	Message *kvcastv1.SubscribeResponse
 	// Position is the position from which to resume when this and all earlier updates are applied. It is zero while the delivered state is
-	// incomplete: before the first position, between SnapshotBegin and SnapshotEnd, and with an Interruption whose Snapshot is true.
+	// incomplete or about to be replaced: before the first position, from an Accepted with MODE_SNAPSHOT or a SnapshotBegin to SnapshotEnd, and with an
+	// Interruption whose Snapshot is true.
 	Position Position
 	// Interruption is set when a stream has ended and another follows. The caller may ignore it.
 	Interruption *Interruption

@@ -97,12 +97,15 @@ func (e *Error) positionLost() bool {
 // ViolationError is a violation of the contract by the server, such as a missing or duplicate message. The
 // violating message is not delivered.
 type ViolationError struct {
-	// At is the last valid position.
+	// At is the last valid position; zero: there is none.
 	At Position
 	// What describes the violation.
 	What string
 }
 
 func (e *ViolationError) Error() string {
+	if e.At.IsZero() {
+		return "the stream violates the contract: " + e.What
+	}
 	return fmt.Sprintf("the stream violates the contract after %v: %s", e.At, e.What)
 }

@@ -251,7 +251,7 @@ func (s *matchStream) receive() error {
 	}
 }
 
-var errMatchOrder = errors.New("the stream violates the contract: answers are not in the order of requests")
+var errMatchOrder = &ViolationError{What: "answers are not in the order of requests"}
 
 // fail ends all calls with the error that ended the stream. The server ends a stream at the first request that it
 // cannot answer, so later requests can be sent again.

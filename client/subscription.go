@@ -171,7 +171,7 @@ func (s *subscription) deliver(m *kvcastv1.SubscribeResponse, deliver func(Updat
 	if m.GetSnapshotBegin() != nil {
 		s.needSnapshot = false
 	}
-	if !deliver(Update{Message: m, Position: s.validator.position(), subscription: s}) {
+	if !deliver(Update{Message: m, Position: s.validator.stored(), subscription: s}) {
 		return errStopped
 	}
 	return s.rejected

@@ -69,6 +69,14 @@ func (v *validator) position() Position {
 	return Position{Epoch: v.epoch, Seq: v.seq}
 }
 
+// stored returns the position that the caller may store with its state: none while a snapshot is expected that replaces the state.
+func (v *validator) stored() Position {
+	if v.phase == phaseAwaitingSnapshot {
+		return Position{}
+	}
+	return v.position()
+}
+
 // startStream makes an Accepted the only valid next message.
 func (v *validator) startStream(s Start) { v.phase, v.start, v.acceptedEpoch = phaseStart, s, "" }
 
