@@ -53,6 +53,7 @@ type options struct {
 	classes  string         // as in testclass.Variable
 	run      *regexp.Regexp // of names, nil: all
 	race     bool
+	full     bool     // at full size
 	packages []string // patterns
 	args     []string // of test binaries
 	perGo    int      // packages that are tested at a time
@@ -73,6 +74,7 @@ func parse(args []string) (options, error) {
 		return err
 	})
 	flags.BoolVar(&o.race, "race", os.Getenv("CGO_ENABLED") != "0", "use the race detector")
+	flags.BoolVar(&o.full, "full", false, "run tests at full size, as those of class exhaustive do always")
 	flags.IntVar(&o.perGo, "p", 4, "number of packages that are tested at a time: many wait for timers")
 	flags.IntVar(&o.parallel, "parallel", 6, "number of tests of a package that run at a time, of those that allow it")
 	flags.DurationVar(&o.timeout, "timeout", time.Hour, "time after which the tests of a package are ended, because one hangs")
@@ -218,7 +220,10 @@ func (p *pass) run(ctx context.Context, o options, r *report) error {
 	args = append(append(args, p.packages...), o.args...)
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Env = append(os.Environ(), testclass.Variable+"="+o.classes)
-	if !testclass.Selected(testclass.ClassExhaustive, o.classes) {
+	switch {
+	case o.full:
+		cmd.Env = append(cmd.Env, testclass.FullVariable+"=1")
+	case !testclass.Selected(testclass.ClassExhaustive, o.classes):
 		n := checks
 		if p.race {
 			n = raceChecks

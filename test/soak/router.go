@@ -195,6 +195,7 @@ func (r *router) totals() received {
 // await waits until the view equals the engines, except at ranks that are reported incomplete.
 func (r *router) await(ctx context.Context, states []state) (o outcome, err error) {
 	for {
+		began := time.Now()
 		r.mu.Lock()
 		if o, err = compare(r.checker, states, r.includes); err == nil {
 			err = compareClientView(r.view, r.checker.View())
@@ -208,6 +209,11 @@ func (r *router) await(ctx context.Context, states []state) (o outcome, err erro
 		case <-changed:
 		case <-ctx.Done():
 			return o, fmt.Errorf("subscriber %s: %w", r.name, err)
+		}
+		// The stream is not read while a view is compared: most of the time must be left to read it.
+		select {
+		case <-time.After(10 * time.Since(began)):
+		case <-ctx.Done():
 		}
 	}
 }

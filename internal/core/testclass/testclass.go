@@ -68,8 +68,13 @@ func WithoutRace(t testing.TB) {
 	}
 }
 
-// Full reports whether tests that have a size take part at full size: ClassExhaustive is selected.
-func Full() bool { return Selected(ClassExhaustive, os.Getenv(Variable)) }
+// FullVariable is the environment variable that makes tests of any class run at full size, unless it is empty.
+const FullVariable = "KVCAST_TEST_FULL"
+
+// Full reports whether tests that have a size run at full size: ClassExhaustive is selected, or FullVariable is set.
+func Full() bool {
+	return Selected(ClassExhaustive, os.Getenv(Variable)) || os.Getenv(FullVariable) != ""
+}
 
 // Size returns one of two sizes of a test: one that takes seconds, or that of Full.
 func Size(quick, full int) int {
