@@ -89,9 +89,10 @@ peers: ## Prepare peers of other ZeroMQ implementations in bin/peers, and test w
 	@tools/scripts/peers.sh
 	$(suite) -class peers ./test/interop
 
-clients: ## Prepare the Python and Rust examples in bin/clients, and test them.
+clients: ## Prepare the clients in bin/clients, and test them and the examples that use them.
 	@tools/scripts/clients.sh
-	$(suite) -class peers ./cmd/kvcast
+	$(suite) -class quick,peers ./test/conformance
+	$(suite) -class peers -run Client ./cmd/kvcast
 
 routers: ## Prepare llm-d's pool, vLLM's message classes and router, SMG's client, Dynamo's crate and an endpoint picker in bin/routers, and test with them.
 	@GO=$(GO) tools/scripts/routers.sh

@@ -117,11 +117,11 @@ func (e *example) end() {
 func TestClientInPython(t *testing.T) {
 	testclass.Peers(t)
 	t.Parallel()
-	script, err := filepath.Abs(clientsFolder + "/python/subscribe.py")
+	script, err := filepath.Abs("../../examples/python/subscribe.py")
 	if err != nil {
 		t.Fatal(err)
 	}
-	python := filepath.Dir(script) + "/venv/bin/python"
+	python := clientsFolder + "/python/venv/bin/python"
 	p, s := engine(t, "--subscribers-max-connection-age", "1s", "--subscribers-max-connection-age-grace", "1s")
 	block := uint64(0)
 	publishSome := func() {
@@ -194,7 +194,7 @@ func TestClientInPython(t *testing.T) {
 func TestNATSReaderClientInPython(t *testing.T) {
 	testclass.Peers(t)
 	t.Parallel()
-	script, err := filepath.Abs(clientsFolder + "/python/nats_reader.py")
+	script, err := filepath.Abs("../../examples/python/nats_reader.py")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +212,7 @@ func TestNATSReaderClientInPython(t *testing.T) {
 		publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{block}, Tokens: []uint32{1, 2}, BlockSize: 2})
 	}
 	s.metric(fmt.Sprintf("kvcast_ingest_batches_total{worker=%q} 3", name))
-	python := filepath.Dir(script) + "/venv/bin/python"
+	python := clientsFolder + "/python/venv/bin/python"
 	all := runExample(t, python, script, "--servers", url, "--count", "4")
 	want := []string{" worker_added", " stored", " stored", " stored"} // after the record of the owner, which has no events
 	at := ""
@@ -261,13 +261,13 @@ func serveTwoPrefixes(t *testing.T) *process {
 func TestRouterClientInPython(t *testing.T) {
 	testclass.Peers(t)
 	t.Parallel()
-	script, err := filepath.Abs(clientsFolder + "/python/route.py")
+	script, err := filepath.Abs("../../examples/python/route.py")
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := serveTwoPrefixes(t)
 	prompts, send := io.Pipe()
-	e := runExampleWith(t, prompts, filepath.Dir(script)+"/venv/bin/python", script, "--addr", s.addr(), "--model", "m", "--timeout", "60")
+	e := runExampleWith(t, prompts, clientsFolder+"/python/venv/bin/python", script, "--addr", s.addr(), "--model", "m", "--timeout", "60")
 	route := func(prompt, want string) {
 		t.Helper()
 		if _, err := fmt.Fprintln(send, prompt); err != nil {

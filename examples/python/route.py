@@ -11,13 +11,15 @@ import sys
 
 import grpc
 
-from kvcast.v1 import match_pb2, router_event_service_pb2, router_event_service_pb2_grpc, worker_pb2
+import kvcast
+
 
 class Router:
     """Chooses workers of one model."""
 
-    def __init__(self, stub, model, timeout):
-        self.stub = stub
+    def __init__(self, client, model, timeout):
+        self.client = client
+        self.matcher = client.matcher()
         self.model = model
         self.timeout = timeout
         self.endpoints = {}  # by worker
@@ -25,22 +27,19 @@ class Router:
         self.refresh()
 
     def refresh(self):
-        """Reads the workers. A real router does so every few seconds, or follows Subscribe."""
-        request = router_event_service_pb2.ListWorkersRequest()
-        if self.model:
-            request.filter.models.append(self.model)
-        workers = self.stub.ListWorkers(request).workers
-        self.endpoints = {worker.name: worker.endpoint for worker in workers}
+        """Reads the workers. A real router does so every few seconds, or follows the subscription."""
+        models = [self.model] if self.model else []
+        self.endpoints = {worker.name: worker.endpoint for worker in self.client.workers(kvcast.Filter(models=models))}
 
     def match(self, tokens):
         """Returns the matches of a prompt, best first; none if the server does not answer."""
-        request = match_pb2.MatchPrefixRequest(model=self.model, prompts=[match_pb2.Prompt(token_ids=tokens)])
+        request = kvcast.MatchRequest([kvcast.Prompt(tokens=tokens)], model=self.model)
         try:
-            return self.stub.MatchPrefix(request, timeout=self.timeout).prompts[0].matches
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.INVALID_ARGUMENT:  # a mistake in this program
+            return self.matcher.match(request, timeout=self.timeout).matches[0]
+        except (kvcast.KvcastError, TimeoutError) as error:
+            if isinstance(error, kvcast.StatusError) and error.code is grpc.StatusCode.INVALID_ARGUMENT:  # a mistake in this program
                 raise
-            print(f"no answer ({error.code().name}: {error.details()}); routing without it", file=sys.stderr)
+            print(f"no answer ({error}); routing without it", file=sys.stderr)
             return []
 
     def choose(self, tokens):
@@ -48,7 +47,7 @@ class Router:
         cached = {}  # by worker: the longest prefix over its dp ranks
         for match in self.match(tokens):
             # Blocks of a rank that may have restarted may all be gone.
-            restarted = worker_pb2.DEGRADED_REASON_POSSIBLE_RESTART in match.reasons
+            restarted = kvcast.DegradedReason.DEGRADED_REASON_POSSIBLE_RESTART in match.reasons
             if match.worker in self.endpoints and not restarted:
                 cached[match.worker] = max(cached.get(match.worker, 0), match.tokens)
         if not self.endpoints:
@@ -67,20 +66,19 @@ def main():
     # A router must route without an answer, too: kvcast is a hint, and the engines work without it.
     parser.add_argument("--timeout", type=float, default=0.2, help="seconds after which it routes without an answer (%(default)s)")
     args = parser.parse_args()
-    with grpc.insecure_channel(args.addr) as channel:
-        router = Router(router_event_service_pb2_grpc.RouterEventServiceStub(channel), args.model, args.timeout)
-        for line in sys.stdin:
-            tokens = json.loads(line)
-            worker, cached = router.choose(tokens)
-            print(f"{worker} {router.endpoints[worker] or '-'} {cached} of {len(tokens)} tokens", flush=True)
+    with kvcast.Client(args.addr, client_id="route.py") as client:
+        router = Router(client, args.model, args.timeout)
+        with router.matcher:
+            for line in sys.stdin:
+                tokens = json.loads(line)
+                worker, cached = router.choose(tokens)
+                print(f"{worker} {router.endpoints[worker] or '-'} {cached} of {len(tokens)} tokens", flush=True)
 
 
 if __name__ == "__main__":
     try:
         main()
-    except LookupError as error:
+    except (LookupError, kvcast.KvcastError) as error:
         sys.exit(str(error))
-    except grpc.RpcError as error:
-        sys.exit(f"{error.code().name}: {error.details()}")
     except KeyboardInterrupt:
         pass

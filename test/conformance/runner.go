@@ -161,3 +161,9 @@ func difference(got, want []string) (out []string) {
 	}
 	return out
 }
+
+// Drain waits until the client has ended, and drops what it reports.
+func (r *Runner) Drain() {
+	for range r.lines {
+	}
+}

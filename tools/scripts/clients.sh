@@ -1,8 +1,6 @@
 #!/bin/sh
-# Prepares the examples in Python and Rust for `make clients`, in bin/clients: installs
-# the Python packages, generates the Python code, and builds the Rust program. If an
-# example cannot be prepared, this script prints the reason, and its test is skipped. It fails
-# if the Python code cannot be generated, or the Rust program has a mistake.
+# Prepares the clients and the examples that use them for `make clients`, in bin/clients: builds what users install, and installs it. If a
+# client cannot be prepared, this script prints the reason, and its tests are skipped. It fails if a client has a mistake.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -21,7 +19,7 @@ skip() {
 sum() { cat "$@" | cksum; }
 
 python() {
-	sum=$(sum tools/scripts/clients.sh examples/python/requirements.txt examples/python/*.py proto/kvcast/v1/*.proto)
+	sum=$(sum tools/scripts/clients.sh clients/python/requirements.txt clients/python/pyproject.toml clients/python/src/kvcast/*.py clients/python/src/kvcast/v1/*)
 	[ ! -f "$into/python/sum" ] || [ "$(cat "$into/python/sum")" != "$sum" ] || return 0
 	command -v python3 >/dev/null 2>&1 || { skip python "python3 is not installed"; return 0; }
 	echo "client in python: preparing" >&2
@@ -31,12 +29,10 @@ python() {
 	python3 -m venv "$into/python/venv" >"$log" 2>&1 ||
 		{ skip python "python3 -m venv fails: $(reason "$log")"; return 0; }
 	limited "$into/python/venv/bin/python" -m pip --quiet --disable-pip-version-check --no-input --timeout 30 --retries 3 \
-		install --only-binary :all: -r examples/python/requirements.txt >"$log" 2>&1 ||
+		install --only-binary :all: --no-deps -r clients/python/requirements.txt >"$log" 2>&1 ||
 		{ skip python "its packages cannot be installed: $(reason "$log")"; return 0; }
-	cp examples/python/*.py "$into/python"
-	# The command of examples/python/README.md.
-	(cd examples/python && "$into/python/venv/bin/python" -m grpc_tools.protoc -I ../../proto \
-		--python_out="$into/python" --grpc_python_out="$into/python" ../../proto/kvcast/v1/*.proto)
+	tools/scripts/wheel.sh "$into/python/venv/bin/python" "$into/python" >"$log" 2>&1
+	"$into/python/venv/bin/python" -m pip --quiet --disable-pip-version-check install --no-deps --no-index "$into"/python/kvcast-*.whl
 	echo "$sum" >"$into/python/sum"
 }
 
