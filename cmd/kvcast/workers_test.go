@@ -244,8 +244,11 @@ func TestDiscoveryByFile(t *testing.T) {
 	// The file does not exist yet.
 	s := serve(t, "--config", configFile(t, fmt.Sprintf("discovery: [{file: %q, interval: 100ms}]", file)))
 	s.logged(`discovery failed; the workers found before stay.*no such file`)
-	f := follow(t, s)
+	if log := strings.Join(s.Log(), "\n"); strings.Contains(log, "msg=serving") {
+		t.Errorf("it serves before discovery has worked:\n%s", log)
+	}
 	write(item("a", "m"))
+	f := follow(t, s)
 	f.until("a", "stored [1]")
 	write("workers:\n" + item("a", "m") + item("b", "m"))
 	f.until("b", "stored [1]")
@@ -265,6 +268,47 @@ func TestDiscoveryByFile(t *testing.T) {
 			t.Errorf("worker a: got %q though it has not changed", before)
 		}
 	}
+}
+
+// TestServerStartsWhileDiscoveryFails starts servers with a file of workers that does not exist.
+func TestServerStartsWhileDiscoveryFails(t *testing.T) {
+	testclass.Process(t)
+	t.Parallel()
+	p := publisherOf(t, simulator.SocketConfig{})
+	publish(t, p, storedOf(1))
+	folder := t.TempDir()
+	file := filepath.Join(folder, "workers.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	config := configFile(t, fmt.Sprintf("discovery: [{file: %q, interval: 100ms}]", file))
+
+	bounded := serve(t, "--config", config, "--ingest-discovery-wait", "100ms")
+	bounded.logged(`serving without the workers that discovery would find: it has not worked yet" waited=100ms`)
+	write("[]")
+	bounded.logged(`msg="discovery works again"`)
+
+	write(fmt.Sprintf("- {name: a, model: m, sources: [{connect: %q, replay: %q}]}\n", p.Endpoint(), p.ReplayEndpoint()))
+	durable := []string{"--config", config, "--journal", "file:" + filepath.Join(folder, "journal"), "--ingest-grace", "10ms", "--ingest-start-wait", "1s", "--ingest-discovery-wait", "1h"}
+	before := serve(t, durable...)
+	follow(t, before).until("a", "stored [1]")
+	if got := before.stop(); got != 0 {
+		t.Fatalf("got exit status %d", got)
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	after := serve(t, durable...) // it serves the workers of the journal, after a time that is longer than the grace
+	f := follow(t, after)
+	all, err := after.client().ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
+	if err != nil || len(all.GetWorkers()) != 1 {
+		t.Errorf("got workers %v (%v), want the one of the journal", all.GetWorkers(), err)
+	}
+	write("[]")
+	f.until("a", "removed DISCOVERY")
 }
 
 func TestDiscoveryByDNS(t *testing.T) {

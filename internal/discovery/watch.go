@@ -44,8 +44,8 @@ type Watch struct {
 	Interval time.Duration
 	// Grace is how long a worker may be missing before it is removed; 0 means that the first poll without the worker removes it.
 	Grace time.Duration
-	// Polled is called after each poll, even if the poll failed; it may be nil.
-	Polled func()
+	// Polled is called after each poll, with its error; it may be nil.
+	Polled func(error)
 	// Metrics is optional.
 	Metrics *Metrics
 	// Logger is optional.
@@ -119,7 +119,7 @@ func (w Watch) Run(ctx context.Context, workers Workers) error {
 		err := running.poll(ctx)
 		w.Metrics.polled(w.Name, err, len(running.known), len(running.rejected)+running.excess)
 		if w.Polled != nil {
-			w.Polled()
+			w.Polled(err)
 		}
 		if errors.Is(err, config.ErrEnded) || ctx.Err() != nil {
 			return nil

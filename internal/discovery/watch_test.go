@@ -131,7 +131,7 @@ func TestWatch(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				r := &recorder{rejects: tt.rejects}
 				var n, polled atomic.Int32
-				watch := discovery.Watch{Interval: time.Second, Grace: tt.grace, Polled: func() { polled.Add(1) }, Find: func(context.Context) ([]config.Worker, error) {
+				watch := discovery.Watch{Interval: time.Second, Grace: tt.grace, Polled: func(error) { polled.Add(1) }, Find: func(context.Context) ([]config.Worker, error) {
 					l := tt.polls[n.Add(1)-1]
 					return l.found, l.err
 				}}
@@ -207,7 +207,7 @@ func TestAnswersOfAnySizeAreBounded(t *testing.T) {
 				n++
 				return found, nil
 			},
-			Polled: func() {
+			Polled: func(error) {
 				if n == polls {
 					cancel()
 				}

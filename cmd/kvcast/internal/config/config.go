@@ -54,6 +54,8 @@ type Config struct {
 	MaxAttributeBytes int64
 	// StartWait is how long the server waits at start for unreachable engines before it serves routers.
 	StartWait time.Duration
+	// DiscoveryWait is how long the server waits at start for the first success of each discovery before it serves routers.
+	DiscoveryWait time.Duration
 
 	// Reflection is the contrary of Server.NoReflection.
 	Reflection bool

@@ -213,6 +213,7 @@ func TestConfigFileMistakes(t *testing.T) {
 		{labeled("{" + manyLabels(65) + "}"), `f:5: workers[0].labels: 65 is not allowed: want at most 64`},
 		{"listeners:\n- bind: tcp://*:1\n  topics: kv", `f:3: listeners[0].topics: "kv" is not allowed: want a list`},
 		{"ingest: {silence: 9ms}", `f:1: ingest.silence: "9ms" is not allowed: want 0s for never, or 10ms or more, such as 30s`},
+		{"ingest: {discovery_wait: -1s}", `f:1: ingest.discovery_wait: "-1s" is not allowed: want 0s to 1h`},
 		{"ingest: {start_wait: 61m}", `f:1: ingest.start_wait: "61m" is not allowed: want 0s to 1h`},
 		{"log_format: JSON", `f:1: log_format: "JSON" is not allowed: want text or json`},
 		{"tracing: {endpoint: \"collector:4317\"}", `f:1: tracing.endpoint: "collector:4317" is not allowed: want http://HOST:PORT, or https://HOST:PORT for TLS; or nothing for no tracing`},
@@ -583,6 +584,7 @@ func drawConfig(t *rapid.T) *Config {
 	c.MaxAttributeBytes = (rapid.Int64Range(minBytes, maxBytes).Draw(t, "attributes"))
 	c.Ingest.Silence = rapid.SampledFrom([]time.Duration{-1, 10 * time.Millisecond, time.Hour}).Draw(t, "silence")
 	c.Ingest.Grace = rapid.SampledFrom([]time.Duration{-1, 1, 1 << 62}).Draw(t, "grace")
+	c.DiscoveryWait = rapid.SampledFrom([]time.Duration{0, 1, time.Hour}).Draw(t, "discovery wait")
 	c.StartWait = rapid.SampledFrom([]time.Duration{0, 1, time.Hour}).Draw(t, "start wait")
 	c.Ingest.MaxWorkers = rapid.IntRange(100, maxCount).Draw(t, "workers")
 	c.Ingest.MaxSources = rapid.IntRange(1000, maxCount).Draw(t, "sources")

@@ -136,6 +136,8 @@ func (c *Config) ingestFields() mapping {
 			"How long a replay socket that does not answer is asked before lost batches are given up, and those after them are read. Up to 1h."},
 		{"start_wait", duration(&c.StartWait, 5*time.Second, 0, time.Hour),
 			"How long to wait at start for unreachable engines before serving routers; 0s does not wait, at most 1h."},
+		{"discovery_wait", duration(&c.DiscoveryWait, 5*time.Minute, 0, time.Hour),
+			"How long to wait at start for the first success of each discovery before serving routers, so that a server without workers does not replace one that has them; 0s does not wait, at most 1h."},
 		{"max_workers", number(&in.MaxWorkers, ingestconfig.DefaultMaxWorkers, maxCount),
 			"Maximum number of workers."},
 		{"max_sources", number(&in.MaxSources, ingestconfig.DefaultMaxSources, maxCount),

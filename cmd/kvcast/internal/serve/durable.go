@@ -205,12 +205,11 @@ func (a alone) beside(ctx context.Context, registered []ingestconfig.Worker, dis
 	defer stop()
 	group.Go(func() { checkpointer.Run(working) })
 	group.Go(func() {
-		select {
-		case <-s.unclaimedAfter(discovered):
-			if err := s.ingest.RemoveUnclaimed(working); err != nil && working.Err() == nil {
-				s.log.Warn("workers that are not configured any more stay in the stream", "error", err)
-			}
-		case <-working.Done():
+		if s.awaitDiscovered(working, discovered) != nil {
+			return
+		}
+		if err := s.ingest.RemoveUnclaimed(working); err != nil && working.Err() == nil {
+			s.log.Warn("workers that are not configured any more stay in the stream", "error", err)
 		}
 	})
 	return a.watch(ctx, func(time.Time) {})
@@ -272,16 +271,20 @@ func (d *durable) watch(ctx context.Context, look func(now time.Time)) error {
 	}
 }
 
-// unclaimedAfter returns a channel that receives or is closed when discovery has had time to find the workers that an
-// earlier run has found.
-func (s *Service) unclaimedAfter(discovered <-chan struct{}) <-chan struct{} {
-	if len(s.watches) == 0 {
-		return discovered
+// awaitDiscovered waits until discovery has succeeded, and has had time to find the workers that an earlier run has found. While it fails, they
+// stay. It returns an error if ctx ends before.
+func (s *Service) awaitDiscovered(ctx context.Context, discovered <-chan struct{}) error {
+	if len(s.watches) > 0 {
+		select {
+		case <-time.After(max(s.cfg.Ingest.Grace, 0)):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	passed := make(chan struct{})
-	time.AfterFunc(max(s.cfg.Ingest.Grace, 0), func() {
-		<-discovered
-		close(passed)
-	})
-	return passed
+	select {
+	case <-discovered:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

@@ -75,7 +75,9 @@ type Service struct {
 	pipeline  *pipeline.Pipeline
 	// registered is closed when the workers that were registered in an earlier run are registered again.
 	registered chan struct{}
-	ending     *process.Ending
+	// recovered reports whether the index had workers when the state was recovered; set before engines are read.
+	recovered bool
+	ending    *process.Ending
 }
 
 // Open creates the parts and opens their ports. On an error, no port stays open. Open sets the loggers, metrics and
@@ -228,6 +230,8 @@ func (s *Service) Run(ctx context.Context) error {
 	s.log.Info("starting", "grpc", s.Addr(), "version", cli.Version())
 	s.ending.WaitsFor("the journal, to recover the state")
 	registered, err := s.mode.recover(ctx)
+	workers, _ := s.follower.Index().Len()
+	s.recovered = workers > 0
 	switch {
 	case err == nil:
 		err = s.mode.run(ctx, registered, grpcDone, portsDone)
@@ -331,11 +335,18 @@ func (s *Service) start(ctx context.Context, discovered <-chan struct{}) {
 	if s.cfg.StartWait > 0 && s.mode.settle(ctx, s.cfg.StartWait) != nil {
 		return
 	}
-	missing, ok := startup{sources: s.ingest.Sources, discovered: discovered, wait: s.cfg.StartWait}.run(ctx)
+	wait := s.cfg.DiscoveryWait
+	if s.recovered { // routers have workers of an earlier run, which stay
+		wait = min(wait, s.cfg.StartWait)
+	}
+	missing, ok := startup{sources: s.ingest.Sources, discovered: discovered, discoveryWait: wait, wait: s.cfg.StartWait}.run(ctx)
 	if !ok {
 		return
 	}
-	if missing != (unread{}) {
+	if missing.undiscovered {
+		s.log.Warn("serving without the workers that discovery would find: it has not worked yet", "waited", wait)
+	}
+	if missing.connecting+missing.catchingUp > 0 {
 		s.log.Warn("serving before all engines have been read", "not_connected", missing.connecting, "catching_up", missing.catchingUp)
 	}
 	s.serveFrom(ctx)

@@ -17,7 +17,10 @@ func TestStartWaitsForEngines(t *testing.T) {
 		at  time.Duration
 		are sources
 	}
-	const never = time.Hour
+	const (
+		never         = time.Hour
+		discoveryWait = 5 * time.Minute
+	)
 	for _, tt := range []struct {
 		name       string
 		wait       time.Duration
@@ -33,9 +36,11 @@ func TestStartWaitsForEngines(t *testing.T) {
 		{"an engine is unreachable", 5 * time.Second, 0, []step{{0, sources{connecting, live}}}, 5 * time.Second, unread{connecting: 1}},
 		{"catching up takes longer than the wait", 5 * time.Second, 0, []step{{0, sources{catchingUp, connecting}}, {9 * time.Second, sources{live, connecting}}}, 9 * time.Second, unread{connecting: 1}},
 		{"catching up does not end", 5 * time.Second, 0, []step{{0, sources{catchingUp}}}, catchUpTimeout, unread{catchingUp: 1}},
-		{"no wait", 0, never, []step{{0, sources{catchingUp, connecting}}}, 0, unread{1, 1}},
+		{"no wait", 0, 0, []step{{0, sources{catchingUp, connecting}}}, 0, unread{connecting: 1, catchingUp: 1}},
 		{"discovery finds some", 5 * time.Second, 2 * time.Second, []step{{0, nil}, {time.Second, sources{catchingUp}}, {4 * time.Second, sources{live}}}, 4 * time.Second, unread{}},
-		{"discovery takes too long", 5 * time.Second, never, []step{{0, sources{live}}}, 5 * time.Second, unread{}},
+		{"discovery works late", 5 * time.Second, 100 * time.Second, []step{{0, nil}, {99 * time.Second, sources{connecting}}}, 105 * time.Second, unread{connecting: 1}},
+		{"discovery takes too long", 5 * time.Second, never, []step{{0, sources{live}}}, discoveryWait, unread{undiscovered: true}},
+		{"discovery takes too long, and no wait", 0, never, []step{{0, sources{connecting}}}, discoveryWait, unread{undiscovered: true, connecting: 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -56,7 +61,7 @@ func TestStartWaitsForEngines(t *testing.T) {
 				} else {
 					time.AfterFunc(tt.discovered, func() { close(discovered) })
 				}
-				gaveUp, ok := startup{wait: tt.wait, discovered: discovered, sources: func() (all []ingest.SourceStatus) {
+				gaveUp, ok := startup{wait: tt.wait, discovered: discovered, discoveryWait: discoveryWait, sources: func() (all []ingest.SourceStatus) {
 					for _, s := range *now.Load() {
 						all = append(all, ingest.SourceStatus{State: s})
 					}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -19,17 +20,27 @@ import (
 	"github.com/kvcast/kvcast/server/registration"
 )
 
-// discover runs the watches until ctx is done. It closes discovered after the first poll of every watch.
+// discover runs the watches until ctx is done. It closes discovered when a poll of every watch has succeeded.
 func discover(ctx context.Context, watches []discovery.Watch, workers discovery.Workers, discovered chan<- struct{}) error {
-	var running, polling sync.WaitGroup
+	var running sync.WaitGroup
+	var missing atomic.Int64
+	succeed := func() {
+		if missing.Add(-1) == 0 {
+			close(discovered)
+		}
+	}
+	missing.Add(int64(len(watches)) + 1)
 	errs := make([]error, len(watches))
-	polling.Add(len(watches))
 	for i, w := range watches {
-		w.Polled = sync.OnceFunc(polling.Done)
+		succeeded := sync.OnceFunc(succeed)
+		w.Polled = func(err error) {
+			if err == nil {
+				succeeded()
+			}
+		}
 		running.Go(func() { errs[i] = w.Run(ctx, workers) })
 	}
-	polling.Wait()
-	close(discovered)
+	succeed()
 	running.Wait()
 	return errors.Join(errs...)
 }
