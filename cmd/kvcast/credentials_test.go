@@ -3,6 +3,7 @@ package main_test
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -151,6 +152,11 @@ func TestCredentialsAreReadAgain(t *testing.T) {
 		router, _ := calls(t, dialWith(t, s, next, clientCert, clientKey))
 		return router == codes.OK
 	})
+	pair, err := tls.LoadX509KeyPair(nextCert, nextKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.metric(fmt.Sprintf("kvcast_server_certificate_expiry_timestamp_seconds %v", float64(pair.Leaf.NotAfter.Unix())))
 }
 
 // TestHalfReplacedCertificatesChangeNothing replaces a certificate and its key in steps, as by hand. New connections have the former ones until both are there.

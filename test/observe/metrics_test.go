@@ -36,6 +36,7 @@ var listening = regexp.MustCompile(`msg=listening endpoint=tcp://(\S+)`)
 func TestMetricsOfIdleServersAreDocumented(t *testing.T) {
 	testclass.Process(t)
 	rows := documentedMetrics(t)
+	cert, key := harness.NewAuthority(t).Issue("server")
 	for name, test := range map[string]struct {
 		journal    func(*testing.T) string
 		conditions []string
@@ -45,6 +46,7 @@ func TestMetricsOfIdleServersAreDocumented(t *testing.T) {
 		"file":   {func(t *testing.T) string { return "file:" + t.TempDir() }, []string{"durable"}, nil},
 		"nats":   {func(t *testing.T) string { return natstest.Start(t) }, []string{"durable", "nats"}, nil},
 		"egress": {func(*testing.T) string { return "memory" }, []string{"egress", "smg"}, []string{"--emit-token-ids", "--retain-token-ids", "--egress-zmq-bind", bindAny, "--egress-smg-enabled"}},
+		"tls":    {func(*testing.T) string { return "memory" }, []string{"tls"}, []string{"--tls-cert", cert, "--tls-key", key}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := fleet.Start(t, append(test.flags, "--bind", bindAny, "--journal", test.journal(t))...)

@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/server"
@@ -53,6 +55,16 @@ func loadCredentials(c *config.Config, log *slog.Logger) (*credentials, error) {
 		},
 	}
 	return r, nil
+}
+
+// register registers when the server's certificate expires, if it has one.
+func (r *credentials) register(registry *prometheus.Registry) {
+	if r.tls.Load() == nil {
+		return
+	}
+	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "kvcast_server_certificate_expiry_timestamp_seconds", Help: "When the certificate in tls.cert expires.",
+	}, func() float64 { return float64(r.tls.Load().Certificates[0].Leaf.NotAfter.Unix()) }))
 }
 
 // forHTTP returns a configuration for HTTP ports; nil: no TLS.

@@ -97,6 +97,7 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	}
 	c.Server.Incidents = new(incident.Log)
 	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
+	loaded.register(s.registry)
 	if s.watches, err = watches(c, log, s.registry); err != nil {
 		return nil, cli.UsageError{Err: err}
 	}
