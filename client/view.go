@@ -26,7 +26,7 @@ const numTiers = kvblock.NumTiers
 // snapshot is complete, the View is empty and ViewStatus.Ready is false.
 type View struct {
 	state atomic.Pointer[index.Index] // replaced at the end of each snapshot
-	ended atomic.Pointer[time.Time]   // when the stream ended; nil: there is one
+	ended atomic.Pointer[time.Time]   // since when the state is not updated, because there is no stream or a snapshot replaces it; nil: it is updated
 
 	mu       sync.RWMutex
 	status   ViewStatus            // guarded by mu
@@ -64,6 +64,7 @@ func NewView() *View {
 //
 //	err := view.Follow(c.Subscribe(ctx, client.Config{Digests: true}))
 func (v *View) Follow(updates iter.Seq2[Update, error]) error {
+	defer v.Apply(Update{}) // there is no stream any more
 	for u, err := range updates {
 		if err != nil {
 			return err
@@ -84,15 +85,17 @@ func (v *View) Apply(u Update) {
 	switch {
 	case m == nil:
 		v.pending = nil // the next stream starts another snapshot
-		if now := time.Now(); v.ended.Load() == nil {
-			v.ended.Store(&now)
-		}
+		v.outdated()
 		v.update(func() { v.status.Live = false })
 		return
 	case m.GetAccepted() != nil:
 		v.complete = v.complete || m.GetAccepted().GetMode() == kvcastv1.Accepted_MODE_EARLIEST && u.Position.Seq == 0
+		if !v.complete { // what workers that were added before hold is not known
+			v.state.Load().DoubtUnadded()
+		}
 	case m.GetSnapshotBegin() != nil:
 		v.pending, v.complete = index.New(), false
+		v.outdated() // until the snapshot is complete, queries see what was before
 	case m.GetSnapshotEnd() != nil:
 		v.applySnapshot(u)
 		return
@@ -109,6 +112,13 @@ func (v *View) Apply(u Update) {
 	})
 	if m.GetProgress() != nil && m.GetPosition() != nil && v.complete {
 		v.compareDigests(u)
+	}
+}
+
+// outdated begins the time in which the state is not updated.
+func (v *View) outdated() {
+	if now := time.Now(); v.ended.Load() == nil {
+		v.ended.Store(&now)
 	}
 }
 

@@ -75,13 +75,15 @@ type follower struct {
 	done chan struct{}
 	stop context.CancelFunc
 
-	mu            sync.Mutex
-	req           *kvcastv1.SubscribeRequest // last request
-	checker       *checker.Checker
-	entries       map[string]map[uint64]int // number of deliveries, by epoch and seq
-	interruptions []*client.Interruption
-	snapshots     int
-	err           error
+	mu  sync.Mutex
+	req *kvcastv1.SubscribeRequest // last request
+	// awaitsSnapshot reports whether the stream has announced a snapshot that has not begun.
+	awaitsSnapshot bool
+	checker        *checker.Checker
+	entries        map[string]map[uint64]int // number of deliveries, by epoch and seq
+	interruptions  []*client.Interruption
+	snapshots      int
+	err            error
 }
 
 // quick returns a config with short timeouts and digests.
@@ -182,7 +184,11 @@ func (f *follower) update(u client.Update) error {
 	if err := f.checker.Receive(m); err != nil {
 		return err
 	}
-	if at := f.checker.Position(); at.GetEpoch() != u.Position.Epoch || at.GetSeq() != u.Position.Seq {
+	at := f.checker.Position()
+	if f.awaitsSnapshot = m.GetAccepted().GetMode() == kvcastv1.Accepted_MODE_SNAPSHOT || f.awaitsSnapshot && m.GetSnapshotBegin() == nil; f.awaitsSnapshot {
+		at = nil // the state is about to be replaced
+	}
+	if at.GetEpoch() != u.Position.Epoch || at.GetSeq() != u.Position.Seq {
 		return fmt.Errorf("the update's position is %v, want %v", u.Position, at)
 	}
 	return nil

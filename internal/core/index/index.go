@@ -39,6 +39,8 @@ type Index struct {
 	numPools int
 	// learners is the number of ranks that learn.
 	learners int
+	// doubtUnadded makes ranks of workers without a WorkerAdded degraded.
+	doubtUnadded bool
 	// lastRule is the last rule of an engine with several attention groups. Equal ones that follow share it, so that they are compared quickly.
 	lastRule *hybrid.Rule
 	decoder  decoder
@@ -65,6 +67,14 @@ func (x *Index) KeepBlockHashes() { x.blocks.KeepNames() }
 
 // KeepsBlockHashes reports whether KeepBlockHashes was called.
 func (x *Index) KeepsBlockHashes() bool { return x.blocks.KeepsNames() }
+
+// DoubtUnadded makes the ranks of workers whose WorkerAdded is not received degraded with JOINED_LATE: of an index whose first entry may be
+// a later one than the first of the journal. It concerns ranks that are seen later.
+func (x *Index) DoubtUnadded() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.doubtUnadded = true
+}
 
 // TokenIDBytes returns the memory of token ids.
 func (x *Index) TokenIDBytes() int64 {

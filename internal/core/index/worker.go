@@ -63,7 +63,10 @@ type Reasons uint32
 
 func reasonsOf(all ...kvcastv1.DegradedReason) (r Reasons) {
 	for _, reason := range all {
-		if reason > 0 && reason < 32 {
+		switch {
+		case reason >= 32: // of a later version
+			r |= 1 << kvcastv1.DegradedReason_DEGRADED_REASON_GAP
+		case reason > 0:
 			r |= 1 << reason
 		}
 	}
@@ -303,6 +306,9 @@ func (x *Index) rank(w *worker, number uint32) *rank {
 		r := &rank{worker: w, number: number, created: x.seq + 1}
 		r.blocks = x.blocks.AddRank(w.model, r)
 		w.ranks = slices.Insert(w.ranks, i, r)
+		if w.added == nil && x.doubtUnadded {
+			r.doubt(reasonsOf(kvcastv1.DegradedReason_DEGRADED_REASON_JOINED_LATE), nil)
+		}
 	}
 	return w.ranks[i]
 }

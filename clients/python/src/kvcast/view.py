@@ -39,6 +39,11 @@ def _degraded(reason: event_pb2.Gap.Reason) -> worker_pb2.DegradedReason:
     return cast("worker_pb2.DegradedReason", worker_pb2.DegradedReason.Value(name))
 
 
+def _known(reason: worker_pb2.DegradedReason) -> worker_pb2.DegradedReason:
+    """Returns a reason that this version knows: of a later version, it is a gap."""
+    return reason if reason in worker_pb2.DegradedReason.values() else worker_pb2.DEGRADED_REASON_GAP
+
+
 class _Block:
     __slots__ = ("parent", "content", "tiers")
 
@@ -98,6 +103,11 @@ class _Rank:
         if cleared.reason == event_pb2.Cleared.REASON_ENGINE_RESTARTED and not cleared.tiers:
             self.has_groups = False
 
+    def doubt(self, *reasons: worker_pb2.DegradedReason) -> None:
+        """Degrades all tiers."""
+        for tier in _TIERS:
+            self.reasons[tier].update(reasons)
+
     def degrade(self, gap: event_pb2.Gap) -> None:
         for tier in tuple(gap.tiers) or _TIERS:
             self.reasons[tier].add(_degraded(gap.reason))
@@ -109,10 +119,9 @@ class _Rank:
     def restore(self, r: pb.SnapshotRank) -> None:
         """Takes what a snapshot reports."""
         for of_tier in r.tier_reasons:
-            self.reasons[of_tier.tier].update(of_tier.reasons)
+            self.reasons[of_tier.tier].update(map(_known, of_tier.reasons))
         if not r.tier_reasons:
-            for tier in _TIERS:
-                self.reasons[tier].update(r.reasons)
+            self.doubt(*map(_known, r.reasons))
         self.has_groups = r.groups_omitted or r.HasField("groups")
 
     def _forget(self, block_hash: int) -> None:
@@ -150,13 +159,19 @@ class _Rank:
 
 
 class _Worker:
-    def __init__(self, added: event_pb2.WorkerAdded) -> None:
+    def __init__(self, added: event_pb2.WorkerAdded, joined_late: bool = False) -> None:
         self.added = added
         self.block_size = added.block_size
         self.ranks: dict[int, _Rank] = {rank: _Rank() for rank in added.ranks}
+        self._joined_late = joined_late  # the subscription started after the worker was added
 
     def rank(self, number: int) -> _Rank:
-        return self.ranks.setdefault(number, _Rank())
+        rank = self.ranks.get(number)
+        if rank is None:
+            rank = self.ranks[number] = _Rank()
+            if self._joined_late:  # what the rank held then is not known
+                rank.doubt(worker_pb2.DEGRADED_REASON_JOINED_LATE)
+        return rank
 
 
 class _State:
@@ -173,8 +188,8 @@ class _State:
             elif kind == "worker_removed":
                 self.workers.pop(e.worker, None)
             elif kind is not None:  # None: of a later version
-                if e.worker not in self.workers:  # the subscription started after it was added
-                    self.workers[e.worker] = _Worker(event_pb2.WorkerAdded(model=e.model))
+                if e.worker not in self.workers:
+                    self.workers[e.worker] = _Worker(event_pb2.WorkerAdded(model=e.model), joined_late=True)
                 self._apply_event(self.workers[e.worker], event, kind)
 
     def _apply_event(self, worker: _Worker, event: event_pb2.RouterEvent, kind: str) -> None:
@@ -200,10 +215,9 @@ class _State:
             for r in w.ranks:
                 worker.rank(r.dp_rank).restore(r)
             for number in w.incomplete_ranks:
-                reasons = worker.rank(number).reasons
-                if not any(reasons.values()):  # a server that does not say why
-                    for tier in _TIERS:
-                        reasons[tier].add(worker_pb2.DEGRADED_REASON_GAP)
+                rank = worker.rank(number)
+                if not any(rank.reasons.values()):  # the server does not say why
+                    rank.doubt(worker_pb2.DEGRADED_REASON_GAP)
         for blocks in m.snapshot_blocks:
             for event in blocks.events:
                 self._apply_event(self.workers[blocks.worker], event, event.WhichOneof("event") or "")
@@ -227,7 +241,7 @@ class View:
         self._clock = clock
         self._state = _State()
         self._pending: _State | None = None  # the snapshot that is being received
-        self._ended: float | None = None  # when the stream ended
+        self._ended: float | None = None  # since when the state is not updated
         self.position: Position | None = None
         """The last position applied; None: none since the state was empty."""
         self.ready = False
@@ -238,17 +252,22 @@ class View:
         m = update.message
         if m is None:
             self._pending = None  # the next stream starts another snapshot
-            if self._ended is None:
-                self._ended = self._clock()
+            self._outdated()
             return
         if m.HasField("snapshot_begin"):
             self._pending = _State()
+            self._outdated()  # until the snapshot is complete, the state is the one before
         elif m.HasField("snapshot_end") and self._pending is not None:
             self._state, self._pending = self._pending, None
         else:
             (self._pending or self._state).apply_contents(m)
         if update.position is not None:
             self.position, self.ready, self._ended = update.position, True, None
+
+    def _outdated(self) -> None:
+        """Begins the time in which the state is not updated."""
+        if self._ended is None:
+            self._ended = self._clock()
 
     @property
     def workers(self) -> Mapping[str, event_pb2.WorkerAdded]:
