@@ -67,7 +67,7 @@ func markdownFiles(t *testing.T) (names []string) {
 		if err != nil {
 			return err
 		}
-		if entry.IsDir() && (name == "bin" || name == ".git" || entry.Name() == "target") { // what was built
+		if entry.IsDir() && (name == "bin" || name == ".git" || entry.Name() == "target" || entry.Name() == "node_modules") { // what was built
 			return filepath.SkipDir
 		}
 		if strings.HasSuffix(name, ".md") {
