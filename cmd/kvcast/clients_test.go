@@ -21,7 +21,7 @@ import (
 	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
-// clientsFolder contains the Python and Rust examples, as make clients prepares them.
+// clientsFolder has the clients, as make clients prepares them.
 const clientsFolder = "../../bin/clients"
 
 // example is a client in a separate process.
@@ -292,40 +292,37 @@ func TestRouterClientInPython(t *testing.T) {
 	}
 }
 
-// TestClientInRust checks that a tonic client gets its stream immediately from an idle,
-// empty server: tonic waits for the headers before it returns the stream.
+// TestClientInRust checks that a tonic client gets its stream from an idle, empty server, which sends nothing else for an hour: tonic waits for
+// the headers before it returns the stream.
 func TestClientInRust(t *testing.T) {
 	testclass.Peers(t)
 	t.Parallel()
-	s := serve(t, "--bind", "tcp://127.0.0.1:*")
-	e := runExample(t, clientsFolder+"/rust/debug/kvcast-subscribe", "http://"+s.addr(), "2")
-	const atOnce = 2000 // ms; the first Progress is sent after 8,000 ms
-	for _, what := range []string{"headers", "accepted"} {
-		var ms int
-		got := e.next()
-		if _, err := fmt.Sscanf(got, what+" after %d ms", &ms); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) || ms > atOnce {
-			t.Errorf("got %q (%v), want %s within %d ms", got, err, what, atOnce)
+	s := serve(t, "--bind", "tcp://127.0.0.1:*", "--subscribers-progress", "1h")
+	e := runExample(t, clientsFolder+"/rust/debug/examples/subscribe", s.addr())
+	for _, want := range []string{"a snapshot begins: discard the state", "resume after "} {
+		if got := e.next(); !strings.HasPrefix(got, want) {
+			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 	got := kvcast(t, nil, "simulate", "--connect", s.endpoint(), "--wait", "--batches", "5", "--rate", "0", "--name", "kv@w@m")
 	if got.status != 0 {
 		t.Fatalf("simulate: status %d: %s", got.status, got.err)
 	}
-	for seq := range 2 {
-		if got := e.next(); !strings.HasPrefix(got, fmt.Sprintf("entry %d of ", seq+1)) {
-			t.Errorf("got %q, want entry %d", got, seq+1)
+	for _, want := range []string{"entry 1 of worker ", "resume after "} {
+		if got := e.next(); !strings.HasPrefix(got, want) {
+			t.Errorf("got %q, want %q", got, want)
 		}
 	}
-	e.end()
+	e.kill()
 }
 
-// TestMatchClientInRust matches a prompt by examples/rust.
-func TestMatchClientInRust(t *testing.T) {
+// TestRouterClientInRust matches prompts in a view, by an example of clients/rust.
+func TestRouterClientInRust(t *testing.T) {
 	testclass.Peers(t)
 	t.Parallel()
 	s := serveTwoPrefixes(t)
-	e := runExample(t, clientsFolder+"/rust/debug/kvcast-match", "http://"+s.addr(), "m", "1,2,3,4,5")
-	for _, want := range []string{"b 10.0.0.6:8000 4 tokens, TRUST_EXACT", "a 10.0.0.5:8000 2 tokens, TRUST_EXACT"} {
+	e := runExampleWith(t, strings.NewReader("1 2 3 4 5\n9\n"), clientsFolder+"/rust/debug/examples/route", s.addr(), "m")
+	for _, want := range []string{"b rank 0 has 4 tokens (TRUST_EXACT)", "no worker has a block of the prompt"} {
 		if got := e.next(); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
