@@ -27,7 +27,7 @@ PACKAGES ?= work
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster fuzz mutate run build build-static man docs dist release-check bench bench-report bench-scale costs bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
+.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster fuzz mutate run build build-static man docs dist dist-clients release-check bench bench-report bench-scale costs bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / && !seen[$$1]++ { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,7 @@ test-all: libzmq prepare docs kube-apiserver $(TOOLS)/helm $(TOOLS)/kubeconform 
 	$(suite) -check -class all
 	$(MAKE) fuzz
 	$(MAKE) dist
+	$(MAKE) dist-clients
 	$(MAKE) image
 
 prepare: ## Prepare in bin what the tests of classes live, peers and process need of other projects: publishers, routers, clients, Chromium, Prometheus, valgrind, ghostunnel; with VLLM=1 also vLLM, and the endpoint picker of the Gateway API Inference Extension.
@@ -93,6 +94,10 @@ clients: ## Prepare the clients in bin/clients, and test them and the examples t
 	@tools/scripts/clients.sh
 	$(suite) -class quick,peers ./test/conformance
 	$(suite) -class peers -run Client ./cmd/kvcast
+
+dist-clients: ## Write what would be published of the clients to bin/dist/clients: a wheel, a crate and a tarball.
+	@tools/scripts/clients.sh
+	tools/scripts/dist-clients.sh
 
 routers: ## Prepare llm-d's pool, vLLM's message classes and router, SMG's client, Dynamo's crate and an endpoint picker in bin/routers, and test with them.
 	@GO=$(GO) tools/scripts/routers.sh

@@ -39,15 +39,33 @@ python() {
 rust() {
 	command -v cargo >/dev/null 2>&1 || { skip rust "cargo is not installed"; return 0; }
 	log=$into/rust.log
+	manifest=clients/rust/Cargo.toml
 	echo "client in rust: building" >&2
-	limited cargo fetch --locked --manifest-path examples/rust/Cargo.toml >"$log" 2>&1 ||
+	limited cargo fetch --locked --manifest-path $manifest >"$log" 2>&1 ||
 		{ skip rust "its packages cannot be fetched: $(reason "$log")"; return 0; }
-	! limited cargo build --quiet --locked --offline --manifest-path examples/rust/Cargo.toml --target-dir "$into/rust" >"$log" 2>&1 ||
+	! limited cargo test --no-run --quiet --locked --offline --manifest-path $manifest --target-dir "$into/rust" >"$log" 2>&1 ||
 		return 0
-	# An error with a code is a mistake in the program, and not a missing linker or too old a compiler.
+	# An error with a code is a mistake in the client, and not a missing linker or too old a compiler.
 	! grep '^error\[E' "$log" >&2 || exit 1
 	skip rust "it cannot be built: $(reason "$log")"
 }
 
+typescript() {
+	command -v npm >/dev/null 2>&1 || { skip typescript "npm is not installed"; return 0; }
+	sum=$(cd clients/typescript && sum ../../tools/scripts/clients.sh package*.json tsconfig*.json src/*.ts src/gen/kvcast/v1/*.ts test/*.ts conformance/*.ts examples/*.ts)
+	[ ! -f "$into/typescript/sum" ] || [ "$(cat "$into/typescript/sum")" != "$sum" ] || return 0
+	echo "client in typescript: preparing" >&2
+	mkdir -p "$into/typescript"
+	log=$into/typescript.log
+	# What npm has installed stays.
+	find "$into/typescript" -mindepth 1 -maxdepth 1 ! -name node_modules -exec rm -rf {} +
+	tar -C clients/typescript --exclude=./node_modules --exclude=./build --exclude=./dist -cf - . | tar -C "$into/typescript" -xf -
+	limited npm --prefix "$into/typescript" ci --no-audit --no-fund >"$log" 2>&1 ||
+		{ skip typescript "its packages cannot be installed: $(reason "$log")"; return 0; }
+	npm --prefix "$into/typescript" run build:all >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
+	echo "$sum" >"$into/typescript/sum"
+}
+
 python
 rust
+typescript
