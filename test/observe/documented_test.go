@@ -38,7 +38,7 @@ func (d documented) isServed(conditions []string) bool {
 }
 
 // conditions are the values of the column "served", beside always.
-var conditions = []string{"worker", "event", "dedup", "discovery", "durable", "nats", "egress", "smg", "tls"}
+var conditions = []string{"worker", "event", "dedup", "discovery", "durable", "file", "nats", "egress", "smg", "tls"}
 
 var (
 	metricRow = regexp.MustCompile("^\\| `((?:kvcast|grpc)_[a-z_]+)` \\| (.*) \\|$")

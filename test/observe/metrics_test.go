@@ -43,7 +43,7 @@ func TestMetricsOfIdleServersAreDocumented(t *testing.T) {
 		flags      []string
 	}{
 		"memory": {func(*testing.T) string { return "memory" }, nil, nil},
-		"file":   {func(t *testing.T) string { return "file:" + t.TempDir() }, []string{"durable"}, nil},
+		"file":   {func(t *testing.T) string { return "file:" + t.TempDir() }, []string{"durable", "file"}, nil},
 		"nats":   {func(t *testing.T) string { return natstest.Start(t) }, []string{"durable", "nats"}, nil},
 		"egress": {func(*testing.T) string { return "memory" }, []string{"egress", "smg"}, []string{"--emit-token-ids", "--retain-token-ids", "--egress-zmq-bind", bindAny, "--egress-smg-enabled"}},
 		"tls":    {func(*testing.T) string { return "memory" }, []string{"tls"}, []string{"--tls-cert", cert, "--tls-key", key}},

@@ -153,7 +153,11 @@ type alone struct{ *durable }
 func openAlone(ctx context.Context, s *Service) (mode, error) {
 	j := &s.cfg.Journal
 	d, err := openDurable(ctx, s, jetstream.Config{Dir: j.Dir(), SyncInterval: j.Sync, SyncAlways: j.Sync == 0}, func() time.Time { return time.Time{} })
-	return alone{d}, err
+	if err != nil {
+		return nil, err
+	}
+	s.registry.MustRegister(newDisk(j.Dir()))
+	return alone{d}, nil
 }
 
 func (a alone) configure(c *server.Config) {
