@@ -5,8 +5,7 @@ from __future__ import annotations
 import array
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import xxhash
@@ -97,16 +96,12 @@ class Match(NamedTuple):
     """Blocks in the longest prefix of which each block is held in some tier."""
     tokens: int
     """Tokens in the prefix; 0 if the block size is unknown."""
-    tier_blocks: Mapping[event_pb2.Tier, int]
-    """Blocks in the longest prefix held in one tier. An engine need not load those of TIER_DEVICE."""
-    tier_tokens: Mapping[event_pb2.Tier, int]
-    """Tokens in these blocks."""
+    tiers: Sequence[match_pb2.TierPrefix]
+    """The longest prefix held in one tier, for each tier that holds the first block."""
     trust: worker_pb2.Trust
     """How far the prefix can be trusted, in the tier that can be trusted least."""
     reasons: Sequence[worker_pb2.DegradedReason] = ()
     """With TRUST_DEGRADED, why; ascending."""
-    tier_trust: Mapping[event_pb2.Tier, worker_pb2.Trust] = MappingProxyType({})
-    """How far the prefix in one tier can be trusted, where that differs from trust."""
     expected_blocks: int = 0
     """Blocks that the rank is expected to hold soon, because prompts were routed to it, if that is more than blocks."""
     expected_tokens: int = 0
@@ -121,6 +116,21 @@ class Match(NamedTuple):
     fetch_endpoint: str = ""
     """The address from which other engines can fetch its blocks."""
 
+    @property
+    def tier_blocks(self) -> dict[event_pb2.Tier, int]:
+        """Blocks of the prefix in each tier. An engine need not load those of TIER_DEVICE."""
+        return {t.tier: t.blocks for t in self.tiers}
+
+    @property
+    def tier_tokens(self) -> dict[event_pb2.Tier, int]:
+        """Tokens of the prefix in each tier."""
+        return {t.tier: t.tokens for t in self.tiers}
+
+    @property
+    def tier_trust(self) -> dict[event_pb2.Tier, worker_pb2.Trust]:
+        """How far the prefix in each tier can be trusted."""
+        return {t.tier: t.trust or self.trust for t in self.tiers}
+
     def outcome(self, position: Position, reused: int) -> Outcome:
         """Returns the outcome of a match of a prompt with exclude_last_token. The prediction is that the engine
         reuses what its device memory holds."""
@@ -132,7 +142,7 @@ class Match(NamedTuple):
     @classmethod
     def of(cls, m: match_pb2.PrefixMatch, model: str) -> Match:
         """Returns the match that a message of the contract is."""
-        tiers = m.tiers
+        # What has several elements stays in the message, since most callers do not look at it.
         return cls(
             m.worker,
             m.dp_rank,
@@ -140,17 +150,15 @@ class Match(NamedTuple):
             model or m.model,
             m.blocks,
             m.tokens,
-            {t.tier: t.blocks for t in tiers},
-            {t.tier: t.tokens for t in tiers},
+            m.tiers,
             m.trust,
-            tuple(m.reasons),
-            {t.tier: t.trust for t in tiers if t.trust},
+            m.reasons,
             m.expected_blocks,
             m.expected_tokens,
             m.down_nano / 1e9,
             m.age_nano / 1e9,
-            tuple(m.pools),
-            tuple(m.block_hashes),
+            m.pools,
+            m.block_hashes,
             m.fetch_endpoint,
         )
 

@@ -10,7 +10,7 @@ from typing import cast
 from kvcast.matching import Match, Prompt, tokens_hashes
 from kvcast.position import Position
 from kvcast.session import Update
-from kvcast.v1 import event_pb2, router_event_service_pb2 as pb, worker_pb2
+from kvcast.v1 import event_pb2, match_pb2, router_event_service_pb2 as pb, worker_pb2
 
 STALE_AFTER = 3.0
 """Seconds without a stream after which the ranks of a view are degraded: the servers' default cluster.ttl."""
@@ -336,10 +336,13 @@ def _match(
         model=worker.added.model,
         blocks=blocks,
         tokens=blocks * size,
-        tier_blocks=in_tier,
-        tier_tokens={tier: n * size for tier, n in in_tier.items()},
+        tiers=[
+            match_pb2.TierPrefix(
+                tier=tier, blocks=n, tokens=n * size, trust=degraded if stale or rank.reasons[tier] else bound
+            )
+            for tier, n in sorted(in_tier.items())
+        ],
         trust=degraded if reasons else bound,
         reasons=sorted(reasons),
-        tier_trust={tier: degraded if stale or rank.reasons[tier] else bound for tier in in_tier},
         age=age,
     )
