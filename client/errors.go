@@ -12,13 +12,31 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Reasons of an Error after which a snapshot or another position helps. The contract lists all reasons.
+// Reasons of an Error. RouterEventService of the contract says what each means, and what to do.
 const (
-	ReasonPositionCompacted = "POSITION_COMPACTED"
-	ReasonPositionAhead     = "POSITION_AHEAD"
-	ReasonEpochMismatch     = "EPOCH_MISMATCH"
-	// ReasonPositionNotReached means that the server has not applied MatchRequest.After in time.
+	ReasonPositionCompacted  = "POSITION_COMPACTED"
+	ReasonPositionAhead      = "POSITION_AHEAD"
+	ReasonBehind             = "BEHIND"
+	ReasonOutdated           = "OUTDATED"
+	ReasonEpochMismatch      = "EPOCH_MISMATCH"
+	ReasonSlowSubscriber     = "SLOW_SUBSCRIBER"
+	ReasonTooManySubscribers = "TOO_MANY_SUBSCRIBERS"
+	ReasonTooManySnapshots   = "TOO_MANY_SNAPSHOTS"
+	ReasonTooManyHolders     = "TOO_MANY_HOLDERS"
 	ReasonPositionNotReached = "POSITION_NOT_REACHED"
+	ReasonTooManyQueries     = "TOO_MANY_QUERIES"
+	ReasonResponseTooLarge   = "RESPONSE_TOO_LARGE"
+	ReasonTooManyStreams     = "TOO_MANY_STREAMS"
+	ReasonFiltersTooLarge    = "FILTERS_TOO_LARGE"
+	ReasonStarting           = "STARTING"
+	ReasonNotServing         = "NOT_SERVING"
+	ReasonShuttingDown       = "SHUTTING_DOWN"
+	ReasonMaxConnectionAge   = "MAX_CONNECTION_AGE"
+	ReasonInvalidArgument    = "INVALID_ARGUMENT"
+	ReasonUnimplemented      = "UNIMPLEMENTED"
+	ReasonInternal           = "INTERNAL"
+	ReasonUnauthenticated    = "UNAUTHENTICATED"
+	ReasonPermissionDenied   = "PERMISSION_DENIED"
 )
 
 // errorDomain is the domain of the server's ErrorInfo.
