@@ -64,7 +64,7 @@ func NewView() *View {
 //
 //	err := view.Follow(c.Subscribe(ctx, client.Config{Digests: true}))
 func (v *View) Follow(updates iter.Seq2[Update, error]) error {
-	defer v.Apply(Update{}) // there is no stream any more
+	defer v.streamEnded()
 	for u, err := range updates {
 		if err != nil {
 			return err
@@ -84,9 +84,7 @@ func (v *View) Apply(u Update) {
 	m := u.Message
 	switch {
 	case m == nil:
-		v.pending = nil // the next stream starts another snapshot
-		v.outdated()
-		v.update(func() { v.status.Live = false })
+		v.streamEnded()
 		return
 	case m.GetAccepted() != nil:
 		v.complete = v.complete || m.GetAccepted().GetMode() == kvcastv1.Accepted_MODE_EARLIEST && u.Position.Seq == 0
@@ -95,7 +93,7 @@ func (v *View) Apply(u Update) {
 		}
 	case m.GetSnapshotBegin() != nil:
 		v.pending, v.complete = index.New(), false
-		v.outdated() // until the snapshot is complete, queries see what was before
+		v.stopUpdating() // queries use the previous state until the snapshot is complete
 	case m.GetSnapshotEnd() != nil:
 		v.applySnapshot(u)
 		return
@@ -115,8 +113,15 @@ func (v *View) Apply(u Update) {
 	}
 }
 
-// outdated begins the time in which the state is not updated.
-func (v *View) outdated() {
+// streamEnded drops the snapshot that was being received: the next stream starts another one.
+func (v *View) streamEnded() {
+	v.pending = nil
+	v.stopUpdating()
+	v.update(func() { v.status.Live = false })
+}
+
+// stopUpdating records that the state is not updated from now on. Its ranks become STALE after StaleAfter.
+func (v *View) stopUpdating() {
 	if now := time.Now(); v.ended.Load() == nil {
 		v.ended.Store(&now)
 	}

@@ -515,3 +515,22 @@ func TestViewWithoutAStreamIsStale(t *testing.T) {
 		}
 	})
 }
+
+// TestViewIsStaleAfterItsSubscription ends the subscription of a view with an error.
+func TestViewIsStaleAfterItsSubscription(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := startedView()
+		ended := errors.New("as if refused")
+		err := v.Follow(func(yield func(client.Update, error) bool) {
+			_ = yield(entries(entryOf(1, "w", workerAdded(1), store(2, 7))), nil) && yield(client.Update{}, ended)
+		})
+		if !errors.Is(err, ended) || v.Status().Live {
+			t.Fatalf("got error %v and %+v", err, v.Status())
+		}
+		time.Sleep(client.StaleAfter + 1) // simulated
+		all := v.Match(client.Prompt{TokensHashes: []uint64{7}})
+		if len(all) != 1 || !slices.Equal(all[0].Reasons, []kvcastv1.DegradedReason{kvcastv1.DegradedReason_DEGRADED_REASON_STALE}) {
+			t.Errorf("got %+v, want a stale match", all)
+		}
+	})
+}
