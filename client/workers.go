@@ -27,7 +27,7 @@ type Lookup struct {
 	Filter *kvcastv1.Filter
 }
 
-// LookupBlocks returns the holders of blocks; blocks that no worker holds have none. Errors of the server are an *Error.
+// LookupBlocks returns the holders of blocks. A block that no worker holds is not in the result. Errors of the server are an *Error.
 func (c *Client) LookupBlocks(ctx context.Context, l Lookup) ([]*kvcastv1.BlockHolder, error) {
 	var all []*kvcastv1.BlockHolder
 	req := &kvcastv1.LookupBlocksRequest{BlockHashes: l.BlockHashes, TokensHashes: l.TokensHashes, Filter: l.Filter}

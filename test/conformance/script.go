@@ -29,9 +29,9 @@ type Script struct {
 	Name string `json:"-"`
 	// About says what must be true, for people.
 	About string `json:"about"`
-	// Servers is the number of servers; 0: 1.
+	// Servers is the number of servers; 0 means 1.
 	Servers int `json:"servers"`
-	// TLS makes the servers present a certificate, and Token makes them require a token.
+	// TLS enables TLS on the servers. Token is the bearer token that they require; empty means none.
 	TLS   bool   `json:"tls"`
 	Token string `json:"token"`
 	// ClientID is what the client calls itself.
@@ -51,7 +51,7 @@ type Script struct {
 
 // Stream is a Subscribe stream.
 type Stream struct {
-	// Server is the number of the server that must get the request.
+	// Server is the index of the server that must receive the request.
 	Server int `json:"server"`
 	// Expect is the SubscribeRequest that the client must send.
 	Expect json.RawMessage `json:"expect"`
@@ -69,7 +69,7 @@ type Stream struct {
 type Answer struct {
 	// Method is the name of the method.
 	Method string `json:"method"`
-	// Server is the number of the server that must get the request.
+	// Server is the index of the server that must receive the request.
 	Server int `json:"server"`
 	// Expect is the request that the client must send.
 	Expect json.RawMessage `json:"expect"`
@@ -81,7 +81,7 @@ type Answer struct {
 // MatchStream is a MatchPrefixes stream.
 type MatchStream struct {
 	Server int `json:"server"`
-	// Together is the number of requests that must arrive before the first is answered; 0: 1.
+	// Together is the number of requests that must arrive before the first is answered; 0 means 1.
 	Together int `json:"together"`
 	// Answers are the answers, each to the first request that it expects.
 	Answers []MatchAnswer `json:"answers"`

@@ -73,7 +73,7 @@ func (p *play) complain(format string, args ...any) error {
 	return status.Error(codes.InvalidArgument, "the script does not expect this: "+what)
 }
 
-// complaints returns what the client has done wrong.
+// complaints returns the requests that the script does not expect, and how many expected ones are missing.
 func (p *play) complaints() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -23,11 +23,11 @@ pub enum Error {
         reason: Option<Reason>,
         /// Describes the problem and what to do.
         message: String,
-        /// The epoch of the server's journal; empty if the error does not tell it.
+        /// The epoch of the server's journal; empty if the error does not include it.
         epoch: String,
-        /// The seq of the oldest retained entry; 0 if the error does not tell it.
+        /// The seq of the oldest retained entry; 0 if the error does not include it.
         oldest: u64,
-        /// The seq of the newest entry; 0 if the error does not tell it.
+        /// The seq of the newest entry; 0 if the error does not include it.
         newest: u64,
         /// The delay that the server requests before a retry.
         retry_after: Option<Duration>,

@@ -91,7 +91,7 @@ impl Matcher {
         Ok(MatchResult::from_proto(&model, response.unwrap_or_default()))
     }
 
-    /// Does what [`Client::note_routed`] does over the stream, with at most 64 prompts. It does not tell how many were ignored.
+    /// Does what [`Client::note_routed`] does over the stream, with at most 64 prompts. It does not return how many were ignored.
     /// A match that begins after it has returned is sure to see them, if it has the same server.
     pub async fn note_routed(&self, routed: Vec<Routed>) -> Result<(), Error> {
         if routed.is_empty() {

@@ -118,7 +118,7 @@ pub struct Match {
     pub reasons: Vec<DegradedReason>,
     /// How long a source of the rank has had no connection. Only the server knows it.
     pub down: Duration,
-    /// The time since the rank was known to be up to date with its engine. The server tells it; for a
+    /// The time since the rank was known to be up to date with its engine. The server reports it; for a
     /// [`View`](crate::View) it is the time for which its state was not kept current.
     pub age: Duration,
     /// The number of blocks that the rank is expected to hold soon, because prompts were routed to it, if that is more than
@@ -130,7 +130,7 @@ pub struct Match {
     pub block_hashes: Vec<u64>,
     /// The address from which other engines can fetch its blocks; empty if it is not known.
     pub fetch_endpoint: String,
-    /// The longest prefixes in the pools from which the worker can load blocks. Only the server tells them.
+    /// The longest prefixes in the pools from which the worker can load blocks. Only the server reports them.
     pub pools: Vec<PoolPrefix>,
 }
 
@@ -146,7 +146,7 @@ pub struct TierPrefix {
     pub tokens: u32,
     /// How far the prefix can be trusted.
     pub trust: Trust,
-    /// The attention group because of which the prefix is not longer. Only the server tells it.
+    /// The attention group because of which the prefix is not longer. Only the server reports it.
     pub ended_by_group: Option<u32>,
 }
 

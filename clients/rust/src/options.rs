@@ -3,7 +3,7 @@ use std::time::Duration;
 use crate::proto::{accepted::Mode, subscribe_request, Filter, FromEarliest, FromLatest, FromSnapshot};
 use crate::{Error, Position};
 
-/// The idle timeout until the server has told its progress interval.
+/// The idle timeout until the server has sent its progress interval.
 pub(crate) const FIRST_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The default idle timeout in progress intervals of the server, and the least default.
 pub(crate) const IDLE_INTERVALS: u32 = 3;
@@ -169,7 +169,7 @@ impl SubscribeOptions {
         Ok(())
     }
 
-    /// Returns the idle timeout of a stream. The server has told its progress interval, if it is not 0.
+    /// Returns the idle timeout of a stream. The server has sent its progress interval, if it is not 0.
     pub(crate) fn idle_timeout_for(&self, progress_interval: Duration) -> Option<Duration> {
         match self.idle_timeout {
             IdleTimeout::None => None,

@@ -70,7 +70,7 @@ struct State {
 }
 
 impl Liveness {
-    /// Tells that no update follows.
+    /// Records that no update follows.
     pub fn end(&self) {
         self.state().ended.get_or_insert_with(Instant::now);
     }

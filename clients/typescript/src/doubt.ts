@@ -24,7 +24,7 @@ const gapReasons: ReadonlyMap<Gap_Reason, DegradedReason> = new Map([
 
 const allTiers: readonly Tier[] = [Tier.DEVICE, Tier.HOST_PINNED, Tier.DISK, Tier.EXTERNAL];
 
-/** Why the blocks of a dp rank may differ from the engine's, by tier, as the stream tells. */
+/** Why the blocks of a dp rank may differ from the engine's, by tier, as the stream reports. */
 export class Doubt {
   /** The reasons of each tier, by tier minus 1. */
   readonly #reasons: Set<DegradedReason>[] = allTiers.map(() => new Set());
@@ -79,7 +79,7 @@ export class Doubt {
     this.hasGroups = s.groupsOmitted || s.groups !== undefined;
   }
 
-  /** Makes the rank incomplete for a reason that a snapshot does not tell. */
+  /** Makes the rank incomplete for a reason that a snapshot does not give. */
   setIncomplete(): void {
     if (this.reasons().length === 0) {
       this.#add([DegradedReason.GAP], []);

@@ -47,7 +47,7 @@ export class Matcher {
   }
 
   /**
-   * Is Client.noteRouted over the stream, and does not tell how many were ignored. A match that begins after it has
+   * Is Client.noteRouted over the stream, and does not return how many were ignored. A match that begins after it has
    * returned is sure to see them, if it has the same server.
    */
   async noteRouted(routed: readonly Routed[], options: CallOptions = {}): Promise<void> {

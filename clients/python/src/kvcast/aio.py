@@ -197,7 +197,7 @@ class Matcher:
             return await future
 
     async def note_routed(self, *routed: Routed) -> None:
-        """Is Client.note_routed over the stream, with at most 64 prompts. It does not tell how many were ignored."""
+        """Is Client.note_routed over the stream, with at most 64 prompts. It does not return how many were ignored."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         async with self._slots:
             self._send(Call.of_routed(list(routed), future))

@@ -68,7 +68,7 @@ class Matcher:
         return future
 
     def note_routed(self, *routed: Routed) -> None:
-        """Is Client.note_routed over the stream, with at most 64 prompts. It does not tell how many were ignored. A match
+        """Is Client.note_routed over the stream, with at most 64 prompts. It does not return how many were ignored. A match
         that is requested later sees them, if it has the same server. It does not wait for the server."""
         future: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._submit(Call.of_routed(list(routed), future))

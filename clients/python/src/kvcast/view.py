@@ -230,7 +230,7 @@ class View:
     a rank takes some 500 bytes, and a message of a large stream takes longer to apply than a server takes to send it. For
     more, ask the server with a Matcher.
 
-    It knows what the stream tells. A match says TRUST_EXACT unless the stream has given a reason for doubt: an engine whose
+    It knows what the stream reports. A match says TRUST_EXACT unless the stream has given a reason for doubt: an engine whose
     connection is lost is only known to the server. With other attention groups than the main group, a prefix is an upper
     bound (TRUST_UPPER_BOUND), where the server can say more. Digests are not compared.
 

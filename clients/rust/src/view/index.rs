@@ -67,7 +67,7 @@ impl WorkerState {
 }
 
 impl Index {
-    /// Tells that workers without a WorkerAdded have a past that is not known.
+    /// Marks workers without a WorkerAdded: what they held before is unknown.
     pub fn set_partial(&mut self) {
         self.partial = true;
     }

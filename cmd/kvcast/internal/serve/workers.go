@@ -20,7 +20,7 @@ import (
 	"github.com/kvcast/kvcast/server/registration"
 )
 
-// discover runs the watches until ctx is done. It closes discovered when a poll of every watch has succeeded.
+// discover runs the watches until ctx is done. It closes discovered when each watch has polled successfully at least once.
 func discover(ctx context.Context, watches []discovery.Watch, workers discovery.Workers, discovered chan<- struct{}) error {
 	var running sync.WaitGroup
 	var missing atomic.Int64
