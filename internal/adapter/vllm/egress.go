@@ -16,6 +16,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -34,8 +37,9 @@ import (
 type Config struct {
 	// Endpoints are where batches are published.
 	Endpoints []EndpointConfig
-	// Topic is the topic of batches, in which {worker}, {endpoint}, {model} and {rank} are replaced. An endpoint that is
-	// unknown is the worker's name. It may be empty if each endpoint has one worker.
+	// Topic is the topic of batches, in which {worker}, {endpoint}, {rank_endpoint}, {model} and {rank} are replaced. An endpoint that is
+	// unknown is the worker's name. That of a rank has the endpoint's port and the number of the rank, counted from the first rank with which the
+	// worker was added. It may be empty if each endpoint has one worker.
 	Topic string
 	// FirstSeq is the first seq of each dp rank.
 	FirstSeq uint64
@@ -47,8 +51,10 @@ type Config struct {
 	StateBytes int64
 	// MaxConsumers bounds the connections of consumers.
 	MaxConsumers int
-	Logger       *slog.Logger
-	Registerer   prometheus.Registerer
+	// Lookup resolves a name of consumers; nil means net.DefaultResolver.LookupNetIP.
+	Lookup     func(ctx context.Context, network, host string) ([]netip.Addr, error)
+	Logger     *slog.Logger
+	Registerer prometheus.Registerer
 }
 
 // Egress publishes the events of all workers. New opens its ports.
@@ -74,6 +80,7 @@ type Egress struct {
 // worker is the streams of a worker.
 type worker struct {
 	name, model, address string
+	firstRank            uint32
 	streams              map[uint32]*Stream
 	unpublished          bool // ranks have no publisher, which was logged
 }
@@ -99,6 +106,9 @@ func New(ctx context.Context, c Config, j journal.Reader, x *index.Index) (*Egre
 		states:      budget.NewShares(budget.New("egress_states", statesAtATime), 1),
 		connections: budget.NewShares(budget.New("egress_connections", int64(c.MaxConsumers)), int64(max(1, c.MaxConsumers/8))),
 		workers:     make(map[string]*worker), seqs: make(map[streamKey]uint64),
+	}
+	if e.cfg.Lookup == nil {
+		e.cfg.Lookup = net.DefaultResolver.LookupNetIP
 	}
 	e.stateBytes = budget.NewShares(e.memory, c.StateBytes/2)
 	e.metrics = newMetrics(e, c.Registerer)
@@ -170,6 +180,9 @@ func (t target) Begin(name string, added *kvcastv1.WorkerAdded) {
 	}
 	if w == nil {
 		w = &worker{name: name, model: added.GetModel(), address: added.GetEndpoint(), streams: make(map[uint32]*Stream)}
+		if ranks := added.GetRanks(); len(ranks) > 0 {
+			w.firstRank = slices.Min(ranks)
+		}
 		t.workers[name] = w
 	}
 	for _, s := range w.streams {
@@ -236,7 +249,18 @@ func topic(pattern string, w *worker, rank uint32) string {
 	if address == "" {
 		address = w.name
 	}
-	return strings.NewReplacer("{worker}", w.name, "{endpoint}", address, "{model}", w.model, "{rank}", fmt.Sprint(rank)).Replace(pattern)
+	return strings.NewReplacer("{worker}", w.name, "{endpoint}", address, "{rank_endpoint}", rankAddress(address, rank, w.firstRank),
+		"{model}", w.model, "{rank}", fmt.Sprint(rank)).Replace(pattern)
+}
+
+// rankAddress returns the address for requests to a rank. An address without a port is that of all ranks.
+func rankAddress(address string, rank, first uint32) string {
+	colon := strings.LastIndexByte(address, ':')
+	port, err := strconv.ParseUint(address[colon+1:], 10, 16)
+	if colon < 0 || err != nil || rank < first {
+		return address
+	}
+	return address[:colon+1] + strconv.FormatUint(port+uint64(rank-first), 10)
 }
 
 // publish publishes the pending events of a worker. If last is set, the worker's streams end.

@@ -645,7 +645,7 @@ func TestUnreachableConsumersAreLogged(t *testing.T) {
 // same for all ranks.
 func TestRanksThatConsumersCannotReadAreLogged(t *testing.T) {
 	t.Parallel()
-	const size, topic = "set first_rank and dp_size", "put {rank} into egress.zmq.topic"
+	const size, topic = "set first_rank and dp_size", "put {rank} or {rank_endpoint} into egress.zmq.topic"
 	publisher, all := vllm.EndpointConfig{Worker: "a", Bind: "tcp://127.0.0.1:*"}, vllm.EndpointConfig{Bind: "tcp://127.0.0.1:*"}
 	for name, tt := range map[string]struct {
 		cfg       vllm.Config

@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"slices"
-	"strings"
 	"sync"
-	"time"
 
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/budget"
@@ -20,7 +17,7 @@ import (
 // EndpointConfig is where batches are published. Exactly one of Bind and Connect is set.
 type EndpointConfig struct {
 	// Bind is the endpoint of a PUB socket that consumers connect to, and Connect that of a SUB socket that a consumer has
-	// bound.
+	// bound. A name in Connect has a consumer at each of its addresses.
 	Bind, Connect string
 	// Replay is the endpoint of a ROUTER socket that answers replay requests; empty: none. It needs Worker.
 	Replay string
@@ -41,13 +38,6 @@ type endpoint struct {
 	version uint64 // changes with streams
 	conns   map[*conn]struct{}
 }
-
-// Bounds of the wait between two attempts to connect, and of one attempt.
-const (
-	minRetry       = time.Second
-	maxRetry       = 30 * time.Second
-	connectTimeout = 5 * time.Second
-)
 
 // open opens an endpoint's ports.
 func (e *Egress) open(ctx context.Context, c EndpointConfig, historyBytes int) (*endpoint, error) {
@@ -124,10 +114,12 @@ func (e *Egress) checkRank(w *worker, rank uint32) {
 		e.logger.Warn("worker has more dp ranks than its publisher, which does not publish the others; set first_rank and dp_size under egress.zmq.publishers",
 			"worker", w.name, "rank", rank)
 	}
-	if all && len(w.streams) > 1 && !e.oneTopic && !strings.Contains(e.cfg.Topic, "{rank}") {
-		e.oneTopic = true
-		e.logger.Warn("dp ranks of a worker have one topic, so that consumers mix up their seqs and blocks; put {rank} into egress.zmq.topic",
-			"worker", w.name, "topic", e.cfg.Topic)
+	for other, s := range w.streams {
+		if all && other != rank && s.topic == w.streams[rank].topic && !e.oneTopic {
+			e.oneTopic = true
+			e.logger.Warn("dp ranks of a worker have one topic, so that consumers mix up their seqs and blocks; put {rank} or {rank_endpoint} into egress.zmq.topic",
+				"worker", w.name, "topic", e.cfg.Topic)
+		}
 	}
 }
 
@@ -162,7 +154,7 @@ func (p *endpoint) run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	if p.cfg.Connect != "" {
-		p.connect(ctx)
+		p.connectAll(ctx)
 		return
 	}
 	if p.replay != nil {
@@ -187,27 +179,4 @@ func (p *endpoint) admit(ctx context.Context, c net.Conn, kind zmtp.SocketType) 
 	}
 	defer p.connections.Release(from, 1)
 	p.serve(ctx, c, kind)
-}
-
-// connect keeps a connection to a consumer. It logs each outage once.
-func (p *endpoint) connect(ctx context.Context) {
-	dialer := net.Dialer{Timeout: connectTimeout}
-	logged := false
-	for retry := minRetry; ctx.Err() == nil; {
-		c, err := dialer.DialContext(ctx, p.network, p.addr)
-		if err == nil {
-			if p.serve(ctx, c, zmtp.PUB) {
-				retry, logged = minRetry, false
-			} else {
-				err = errors.New("the peer has not completed the ZeroMQ handshake")
-			}
-		}
-		if err != nil && !logged && ctx.Err() == nil {
-			p.logger.Warn("consumer cannot be reached, and gets no events; is it running, and is the endpoint under egress.zmq.connect right?",
-				"endpoint", p.cfg.Connect, "error", err)
-			logged = true
-		}
-		outbound.Wait(ctx, retry/2+rand.N(retry/2+1)) //nolint:gosec // jitter
-		retry = min(2*retry, maxRetry)
-	}
 }

@@ -27,6 +27,22 @@ func SetHeartbeat(t *testing.T, d time.Duration) {
 	t.Cleanup(func() { heartbeat = before })
 }
 
+// SetResolveInterval changes the time between two lookups of a name until the test ends. Nothing may be connected yet.
+func SetResolveInterval(t *testing.T, d time.Duration) {
+	t.Helper()
+	before := resolveInterval
+	resolveInterval = d
+	t.Cleanup(func() { resolveInterval = before })
+}
+
+// Topic returns the topic of a rank of a worker with an endpoint and a first rank.
+func Topic(pattern, name, endpoint, model string, rank, first uint32) string {
+	return topic(pattern, &worker{name: name, address: endpoint, model: model, firstRank: first}, rank)
+}
+
+// AddressesOf returns the addresses of consumers behind a name.
+var AddressesOf = addressesOf
+
 // Begin publishes the blocks of the index, without Run.
 func (e *Egress) Begin(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)

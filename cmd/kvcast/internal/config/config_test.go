@@ -184,7 +184,7 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"egress: {sglang: {address: \"\"}}", `f:1: egress.sglang.address: "" is not allowed: want a URL of at most 1024 bytes, with no other {names} than {endpoint} and {worker}`},
 		{"egress: {sglang: {address: nothing}}", `f:1: egress.sglang.address: "nothing" is not allowed: want a URL of at most 1024 bytes, with no other {names} than {endpoint} and {worker}`},
 		{"egress: {sglang: {address: \"http://{host}\"}}", `f:1: egress.sglang.address: "http://{host}" is not allowed: want a URL of at most 1024 bytes, with no other {names} than {endpoint} and {worker}`},
-		{"egress: {zmq: {topic: \"kv@{pod}\"}}", `f:1: egress.zmq.topic: "kv@{pod}" is not allowed: want at most 1024 bytes of UTF-8 without control or format characters, with no other {names} than {worker}, {endpoint}, {model} and {rank}`},
+		{"egress: {zmq: {topic: \"kv@{pod}\"}}", `f:1: egress.zmq.topic: "kv@{pod}" is not allowed: want at most 1024 bytes of UTF-8 without control or format characters, with no other {names} than {worker}, {endpoint}, {rank_endpoint}, {model} and {rank}`},
 		{withZMQ("topic: \"\", bind: \"tcp://*:1\", publishers: [{worker: a, bind: \"tcp://*:2\"}]"), `f:4: egress.zmq.topic: "" is not allowed: want a topic with bind or connect, whose consumers tell workers apart by it, or only publishers`},
 		{withZMQ("topic: \"\", connect: [\"tcp://h:1\"]"), `f:4: egress.zmq.topic: "" is not allowed: want a topic with bind or connect, whose consumers tell workers apart by it, or only publishers`},
 		{"egress:\n  sglang:\n    workers: [{worker: a}]", `f:3: egress.sglang.workers[0].address: is missing: want worker and address`},

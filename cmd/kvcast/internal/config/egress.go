@@ -112,8 +112,8 @@ func (c *Config) egressFields() mapping {
 				"ZeroMQ endpoint at which the events of all workers are published in vLLM's format, such as tcp://*:5560. Needs retain_token_ids."},
 			{"connect", listOf(&z.Connect, consumer), ""},
 			{"publishers", listOf(&z.Publishers, publisherFields), ""},
-			{"topic", text(&z.Topic, "kv@{endpoint}@{model}", isTopic, "at most 1024 bytes of UTF-8 without control or format characters, with no other {names} than {worker}, {endpoint}, {model} and {rank}"),
-				"Topic of batches. {worker}, {endpoint} (the address for requests, or the worker's name), {model} and {rank} are replaced. It may be empty if there are publishers only."},
+			{"topic", text(&z.Topic, "kv@{endpoint}@{model}", isTopic, "at most 1024 bytes of UTF-8 without control or format characters, with no other {names} than {worker}, {endpoint}, {rank_endpoint}, {model} and {rank}"),
+				"Topic of batches. {worker}, {endpoint} (the address for requests, or the worker's name), {rank_endpoint} (that with a port for each dp rank, from its own on), {model} and {rank} are replaced. It may be empty if there are publishers only."},
 			{"events", oneOf(&z.Events, EventMaps, EventArrays),
 				"Encoding of events: map, as vLLM since 0.26, or array."},
 			{"first_seq", oneOf(&z.FirstSeq, FirstSeqTime, FirstSeqZero),
@@ -197,7 +197,7 @@ func publisherFields(p *Publisher) mapping {
 func isBind(s string) bool { _, ok := ingestconfig.ParseEndpoint(s, true); return ok }
 
 func isTopic(s string) bool {
-	return s == "" || isPattern(s, "{worker}", "{endpoint}", "{model}", "{rank}")
+	return s == "" || isPattern(s, "{worker}", "{endpoint}", "{rank_endpoint}", "{model}", "{rank}")
 }
 
 // isAddressPattern reports whether a text with {endpoint} and {worker} replaced can be a URL.
