@@ -27,7 +27,7 @@ PACKAGES ?= work
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster fuzz mutate run build build-static man docs dist dist-clients release-check bench bench-report bench-scale costs bench-indexers lint fmt proto grpcurl kube-apiserver image deploy-check libzmq clean
+.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster fuzz mutate run build build-static man docs dist dist-clients release-check bench bench-report bench-scale costs bench-indexers lint fmt proto grpcurl kube-apiserver image chart-docs deploy-check libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / && !seen[$$1]++ { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,7 +54,7 @@ demo-llmd: ## Run simulated engines, a server and pools of llm-d that read it, w
 test: ## Run the tests of class quick, with the race detector if there is cgo: a few minutes. CLASSES (quick) and PACKAGES (work) select others, RACE=0 is without it.
 	$(suite) -class $(CLASSES) $(if $(RACE),-race=$(RACE)) $(PACKAGES)
 
-test-all: libzmq prepare docs kube-apiserver $(TOOLS)/helm $(TOOLS)/kubeconform ## Run each test there is at full size, and check that none was left out; needs root and etcd, and takes hours.
+test-all: libzmq prepare docs kube-apiserver $(TOOLS)/helm $(TOOLS)/helm-docs $(TOOLS)/kubeconform ## Run each test there is at full size, and check that none was left out; needs root and etcd, and takes hours.
 	$(suite) -forget
 	$(suite) -class quick,exhaustive,process,packaging,peers,live -timeout 3h
 	$(suite) -class cluster,soak -full -p 1 -timeout 3h
@@ -165,7 +165,7 @@ docs: man $(TOOLS)/buf $(TOOLS)/protoc-gen-reference ## Build the docs site in b
 release-check: dist lint ## Check that the commit can be released as VERSION, such as v1.2.3, without releasing anything.
 	tools/scripts/release-check.sh $(VERSION)
 
-dist: build-static man $(TOOLS)/cyclonedx-gomod ## Write archives of VERSION for each platform, their lists of modules and checksums to bin/dist.
+dist: build-static man $(TOOLS)/cyclonedx-gomod $(TOOLS)/helm ## Write archives of VERSION for each platform, their lists of modules, the Helm chart and checksums to bin/dist.
 	tools/scripts/dist.sh $(VERSION) $(PLATFORMS)
 
 bench: ## Run the benchmarks that match BENCH (.), COUNT (1) times, and with all of them, compare the index with its goals.
@@ -213,7 +213,10 @@ bin/kube-apiserver bin/kubectl: tools/kubernetes/go.mod
 image: ## Build the images with buildah, without a registry, and check them; needs root.
 	tools/scripts/image.sh
 
-deploy-check: kube-apiserver $(TOOLS)/helm $(TOOLS)/kubeconform ## Create the manifests and the variants of the Helm chart on a Kubernetes API server; needs etcd.
+chart-docs: $(TOOLS)/helm-docs ## Write the table of values into the README of the Helm chart.
+	$(TOOLS)/helm-docs --chart-search-root deploy/helm --log-level warning
+
+deploy-check: kube-apiserver $(TOOLS)/helm $(TOOLS)/helm-docs $(TOOLS)/kubeconform ## Create the manifests and the variants of the Helm chart on a Kubernetes API server; needs etcd.
 	@command -v etcd >/dev/null || { echo "deploy-check: etcd is not installed: run apt-get install etcd-server" >&2; exit 1; }
 	$(suite) -class packaging ./test/kubernetes ./internal/discovery/kubernetes
 	@echo "checked on $$(bin/kube-apiserver --version): the listener's manifests; $$(ls deploy/helm/kvcast/ci | wc -l) variants of the Helm chart by lint, schemas, dry run, creation, Pod Security and kvcast serve --check; roles of discovery; the commands of docs/kubernetes.md"
@@ -239,6 +242,9 @@ $(TOOLS)/helm: tools/deploy/go.mod
 
 $(TOOLS)/cyclonedx-gomod: tools/deploy/go.mod
 	CGO_ENABLED=0 GOWORK=off $(GO) -C tools/deploy build -ldflags '-s -w' -o $@ github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod
+
+$(TOOLS)/helm-docs: tools/deploy/go.mod
+	CGO_ENABLED=0 GOWORK=off $(GO) -C tools/deploy build -ldflags '-s -w' -o $@ github.com/norwoodj/helm-docs/cmd/helm-docs
 
 $(TOOLS)/kubeconform: tools/deploy/go.mod
 	CGO_ENABLED=0 GOWORK=off $(GO) -C tools/deploy build -ldflags '-s -w' -o $@ github.com/yannh/kubeconform/cmd/kubeconform

@@ -6,7 +6,7 @@ KUBECTL ?= kubectl
 NAMESPACE ?= default
 ZMQ_IMAGE_REGISTRY ?= ghcr.io/kvcast
 ZMQ_IMAGE_NAME ?= kvcast
-ZMQ_IMAGE_TAG ?= latest
+ZMQ_IMAGE_TAG ?= $(VERSION)
 ZMQ_IMG ?= $(ZMQ_IMAGE_REGISTRY)/$(ZMQ_IMAGE_NAME):$(ZMQ_IMAGE_TAG)
 ZMQ_IMAGE_PLATFORMS ?= linux/amd64,linux/arm64
 

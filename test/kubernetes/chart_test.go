@@ -7,12 +7,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"go.yaml.in/yaml/v3"
 
 	"github.com/kvcast/kvcast/internal/core/testclass"
+	"github.com/kvcast/kvcast/test/fleet"
 	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/kubernetes"
 )
@@ -31,18 +33,20 @@ func requireCharts(t *testing.T) {
 func variants(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(kubernetes.Root(t), chart, "ci", "*.yaml"))
-	if err != nil || len(files) < 7 {
-		t.Fatalf("values of variants: got %q, %v; want at least 7", files, err)
+	if err != nil || len(files) < 9 {
+		t.Fatalf("values of variants: got %q, %v; want at least 9", files, err)
 	}
 	return files
 }
 
 // object is a part of a Kubernetes object.
 type object struct {
-	Kind string
-	Data map[string]string
-	Spec struct {
-		Template map[string]any
+	Kind     string
+	Metadata struct{ Name string }
+	Data     map[string]string
+	Spec     struct {
+		Template   map[string]any
+		Containers []struct{ Args []string } // of a pod
 	}
 }
 
@@ -85,7 +89,7 @@ func TestChartIsAcceptedByTheAPIServer(t *testing.T) {
 				case "ConfigMap":
 					checkConfig(t, s, o.Data)
 				case "Deployment", "StatefulSet":
-					createPod(t, s, name, o.Spec.Template)
+					createPod(t, s, name, o.Metadata.Name+"-0", o.Spec.Template)
 				}
 			}
 		})
@@ -103,17 +107,17 @@ func createMonitoringKinds(t *testing.T, s *kubernetes.APIServer) {
 }
 
 // createPod creates a pod from a template.
-func createPod(t *testing.T, s *kubernetes.APIServer, namespace string, template map[string]any) {
+func createPod(t *testing.T, s *kubernetes.APIServer, namespace, name string, template map[string]any) {
 	t.Helper()
 	spec := template["spec"].(map[string]any)
 	for _, mount := range spec["containers"].([]any)[0].(map[string]any)["volumeMounts"].([]any) {
 		if mount.(map[string]any)["name"] == "journal" { // the volume that a StatefulSet makes
-			claim := map[string]any{"name": "journal", "persistentVolumeClaim": map[string]any{"claimName": "journal-kvcast-0"}}
+			claim := map[string]any{"name": "journal", "persistentVolumeClaim": map[string]any{"claimName": "journal-" + name}}
 			spec["volumes"] = append(spec["volumes"].([]any), claim)
 		}
 	}
 	template["apiVersion"], template["kind"] = "v1", "Pod"
-	template["metadata"].(map[string]any)["name"] = "kvcast-0"
+	template["metadata"].(map[string]any)["name"] = name
 	pod, err := json.Marshal(template)
 	if err != nil {
 		t.Fatal(err)
@@ -152,7 +156,11 @@ func checkConfig(t *testing.T, s *kubernetes.APIServer, config map[string]string
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, nil, program, "serve", "--config", filepath.Join(dir, "config", "kvcast.yaml"), "--check")
+	for name := range config {
+		if filepath.Ext(name) == ".yaml" {
+			run(t, nil, program, "serve", "--config", filepath.Join(dir, "config", name), "--check")
+		}
+	}
 }
 
 // TestChartGrantsWhatDiscoveryNeeds checks what the service account may do.
@@ -235,11 +243,122 @@ func TestChartRejectsMistakes(t *testing.T) {
 		{"listeners[0].bind=x", "listeners"},
 		{"service.type=ExternalName", "service"},
 		{"terminationGracePeriodSeconds=5", "terminationGracePeriodSeconds"},
+		{"image.tag=latest", "image.tag is latest"},
+		{"image.digest=sha256:12", "digest"},
+		{"journal.nats.clientCertificate=true", "journal.nats.clientCertificate is true: want journal.nats.tlsSecret as well"},
+		{"config.journal.store=memory", "config.journal.store is not allowed"},
+		{"config.journal.tls_ca=x", "config.journal.tls_ca is not allowed"},
+		{"listeners[0].name=a,listeners[0].port=9464", "listeners[0].port is 9464, which the admin port has"},
+		{"listeners[0].name=a,listeners[0].port=50051", "listeners[0].port is 50051, which the gRPC port has"},
+		{"listeners[0].name=a,listeners[0].port=1,listeners[1].name=b,listeners[1].port=1", "listeners[1].port is 1, which listeners[0] has"},
+		{"listeners[0].name=a,listeners[0].port=1,listeners[1].name=a,listeners[1].port=2", "listeners[1].name is a, which listeners[0] has"},
+		{"routerPorts[0].name=x,routerPorts[0].port=8091", "routerPorts[0].port is 8091, at which nothing listens"},
+		{"config.egress.dynamo.listen=:8091", "config.egress.dynamo.listen is at port 8091, which no entry of routerPorts has"},
+		{"config.egress.zmq.bind=tcp://*:5557", "config.egress.zmq.bind is at port 5557, which listeners[0] has"},
+		{"config.egress.zmq.publishers[0].replay=tcp://*:6000,config.egress.zmq.publishers[0].dp_size=2,routerPorts[0].name=a,routerPorts[0].port=6000",
+			"config.egress.zmq.publishers[0].replay is at port 6001, which no entry of routerPorts has"},
+		{"journal.store=file,journal.file.size=32Mi", "journal.file.size is 32Mi, less than config.journal.max_bytes (64MiB)"},
+		{"journal.store=file,config.journal.max_bytes=11GiB", "journal.file.size is 10Gi, less than config.journal.max_bytes (11GiB)"},
+		{"podDisruptionBudget.maxUnavailable=0", "podDisruptionBudget.maxUnavailable is 0, which blocks each drain"},
+		{"podDisruptionBudget.maxUnavailable=0%", "podDisruptionBudget.maxUnavailable is 0%, which blocks each drain"},
+		{"podDisruptionBudget.minAvailable=1", "podDisruptionBudget.minAvailable is 1 of 1 replicas, which blocks each drain"},
+		{"podDisruptionBudget.minAvailable=51%,replicas=2,listeners=null", "podDisruptionBudget.minAvailable is 51% of 2 replicas, which blocks each drain"},
+		{"podDisruptionBudget.minAvailable=1,podDisruptionBudget.maxUnavailable=1", "want one of them"},
+		{"resources.requests.memory=1Gi", "resources.requests.memory is 1Gi, more than resources.limits.memory (512Mi)"},
+		{"resources.requests.cpu=0.6", "resources.requests.cpu is 0.6, more than resources.limits.cpu (500m)"},
+		{"resources.limits.memory=1x", "\"1x\" is not a quantity"},
+		{"serveOnly.replicas=1", "serveOnly has servers with the journal in memory"},
+		{"config.cluster.serve=false", "config.cluster.serve is false without servers of serveOnly"},
+		{"config.cluster.ingest=false", "config.cluster.ingest is false: want serveOnly.replicas"},
+		{"serveOnly.autoscaling.enabled=true,serveOnly.autoscaling.maxReplicas=1,journal.store=nats,journal.nats.servers[0]=nats://nats:4222", "serveOnly.autoscaling.minReplicas is 2, more than maxReplicas (1)"},
+		{"service.nodePorts.grpc=30051", "service.nodePorts is not empty: want service.type NodePort or LoadBalancer"},
+		{"service.type=NodePort,service.nodePorts.admin=30051", "service.nodePorts.admin: there is no such port"},
+		{"service.loadBalancerSourceRanges[0]=10.0.0.0/8", "want service.type LoadBalancer"},
 	} {
 		cmd := command(t, nil, "helm", "template", "kvcast", chart, "--set", test.set)
 		output, err := cmd.CombinedOutput()
 		if exit := new(exec.ExitError); !errors.As(err, &exit) || !strings.Contains(string(output), test.want) {
 			t.Errorf("--set %s: got %v, %s; want an error with %q", test.set, err, output, test.want)
+		}
+	}
+}
+
+// TestChartAcceptsLimits checks values that are just allowed.
+func TestChartAcceptsLimits(t *testing.T) {
+	testclass.Packaging(t)
+	requireCharts(t)
+	for _, set := range []string{
+		"config.egress.dynamo.listen=127.0.0.1:8091",
+		"config.egress.dynamo.listen=:8091,routerPorts[0].name=dynamo,routerPorts[0].port=8091",
+		"journal.store=file,journal.file.size=64Mi",
+		"podDisruptionBudget.minAvailable=50%,replicas=2,listeners=null",
+		"podDisruptionBudget.minAvailable=1,podDisruptionBudget.enabled=false",
+		"resources.requests.memory=536870912,resources.requests.cpu=0.5",
+		"resources.limits=null,resources.requests.memory=1Gi",
+	} {
+		run(t, nil, "helm", "template", "kvcast", chart, "--set", set)
+	}
+}
+
+// TestChartREADMEHasAllValues compares the table of values with values.yaml.
+func TestChartREADMEHasAllValues(t *testing.T) {
+	testclass.Packaging(t)
+	kubernetes.Program(t, "tools/helm-docs", "deploy-check")
+	got, err := os.ReadFile(filepath.Join(kubernetes.Root(t), chart, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := run(t, nil, "helm-docs", "--dry-run", "--log-level", "warning", "--chart-search-root", "deploy/helm"); strings.TrimSpace(string(got)) != strings.TrimSpace(want) {
+		t.Error("the chart's README.md is not what values.yaml and README.md.gotmpl say: run make chart-docs")
+	}
+}
+
+// TestPodOfHelmTestAsksTheServer runs what the pod of helm test runs, against a server with TLS and tokens.
+func TestPodOfHelmTestAsksTheServer(t *testing.T) {
+	testclass.Packaging(t)
+	requireCharts(t)
+	program, err := harness.Program(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := func(set string) []string {
+		manifest := run(t, nil, "helm", "template", "kvcast", chart, "--namespace", "llm", "--show-only", "templates/tests/status.yaml", "--set", set)
+		return objects(t, manifest)[0].Spec.Containers[0].Args
+	}
+	dir := t.TempDir()
+	run(t, nil, "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1", "-subj", "/CN=kvcast",
+		"-addext", "subjectAltName=DNS:localhost", "-keyout", filepath.Join(dir, "tls.key"), "-out", filepath.Join(dir, "ca.crt"))
+	tokens := filepath.Join(dir, "tokens")
+	if err := os.WriteFile(tokens, []byte("router 0123456789abcdef\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	plain := fleet.Address(t, fleet.Start(t, "--bind", "tcp://127.0.0.1:0"))
+	secured := fleet.Address(t, fleet.Start(t, "--bind", "tcp://127.0.0.1:0",
+		"--tls-cert", filepath.Join(dir, "ca.crt"), "--tls-key", filepath.Join(dir, "tls.key"), "--auth-tokens", tokens))
+	for _, test := range []struct {
+		set, addr     string // the values, and the address that the pod calls
+		server, token string
+		want          bool
+	}{
+		{"tls.secret=", "kvcast.llm.svc:50051", plain, "", true},
+		{"tls.secret=kvcast-tls,auth.tokensSecret=kvcast-tokens,test.tokenSecret=router", "kvcast.llm.svc:50051", secured, "0123456789abcdef", true},
+		{"tls.secret=kvcast-tls,auth.tokensSecret=kvcast-tokens", "kvcast.llm.svc:50051", secured, "", false},
+		{"serveOnly.replicas=1,journal.store=nats,journal.nats.servers[0]=nats://nats:4222", "kvcast-serve.llm.svc:50051", plain, "", true},
+	} {
+		_, port, _ := strings.Cut(test.server, ":")
+		command := args(test.set)
+		at := slices.Index(command, test.addr)
+		if at < 0 {
+			t.Fatalf("--set %s: the pod runs kvcast %q, want the address %s", test.set, command, test.addr)
+		}
+		command[at] = "localhost:" + port
+		for i := range command {
+			command[i] = strings.Replace(command[i], "/etc/kvcast/", dir+"/", 1)
+		}
+		cmd := exec.CommandContext(harness.Context(t), program, command...)
+		cmd.Env = append(os.Environ(), "KVCAST_TOKEN="+test.token)
+		if output, err := cmd.CombinedOutput(); (err == nil) != test.want {
+			t.Errorf("--set %s: kvcast %q: %v, %s; want success: %t", test.set, command, err, output, test.want)
 		}
 	}
 }

@@ -37,7 +37,7 @@ type variable struct {
 
 func readDashboard(t *testing.T) (d dashboard) {
 	t.Helper()
-	text, err := os.ReadFile("../../deploy/grafana/kvcast.json")
+	text, err := os.ReadFile("../../deploy/helm/kvcast/files/kvcast.json")
 	if err == nil {
 		err = json.Unmarshal(text, &d)
 	}

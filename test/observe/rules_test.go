@@ -14,7 +14,7 @@ import (
 	"github.com/kvcast/kvcast/internal/core/testclass"
 )
 
-const rulesDir = "../../deploy/prometheus"
+const rulesDir = "../../deploy/helm/kvcast/files"
 
 // needs skips a test unless a program of Prometheus is installed, and returns its path.
 func needs(t *testing.T, program string) string {

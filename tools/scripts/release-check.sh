@@ -21,6 +21,10 @@ modules=$(tools/scripts/modules.sh check "$version")
 grep -Eq "^## \[?$version\]?([ ,]|\$)" CHANGELOG.md || bad "CHANGELOG.md has no section $version"
 ! grep -q "^## $version, not released" CHANGELOG.md || bad "CHANGELOG.md says that $version is not released: give its date"
 grep -qx "appVersion: \"*$version\"*" deploy/helm/kvcast/Chart.yaml || bad "appVersion in deploy/helm/kvcast/Chart.yaml is not $version"
+grep -qx "version: ${version#v}" deploy/helm/kvcast/Chart.yaml || bad "version in deploy/helm/kvcast/Chart.yaml is not ${version#v}"
+grep -q "image: ghcr.io/kvcast/kvcast:$version " deploy/manifests/zmq-listener/listener.yaml || bad "the image in deploy/manifests/zmq-listener/listener.yaml is not of $version"
+grep -q "image: ghcr.io/kvcast/kvcast:$version\$" docs/kubernetes.md || bad "the image in docs/kubernetes.md is not of $version"
+[ -f "bin/dist/kvcast-${version#v}.tgz" ] || bad "bin/dist has no chart kvcast-${version#v}.tgz: run make dist VERSION=$version"
 
 host=$(go env GOOS)-$(go env GOARCH)
 archive=bin/dist/kvcast-$version-$host.tar.gz

@@ -2,27 +2,42 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{- /* 54 characters leave room for the suffix -headless. */ -}}
+{{- /* 48 characters leave room for the suffix -serve-headless. */ -}}
 {{- define "kvcast.fullname" -}}
 {{- if .Values.fullnameOverride }}
-{{- .Values.fullnameOverride | trunc 54 | trimSuffix "-" }}
+{{- .Values.fullnameOverride | trunc 48 | trimSuffix "-" }}
 {{- else if contains (include "kvcast.name" .) .Release.Name }}
-{{- .Release.Name | trunc 54 | trimSuffix "-" }}
+{{- .Release.Name | trunc 48 | trimSuffix "-" }}
 {{- else }}
-{{- printf "%s-%s" .Release.Name (include "kvcast.name" .) | trunc 54 | trimSuffix "-" }}
+{{- printf "%s-%s" .Release.Name (include "kvcast.name" .) | trunc 48 | trimSuffix "-" }}
 {{- end }}
 {{- end }}
 
+{{- /* The labels of all pods of servers. */ -}}
 {{- define "kvcast.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "kvcast.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- /* Those of one kind: server, which reads engines, or serve-only. */ -}}
+{{- define "kvcast.componentLabels" -}}
+{{ include "kvcast.selectorLabels" .root }}
+app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
 {{- define "kvcast.labels" -}}
 {{ include "kvcast.selectorLabels" . }}
 app.kubernetes.io/version: {{ default .Chart.AppVersion .Values.image.tag | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "kvcast.image" -}}
+{{- if .Values.image.digest }}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest }}
+{{- else }}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+{{- end }}
 {{- end }}
 
 {{- define "kvcast.serviceAccountName" -}}
@@ -33,14 +48,24 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end }}
 
+{{- /* Whether there are servers that serve routers only: "true" or "". */ -}}
+{{- define "kvcast.hasServeOnly" -}}
+{{- if or .Values.serveOnly.autoscaling.enabled (gt (int .Values.serveOnly.replicas) 0) }}true{{ end }}
+{{- end }}
+
 {{- /* Whether kvcast needs the Kubernetes API: "true" or "". */ -}}
 {{- define "kvcast.discoversPods" -}}
 {{- range .Values.discovery }}{{ if or .kubernetes .inference_pool }}true{{ end }}{{ end }}
 {{- end }}
 
+{{- /* The Service that routers connect to. */ -}}
+{{- define "kvcast.routersService" -}}
+{{ include "kvcast.fullname" . }}{{ if include "kvcast.hasServeOnly" . }}-serve{{ end }}
+{{- end }}
+
 {{- /* The configuration file: the values of config, and over them what the chart decides. */ -}}
 {{- define "kvcast.config" -}}
-{{- $config := deepCopy .Values.config }}
+{{- $config := deepCopy (default dict .Values.config) }}
 {{- $_ := set $config "listen" ":50051" }}
 {{- $_ := set $config "admin" ":9464" }}
 {{- $journal := dict }}
@@ -84,33 +109,25 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $listeners = append $listeners (merge (dict "bind" (printf "tcp://*:%v" .port)) (omit . "name" "port")) }}
 {{- end }}
 {{- $_ := set $config "listeners" $listeners }}
-{{- $_ := set $config "discovery" .Values.discovery }}
-{{- $_ := set $config "workers" .Values.workers }}
+{{- $_ := set $config "discovery" (default list .Values.discovery) }}
+{{- $_ := set $config "workers" (default list .Values.workers) }}
 {{- toYaml $config }}
 {{- end }}
 
-{{- /* Mistakes that neither the schema nor kvcast can detect. */ -}}
-{{- define "kvcast.validate" -}}
-{{- if and (eq .Values.journal.store "nats") (not .Values.journal.nats.servers) }}
-{{- fail "journal.nats.servers is empty: want URLs such as nats://nats:4222 with journal.store nats" }}
-{{- end }}
-{{- if and (ne .Values.journal.store "nats") (gt (int .Values.replicas) 1) .Values.listeners }}
-{{- fail (printf "replicas is %v with listeners and the journal in %s: each pod would have other engines; want replicas 1, journal.store nats, or listeners [] with discovery or workers" .Values.replicas .Values.journal.store) }}
-{{- end }}
-{{- if and .Values.tls.clientCertificates (not .Values.tls.secret) }}
-{{- fail "tls.clientCertificates is true: want tls.secret as well" }}
-{{- end }}
-{{- if and .Values.auth.certificates (not .Values.tls.clientCertificates) }}
-{{- fail "auth.certificates is not empty: want tls.clientCertificates true as well" }}
-{{- end }}
-{{- range list "listen" "admin" "listeners" "discovery" "workers" "auth" "tls" }}
-{{- if hasKey $.Values.config . }}
-{{- fail (printf "config.%s is not allowed: the chart sets it; see README.md for the value that does" .) }}
-{{- end }}
-{{- end }}
+{{- /* The configuration of servers that serve routers only: the same, without engines. */ -}}
+{{- define "kvcast.serveOnlyConfig" -}}
+{{- $config := include "kvcast.config" . | fromYaml }}
+{{- $_ := set $config "listeners" list }}
+{{- $_ := set $config "discovery" list }}
+{{- $_ := set $config "workers" list }}
+{{- $cluster := default dict $config.cluster }}
+{{- $_ := set $cluster "ingest" false }}
+{{- $_ := set $cluster "serve" true }}
+{{- $_ := set $config "cluster" $cluster }}
+{{- toYaml $config }}
 {{- end }}
 
 {{- /* The admin port has TLS if the configuration says so. */}}
 {{- define "kvcast.adminScheme" -}}
-{{ ternary "HTTPS" "HTTP" (default false .Values.config.admin_tls) }}
+{{ ternary "HTTPS" "HTTP" (default false (default dict .Values.config).admin_tls) }}
 {{- end }}
