@@ -156,7 +156,7 @@ func (p *publisher) resume(s *recoveredPublisher) {
 	for _, r := range s.ranks {
 		p.worker.restoreRank(r)
 	}
-	p.ranks = s.ranks
+	p.setRanks(s.ranks)
 	p.described = true
 	p.encoded = p.appendCursor(nil)
 	if p.cursor.Started {

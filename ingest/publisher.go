@@ -239,7 +239,7 @@ func (p *publisher) reset() {
 	for _, r := range p.ranks {
 		p.rules.Reset(r)
 	}
-	p.ranks = nil
+	p.setRanks(nil)
 	p.forgetIncarnation()
 	p.cursor, p.encoded, p.described = sequence.Cursor{}, nil, false
 	p.status.update(func(s *SourceStatus) { s.Started = false })
@@ -304,7 +304,7 @@ func (p *publisher) addRank(now time.Time, rank uint32) bool {
 	if !p.worker.admitRank(rank) {
 		return false
 	}
-	p.ranks = append(p.ranks, rank)
+	p.setRanks(append(p.ranks, rank))
 	if p.incomplete {
 		p.reportJoinedLate(now, rank)
 	}
@@ -315,6 +315,12 @@ func (p *publisher) addRank(now time.Time, rank uint32) bool {
 		p.reportMixed(now, rank, false)
 	}
 	return true
+}
+
+// setRanks sets the ranks that batches have named.
+func (p *publisher) setRanks(ranks []uint32) {
+	p.ranks = ranks
+	p.status.update(func(s *SourceStatus) { s.Named = slices.Clone(ranks) })
 }
 
 // sharesRank reports whether another publisher of the source has named the dp rank.

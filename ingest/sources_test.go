@@ -229,6 +229,33 @@ func TestRanksCountFromTheFirst(t *testing.T) {
 	r.wantNone()
 }
 
+// A source follows the ranks that its batches name: their blocks are known by its connection, whatever rank is configured.
+func TestSourceHasTheRanksOfItsBatches(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	r := newRecorder(t)
+	in, _ := start(t, worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")}), r)
+	r.want("add w model m block_size 0 ranks [0]")
+	ranks := func() []uint32 {
+		of := in.Sources()[0]
+		return of.Ranks()
+	}
+	if d := cmp.Diff([]uint32{0}, ranks()); d != "" {
+		t.Errorf("before a batch (-want +got):\n%s", d)
+	}
+	e.awaitSubscriber("")
+	e.send("", seqFrame(0), payloadOf(4, 0, stored(1)))
+	r.want("w 0/4: batch 0 +[1]")
+	if d := cmp.Diff([]uint32{4}, ranks()); d != "" {
+		t.Errorf("after a batch of rank 4 (-want +got):\n%s", d)
+	}
+	e.send("", seqFrame(1), payloadOf(6, 1, stored(2)))
+	r.want("w 0/6: batch 1 +[2]")
+	if d := cmp.Diff([]uint32{4, 6}, ranks()); d != "" {
+		t.Errorf("after one of rank 6 (-want +got):\n%s", d)
+	}
+}
+
 // A source whose first rank is configured is that rank: a batch that says another one is a mistake in the configuration.
 func TestRankMismatchOfAConfiguredFirstRankIsLogged(t *testing.T) {
 	t.Parallel()

@@ -19,8 +19,10 @@ type SourceStatus struct {
 	Replay   string
 	// ReplayState is how the replay socket has answered so far.
 	ReplayState ReplayState
-	// Rank is the dp rank in the configuration or, for a listener, in the first batch.
+	// Rank is the dp rank in the configuration or, for a listener, in the first batch. Named are the ranks that batches have named, which may be
+	// others. It must not be modified.
 	Rank  uint32
+	Named []uint32
 	State SourceState
 	// DownSince is when the connection was lost, the engine ceased to answer or reading ended, or when the source was added if there
 	// has been no connection; zero while there is a connection.
@@ -39,6 +41,14 @@ type SourceStatus struct {
 	// Snapshot is the endpoint of the engine's snapshots; empty if none are used. Snapshots counts those used since the source was added.
 	Snapshot  string
 	Snapshots uint64
+}
+
+// Ranks returns the dp ranks whose blocks are known by the source: those that its batches have named, or the configured one before any batch.
+func (s *SourceStatus) Ranks() []uint32 {
+	if len(s.Named) > 0 {
+		return s.Named
+	}
+	return []uint32{s.Rank}
 }
 
 // SourceState is the state of a source.

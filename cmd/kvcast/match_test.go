@@ -91,3 +91,33 @@ func TestMatchReportsThatASourceIsDown(t *testing.T) {
 	}
 	await(`degraded: source_down \d+s\n$`)
 }
+
+// TestRankThatBatchesNameIsDownWithItsSource ends an engine of rank 4 whose source was configured without a rank.
+func TestRankThatBatchesNameIsDownWithItsSource(t *testing.T) {
+	testclass.Process(t)
+	t.Parallel()
+	p, err := simulator.NewPublisher(simulator.PublisherConfig{
+		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"}, BatchConfig: simulator.BatchConfig{Rank: 4},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1}, Tokens: []uint32{1, 2}, BlockSize: 2})
+	s := serve(t, "--worker", "name=w,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint())
+	await := func(want string) {
+		t.Helper()
+		harness.WaitFor(t, func() bool { return strings.HasSuffix(kvcast(t, nil, "match", "--addr", s.addr(), "--tokens", "1,2").out, want) })
+	}
+	s.metric(`kvcast_ingest_batches_total{worker="w"} 1`)
+	publish(t, p)
+	await(" exact\n")
+	if workers := kvcast(t, nil, "workers", "--addr", s.addr(), "-o", "json").out; !strings.Contains(workers, `"dp_rank":4`) {
+		t.Errorf("the source is not of rank 4: %s", workers)
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	harness.WaitFor(t, func() bool {
+		return strings.Contains(kvcast(t, nil, "match", "--addr", s.addr(), "--tokens", "1,2").out, "degraded: source_down")
+	})
+}

@@ -94,8 +94,12 @@ type sourceSince struct {
 func longest(sources []ingest.SourceStatus, since func(*ingest.SourceStatus) time.Time, now time.Time) (all []sourceSince, next time.Duration) {
 	for i := range sources {
 		s := &sources[i]
-		if at := since(s); !at.IsZero() {
-			all = append(all, sourceSince{s.Worker, s.Rank, max(now.Sub(at), 1)})
+		at := since(s)
+		if at.IsZero() {
+			continue
+		}
+		for _, rank := range s.Ranks() {
+			all = append(all, sourceSince{s.Worker, rank, max(now.Sub(at), 1)})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b sourceSince) int { return cmp.Compare(b.For, a.For) })

@@ -53,10 +53,11 @@ func (s *Service) sourceStatus() map[string][]*kvcastv1.SourceStatus {
 	return exportSources(s.ingest.Sources())
 }
 
-// exportSources returns sources by worker, as the gRPC contract describes them.
+// exportSources returns sources by worker, as the gRPC contract describes them: one for each dp rank.
 func exportSources(sources []ingest.SourceStatus) map[string][]*kvcastv1.SourceStatus {
 	all := make(map[string][]*kvcastv1.SourceStatus)
-	for _, src := range sources {
+	for i := range sources {
+		src := &sources[i]
 		down := time.Duration(0)
 		if !src.DownSince.IsZero() {
 			down = max(time.Since(src.DownSince), 1) // 0 means that there is a connection
@@ -66,7 +67,6 @@ func exportSources(sources []ingest.SourceStatus) map[string][]*kvcastv1.SourceS
 			Endpoint:       src.Endpoint,
 			ReplayEndpoint: src.Replay,
 			ReplayState:    kvcastv1.ReplayState(src.ReplayState), // the same numbers
-			DpRank:         src.Rank,
 			State:          kvcastv1.SourceState(src.State),
 			Started:        src.Started,
 			LastSeq:        src.LastSeq,
@@ -77,7 +77,11 @@ func exportSources(sources []ingest.SourceStatus) map[string][]*kvcastv1.SourceS
 		if src.HasEngineDelay {
 			status.EngineDelayNano = proto.Int64(int64(src.EngineDelay))
 		}
-		all[src.Worker] = append(all[src.Worker], status)
+		for _, rank := range src.Ranks() {
+			of := proto.CloneOf(status)
+			of.DpRank = rank
+			all[src.Worker] = append(all[src.Worker], of)
+		}
 	}
 	return all
 }
@@ -97,8 +101,11 @@ func (s *Service) knowledge() server.Knowledge {
 	now := time.Now()
 	if s.isAssembled() {
 		for _, src := range s.ingest.Sources() {
-			if !src.BehindSince.IsZero() {
-				behind = append(behind, server.RankSince{Worker: src.Worker, Rank: src.Rank, For: max(now.Sub(src.BehindSince), 1)})
+			if src.BehindSince.IsZero() {
+				continue
+			}
+			for _, rank := range src.Ranks() {
+				behind = append(behind, server.RankSince{Worker: src.Worker, Rank: rank, For: max(now.Sub(src.BehindSince), 1)})
 			}
 		}
 	}
