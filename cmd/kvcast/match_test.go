@@ -106,7 +106,9 @@ func TestRankThatBatchesNameIsDownWithItsSource(t *testing.T) {
 	s := serve(t, "--worker", "name=w,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint())
 	await := func(want string) {
 		t.Helper()
-		harness.WaitFor(t, func() bool { return strings.HasSuffix(kvcast(t, nil, "match", "--addr", s.addr(), "--tokens", "1,2").out, want) })
+		harness.WaitFor(t, func() bool {
+			return strings.HasSuffix(kvcast(t, nil, "match", "--addr", s.addr(), "--tokens", "1,2").out, want)
+		})
 	}
 	s.metric(`kvcast_ingest_batches_total{worker="w"} 1`)
 	publish(t, p)

@@ -5,7 +5,15 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
+	"strings"
 	"testing"
+)
+
+const (
+	// memory and milliCPUs are the limits of the container.
+	memory    = 512 << 20
+	milliCPUs = 500
 )
 
 // container limits the memory and the CPU time of a process by cgroups. Where this process may not create them, the
@@ -64,6 +72,25 @@ func create(path string, limits [][2]string) error {
 		}
 	}
 	return nil
+}
+
+// peak returns the most memory that the container has used, with what the kernel counts for it, such as buffers of connections; 0 if it is not known.
+func (c *container) peak(t *testing.T) int64 {
+	t.Helper()
+	for _, dir := range c.dirs {
+		for _, name := range []string{"memory.max_usage_in_bytes", "memory.peak"} {
+			text, err := os.ReadFile(filepath.Join(dir, name))
+			if err != nil {
+				continue // of the other version, or of CPU time
+			}
+			n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+	}
+	return 0
 }
 
 func (c *container) remove() {
