@@ -27,7 +27,7 @@ PACKAGES ?= work
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster fuzz mutate run build build-static man docs dist dist-clients release-check bench bench-report bench-scale costs bench-indexers lint fmt proto grpcurl kube-apiserver image chart-docs deploy-check libzmq clean
+.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster fuzz mutate run build build-static man docs dist dist-clients release-check release-trial cosign bench bench-report bench-scale costs bench-indexers lint fmt proto grpcurl kube-apiserver image chart-docs deploy-check libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / && !seen[$$1]++ { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -165,7 +165,12 @@ docs: man $(TOOLS)/buf $(TOOLS)/protoc-gen-reference ## Build the docs site in b
 release-check: dist lint ## Check that the commit can be released as VERSION, such as v1.2.3, without releasing anything.
 	tools/scripts/release-check.sh $(VERSION)
 
-dist: build-static man $(TOOLS)/cyclonedx-gomod $(TOOLS)/helm ## Write archives of VERSION for each platform, their lists of modules, the Helm chart and checksums to bin/dist.
+release-trial: $(TOOLS)/cyclonedx-gomod $(TOOLS)/helm ## Make a whole release of VERSION in a temporary clone, which publishes nothing, and use it; with signatures after make cosign.
+	tools/scripts/release-trial.sh $(VERSION)
+
+cosign: $(TOOLS)/cosign ## Build bin/tools/cosign, with which tools/scripts/sign.sh signs a release.
+
+dist: build-static man $(TOOLS)/cyclonedx-gomod $(TOOLS)/helm ## Write archives of VERSION for each platform, their lists of modules, the Helm chart, checksums and provenance to bin/dist.
 	tools/scripts/dist.sh $(VERSION) $(PLATFORMS)
 
 bench: ## Run the benchmarks that match BENCH (.), COUNT (1) times, and with all of them, compare the index with its goals.

@@ -1,7 +1,7 @@
 #!/bin/sh
 # dist.sh VERSION PLATFORM... writes to bin/dist, for each platform, an archive with the binary that make build-static has built, the man page that make man
-# has written and the licences of what is in it, and a list of the Go modules in it with their licences (CycloneDX); then the Helm chart, and the checksums of all
-# files. The files of one commit are equal wherever they are made.
+# has written and the licences of what is in it, and a list of the Go modules in it with their licences (CycloneDX); then the Helm chart, the checksums of all files,
+# and where they come from (SLSA provenance). The files of one commit are equal wherever they are made.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -51,6 +51,6 @@ tar -xmzf "$into/kvcast-$chart.tgz" -C "$into"
 sed -i "s|(\.\./\.\./\.\./|(https://github.com/kvcast/kvcast/blob/$version/|g" "$into/kvcast/README.md" "$into/kvcast/values.yaml"
 archive kvcast "kvcast-$chart.tgz" # helm's has the time
 
-cd "$into"
-sha256sum -- * >SHA256SUMS
-cat SHA256SUMS
+(cd "$into" && sha256sum -- * >SHA256SUMS)
+tools/scripts/provenance.sh "$version" >"$into/provenance.json"
+cat "$into/SHA256SUMS"

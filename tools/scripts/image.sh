@@ -25,7 +25,7 @@ if ! command -v buildah >/dev/null 2>&1 || ! command -v mmdebstrap >/dev/null 2>
 fi
 
 into=$PWD/bin/image
-version=v0.0.0-check
+version=${VERSION:-v0.0.0-check}
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 mkdir -p "$into"
 log=$into/log
