@@ -254,6 +254,9 @@ $(TOOLS)/helm-docs: tools/deploy/go.mod
 $(TOOLS)/kubeconform: tools/deploy/go.mod
 	CGO_ENABLED=0 GOWORK=off $(GO) -C tools/deploy build -ldflags '-s -w' -o $@ github.com/yannh/kubeconform/cmd/kubeconform
 
+$(TOOLS)/cosign: tools/cosign/go.mod
+	CGO_ENABLED=0 GOWORK=off $(GO) -C tools/cosign build -ldflags '-s -w' -o $@ github.com/sigstore/cosign/v3/cmd/cosign
+
 $(TOOLS)/ghostunnel: tools/tunnel/go.mod
 	@# Without cgo, this version does not compile.
 	CGO_ENABLED=1 GOWORK=off $(GO) -C tools/tunnel build -ldflags '-s -w' -o $@ github.com/ghostunnel/ghostunnel

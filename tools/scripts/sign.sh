@@ -9,7 +9,8 @@ cd "$(dirname "$0")/../.."
 cosign=bin/tools/cosign
 options=--yes
 if [ -n "${COSIGN_KEY-}" ]; then # nothing is written to the public log
-	options="$options --key $COSIGN_KEY --tlog-upload=false --use-signing-config=false"
+	$cosign signing-config create --out bin/signing.json
+	options="$options --key $COSIGN_KEY --signing-config bin/signing.json"
 fi
 $cosign sign-blob $options --bundle bin/dist/SHA256SUMS.sigstore.json bin/dist/SHA256SUMS >/dev/null
 $cosign attest-blob $options --statement bin/dist/provenance.json --bundle bin/dist/provenance.sigstore.json
