@@ -48,6 +48,8 @@ type childSetup struct {
 	EventBytes int `json:",omitempty"`
 	// Conns is the number of connections to write to.
 	Conns int `json:",omitempty"`
+	// Answer is the encoded message with which each request is answered.
+	Answer []byte `json:",omitempty"`
 }
 
 // childOrder is each further line: run the operation n times.

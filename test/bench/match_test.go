@@ -245,19 +245,31 @@ func (l matchLoad) check(r *kvcastv1.MatchPrefixResponse) error {
 
 // matchAll sends n requests over a stream, and returns the server's CPU time.
 func (m *matching) matchAll(n int, l matchLoad) (time.Duration, error) {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	stream, err := kvcastv1.NewRouterEventServiceClient(m.conn).MatchPrefixes(ctx)
-	if err != nil {
-		return 0, fmt.Errorf("match prompts: %w", err)
-	}
-	requests := make([]*kvcastv1.MatchPrefixesRequest, matchPrompts/l.prompts)
-	for i := range requests {
-		requests[i] = &kvcastv1.MatchPrefixesRequest{Id: uint64(i), Request: m.request(i*l.prompts, l)}
-	}
 	began, err := m.server.cpu()
 	if err != nil {
 		return 0, err
+	}
+	err = l.exchange(m.conn, n, m.requests(l))
+	ended, cpuErr := m.server.cpu()
+	return ended - began, errors.Join(err, cpuErr)
+}
+
+// requests returns requests of all prompts, with their indices as ids.
+func (m *matching) requests(l matchLoad) []*kvcastv1.MatchPrefixesRequest {
+	all := make([]*kvcastv1.MatchPrefixesRequest, matchPrompts/l.prompts)
+	for i := range all {
+		all[i] = &kvcastv1.MatchPrefixesRequest{Id: uint64(i), Request: m.request(i*l.prompts, l)}
+	}
+	return all
+}
+
+// exchange sends n requests over a stream, and checks the answers.
+func (l matchLoad) exchange(conn *grpc.ClientConn, n int, requests []*kvcastv1.MatchPrefixesRequest) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	stream, err := kvcastv1.NewRouterEventServiceClient(conn).MatchPrefixes(ctx)
+	if err != nil {
+		return fmt.Errorf("match prompts: %w", err)
 	}
 	most := matchInFlight
 	if l.alone {
@@ -294,11 +306,10 @@ func (m *matching) matchAll(n int, l matchLoad) (time.Duration, error) {
 		}
 		<-inFlight
 	}
-	ended, cpuErr := m.server.cpu()
-	if err = errors.Join(err, <-sent, cpuErr); err != nil {
-		return 0, fmt.Errorf("match prompts: %w", err)
+	if err = errors.Join(err, <-sent); err != nil {
+		return fmt.Errorf("match prompts: %w", err)
 	}
-	return ended - began, nil
+	return nil
 }
 
 // callWhileApplying calls MatchPrefix n times at matchRate while the other engine publishes at applyRate. It returns the
