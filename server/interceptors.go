@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/logging"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/selector"
@@ -120,8 +121,18 @@ func (s *Server) logInterceptors() (grpc.StreamServerInterceptor, grpc.UnaryServ
 		logging.WithLevels(logLevel),
 		logging.WithDisableLoggingFields(logging.ComponentFieldKey, logging.MethodTypeFieldKey, logging.SystemTag[0]),
 	}
-	// Dashboards and routers send the unary calls of services that only read several times a second.
-	queries := logging.UnaryServerInterceptor(logger, append(opts, logging.WithLevels(queryLogLevel))...)
+	// Routers and dashboards send the unary calls of services that only read thousands of times a second: what a line would say is not collected if there is none.
+	queries := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		began := time.Now()
+		answer, err := handler(ctx, req)
+		if err == nil && !s.cfg.Logger.Enabled(ctx, slog.LevelDebug) {
+			return answer, nil
+		}
+		took := logging.DurationToTimeMillisFields(time.Since(began))
+		log := logging.UnaryServerInterceptor(logger, append(opts[:len(opts):len(opts)], logging.WithLevels(queryLogLevel),
+			logging.WithDurationField(func(time.Duration) logging.Fields { return took }))...)
+		return log(ctx, req, info, func(context.Context, any) (any, error) { return answer, err })
+	}
 	changes := logging.UnaryServerInterceptor(logger, opts...)
 	unary := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		switch {
