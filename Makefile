@@ -27,7 +27,7 @@ PACKAGES ?= work
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster fuzz mutate run build build-static man docs dist dist-clients release-check release-trial cosign bench bench-report bench-scale costs bench-indexers lint fmt proto grpcurl kube-apiserver image chart-docs deploy-check libzmq clean
+.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster upgrades fuzz mutate run build build-static man docs dist dist-clients release-check release-trial cosign bench bench-report bench-scale costs bench-indexers lint fmt proto grpcurl kube-apiserver image chart-docs deploy-check libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / && !seen[$$1]++ { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -128,6 +128,10 @@ restarts: ## Kill a server at KILLS (200) random points and at each kind of file
 cluster: ## Kill, pause and isolate servers that share a journal in NATS servers, at random for MINUTES (10) with SEED (1), and check that nothing is lost; ARGS are further flags, such as -logs=DIR.
 	$(suite) -class cluster -timeout 24h ./test/cluster -- -minutes $(MINUTES) -seed $(SEED) $(ARGS)
 	@cat bin/test/takeover.md
+
+upgrades: ## Upgrade servers with each kind of journal, and downgrade them, between this version and OTHER, the path of a build of kvcast (this version again), and print for how long routers got nothing.
+	$(suite) -class process,cluster -race=0 -parallel 1 -timeout 1h ./test/upgrade -- $(if $(OTHER),-other $(abspath $(OTHER))) $(ARGS)
+	@cat bin/test/upgrades.md
 
 fuzz: ## Fuzz the decoders and encoders, each target with FUZZTIME (100000x) inputs; a duration can fail where it ends, see golang/go#75804.
 	$(suite) -fuzz $(FUZZTIME) $(PACKAGES)

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,7 +18,7 @@ import (
 	"github.com/kvcast/kvcast/test/truth"
 )
 
-// Router follows a server, or one of several, over all their runs. It needs no snapshot.
+// Router follows a server, or one of several, over all their runs. It needs no snapshot, unless its config allows snapshots.
 type Router struct {
 	config RouterConfig
 
@@ -27,10 +28,13 @@ type Router struct {
 	first   uint64            // seq of the first entry
 	view    *client.View
 	gaps    int
-	truth   *truth.Checker  // gets the entries, unless it is nil
-	lost    map[string]bool // workers with gaps
-	err     error           // the first violation
-	changed chan struct{}   // closed by the next update
+	// snapshots is the number of snapshots.
+	snapshots int
+	pauses    pauses
+	truth     *truth.Checker  // gets the entries, unless it is nil
+	lost      map[string]bool // workers with gaps
+	err       error           // the first violation
+	changed   chan struct{}   // closed by the next update
 }
 
 // RouterConfig configures a Router.
@@ -40,6 +44,10 @@ type RouterConfig struct {
 	Lossless bool
 	// IdleTimeout is that of the subscription; 0: the client's default.
 	IdleTimeout time.Duration
+	// BackoffMin and BackoffMax are those of the subscription; 0: 10 ms and 100 ms.
+	BackoffMin, BackoffMax time.Duration
+	// Snapshots allows snapshots, which replace the state, as after a change of the epoch.
+	Snapshots bool
 }
 
 // Follow follows the entries from the first on, of a server or of several, separated by commas.
@@ -57,7 +65,10 @@ func Follow(t *testing.T, addr string, config RouterConfig) *Router {
 		defer close(done)
 		cfg := client.Config{
 			Start: client.FromEarliest(), GapPolicy: client.GapFail, IdleTimeout: config.IdleTimeout, Digests: true,
-			BackoffMin: 10 * time.Millisecond, BackoffMax: 100 * time.Millisecond,
+			BackoffMin: cmp.Or(config.BackoffMin, 10*time.Millisecond), BackoffMax: cmp.Or(config.BackoffMax, 100*time.Millisecond),
+		}
+		if config.Snapshots {
+			cfg.GapPolicy = client.GapSnapshot
 		}
 		for u, err := range c.Subscribe(ctx, cfg) {
 			if err == nil {
@@ -77,17 +88,33 @@ func (r *Router) receive(u client.Update) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if u.Message.GetSnapshotBegin() != nil {
-		return errors.New("got a snapshot, want to resume")
+		if !r.config.Snapshots {
+			return errors.New("got a snapshot, want to resume")
+		}
+		r.snapshots++
+		r.at = client.Position{}
+		clear(r.eventID)
+	}
+	if w := u.Message.GetSnapshotWorker(); w != nil {
+		r.eventID[w.GetWorker()] = w.GetLastEventId()
+	}
+	if u.Message.GetSnapshotEnd() != nil {
+		r.at = u.Position
+		r.first = r.at.Seq + 1
 	}
 	if u.Message.GetAccepted() != nil && r.at.Epoch == "" {
 		r.at = u.Position // the journal begins after it
 		r.first = r.at.Seq + 1
 	}
 	for _, e := range u.Message.GetEntries() {
-		if e.GetSeq() != r.at.Seq+1 {
+		inSnapshot := r.snapshots > 0 && r.at.Epoch == "" // which lacks the entries that its blocks include
+		if e.GetSeq() != r.at.Seq+1 && (!inSnapshot || e.GetSeq() <= r.at.Seq) {
 			return fmt.Errorf("got entry %d after entry %d", e.GetSeq(), r.at.Seq)
 		}
 		r.at.Seq = e.GetSeq()
+		if len(e.GetEvents()) > 0 {
+			r.pauses.entry(e.GetWorker(), time.Now())
+		}
 		if r.truth != nil {
 			r.truth.Receive(r.at.Epoch, e)
 		}
@@ -207,6 +234,13 @@ func (r *Router) Converge(ctx context.Context, engines map[string]client.BlocksD
 		}
 		return nil
 	})
+}
+
+// Snapshots returns the number of snapshots.
+func (r *Router) Snapshots() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.snapshots
 }
 
 // Gaps returns the number of gaps that were reported.

@@ -25,17 +25,24 @@ var programs struct {
 type program struct {
 	pkg  string // below the module
 	race bool
+	// version is what kvcast version prints; empty: that of the module.
+	version string
 }
 
 // Program returns the path of a build of kvcast, with or without the race detector. The first call for each builds
 // kvcast in bin/test of the module, unless what is there is up to date: so all packages that are tested link it once.
-func Program(race bool) (string, error) { return program{"cmd/kvcast", race}.build() }
+func Program(race bool) (string, error) { return program{pkg: "cmd/kvcast", race: race}.build() }
+
+// ProgramOf is Program with another version, as a release has it.
+func ProgramOf(version string, race bool) (string, error) {
+	return program{pkg: "cmd/kvcast", race: race, version: version}.build()
+}
 
 // Router returns the path of a build of the example router.
-func Router() (string, error) { return program{"examples/router", false}.build() }
+func Router() (string, error) { return program{pkg: "examples/router"}.build() }
 
 // NATSServer returns the path of a build of natstest/natsserver.
-func NATSServer() (string, error) { return program{"test/harness/natstest/natsserver", false}.build() }
+func NATSServer() (string, error) { return program{pkg: "test/harness/natstest/natsserver"}.build() }
 
 func (p program) build() (string, error) {
 	programs.mu.Lock()
@@ -61,7 +68,12 @@ func (p program) buildIn(dir string) (string, error) {
 		return "", err
 	}
 	dir = filepath.Join(root, dir)
-	path := filepath.Join(dir, fmt.Sprintf("cgo=%s,race=%t", buildSetting("CGO_ENABLED"), p.race), filepath.Base(p.pkg))
+	kind, ldflags := fmt.Sprintf("cgo=%s,race=%t", buildSetting("CGO_ENABLED"), p.race), "-s -w"
+	if p.version != "" {
+		kind += ",version=" + p.version
+		ldflags += " -X github.com/kvcast/kvcast/cmd/kvcast/internal/cli.version=" + p.version
+	}
+	path := filepath.Join(dir, kind, filepath.Base(p.pkg))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
@@ -74,7 +86,7 @@ func (p program) buildIn(dir string) (string, error) {
 		return "", fmt.Errorf("lock %s: %w", lock.Name(), err)
 	}
 	// Without what debuggers need, linking takes half the time.
-	_, err = output("go", "build", "-ldflags=-s -w", fmt.Sprintf("-race=%t", p.race), "-o", path, "github.com/kvcast/kvcast/"+p.pkg)
+	_, err = output("go", "build", "-ldflags="+ldflags, fmt.Sprintf("-race=%t", p.race), "-o", path, "github.com/kvcast/kvcast/"+p.pkg)
 	return path, err
 }
 

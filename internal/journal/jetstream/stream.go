@@ -142,7 +142,8 @@ func (j *Journal) checkStream(c jetstream.StreamConfig) error {
 	case err != nil || c.Metadata[metadataEpoch] == "":
 		return errors.New("the stream was not created by kvcast; name another one")
 	case version > format:
-		return fmt.Errorf("the stream has format %d, and this version of kvcast reads up to %d; use the version that wrote it", version, format)
+		return fmt.Errorf("the stream has format %d, and this version of kvcast reads up to %d: use the version that wrote it or a later one, "+
+			"or begin with an empty journal, in another directory or stream", version, format)
 	}
 	var problems []string
 	require := func(ok bool, setting string, got, want any) {
