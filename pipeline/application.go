@@ -81,7 +81,7 @@ func (a *application) applyChange(c *statev1.Change) error {
 	case *statev1.Change_Learned:
 		a.worker.learned = append(a.worker.learned, c.Learned)
 	default:
-		return errors.New("change of an unknown kind")
+		return fmt.Errorf("change of an unknown kind: %w", errLater)
 	}
 	return nil
 }
@@ -140,7 +140,7 @@ func (a *application) other(e *event) error {
 		}
 	case *kvcastv1.RouterEvent_GroupsOmitted, *kvcastv1.RouterEvent_Groups, *kvcastv1.RouterEvent_Resolved:
 	default:
-		return fmt.Errorf("event of the unknown kind %d", e.kind)
+		return fmt.Errorf("event of the unknown kind %d: %w", e.kind, errLater)
 	}
 	r.emitted(&ev)
 	return nil

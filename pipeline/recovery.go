@@ -56,7 +56,9 @@ type recoveredEntry struct {
 	state *statev1.EntryState
 }
 
-var errNewer = errors.New("stored by a newer version of kvcast")
+// errLater is an error of what this version does not know.
+var errLater = errors.New("a later version of kvcast has stored it: use that version or a later one, or begin with an empty journal, " +
+	"in another directory or stream")
 
 // Recover starts a recovery. The pipeline will have the config, which may differ from the earlier pipeline's.
 func Recover(cfg Config) *Recovery {
@@ -69,7 +71,7 @@ func checkVersion(version uint32) error {
 	case version == 0:
 		return errors.New("it has no version")
 	case version > stateVersion:
-		return fmt.Errorf("%w: version %d, want at most %d", errNewer, version, stateVersion)
+		return fmt.Errorf("version %d, want at most %d: %w", version, stateVersion, errLater)
 	}
 	return nil
 }
@@ -128,7 +130,7 @@ func (r *Recovery) dropOlder(name string) {
 
 // Entry applies an entry of the journal: body and state are journal.Record.Body and State. It ignores entries that the
 // worker's checkpoint includes. An entry without events changes no state. The memory may be reused afterwards. After an
-// error, the Recovery must not be used any more: a state of a newer version or an invalid entry.
+// error, the Recovery must not be used any more: what a later version has stored, or an invalid entry.
 func (r *Recovery) Entry(seq uint64, worker string, body, state []byte) error {
 	if err := r.entry(seq, worker, body, state); err != nil {
 		return fmt.Errorf("recover worker %q from entry %d: %w", worker, seq, err)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/internal/core/kvblock"
@@ -403,7 +404,7 @@ func TestInvalidCheckpointsAreRefused(t *testing.T) {
 	}{
 		"cut":                {data[:len(data)-1], "restore pipeline checkpoint"},
 		"empty":              {nil, "no version"},
-		"newer":              {change(func(c *statev1.Checkpoint) { c.Version = 2 }), "newer version of kvcast: version 2"},
+		"newer":              {change(func(c *statev1.Checkpoint) { c.Version = 2 }), "version 2, want at most 1: a later version of kvcast has stored it: use that version or a later one"},
 		"nothing":            {change(func(c *statev1.Checkpoint) { c.Lane = nil }), "no state"},
 		"nameless":           {change(func(c *statev1.Checkpoint) { c.Lane.Worker = nil }), "without a name"},
 		"a parent is absent": {change(func(c *statev1.Checkpoint) { c.Tables[0].ParentHashes = nil }), "2 blocks with 0 parents"},
@@ -429,7 +430,7 @@ func TestInvalidCheckpointsAreRefused(t *testing.T) {
 	}
 }
 
-func TestNewerEntriesAreRefused(t *testing.T) {
+func TestEntriesOfLaterVersionsAreRefused(t *testing.T) {
 	r := newRecoverable(t, pipeline.Config{})
 	r.play(t, added())
 	e := r.storage.entries[0]
@@ -438,14 +439,35 @@ func TestNewerEntriesAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	state.Version = 2
-	newer, err := proto.Marshal(&state)
+	later, err := proto.Marshal(&state)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for what, state := range map[string][]byte{"newer version of kvcast: version 2": newer, "no version": nil} {
+	const advice = "a later version of kvcast has stored it: use that version or a later one"
+	for what, state := range map[string][]byte{"version 2, want at most 1: " + advice: later, "no version": nil} {
 		if err := pipeline.Recover(r.cfg).Entry(1, e.worker, e.body, state); err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("error: got %v, want %q", err, what)
 		}
+	}
+	r.play(t, batch(store(1)))
+	rec := pipeline.Recover(r.cfg)
+	if err := rec.Entry(1, e.worker, e.body, e.state); err != nil {
+		t.Fatal(err)
+	}
+	e = r.storage.entries[1]
+	var body kvcastv1.Entry
+	if err := proto.Unmarshal(e.body, &body); err != nil {
+		t.Fatal(err)
+	}
+	unknown := protowire.AppendTag(nil, 100, protowire.BytesType) // where the event has its kind
+	body.Events[0].Event = nil
+	body.Events[0].ProtoReflect().SetUnknown(protowire.AppendBytes(unknown, nil))
+	changed, err := proto.Marshal(&body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rec.Entry(2, e.worker, changed, e.state); err == nil || !strings.Contains(err.Error(), "event of the unknown kind") || !strings.Contains(err.Error(), advice) {
+		t.Errorf("an event of a later version: got %v, want %q", err, advice)
 	}
 }
 
