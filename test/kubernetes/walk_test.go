@@ -20,27 +20,61 @@ func TestCommandsOfTheWalk(t *testing.T) {
 	}
 	s := kubernetes.Start(t)
 	createMonitoringKinds(t, s)
-	root := kubernetes.Root(t)
-	text, err := os.ReadFile(filepath.Join(root, "docs", "kubernetes.md"))
+	w := newWalk(t, s)
+	for _, block := range blocks(t, "docs/kubernetes.md", 9) {
+		w.run(block)
+	}
+}
+
+// blocks returns the blocks of commands of a page, of which there must be a number.
+func blocks(t *testing.T, page string, want int) (all []string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(kubernetes.Root(t), page))
 	if err != nil {
 		t.Fatal(err)
 	}
-	blocks := strings.Split(string(text), "```sh\n")[1:]
-	if len(blocks) != 9 {
-		t.Errorf("docs/kubernetes.md has %d blocks of commands, want 9", len(blocks))
+	for _, block := range strings.Split(string(text), "```sh\n")[1:] {
+		block, _, _ = strings.Cut(block, "```")
+		all = append(all, block)
 	}
-	dir := t.TempDir() // the commands write files
-	if err := os.Symlink(filepath.Join(root, "deploy"), filepath.Join(dir, "deploy")); err != nil {
+	if len(all) != want {
+		t.Fatalf("%s has %d blocks of commands, want %d", page, len(all), want)
+	}
+	return all
+}
+
+// walk is a directory in which commands of pages run, as in the root of the repository.
+type walk struct {
+	t   *testing.T
+	s   *kubernetes.APIServer
+	dir string
+}
+
+func newWalk(t *testing.T, s *kubernetes.APIServer) *walk {
+	t.Helper()
+	w := &walk{t, s, t.TempDir()} // the commands write files
+	if err := os.Symlink(filepath.Join(kubernetes.Root(t), "deploy"), filepath.Join(w.dir, "deploy")); err != nil {
 		t.Fatal(err)
 	}
-	for _, block := range blocks {
-		script, _, _ := strings.Cut(block, "```")
-		cmd := command(t, s, "bash", "-euo", "pipefail", "-c", script)
-		cmd.Dir = dir
-		output, err := cmd.CombinedOutput()
-		t.Logf("%s%s", script, output)
-		if err != nil {
-			t.Fatal(err)
-		}
+	return w
+}
+
+// try runs commands, and returns what they print.
+func (w *walk) try(script string) (string, error) {
+	w.t.Helper()
+	cmd := command(w.t, w.s, "bash", "-euo", "pipefail", "-c", script)
+	cmd.Dir = w.dir
+	output, err := cmd.CombinedOutput()
+	w.t.Logf("%s%s", script, output)
+	return string(output), err
+}
+
+// run runs commands, which must succeed.
+func (w *walk) run(script string) string {
+	w.t.Helper()
+	output, err := w.try(script)
+	if err != nil {
+		w.t.Fatal(err)
 	}
+	return output
 }

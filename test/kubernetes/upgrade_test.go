@@ -1,0 +1,105 @@
+package kubernetes_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvcast/kvcast/internal/core/testclass"
+	"github.com/kvcast/kvcast/test/kubernetes"
+)
+
+const (
+	storageClasses = `kubectl apply --filename - <<'EOF'
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: standard, annotations: {storageclass.kubernetes.io/is-default-class: "true"}}
+provisioner: test.example
+allowVolumeExpansion: true
+---
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: fast}
+provisioner: test.example
+EOF
+`
+	installed = `cat >values.yaml <<'EOF'
+journal:
+  store: file
+  file: {size: 10Gi}
+EOF
+helm install kvcast deploy/helm/kvcast --namespace llm --values values.yaml
+kubectl wait persistentvolumeclaim/journal-kvcast-0 --namespace llm --for=jsonpath='{.status.phase}'=Bound --timeout 2m
+`
+	removed = `helm uninstall kvcast --namespace llm
+kubectl delete persistentvolumeclaim --namespace llm --selector app.kubernetes.io/instance=kvcast
+`
+	// claim prints the size and the class of the claim, and the class and size that the StatefulSet has for claims.
+	claim = `kubectl get persistentvolumeclaim journal-kvcast-0 --namespace llm --output jsonpath='{.status.phase} {.status.capacity.storage} {.spec.storageClassName}'
+kubectl get statefulset kvcast --namespace llm --output jsonpath='; {.spec.volumeClaimTemplates[0].spec.resources.requests.storage} {.spec.volumeClaimTemplates[0].spec.storageClassName}'
+`
+)
+
+// TestCommandsOfUpgrades executes the commands of docs/upgrades.md.
+func TestCommandsOfUpgrades(t *testing.T) {
+	testclass.Packaging(t)
+	requireCharts(t)
+	s := kubernetes.Start(t)
+	w := newWalk(t, s)
+	w.run("kubectl create namespace llm\n" + storageClasses)
+	startControllers(t, s, "llm")
+	w.run(installed)
+	const upgrade, rollback, resize, class, copied, bound = 0, 1, 2, 3, 4, 5
+	all := blocks(t, "docs/upgrades.md", 6)
+	image := func(want string) {
+		t.Helper()
+		got := w.run("kubectl get statefulset kvcast --namespace llm --output jsonpath='{.spec.template.spec.containers[0].image}'")
+		if !strings.HasSuffix(got, want) {
+			t.Errorf("the image is %s, want %s", got, want)
+		}
+	}
+	wantClaim := func(want string) {
+		t.Helper()
+		if got := w.run(claim); got != want {
+			t.Errorf("claim and StatefulSet: %q, want %q", got, want)
+		}
+	}
+	w.run(all[upgrade])
+	image(":v0.1.1")
+	w.run(all[rollback])
+	image(":v0.1.0")
+
+	wantClaim("Bound 10Gi standard; 10Gi ")
+	uid := w.run("kubectl get persistentvolumeclaim journal-kvcast-0 --namespace llm --output jsonpath='{.metadata.uid} {.spec.volumeName}'")
+	page, err := os.ReadFile(filepath.Join(kubernetes.Root(t), "docs", "upgrades.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, example, _ := strings.Cut(string(page), "```console\n$ ")
+	line, want, _ := strings.Cut(example, "\n")
+	want, _, _ = strings.Cut(want, "\n```")
+	if got, err := w.try(line); err == nil || strings.TrimSpace(got) != want {
+		t.Errorf("an upgrade with another size: %v, %s; want an error, %s", err, got, want)
+	}
+	w.run(all[resize])
+	wantClaim("Bound 20Gi standard; 20Gi ")
+	if got := w.run("kubectl get persistentvolumeclaim journal-kvcast-0 --namespace llm --output jsonpath='{.metadata.uid} {.spec.volumeName}'"); got != uid {
+		t.Errorf("the claim and its volume are %s, want %s as before", got, uid)
+	}
+
+	w.run(all[class])
+	wantClaim("Bound 20Gi fast; 20Gi fast")
+
+	w.run(removed + installed + all[resize])
+	w.run(all[copied])
+	volume := w.run("kubectl get persistentvolumeclaim journal-copy --namespace llm --output jsonpath='{.spec.volumeName}'")
+	w.run(all[bound])
+	wantClaim("Bound 20Gi fast; 20Gi fast")
+	if got := w.run("kubectl get persistentvolumeclaim journal-kvcast-0 --namespace llm --output jsonpath='{.spec.volumeName}'"); got != volume {
+		t.Errorf("the claim has the volume %s, want that of the copy, %s", got, volume)
+	}
+	if got := w.run("kubectl get persistentvolume --output jsonpath='{.items[*].metadata.name}'"); got != volume {
+		t.Errorf("there are the volumes %s, want %s alone", got, volume)
+	}
+}
