@@ -1,6 +1,7 @@
 package kubernetes_test
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -102,4 +103,77 @@ func TestCommandsOfUpgrades(t *testing.T) {
 	if got := w.run("kubectl get persistentvolume --output jsonpath='{.items[*].metadata.name}'"); got != volume {
 		t.Errorf("there are the volumes %s, want %s alone", got, volume)
 	}
+}
+
+// TestUpgradeFromChartWithoutComponents executes the commands of the changelog for releases of a chart whose selectors have no component.
+func TestUpgradeFromChartWithoutComponents(t *testing.T) {
+	testclass.Packaging(t)
+	requireCharts(t)
+	s := kubernetes.Start(t)
+	w := newWalk(t, s)
+	earlier := filepath.Join(w.dir, "earlier")
+	if err := os.CopyFS(earlier, os.DirFS(filepath.Join(kubernetes.Root(t), chart))); err != nil {
+		t.Fatal(err)
+	}
+	helpers := filepath.Join(earlier, "templates", "_helpers.tpl")
+	text, err := os.ReadFile(helpers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	without := strings.Replace(string(text), "\napp.kubernetes.io/component: {{ .component }}\n", "\n", 1)
+	if without == string(text) {
+		t.Fatalf("%s has no label app.kubernetes.io/component", helpers)
+	}
+	if err := os.WriteFile(helpers, []byte(without), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.run("kubectl create namespace llm\n" + storageClasses)
+	startControllers(t, s, "llm")
+	all := blocks(t, "CHANGELOG.md", 2)
+	for _, test := range []struct{ name, kind, values, want, commands string }{
+		{"nats", "deployment", "{store: nats, nats: {servers: [nats://nats:4222]}}", "field is immutable", all[0]},
+		{"file", "statefulset", "{store: file}", "updates to statefulset spec for fields other than", all[1]},
+		{"memory", "deployment", "{store: memory}", "field is immutable", strings.ReplaceAll(all[1], "statefulset", "deployment")},
+	} {
+		w.run("echo 'journal: " + test.values + "' >values.yaml; helm install kvcast earlier --namespace llm --values values.yaml")
+		if test.name == "nats" { // the commands delete the ReplicaSet that the Deployment leaves
+			createReplicaSet(w)
+		}
+		if got, err := w.try("helm upgrade kvcast deploy/helm/kvcast --namespace llm --values values.yaml"); err == nil || !strings.Contains(got, test.want) {
+			t.Errorf("%s: helm upgrade: %v, %s; want an error with %q", test.name, err, got, test.want)
+		}
+		wantComponent := func(want bool, object, path string) {
+			t.Helper()
+			got := w.run("kubectl get " + object + " kvcast --namespace llm --output jsonpath='{" + path + "}'")
+			if strings.Contains(got, `"app.kubernetes.io/component":"server"`) != want {
+				t.Errorf("%s: the %s selects %s; want a component: %t", test.name, object, got, want)
+			}
+		}
+		wantComponent(true, "service", ".spec.selector")
+		w.run("helm rollback kvcast --namespace llm")
+		wantComponent(false, "service", ".spec.selector")
+		w.run(test.commands)
+		wantComponent(true, test.kind, ".spec.selector.matchLabels")
+		if got := w.run("kubectl get replicaset --namespace llm --output name"); got != "" {
+			t.Errorf("%s: the ReplicaSets %s are left, want none", test.name, got)
+		}
+		w.run("helm uninstall kvcast --namespace llm")
+	}
+}
+
+// createReplicaSet creates the ReplicaSet that the Deployment has.
+func createReplicaSet(w *walk) {
+	w.t.Helper()
+	var d manifest
+	if err := json.Unmarshal([]byte(run(w.t, w.s, "kubectl", "get", "deployment", "kvcast", "--namespace", "llm", "--output", "json")), &d); err != nil {
+		w.t.Fatal(err)
+	}
+	set, err := json.Marshal(manifest{
+		"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": manifest{"name": "kvcast-earlier", "labels": d.get("spec", "template", "metadata", "labels")},
+		"spec": manifest{"replicas": 1, "selector": d.get("spec", "selector"), "template": d.get("spec", "template")},
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	runWith(w.t, w.s, string(set), "kubectl", "create", "--namespace", "llm", "--filename", "-")
 }
