@@ -188,6 +188,32 @@ func TestCorruptCheckpointIsNamed(t *testing.T) {
 	wantCheckpoints(t, j, map[string]string{"good": `4 "ood"`, "changed": `3 "new"`, "short": `3 "new"`, "undecodable": `3 "new"`})
 }
 
+// TestCheckpointThatAnOperatorDeletesIsGone deletes an object as nats object rm does.
+func TestCheckpointThatAnOperatorDeletesIsGone(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	j, _ := load(t, config(dir))
+	put(t, j, "kept", []byte("kept"))
+	put(t, j, "deleted", []byte("deleted"))
+	mustClose(t, j)
+	administerDir(t, dir, func(js natsjs.JetStream) {
+		store, err := js.ObjectStore(t.Context(), "kvcast-checkpoints")
+		if err == nil {
+			err = store.Delete(t.Context(), "deleted")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+	j, _ = load(t, config(dir))
+	wantCheckpoints(t, j, map[string]string{"kept": `4 "ept"`})
+	if data, err := j.Checkpoints().Get(t.Context(), "deleted"); data != nil || err != nil {
+		t.Errorf("get: got %q, %v; want nothing", data, err)
+	}
+	put(t, j, "deleted", []byte("new"))
+	wantCheckpoints(t, j, map[string]string{"kept": `4 "ept"`, "deleted": `3 "new"`})
+}
+
 // TestStuckServerFailsTheJournal has an embedded server that stores no checkpoint in time, once and then twice in a row.
 func TestStuckServerFailsTheJournal(t *testing.T) {
 	j, _ := load(t, config(t.TempDir()))

@@ -306,6 +306,9 @@ func (c *Checkpoints) removeOrphans(ctx context.Context, grace time.Duration) er
 	referenced := make(map[string]bool)
 	for _, subject := range descriptions {
 		info, _, err := c.info(ctx, subject)
+		if errors.Is(err, errDeleted) {
+			continue
+		}
 		if err != nil {
 			return nil //nolint:nilerr // All reports it; its chunks cannot be distinguished from orphans
 		}

@@ -30,6 +30,9 @@ func (c *Checkpoints) All(ctx context.Context) iter.Seq2[client.Object, error] {
 		}
 		for _, subject := range subjects {
 			name, data, err := c.read(ctx, subject)
+			if errors.Is(err, errDeleted) {
+				continue
+			}
 			if err != nil {
 				err = fmt.Errorf("read checkpoint %q: %w", name, err)
 			}
@@ -48,7 +51,7 @@ func (c *Checkpoints) Get(ctx context.Context, name string) ([]byte, error) {
 	subject := c.metaSubject(name)
 	for {
 		info, seq, err := c.info(ctx, subject)
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
+		if errors.Is(err, jetstream.ErrMsgNotFound) || errors.Is(err, errDeleted) {
 			return nil, nil
 		}
 		var data []byte
@@ -86,6 +89,9 @@ func (c *Checkpoints) subjects(ctx context.Context, kind string) ([]string, erro
 	return slices.Collect(maps.Keys(info.State.Subjects)), nil
 }
 
+// errDeleted is an error of an object that a client of NATS has deleted, such as nats object rm. Delete leaves no description.
+var errDeleted = errors.New("it is deleted")
+
 // info returns an object's description, and its seq in the bucket's stream.
 func (c *Checkpoints) info(ctx context.Context, subject string) (*jetstream.ObjectInfo, uint64, error) {
 	var m *jetstream.RawStreamMsg
@@ -100,6 +106,9 @@ func (c *Checkpoints) info(ctx context.Context, subject string) (*jetstream.Obje
 	if err := json.Unmarshal(m.Data, &info); err != nil {
 		// The error can repeat the text, which anything can have stored.
 		return nil, m.Sequence, fmt.Errorf("invalid description: %.200q", err.Error())
+	}
+	if info.Deleted {
+		return nil, m.Sequence, errDeleted
 	}
 	return &info, m.Sequence, nil
 }
