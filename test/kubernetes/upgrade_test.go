@@ -53,12 +53,9 @@ func TestCommandsOfUpgrades(t *testing.T) {
 	w.run(installed)
 	const upgrade, rollback, resize, class, copied, bound = 0, 1, 2, 3, 4, 5
 	all := blocks(t, "docs/upgrades.md", 6)
-	image := func(want string) {
+	image := func() string {
 		t.Helper()
-		got := w.run("kubectl get statefulset kvcast --namespace llm --output jsonpath='{.spec.template.spec.containers[0].image}'")
-		if !strings.HasSuffix(got, want) {
-			t.Errorf("the image is %s, want %s", got, want)
-		}
+		return w.run("kubectl get statefulset kvcast --namespace llm --output jsonpath='{.spec.template.spec.containers[0].image}'")
 	}
 	wantClaim := func(want string) {
 		t.Helper()
@@ -66,10 +63,15 @@ func TestCommandsOfUpgrades(t *testing.T) {
 			t.Errorf("claim and StatefulSet: %q, want %q", got, want)
 		}
 	}
+	former := image()
 	w.run(all[upgrade])
-	image(":v0.1.1")
+	if got := image(); !strings.HasSuffix(got, ":v0.1.1") {
+		t.Errorf("the image is %s after the upgrade, want v0.1.1", got)
+	}
 	w.run(all[rollback])
-	image(":v0.1.0")
+	if got := image(); got != former {
+		t.Errorf("the image is %s after the rollback, want %s", got, former)
+	}
 
 	wantClaim("Bound 10Gi standard; 10Gi ")
 	uid := w.run("kubectl get persistentvolumeclaim journal-kvcast-0 --namespace llm --output jsonpath='{.metadata.uid} {.spec.volumeName}'")
