@@ -16,9 +16,8 @@ import (
 	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
-// loseFlowControl is a proxy to a NATS server that loses the first answer to flow control, as a connection that ends does. It returns the
-// proxy's URL, and whether an answer was lost.
-func loseFlowControl(t *testing.T, server string) (proxy string, lost *atomic.Bool) {
+// forwardTo starts a proxy to a NATS server, which handles each connection of a client with one to the server, and returns its URL.
+func forwardTo(t *testing.T, server string, handle func(client, server net.Conn)) string {
 	t.Helper()
 	to, err := url.Parse(server)
 	if err != nil {
@@ -29,18 +28,36 @@ func loseFlowControl(t *testing.T, server string) (proxy string, lost *atomic.Bo
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
-	lost = new(atomic.Bool)
-	forward := func(client net.Conn) {
-		s, err := new(net.Dialer).DialContext(context.Background(), "tcp", to.Host)
-		if err != nil {
-			_ = client.Close()
-			return
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer func() { _ = c.Close() }()
+				s, err := new(net.Dialer).DialContext(context.Background(), "tcp", to.Host)
+				if err != nil {
+					return
+				}
+				defer func() { _ = s.Close() }()
+				handle(c, s)
+			}()
 		}
+	}()
+	return "nats://" + l.Addr().String()
+}
+
+// loseFlowControl is a proxy to a NATS server that loses the first answer to flow control, as a connection that ends does. It returns the
+// proxy's URL, and whether an answer was lost.
+func loseFlowControl(t *testing.T, server string) (proxy string, lost *atomic.Bool) {
+	t.Helper()
+	lost = new(atomic.Bool)
+	return forwardTo(t, server, func(client, s net.Conn) {
 		go func() {
 			_, _ = io.Copy(client, s)
 			_ = client.Close()
 		}()
-		defer func() { _ = s.Close() }()
 		for b := make([]byte, 64<<10); ; {
 			n, err := client.Read(b)
 			if err != nil {
@@ -54,17 +71,30 @@ func loseFlowControl(t *testing.T, server string) (proxy string, lost *atomic.Bo
 				return
 			}
 		}
-	}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go forward(c)
+	}), lost
+}
+
+// loseEnd is a proxy to a NATS server that forwards some bytes of the server's to the first client, loses some more, and closes the connection. It returns
+// the proxy's URL, and whether it has done so.
+func loseEnd(t *testing.T, server string, forwarded, lost int64) (proxy string, done *atomic.Bool) {
+	t.Helper()
+	var isLater atomic.Bool
+	done = new(atomic.Bool)
+	return forwardTo(t, server, func(client, s net.Conn) {
+		go func() {
+			_, _ = io.Copy(s, client)
+			_ = s.Close()
+		}()
+		if isLater.Swap(true) {
+			_, _ = io.Copy(client, s)
+			return
 		}
-	}()
-	return "nats://" + l.Addr().String(), lost
+		_, err := io.CopyN(client, s, forwarded)
+		if err == nil {
+			_, err = io.CopyN(io.Discard, s, lost)
+		}
+		done.Store(err == nil)
+	}), done
 }
 
 // appendMuch appends more than a consumer delivers before it needs an answer to flow control, and returns the number of entries.
@@ -113,6 +143,31 @@ func TestLostAnswerToFlowControlIsRepeated(t *testing.T) {
 		t.Error("there was no flow control")
 	}
 	t.Logf("read in %v", time.Since(began))
+}
+
+// TestLoadNoticesThatTheLastEntriesWereLost loses the connection while the server delivers, so that the client lacks the last deliveries, and its consumer has
+// none left.
+func TestLoadNoticesThatTheLastEntriesWereLost(t *testing.T) {
+	t.Parallel()
+	server := natstest.Start(t)
+	const entries, size = 20, 4 << 10
+	j, _ := load(t, serverConfig(server))
+	source := sourceOf(t, j, "w")
+	for range entries {
+		p, err := j.Append(t.Context(), journal.Record{Source: source, Body: make([]byte, size)})
+		if err == nil {
+			_, err = p.Wait(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustClose(t, j)
+	proxy, done := loseEnd(t, server, entries*size/2, entries*size/4)
+	wantLoaded(t, proxy, entries, func(int) {})
+	if !done.Load() {
+		t.Error("the server has delivered less than was to be lost")
+	}
 }
 
 // TestLoadContinuesWhenTheServerHasLostItsConsumer restarts a nats-server while a journal is read. The consumer, which is in the server's

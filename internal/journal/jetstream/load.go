@@ -79,7 +79,7 @@ func (j *Journal) loadWorker(ctx context.Context, s jetstream.Stream, worker str
 				if err := j.answerStatus(m, status); err != nil {
 					return interrupted(err)
 				}
-				if n, err := strconv.ParseUint(m.Header.Get(headerLastConsumer), 10, 64); err == nil && n > delivered {
+				if deliveredBefore(m) > delivered {
 					return interrupted(errDeliveriesLost)
 				}
 				continue
@@ -142,6 +142,15 @@ func statusOf(m *nats.Msg) string {
 		return ""
 	}
 	return m.Header.Get("Status")
+}
+
+// deliveredBefore returns how many messages the consumer had delivered before a message of its own; 0 if that does not say.
+func deliveredBefore(m *nats.Msg) uint64 {
+	n, err := strconv.ParseUint(m.Header.Get(headerLastConsumer), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
 // answerStatus answers a message that asks whether to continue (flow control). Until it has the answer, the consumer delivers no entries, only
@@ -317,6 +326,9 @@ func (l *loader) apply(ctx context.Context, m *nats.Msg, at time.Time) error {
 func (l *loader) handleStatus(ctx context.Context, m *nats.Msg, status string) error {
 	if err := l.j.answerStatus(m, status); err != nil {
 		return l.interrupted(err)
+	}
+	if deliveredBefore(m) > l.delivered { // by a connection that has ended: no later delivery may tell
+		return l.interrupted(errDeliveriesLost)
 	}
 	if m.Reply != "" || l.f == nil { // nothing may be left
 		return nil
