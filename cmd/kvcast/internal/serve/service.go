@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"regexp"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -96,7 +97,8 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 		registered: make(chan struct{}), ending: new(process.Ending),
 	}
 	c.Server.Incidents = new(incident.Log)
-	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
+	live := collectors.GoRuntimeMetricsRule{Matcher: regexp.MustCompile("^/gc/heap/live:bytes$")}
+	s.registry.MustRegister(collectors.NewGoCollector(collectors.WithGoCollectorRuntimeMetrics(live)), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
 	loaded.register(s.registry)
 	if s.watches, err = watches(c, log, s.registry); err != nil {
 		return nil, cli.UsageError{Err: err}
