@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 )
 
 // Proxy is a TCP proxy that simulates network faults. Its methods are safe for concurrent use.
@@ -20,6 +21,7 @@ type Proxy struct {
 	closed      bool
 	partitioned bool
 	left        int // bytes until a partition; 0: none is planned
+	rate        int // bytes a second of each direction of a connection; 0: no limit
 	links       map[*link]struct{}
 	accepted    int
 }
@@ -94,7 +96,13 @@ func (p *Proxy) partition() {
 // the number is not forwarded.
 func (p *Proxy) PartitionAfter(bytes int) { p.update(func() { p.left = bytes }) }
 
-// Heal ends a Partition. Frozen connections stay frozen.
+// Throttle limits each direction of each connection to a number of bytes a second, on average; 0 ends that.
+func (p *Proxy) Throttle(bytes int) { p.update(func() { p.rate = bytes }) }
+
+// Hold keeps the data of all connections until Heal, and forwards it then.
+func (p *Proxy) Hold() { p.update(func() { p.partitioned = true }) }
+
+// Heal ends a Partition and a Hold. Frozen connections stay frozen.
 func (p *Proxy) Heal() { p.update(func() { p.partitioned = false }) }
 
 // Stats returns the current counts.
@@ -184,6 +192,7 @@ func (p *Proxy) copy(l *link, to, from net.Conn) {
 				_, _ = io.Copy(io.Discard, from)
 				return
 			}
+			p.delay(n)
 			if _, err := to.Write(b[:n]); err != nil {
 				return
 			}
@@ -208,4 +217,14 @@ func (p *Proxy) passes(l *link, bytes int) bool {
 		p.changed.Wait()
 	}
 	return !l.frozen && !p.closed
+}
+
+// delay waits for as long as a number of bytes takes at the rate of the proxy.
+func (p *Proxy) delay(bytes int) {
+	p.mu.Lock()
+	rate := p.rate
+	p.mu.Unlock()
+	if rate > 0 {
+		time.Sleep(time.Duration(bytes) * time.Second / time.Duration(rate))
+	}
 }
