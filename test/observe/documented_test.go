@@ -2,6 +2,7 @@ package observe_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -18,7 +19,13 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
+// parallel is the number of tests that run at a time, unless flag -parallel is set: most of their time, they wait for scrapes.
+const parallel = "4"
+
 func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", parallel); err != nil { // a flag of the command line overrides it
+		panic(err)
+	}
 	// nats-server can leave these behind when it stops.
 	const natsServer = "github.com/nats-io/nats-server/v2/server"
 	os.Exit(harness.RunTests(m, goleak.IgnoreTopFunction(natsServer+".(*msgBlock).flushLoop"),

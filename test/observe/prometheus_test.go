@@ -43,18 +43,33 @@ type prometheus struct {
 // startPrometheus starts a Prometheus that scrapes servers and evaluates the alert rules at an interval. The test stops it.
 func startPrometheus(t *testing.T, interval time.Duration, servers ...*harness.Process) *prometheus {
 	t.Helper()
-	program := needs(t, "prometheus")
 	rules, err := filepath.Abs(rulesDir + "/kvcast.rules.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var targets []string
+	return startPrometheusWith(t, interval, rules, adminAddresses(t, servers...)...)
+}
+
+// adminAddresses returns the addresses of servers' metrics, which are the label instance.
+func adminAddresses(t *testing.T, servers ...*harness.Process) (addresses []string) {
+	t.Helper()
 	for _, s := range servers {
 		admin, err := s.Admin()
 		if err != nil {
 			t.Fatal(err)
 		}
-		targets = append(targets, strconv.Quote(admin))
+		addresses = append(addresses, admin)
+	}
+	return addresses
+}
+
+// startPrometheusWith is startPrometheus with a file of rules, and addresses that need not serve.
+func startPrometheusWith(t *testing.T, interval time.Duration, rules string, addresses ...string) *prometheus {
+	t.Helper()
+	program := needs(t, "prometheus")
+	targets := make([]string, len(addresses))
+	for i, a := range addresses {
+		targets[i] = strconv.Quote(a)
 	}
 	dir := t.TempDir()
 	config := fmt.Sprintf("global: {scrape_interval: %s, evaluation_interval: %s}\nrule_files: [%q]\nscrape_configs: [{job_name: %s, static_configs: [{targets: [%s]}]}]\n",
