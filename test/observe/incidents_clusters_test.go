@@ -75,7 +75,7 @@ func TestIncidentsOfClusters(t *testing.T) {
 	}
 	var lost []alert // of workers that another server takes, where a counter of theirs appears with the loss
 	for _, s := range m.Select("kvcast_ingest_last_seq") {
-		lost = append(lost, of("KvcastBatchesLost", "worker", s.Labels["worker"]))
+		lost = append(lost, of("KvcastBatchesLost", "instance", is[2], "worker", s.Labels["worker"]))
 	}
 	toNATS[late].Hold()
 	for _, e := range engines {
