@@ -73,7 +73,7 @@ func TestIncidentsOfClusters(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var lost []alert // of workers that another server takes, where a counter of theirs appears with the loss
+	var lost []alert // of workers that another server takes
 	for _, s := range m.Select("kvcast_ingest_last_seq") {
 		lost = append(lost, of("KvcastBatchesLost", "instance", is[2], "worker", s.Labels["worker"]))
 	}
