@@ -55,6 +55,7 @@ func newBareMatches(s childSetup) (work, error) {
 
 func (m *bareMatches) address() string { return m.listener.Addr().String() }
 
+//nolint:revive // the order of grpc.MethodHandler
 func (m *bareMatches) match(_ any, _ context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
 	var request mem.BufferSlice
 	if err := decode(&request); err != nil {
@@ -68,8 +69,8 @@ func (m *bareMatches) match(_ any, _ context.Context, decode func(any) error, _ 
 func (m *bareMatches) matches(_ any, stream grpc.ServerStream) error {
 	for {
 		var request mem.BufferSlice
-		if err := stream.RecvMsg(&request); err != nil {
-			return nil // the client has ended the stream
+		if stream.RecvMsg(&request) != nil { // the client has ended the stream
+			return nil
 		}
 		id := uint64(0)
 		if b := request[0].ReadOnlyData(); len(b) > 0 && b[0] == matchIDField<<3 {
