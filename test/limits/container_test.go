@@ -10,21 +10,19 @@ import (
 	"testing"
 )
 
-const (
-	// memory and milliCPUs are the limits of the container.
-	memory    = 512 << 20
-	milliCPUs = 500
-)
+// milliCPUs is the limit of a container's CPU time.
+const milliCPUs = 500
 
 // container limits the memory and the CPU time of a process by cgroups. Where this process may not create them, the
 // variable GOMEMLIMIT takes the place of the limit of memory, and CPU time is not limited.
 type container struct {
+	memory      int64
 	dirs        []string
 	description string
 }
 
-// newContainer returns a container, which the test removes after the process has ended.
-func newContainer(t *testing.T) *container {
+// newContainer returns a container with some memory, which the test removes after the process has ended.
+func newContainer(t *testing.T, memory int64) *container {
 	t.Helper()
 	if runtime.GOOS != "linux" {
 		t.Skip("the memory of a process is read from /proc: run this test on Linux")
@@ -32,7 +30,7 @@ func newContainer(t *testing.T) *container {
 	const root = "/sys/fs/cgroup"
 	name := fmt.Sprintf("kvcast-test-%d", os.Getpid())
 	cpu := fmt.Sprint(milliCPUs * 100)
-	c := &container{description: "in a cgroup"}
+	c := &container{memory: memory, description: "in a cgroup"}
 	for _, dir := range []struct {
 		path   string
 		limits [][2]string

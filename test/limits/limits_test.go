@@ -20,6 +20,10 @@ import (
 )
 
 const (
+	// memory is that of the manifest and of the chart. libzmqMemory is what docs/operations.md says for connections by libzmq.
+	memory       = 512 << 20
+	libzmqMemory = 1536 << 20
+
 	engines = 100
 	// cacheBlocks is the size of each engine's cache, a little more than 1,000,000 blocks in all: not all of it is in use.
 	cacheBlocks = 10_100
@@ -46,19 +50,20 @@ func TestMemoryOfAServerInAContainer(t *testing.T) {
 	testclass.Process(t)
 	checkLimits(t)
 	tests := []struct {
-		name, transport string // libzmq is in builds with cgo alone
+		name, transport string
 		listens         bool
+		memory          int64
 	}{
-		{"kvcast connects by libzmq", "libzmq", false},
-		{"kvcast connects by itself", "native", false},
-		{"engines connect", "native", true},
+		{"kvcast connects by itself", "native", false, memory},
+		{"engines connect", "native", true, memory},
+		{"kvcast connects by libzmq", "libzmq", false, libzmqMemory}, // in builds with cgo alone
 	}
 	if configured.LibzmqVersion() == "" {
-		tests = tests[1:]
+		tests = tests[:2]
 	}
 	for _, tt := range tests[:min(len(tests), testclass.Size(1, len(tests)))] {
 		t.Run(tt.name, func(t *testing.T) {
-			c := newContainer(t)
+			c := newContainer(t, tt.memory)
 			var from simulated
 			if tt.listens {
 				from = listening(t)
@@ -79,8 +84,8 @@ func TestMemoryOfAServerInAContainer(t *testing.T) {
 			}
 			t.Logf("%d engines, %.0f blocks, %d subscribers (%d slow) and %d snapshots at a time: at most %d MiB resident, %d MiB of the container, %s",
 				engines, blocks, subscribers, slowSubscribers, snapshots, resident>>20, c.peak(t)>>20, c.description)
-			if resident >= memory {
-				t.Errorf("the server used %d MiB, want less than %d MiB", resident>>20, memory>>20)
+			if resident >= tt.memory {
+				t.Errorf("the server used %d MiB, want less than %d MiB", resident>>20, tt.memory>>20)
 			}
 		})
 	}
@@ -126,7 +131,7 @@ func startServer(t *testing.T, c *container, args ...string) *harness.Process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := fmt.Sprintf("memory=%d", memory*9/10); !strings.HasPrefix(limits, want+" ") {
+	if want := fmt.Sprintf("memory=%d", c.memory*9/10); !strings.HasPrefix(limits, want+" ") {
 		t.Errorf("limits of the Go runtime: got %s, want %s, nine tenths of the container's memory", limits, want)
 	}
 	return server
