@@ -67,11 +67,8 @@ func (m *bareMatches) match(_ any, _ context.Context, decode func(any) error, _ 
 }
 
 func (m *bareMatches) matches(_ any, stream grpc.ServerStream) error {
-	for {
-		var request mem.BufferSlice
-		if stream.RecvMsg(&request) != nil { // the client has ended the stream
-			return nil
-		}
+	var request mem.BufferSlice
+	for stream.RecvMsg(&request) == nil { // until the client ends the stream
 		id := uint64(0)
 		if b := request[0].ReadOnlyData(); len(b) > 0 && b[0] == matchIDField<<3 {
 			id, _ = protowire.ConsumeVarint(b[1:])
@@ -87,6 +84,7 @@ func (m *bareMatches) matches(_ any, stream grpc.ServerStream) error {
 		}
 		m.answered <- struct{}{}
 	}
+	return nil
 }
 
 // do implements work: it waits for n requests.
