@@ -27,45 +27,43 @@ var resolveInterval = 5 * time.Second
 // maxAddresses bounds the consumers behind a name.
 const maxAddresses = 64
 
-// dialing is the addresses of an endpoint's consumers.
-type dialing struct {
-	*endpoint
-	port string // empty: there is one address, that of the endpoint
-	host string
-
-	mu      sync.Mutex // guards all below
-	listed  map[string]bool
-	running map[string]bool // have a goroutine
+// consumers are the consumers behind a name.
+type consumers struct {
+	mu      sync.Mutex      // guards all below
+	listed  map[string]bool // the addresses that the name has
+	running map[string]bool // those with a goroutine
 }
 
-// connectAll keeps a connection to each consumer of an endpoint until ctx ends. Those behind a name are all of its addresses, which may change.
+// connectAll keeps a connection to each consumer of an endpoint until ctx ends. A name has a consumer at each of its addresses, which may change.
 func (p *endpoint) connectAll(ctx context.Context) {
-	d := &dialing{endpoint: p, running: make(map[string]bool)}
-	if host, port, err := net.SplitHostPort(p.addr); err == nil && p.network == "tcp" && isName(host) {
-		d.host, d.port = host, port
-	}
-	if d.port == "" {
-		d.connect(ctx, p.addr)
+	host, port, err := net.SplitHostPort(p.addr)
+	if err != nil || p.network != "tcp" || !isName(host) {
+		p.connect(ctx, p.addr, func() bool { return false })
 		return
 	}
+	c := &consumers{running: make(map[string]bool)}
 	var running sync.WaitGroup
 	defer running.Wait()
-	failed := false
+	failed, tooMany := false, false
 	for ctx.Err() == nil {
-		found, err := p.Egress.cfg.Lookup(ctx, "ip", d.host)
-		addresses := addressesOf(found, d.port)
+		found, err := p.Egress.cfg.Lookup(ctx, "ip", host)
+		addresses, left := addressesOf(found, port)
 		if err == nil && len(addresses) == 0 {
 			err = errors.New("the name has no addresses")
 		}
-		if err == nil {
-			for _, address := range d.list(addresses) {
-				running.Go(func() { d.connect(ctx, address) })
-			}
-		} else if !failed && ctx.Err() == nil {
+		if err != nil && !failed && ctx.Err() == nil {
 			p.logger.Warn("name of consumers was not resolved; those that were found before get events; is the endpoint under egress.zmq.connect right?",
 				"endpoint", p.cfg.Connect, "error", err)
 		}
-		failed = err != nil
+		if failed = err != nil; !failed {
+			if left > 0 && !tooMany {
+				tooMany = true
+				p.logger.Warn("name has more addresses than consumers are allowed, and the others get no events", "endpoint", p.cfg.Connect, "allowed", maxAddresses, "others", left)
+			}
+			for _, address := range c.list(addresses) {
+				running.Go(func() { p.connect(ctx, address, func() bool { return c.remove(address) }) })
+			}
+		}
 		outbound.Wait(ctx, resolveInterval)
 	}
 }
@@ -77,8 +75,8 @@ func isName(host string) bool {
 }
 
 // addressesOf returns the addresses of consumers behind a name: those of IPv4 if there are any, otherwise those of IPv6. A consumer that has both
-// would get everything twice.
-func addressesOf(found []netip.Addr, port string) (all []string) {
+// would get everything twice. left is the number of those beyond maxAddresses.
+func addressesOf(found []netip.Addr, port string) (all []string, left int) {
 	is6 := func(a netip.Addr) bool { return !a.Unmap().Is4() }
 	if slices.ContainsFunc(found, func(a netip.Addr) bool { return !is6(a) }) {
 		found = slices.DeleteFunc(slices.Clone(found), is6)
@@ -88,59 +86,60 @@ func addressesOf(found []netip.Addr, port string) (all []string) {
 	}
 	slices.Sort(all)
 	all = slices.Compact(all)
-	return all[:min(len(all), maxAddresses)]
+	used := min(len(all), maxAddresses)
+	return all[:used], len(all) - used
 }
 
-// list says which addresses the name has now, and returns those that need a goroutine, which counts as running.
-func (d *dialing) list(addresses []string) (missing []string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.listed = make(map[string]bool, len(addresses))
+// list sets the addresses that the name has, and returns those that need a goroutine, which count as running.
+func (c *consumers) list(addresses []string) (missing []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.listed = make(map[string]bool, len(addresses))
 	for _, a := range addresses {
-		d.listed[a] = true
-		if !d.running[a] {
-			d.running[a] = true
+		c.listed[a] = true
+		if !c.running[a] {
+			c.running[a] = true
 			missing = append(missing, a)
 		}
 	}
 	return missing
 }
 
-// leave reports whether the name has an address no more. The goroutine that asks ends then.
-func (d *dialing) leave(address string) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.port == "" || d.listed[address] {
+// remove ends the use of an address by its goroutine, unless the name has it, and reports whether it did.
+func (c *consumers) remove(address string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.listed[address] {
 		return false
 	}
-	delete(d.running, address)
+	delete(c.running, address)
 	return true
 }
 
-// connect keeps a connection to a consumer until ctx ends, or until its connection has ended and the name does not have its address any more: an
-// address can be missing for a moment. It logs each outage once.
-func (d *dialing) connect(ctx context.Context, address string) {
+// connect keeps a connection to a consumer until ctx ends. Without a connection it asks whether the address is removed, and ends if so: an address
+// that is missing for a moment keeps its connection. It logs each outage once.
+func (p *endpoint) connect(ctx context.Context, address string, isRemoved func() bool) {
 	dialer := net.Dialer{Timeout: connectTimeout}
 	logged := false
 	for retry := minRetry; ctx.Err() == nil; {
-		c, err := dialer.DialContext(ctx, d.network, address)
+		c, err := dialer.DialContext(ctx, p.network, address)
 		if err == nil {
-			if d.serve(ctx, c, zmtp.PUB) {
+			if p.serve(ctx, c, zmtp.PUB) {
 				retry, logged = minRetry, false
 			} else {
 				err = errors.New("the peer has not completed the ZeroMQ handshake")
 			}
 		}
-		if d.leave(address) {
+		if isRemoved() {
 			return
 		}
 		if err != nil && !logged && ctx.Err() == nil {
-			d.logger.Warn("consumer cannot be reached, and gets no events; is it running, and is the endpoint under egress.zmq.connect right?",
-				"endpoint", d.cfg.Connect, "address", address, "error", err)
+			p.logger.Warn("consumer cannot be reached, and gets no events; is it running, and is the endpoint under egress.zmq.connect right?",
+				"endpoint", p.cfg.Connect, "address", address, "error", err)
 			logged = true
 		}
 		outbound.Wait(ctx, retry/2+rand.N(retry/2+1)) //nolint:gosec // jitter
-		if d.leave(address) {
+		if isRemoved() {
 			return
 		}
 		retry = min(2*retry, maxRetry)

@@ -115,8 +115,12 @@ func TestAddressesOfConsumers(t *testing.T) {
 			found = append(found, netip.MustParseAddr(a))
 		}
 		before := slices.Clone(found)
-		if diff := cmp.Diff(tt.want, vllm.AddressesOf(found, "5557")); diff != "" {
+		got, left := vllm.AddressesOf(found, "5557")
+		if diff := cmp.Diff(tt.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+		if wantLeft := max(0, len(tt.found)-64); left != wantLeft {
+			t.Errorf("%s: %d addresses are left, want %d", name, left, wantLeft)
 		}
 		if !slices.Equal(found, before) {
 			t.Errorf("%s: the lookup's answer was changed", name)
