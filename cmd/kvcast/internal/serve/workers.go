@@ -62,25 +62,24 @@ func exportSources(sources []ingest.SourceStatus) map[string][]*kvcastv1.SourceS
 		if !src.DownSince.IsZero() {
 			down = max(time.Since(src.DownSince), 1) // 0 means that there is a connection
 		}
-		status := &kvcastv1.SourceStatus{
-			Engine:         string(src.Engine),
-			Endpoint:       src.Endpoint,
-			ReplayEndpoint: src.Replay,
-			ReplayState:    kvcastv1.ReplayState(src.ReplayState), // the same numbers
-			State:          kvcastv1.SourceState(src.State),
-			Started:        src.Started,
-			LastSeq:        src.LastSeq,
-			DownNano:       uint64(down),
-			Restarts:       src.Restarts,
-			Repairs:        src.Repairs,
-		}
-		if src.HasEngineDelay {
-			status.EngineDelayNano = proto.Int64(int64(src.EngineDelay))
-		}
 		for _, rank := range src.Ranks() {
-			of := proto.CloneOf(status)
-			of.DpRank = rank
-			all[src.Worker] = append(all[src.Worker], of)
+			status := &kvcastv1.SourceStatus{
+				Engine:         string(src.Engine),
+				Endpoint:       src.Endpoint,
+				ReplayEndpoint: src.Replay,
+				ReplayState:    kvcastv1.ReplayState(src.ReplayState), // the same numbers
+				DpRank:         rank,
+				State:          kvcastv1.SourceState(src.State),
+				Started:        src.Started,
+				LastSeq:        src.LastSeq,
+				DownNano:       uint64(down),
+				Restarts:       src.Restarts,
+				Repairs:        src.Repairs,
+			}
+			if src.HasEngineDelay {
+				status.EngineDelayNano = proto.Int64(int64(src.EngineDelay))
+			}
+			all[src.Worker] = append(all[src.Worker], status)
 		}
 	}
 	return all
