@@ -121,7 +121,7 @@ func (s *Server) logInterceptors() (grpc.StreamServerInterceptor, grpc.UnaryServ
 		logging.WithLevels(logLevel),
 		logging.WithDisableLoggingFields(logging.ComponentFieldKey, logging.MethodTypeFieldKey, logging.SystemTag[0]),
 	}
-	// Routers and dashboards send the unary calls of services that only read thousands of times a second: what a line would say is not collected if there is none.
+	// Routers send the unary calls of services that only read thousands of times a second. The fields of a line are collected only if it is written.
 	queries := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		began := time.Now()
 		answer, err := handler(ctx, req)

@@ -181,7 +181,7 @@ func (c *controllers) job(ctx context.Context, path string, object manifest) err
 	}})
 }
 
-// claim binds a claim, to a new volume unless it names one, and resizes the volume.
+// claim binds a PersistentVolumeClaim to the volume that it names, or to a new one, and gives the volume the size that the claim requests.
 func (c *controllers) claim(ctx context.Context, path string, object manifest) error {
 	size := object.get("spec", "resources", "requests", "storage")
 	if object.get("status", "phase") == "Bound" && object.get("status", "capacity", "storage") == size {

@@ -52,9 +52,8 @@ func (codec) Unmarshal(data mem.BufferSlice, to any) error {
 	return nil
 }
 
-// readAll begins all subscriptions and snapshots at the same time, each by a connection of its own, and returns when each has read all blocks, and each
-// subscription some entries that engines published meanwhile. Some subscribers read nothing meanwhile, and then what they have got: the server may have
-// ended their streams.
+// readAll begins all subscriptions and snapshots at the same time, each by a connection of its own. It returns when each snapshot is complete, and each subscription
+// has read its snapshot and wantEntries entries after it. Slow subscribers read nothing until the others are done. The server may end their streams before.
 func readAll(t *testing.T, addr string) {
 	t.Helper()
 	var clients, slow errgroup.Group

@@ -13,8 +13,8 @@ import (
 	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
-// TestIncidentsOfClusters has three servers on one NATS server, each with proxies of its own to NATS and to all engines. What one of them
-// sends to NATS is late, so that another takes its workers, and one is cut off from the engines.
+// TestIncidentsOfClusters has three servers on one NATS server, each with proxies of its own to NATS and to all engines. What the first
+// server sends to NATS arrives late, so that another one takes its workers. The second is cut off from the engines.
 func TestIncidentsOfClusters(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
