@@ -45,7 +45,7 @@ var (
 // call is one call of SubscribeKvEvents, over a connection of its own. Its goroutine alone uses it.
 type call struct {
 	transport      *Transport
-	receiver       *Receiver
+	receiver       *transport.Queue
 	protocol       *protocol
 	address        string
 	rank           uint32
@@ -76,11 +76,11 @@ func (c *call) run() {
 	if c.connected {
 		kind = transport.Disconnected
 	}
-	if c.receiver.ctx.Err() != nil {
+	if c.receiver.Context().Err() != nil {
 		err = transport.ErrInterrupted
 	}
-	c.receiver.pushEvent(transport.Event{Kind: kind, Conn: 1, Err: err})
-	c.receiver.end(transport.ErrEnded)
+	c.receiver.PushEvent(transport.Event{Kind: kind, Conn: 1, Err: err})
+	c.receiver.End(transport.ErrEnded)
 }
 
 // dial opens a connection and calls the server: first to resume, if that is wanted, and then from the present state.
@@ -137,7 +137,7 @@ func (c *call) callAny(conn *grpc.ClientConn) (err error) {
 
 // call calls a method, and passes on what the server sends until the call ends.
 func (c *call) call(conn *grpc.ClientConn, method string) error {
-	ctx, cancel := context.WithCancelCause(c.receiver.ctx)
+	ctx, cancel := context.WithCancelCause(c.receiver.Context())
 	defer cancel(nil)
 	c.mayDial.Store(true)
 	limit := time.AfterFunc(c.timeout, func() { cancel(errTimeout) })
@@ -239,7 +239,7 @@ func (c *call) takeConverter() (*converter, error) {
 	case converter := <-c.transport.converters:
 		converter.protocol = c.protocol
 		return converter, nil
-	case <-c.receiver.ctx.Done():
+	case <-c.receiver.Context().Done():
 		return nil, transport.ErrInterrupted
 	}
 }
@@ -250,7 +250,7 @@ func (c *call) returnConverter(converter *converter) { c.transport.converters <-
 func (c *call) connect() {
 	c.connected = true
 	c.mayDial.Store(false)
-	c.receiver.pushEvent(transport.Event{Kind: transport.Connected, Conn: 1, Resumed: c.from > 0})
+	c.receiver.PushEvent(transport.Event{Kind: transport.Connected, Conn: 1, Resumed: c.from > 0})
 }
 
 // explain adds what an error of the call means for the next call.
@@ -284,7 +284,7 @@ func (c *call) explain(err error) error {
 func (c *call) pass(response []byte) error {
 	memory := c.transport.memory
 	claim := c.conn.Load().takeClaim(len(response))
-	if !await(claim, c.receiver.ctx.Done()) {
+	if !await(claim, c.receiver.Context().Done()) {
 		memory.Release(claim)
 		return transport.ErrInterrupted
 	}
@@ -305,10 +305,9 @@ func (c *call) pass(response []byte) error {
 
 // push passes on a chunk.
 func (c *call) push(chunk *transport.Chunk) error {
-	if c.receiver.push(chunk) {
+	if c.receiver.Push(chunk) {
 		return nil
 	}
-	c.receiver.release(chunk)
 	return transport.ErrInterrupted
 }
 

@@ -16,7 +16,6 @@ package enginegrpc
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -79,6 +78,14 @@ func await(c *ledger.Claim, done <-chan struct{}) bool {
 	}
 }
 
+// release releases the memory of a chunk.
+func (t *Transport) release(c *transport.Chunk) {
+	if claim, ok := c.Private.(*ledger.Claim); ok {
+		t.memory.Release(claim)
+		c.Private = nil
+	}
+}
+
 // Subscription is what is read.
 type Subscription struct {
 	// Endpoint is smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT.
@@ -101,14 +108,13 @@ func (t *Transport) Subscribe(s Subscription) (transport.Receiver, error) {
 }
 
 // subscribe has the time that the server may take for each step of the beginning of a call.
-func (t *Transport) subscribe(s Subscription, timeout time.Duration) (*Receiver, error) {
+func (t *Transport) subscribe(s Subscription, timeout time.Duration) (transport.Receiver, error) {
 	e, ok := config.ParseSource(s.Endpoint)
 	p := protocols[e.Transport]
 	if !ok || p == nil {
 		return nil, fmt.Errorf("parse endpoint %q: want smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT", s.Endpoint)
 	}
-	r := &Receiver{memory: t.memory, wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
-	r.ctx, r.cancel = context.WithCancel(context.Background())
+	r := transport.NewQueue(t.release)
 	_, address := e.Net()
 	c := &call{
 		transport: t, receiver: r, protocol: p, address: address, rank: s.Rank, ranks: s.Ranks, model: s.Model, epoch: s.Epoch, timeout: timeout,
@@ -118,6 +124,6 @@ func (t *Transport) subscribe(s Subscription, timeout time.Duration) (*Receiver,
 	if s.Last != nil && (*s.Last > 1 || *s.Last > 0 && p.beginsAtOne) {
 		c.from = *s.Last
 	}
-	r.done.Go(c.run)
+	r.Go(c.run)
 	return r, nil
 }

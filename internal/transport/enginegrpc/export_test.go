@@ -1,7 +1,6 @@
 package enginegrpc
 
 import (
-	"context"
 	"errors"
 	"time"
 
@@ -53,9 +52,8 @@ func ClaimBytes(n int) int64 { return claimBytes(n) }
 // PassLMCache passes on responses of LMCache's server, and calls message with each message. It returns the error that ends the call.
 func PassLMCache(responses [][]byte, message func(transport.Message)) (err error) {
 	t := New(Config{})
-	r := &Receiver{memory: t.memory, wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
-	r.ctx, r.cancel = context.WithCancel(context.Background())
-	defer r.cancel()
+	r := transport.NewQueue(t.release)
+	defer r.Interrupt()
 	c := &call{transport: t, receiver: r, protocol: &lmcache, timeout: time.Minute}
 	go func() {
 		for _, response := range responses {
@@ -63,7 +61,7 @@ func PassLMCache(responses [][]byte, message func(transport.Message)) (err error
 				break
 			}
 		}
-		r.end(transport.ErrEnded)
+		r.End(transport.ErrEnded)
 	}()
 	for {
 		chunk, ended := r.Next(func() time.Time { return time.Time{} })
