@@ -317,7 +317,7 @@ func publishFleet(t *testing.T, s *process) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	go c.Drain()
+	go c.Answer()
 	for i := range queryFleet {
 		c.Message(fmt.Appendf(nil, "kv@%040d@m", i), make([]byte, 8), batchOf(t, 1))
 	}

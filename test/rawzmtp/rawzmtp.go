@@ -145,6 +145,14 @@ func (c *Conn) SetWriteDeadline(t time.Time) error { return c.tcp.SetWriteDeadli
 // Drain reads and discards what the peer sends, such as PONGs, until the connection ends.
 func (c *Conn) Drain() { _, _ = io.Copy(io.Discard, c.tcp) }
 
+// Answer reads what the peer sends until the connection ends, and answers its PINGs, so that the peer keeps it. Meanwhile, only the methods that
+// send may be called.
+func (c *Conn) Answer() {
+	var e zmtp.Event
+	for c.next(&e) == nil {
+	}
+}
+
 // LocalAddr returns the local address.
 func (c *Conn) LocalAddr() net.Addr { return c.tcp.LocalAddr() }
 
