@@ -65,14 +65,14 @@ test-all: libzmq prepare docs kube-apiserver $(TOOLS)/helm $(TOOLS)/helm-docs $(
 	$(MAKE) image
 
 prepare: ## Prepare in bin what the tests of classes live, peers and process need of other projects: publishers, routers, clients, Chromium, Prometheus, valgrind, ghostunnel; with VLLM=1 also vLLM, and the endpoint picker of the Gateway API Inference Extension.
-	@$(MAKE) --no-print-directory -j8 prepare-live prepare-peers prepare-clients prepare-llmd prepare-python prepare-vllm_router prepare-smg prepare-lmcache prepare-rust prepare-packages prepare-tunnel \
+	@$(MAKE) --no-print-directory -j8 prepare-live prepare-peers prepare-clients prepare-llmd prepare-python prepare-vllm_router prepare-smg prepare-lmcache prepare-mooncake prepare-rust prepare-packages prepare-tunnel \
 		$(if $(filter 1,$(VLLM)),prepare-vllm prepare-epp)
 
 # Parts of prepare that can run at the same time.
-.PHONY: prepare-live prepare-peers prepare-clients prepare-vllm prepare-llmd prepare-epp prepare-python prepare-vllm_router prepare-smg prepare-lmcache prepare-rust prepare-packages prepare-tunnel
+.PHONY: prepare-live prepare-peers prepare-clients prepare-vllm prepare-llmd prepare-epp prepare-python prepare-vllm_router prepare-smg prepare-lmcache prepare-mooncake prepare-rust prepare-packages prepare-tunnel
 prepare-live prepare-peers prepare-clients prepare-vllm:
 	@tools/scripts/$(@:prepare-%=%).sh
-prepare-llmd prepare-epp prepare-python prepare-vllm_router prepare-smg prepare-lmcache prepare-rust:
+prepare-llmd prepare-epp prepare-python prepare-vllm_router prepare-smg prepare-lmcache prepare-mooncake prepare-rust:
 	@GO=$(GO) tools/scripts/routers.sh $(@:prepare-%=%)
 prepare-tunnel:
 	@if [ $(CGO) = 1 ]; then $(MAKE) --no-print-directory $(TOOLS)/ghostunnel; else echo "ghostunnel: skipped: there is no cgo" >&2; fi

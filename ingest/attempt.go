@@ -9,6 +9,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/internal/sequence"
 	"github.com/kvcast/kvcast/internal/transport"
 	"github.com/kvcast/kvcast/internal/transport/enginegrpc"
+	"github.com/kvcast/kvcast/internal/transport/mooncake"
 )
 
 // lookUpTimeout bounds the resolution of a host name.
@@ -102,12 +103,24 @@ func (l *link) try(ctx context.Context) (*attempt, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := l.worker.shared.transports.Subscribe(l.subscription(), address, l.topic, l.worker.metrics.onDrop)
+	r, err := l.subscribe(address)
 	if err != nil {
 		return nil, err
 	}
 	l.attempts++
 	return &attempt{Receiver: r, id: l.attempts, address: address}, nil
+}
+
+// subscribe reads the publisher at an address that config.Resolve has returned.
+func (l *link) subscribe(address string) (transport.Receiver, error) {
+	s, e := l.worker.shared, l.worker.desc
+	if at, _ := config.ParseSource(address); at.Transport == config.TransportMooncake {
+		_, host := at.Net()
+		return mooncake.Subscribe(mooncake.Config{
+			Address: host, Prefix: l.topic, Model: e.Model, Pool: e.Name, Contents: s.config.Contents, Limit: s.budgets.pools, Logger: l.worker.log,
+		}), nil
+	}
+	return s.transports.Subscribe(l.subscription(), address, l.topic, l.worker.metrics.onDrop)
 }
 
 // subscription returns what is read if the endpoint is that of a gRPC server. The call begins with the last batch read, unless the

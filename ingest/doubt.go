@@ -17,14 +17,20 @@ var doubtTexts = map[feed.GapReason]string{
 	feed.GapConnectorTier:     "a connector keeps chunks of several blocks below device memory, and may not tell which it removes",
 }
 
+// unsure is why blocks of a pool may not be held.
+var unsure = map[feed.Engine]string{
+	feed.EngineLMCache:  "the pool names no adapter and no cache salt",
+	feed.EngineMooncake: "the pool's objects are listed every few seconds",
+}
+
 // doubts returns what the rules have left out or not understood of the batch that the intake has decoded, and logs it.
 func (p *publisher) doubts(in *intake, rank uint32, seq uint64) (all []feed.Doubt) {
 	if p.relayed {
 		all = append(all, feed.Doubt{Reason: feed.GapRelayed, Tiers: kvblock.AllTiers})
 	}
-	if p.unscoped {
+	if p.unsure != "" {
 		defer func() { // after the size of chunks
-			all = append(all, feed.Doubt{Reason: feed.GapConnectorTier, Tiers: kvblock.AllTiers, Detail: "the pool names no adapter and no cache salt"})
+			all = append(all, feed.Doubt{Reason: feed.GapConnectorTier, Tiers: kvblock.AllTiers, Detail: p.unsure})
 		}()
 	}
 	if in.batch.Doubts == (wire.Doubts{}) {

@@ -262,7 +262,8 @@ func (in *Ingest) worker(c config.Worker) *connectedWorker {
 			l.p.attempt = l.attempt
 			l.p.copyRule = src.Copies.Rule(src.Engine)
 			l.p.relayed = strings.HasPrefix(e.Connect, config.TransportSMG+"://")
-			l.p.unscoped = src.Engine == feed.EngineLMCache
+			l.p.unsure = unsure[src.Engine]
+			l.p.rules.ContentInKeys = src.Engine == feed.EngineMooncake
 			l.p.rules.ClearsDevice = src.Clears.Device(src.Engine)
 			if l.p.rules.NeedsExtraKeys = src.Engine == feed.EngineVLLM; l.p.rules.NeedsExtraKeys && len(c.Sources) == 1 {
 				l.p.rules.FollowGroups(&c.Attention)

@@ -24,8 +24,8 @@ type publisher struct {
 	// rank is the dp rank of batches that have no rank.
 	rank     uint32
 	copyRule feed.CopyRule
-	relayed  bool // by a server that leaves events out without telling
-	unscoped bool // by a server whose events have neither LoRA adapters nor cache salts
+	relayed  bool   // by a server that leaves events out without telling
+	unsure   string // why its blocks may not be held; empty if they are
 	machine  *sequence.Machine
 	// rules are shared by the publishers of the source's ranks.
 	rules *wire.Rules
@@ -102,8 +102,9 @@ var podTopic = []byte("kv@")
 func newPublisher(w *worker, source int, status SourceStatus, reconnect func(replacement bool)) *publisher {
 	status.Worker = w.desc.Name
 	silence := w.shared.config.Silence
-	// A connection of gRPC is not tested by opening another: TCP notices its end, and each call is another subscriber of the engine.
-	if e, _ := config.ParseSource(status.Endpoint); e.GRPC() {
+	// A server that is called is not tested by opening another connection: TCP notices the end of a call of gRPC, which is another subscriber of the
+	// engine, and a list of objects is read again and again.
+	if e, _ := config.ParseSource(status.Endpoint); e.Called() {
 		silence = 0
 	}
 	p := &publisher{

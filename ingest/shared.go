@@ -71,6 +71,7 @@ type budgets struct {
 	sources   *budget.Budget      // publishers: one for each source and dp rank
 	ranks     *budget.Budget      // dp ranks that are known only from batches
 	workers   *budget.Budget      // bytes of the strings in workers' configs
+	pools     *budget.Budget      // bytes of the contents of blocks in Mooncake stores
 	rules     *budget.Budget      // bytes of the state of wire.Rules
 	decoding  *budget.Budget      // bytes of large payloads that are decoded and processed
 	decode    *semaphore.Weighted // of decoding
@@ -85,6 +86,7 @@ func newBudgets(c config.Config) budgets {
 		ranks:     budget.New("ranks", int64(c.MaxRanks)),
 		workers:   budget.New("worker_bytes", c.WorkerBytes),
 		rules:     budget.New("salt_bytes", c.SaltBytes),
+		pools:     budget.New("pool_bytes", c.PoolBytes),
 		decoding:  budget.New("decoding_bytes", maxDecoding),
 		decode:    semaphore.NewWeighted(maxDecoding),
 	}
@@ -109,7 +111,7 @@ func (p parts) close(peer netip.Addr) {
 }
 
 func (b budgets) all() budget.Collector {
-	return budget.Collector{b.received, b.reordered, b.sources, b.ranks, b.workers, b.rules, b.decoding}
+	return budget.Collector{b.received, b.reordered, b.sources, b.ranks, b.workers, b.rules, b.pools, b.decoding}
 }
 
 // reject counts and logs the rejection of a peer that has connected to a listener.

@@ -29,6 +29,7 @@ const (
 	DefaultSaltBytes                = 128 << 20
 	DefaultReceiveBufferBytes       = 256 << 20
 	DefaultReorderBufferBytes       = 128 << 20
+	DefaultPoolBytes                = 256 << 20
 	DefaultReplayTimeout            = 5 * time.Second
 	DefaultReplayPatience           = 30 * time.Second
 	DefaultSilence                  = 30 * time.Second
@@ -73,6 +74,9 @@ type Memory struct {
 	// ReorderBufferBytes limits the reorder buffers of all sources together. A batch that does not
 	// fit is requested when the replay in progress is done.
 	ReorderBufferBytes int64
+	// PoolBytes limits the memory for the contents of the blocks that Mooncake stores may hold, of all of them together. A block that does not
+	// fit does not count as held.
+	PoolBytes int64
 }
 
 // Config configures an Ingest. The zero Config reads nothing. The zero value of a field means its default.
@@ -133,6 +137,8 @@ type Config struct {
 	// worker does not enter if it returns an error, until the next message of its engine. Meanwhile the messages of the
 	// listener wait. ctx ends when Run ends, or Release is called for the worker.
 	Claim func(ctx context.Context, worker string) (*feed.Recovered, error)
+	// Contents has the contents of the blocks that Mooncake stores hold; nil: none is known.
+	Contents feed.Contents
 	// Observer is optional.
 	Observer feed.Observer
 	// Metrics has the metrics registered until the Ingest ends; nil means that they are not registered.
@@ -154,7 +160,7 @@ type Worker struct {
 	Endpoint string
 	Labels   map[string]string
 	// Pool reports whether the worker is a pool: a store from which workers of the same model load blocks. It is one if a source's engine is
-	// feed.EngineLMCache. Pools are the names of at most MaxPools pools from which a worker can load; a pool has none.
+	// feed.EngineLMCache or feed.EngineMooncake. Pools are the names of at most MaxPools pools from which a worker can load; a pool has none.
 	Pool  bool
 	Pools []string
 	// HTTP is the URL of the engine's HTTP server, http://HOST:PORT; empty means unknown. Package
@@ -174,10 +180,10 @@ type Attention = wire.GroupSettings
 
 // Source is a publisher to connect to, or a publisher for each dp rank.
 type Source struct {
-	// Engine defaults to feed.EngineVLLM, or feed.EngineLMCache if Connect says so.
+	// Engine defaults to feed.EngineVLLM, or feed.EngineLMCache or feed.EngineMooncake if Connect says so.
 	Engine feed.Engine
 	// Connect is the endpoint of the PUB socket: tcp://HOST:PORT, with rank FirstRank + i on PORT + i, or ipc://PATH; or of a gRPC server that
-	// has SubscribeKvEvents, for all ranks: smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT.
+	// has SubscribeKvEvents, for all ranks: smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT; or of the HTTP server of a Mooncake master: mooncake://HOST:PORT.
 	Connect string
 	// Replay is the endpoint of the replay socket, in the form of a PUB socket's. If it is empty, lost
 	// batches are reported as gaps. By gRPC there is none.
@@ -194,7 +200,8 @@ type Source struct {
 	// Ranks has the endpoints of the DPSize dp ranks if they are not at consecutive ports from FirstRank
 	// on, which none is below. Connect and Replay are then those of the first in the list.
 	Ranks []RankEndpoints
-	// Topic is the prefix of the topics to read; empty means all topics. By gRPC there are none.
+	// Topic is the prefix of the topics to read; empty means all topics. By gRPC there are none. Of a Mooncake master it is the prefix of the
+	// keys of the objects to read.
 	Topic string
 	// Copies is how copies are counted. The default is CopiesAuto.
 	Copies Copies
@@ -239,7 +246,7 @@ type Listener struct {
 }
 
 // AllowedEngines describes valid engines in errors.
-const AllowedEngines = "vllm, sglang, trtllm, kvbm, llm-d-sim or lmcache"
+const AllowedEngines = "vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache or mooncake"
 
 // SnapshotEngine reports whether snapshots of an engine can be used. None is released that has them: the forms are those
 // of proposals, and may change.
@@ -253,6 +260,7 @@ var engineNames = map[string]feed.Engine{
 	"sglang":    feed.EngineSGLang,
 	"llm-d-sim": feed.EngineLLMDSim,
 	"lmcache":   feed.EngineLMCache,
+	"mooncake":  feed.EngineMooncake,
 }
 
 // ParseEngine returns the engine with a name.
@@ -275,6 +283,7 @@ func (c Config) WithDefaults() Config {
 	c.SaltBytes = cmp.Or(c.SaltBytes, DefaultSaltBytes)
 	c.ReceiveBufferBytes = cmp.Or(c.ReceiveBufferBytes, DefaultReceiveBufferBytes)
 	c.ReorderBufferBytes = cmp.Or(c.ReorderBufferBytes, DefaultReorderBufferBytes)
+	c.PoolBytes = cmp.Or(c.PoolBytes, DefaultPoolBytes)
 	c.ReplayTimeout = cmp.Or(c.ReplayTimeout, DefaultReplayTimeout)
 	c.ReplayPatience = cmp.Or(c.ReplayPatience, DefaultReplayPatience)
 	c.Silence = cmp.Or(c.Silence, DefaultSilence)
@@ -301,7 +310,7 @@ func (w Worker) withDefaults() Worker {
 	for i := range w.Sources {
 		s := &w.Sources[i]
 		s.Engine = s.EngineOrDefault()
-		w.Pool = w.Pool || s.Engine == feed.EngineLMCache
+		w.Pool = w.Pool || s.isStore()
 		s.DPSize = cmp.Or(s.DPSize, 1)
 		s.Copies = cmp.Or(s.Copies, CopiesAuto)
 		s.Clears = cmp.Or(s.Clears, ClearsAuto)
@@ -311,10 +320,19 @@ func (w Worker) withDefaults() Worker {
 
 // EngineOrDefault returns the source's engine.
 func (s Source) EngineOrDefault() feed.Engine {
-	if e, _ := ParseSource(s.Connect); e.Transport == TransportLMCache {
+	switch e, _ := ParseSource(s.Connect); e.Transport {
+	case TransportLMCache:
 		return cmp.Or(s.Engine, feed.EngineLMCache)
+	case TransportMooncake:
+		return cmp.Or(s.Engine, feed.EngineMooncake)
+	default:
+		return cmp.Or(s.Engine, feed.EngineVLLM)
 	}
-	return cmp.Or(s.Engine, feed.EngineVLLM)
+}
+
+// isStore reports whether the source is a store that workers load from, and no engine.
+func (s Source) isStore() bool {
+	return s.Engine == feed.EngineLMCache || s.Engine == feed.EngineMooncake
 }
 
 func (l Listener) withDefaults() Listener {

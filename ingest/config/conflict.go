@@ -24,13 +24,13 @@ type socket struct {
 
 // socketUser is who reads a socket, and what for.
 type socketUser struct {
-	worker string
-	source int
-	use    socketUse
-	rank   uint32
-	first  uint32 // rank of the source
-	topic  string // prefix of the topics
-	isGRPC bool
+	worker   string
+	source   int
+	use      socketUse
+	rank     uint32
+	first    uint32 // rank of the source
+	topic    string // prefix of the topics
+	isCalled bool
 }
 
 // socketUse is what a socket is read for.
@@ -88,11 +88,11 @@ func (s *SocketSet) add(v *Validation, field string, w Worker) {
 			{useSnapshots, "Snapshot", source.Snapshot, func(r RankEndpoints) string { return r.Snapshot }},
 		} {
 			for n, r := range ranks {
-				at, isGRPC, ok := socketOf(is.endpoint(r))
+				at, isCalled, ok := socketOf(is.endpoint(r))
 				if !ok { // empty
 					continue
 				}
-				u := socketUser{worker: w.Name, source: i, use: is.use, rank: r.Rank, first: ranks[0].Rank, topic: source.Topic, isGRPC: isGRPC}
+				u := socketUser{worker: w.Name, source: i, use: is.use, rank: r.Rank, first: ranks[0].Rank, topic: source.Topic, isCalled: isCalled}
 				if other := slices.IndexFunc(s.users[at], u.conflicts); other >= 0 {
 					hasConflict = true
 					name, value := fmt.Sprintf("%s.Sources[%d].", field, i), is.configured
@@ -112,11 +112,11 @@ func (s *SocketSet) add(v *Validation, field string, w Worker) {
 	}
 }
 
-// conflicts reports whether two users may not read one socket. They may if it is that of a gRPC server, which has all ranks of
+// conflicts reports whether two users may not read one socket. They may if it is that of a server that is called, which has all ranks of
 // a source, or that of a proxy from which each reads topics of its own.
 func (u socketUser) conflicts(other socketUser) bool {
 	isSource := u.worker == other.worker && u.source == other.source && u.use == other.use
-	if isSource && u.isGRPC && other.isGRPC {
+	if isSource && u.isCalled && other.isCalled {
 		return false
 	}
 	haveTopics := u.use == useEvents && other.use == useEvents && !isSource
@@ -143,7 +143,7 @@ func (u socketUser) name() string {
 }
 
 // socketOf returns where a valid endpoint leads; ok is false if it is empty.
-func socketOf(endpoint string) (at socket, isGRPC, ok bool) {
+func socketOf(endpoint string) (at socket, isCalled, ok bool) {
 	e, ok := ParseSource(endpoint)
 	switch {
 	case !ok:
@@ -151,7 +151,7 @@ func socketOf(endpoint string) (at socket, isGRPC, ok bool) {
 	case e.Transport == TransportIPC:
 		return socket{host: e.Address}, false, true
 	default:
-		return socket{host: normalHost(e.Address), port: e.Port}, e.GRPC(), true
+		return socket{host: normalHost(e.Address), port: e.Port}, e.Called(), true
 	}
 }
 

@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// Endpoint is a parsed endpoint: of ZeroMQ, or of a gRPC server.
+// Endpoint is a parsed endpoint: of ZeroMQ, or of a server that is called.
 type Endpoint struct {
-	Transport string // tcp or ipc of ZeroMQ, smg, openengine or lmcache of gRPC
+	Transport string // tcp or ipc of ZeroMQ, smg, openengine or lmcache of gRPC, mooncake of HTTP
 	Address   string // ipc: the path; otherwise the host
 	Port      int    // not of ipc; 0 means any free port
 }
@@ -26,6 +26,8 @@ const (
 	TransportSMG        = "smg"
 	TransportOpenEngine = "openengine"
 	TransportLMCache    = "lmcache"
+	// TransportMooncake is the HTTP server of a Mooncake master.
+	TransportMooncake = "mooncake"
 
 	MaxPort = 65535
 	// maxIPCPath is the length of the longest path of a Unix socket on Linux.
@@ -34,15 +36,15 @@ const (
 
 // AllowedSource, AllowedConnect and AllowedBind describe valid endpoints in errors.
 const (
-	AllowedSource  = "tcp://HOST:PORT, smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT with a port of 1 to 65535, or ipc://PATH"
+	AllowedSource  = "tcp://HOST:PORT, smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT or mooncake://HOST:PORT with a port of 1 to 65535, or ipc://PATH"
 	AllowedConnect = "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH"
 	AllowedBind    = "tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH"
 )
 
-// ParseSource parses the endpoint of a source: ZeroMQ or gRPC.
+// ParseSource parses the endpoint of a source: of ZeroMQ, gRPC or HTTP.
 func ParseSource(s string) (Endpoint, bool) {
 	transport, address, _ := strings.Cut(s, "://")
-	if !isGRPC(transport) {
+	if !isCalled(transport) {
 		return ParseEndpoint(s, false)
 	}
 	e, ok := ParseEndpoint(TransportTCP+"://"+address, false)
@@ -50,11 +52,11 @@ func ParseSource(s string) (Endpoint, bool) {
 	return e, ok
 }
 
-// GRPC reports whether the endpoint is that of a gRPC server.
-func (e Endpoint) GRPC() bool { return isGRPC(e.Transport) }
+// Called reports whether the endpoint is that of a server that is called, by gRPC or HTTP, and not one of ZeroMQ.
+func (e Endpoint) Called() bool { return isCalled(e.Transport) }
 
-func isGRPC(transport string) bool {
-	return transport == TransportSMG || transport == TransportOpenEngine || transport == TransportLMCache
+func isCalled(transport string) bool {
+	return transport == TransportSMG || transport == TransportOpenEngine || transport == TransportLMCache || transport == TransportMooncake
 }
 
 // ParseEndpoint parses an endpoint of ZeroMQ. bind reports whether the endpoint is to be bound: its host may then
@@ -154,10 +156,10 @@ func (s Source) Endpoints() []RankEndpoints {
 }
 
 // OfRank returns the endpoint of a dp rank; e is the endpoint of rank 0, or ranks count from the one that e is the endpoint
-// of. Over tcp rank r has that port + r. Over ipc TensorRT-LLM appends _dpR to the path of a rank R above 0. By gRPC all ranks have one endpoint.
+// of. Over tcp rank r has that port + r. Over ipc TensorRT-LLM appends _dpR to the path of a rank R above 0. All ranks of a server that is called have one endpoint.
 func (e Endpoint) OfRank(rank int) Endpoint {
 	switch {
-	case rank == 0, e.GRPC():
+	case rank == 0, e.Called():
 	case e.Transport == TransportTCP:
 		e.Port += rank
 	default:

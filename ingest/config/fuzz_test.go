@@ -50,7 +50,7 @@ func FuzzSource(f *testing.F) {
 		seen := make(map[string]bool)
 		for _, r := range all {
 			e, ok := config.ParseSource(r.Connect)
-			if !ok || e.String() != r.Connect || seen[r.Connect] && !e.GRPC() || e.Transport != first.Transport ||
+			if !ok || e.String() != r.Connect || seen[r.Connect] && !e.Called() || e.Transport != first.Transport ||
 				e.Transport != config.TransportIPC && e.Address != first.Address {
 				t.Fatalf("rank %d is at %q, of %q", r.Rank, r.Connect, connect)
 			}

@@ -11,7 +11,7 @@ import (
 // Resolve returns an endpoint with its host name resolved to an address, preferably IPv4. libzmq would resolve the name in the thread that
 // serves all sockets. The endpoint of a gRPC server keeps its name, which its calls have as their authority.
 func Resolve(ctx context.Context, s string) (string, error) {
-	if e, ok := ParseSource(s); ok && e.GRPC() {
+	if e, ok := ParseSource(s); ok && e.Called() {
 		return s, nil
 	}
 	e, ok := ParseEndpoint(s, true)

@@ -107,6 +107,7 @@ func (c Config) Validate() error {
 	v.Check(c.WorkerBytes > 0, "WorkerBytes", c.WorkerBytes, "above 0")
 	v.Check(c.SaltBytes > 0, "SaltBytes", c.SaltBytes, "above 0")
 	v.Check(c.ReceiveBufferBytes > 0, "ReceiveBufferBytes", c.ReceiveBufferBytes, "above 0")
+	v.Check(c.PoolBytes > 0, "PoolBytes", c.PoolBytes, "above 0")
 	v.Check(c.ReorderBufferBytes > 0, "ReorderBufferBytes", c.ReorderBufferBytes, "above 0")
 	v.Durations(c)
 	for i, w := range c.Workers {
@@ -254,9 +255,10 @@ func (v *Validation) pools(field string, w Worker) {
 	for i, name := range w.Pools {
 		v.Check(ValidName(name) && !slices.Contains(w.Pools[:i], name), fmt.Sprintf("%s.Pools[%d]", field, i), name, "the name of another pool: "+AllowedName)
 	}
-	isLMCache := func(s Source) bool { return s.Engine == feed.EngineLMCache }
-	if i := slices.IndexFunc(w.Sources, isLMCache); i >= 0 {
-		v.Check(len(w.Sources) == 1, field+".Sources", len(w.Sources), "one, if the engine is lmcache")
+	if slices.ContainsFunc(w.Sources, Source.isStore) {
+		v.Check(len(w.Sources) == 1, field+".Sources", len(w.Sources), "one, if the engine is lmcache or mooncake")
+	}
+	if slices.ContainsFunc(w.Sources, func(s Source) bool { return s.Engine == feed.EngineLMCache }) {
 		v.Check(w.Model != "", field+".Model", w.Model, "the model whose chunks are read, as LMCache knows it, if the engine is lmcache")
 	}
 }
@@ -303,11 +305,13 @@ func (v *Validation) source(field string, s Source) {
 		v.socket(field+".Replay", s.Replay, s)
 	}
 	if e, ok := ParseSource(s.Connect); ok {
-		v.Check(s.Topic == "" || !e.GRPC(), field+".Topic", s.Topic, allowedByGRPC)
+		isMooncake := s.Engine == feed.EngineMooncake
+		v.Check(s.Topic == "" || !e.Called() || isMooncake, field+".Topic", s.Topic, allowedByGRPC)
 		isLMCache := s.Engine == feed.EngineLMCache
 		v.Check(!isLMCache || e.Transport == TransportLMCache, field+".Connect", s.Connect, "lmcache://HOST:PORT, if the engine is lmcache")
 		v.Check(isLMCache || e.Transport != TransportLMCache, field+".Engine", string(s.Engine), "lmcache, if the endpoint is lmcache://HOST:PORT")
-		v.Check(!isLMCache || s.DPSize == 1 && s.FirstRank == 0, field+".DPSize", s.DPSize, "1, from rank 0 on, if the engine is lmcache")
+		v.Check(isMooncake == (e.Transport == TransportMooncake), field+".Connect", s.Connect, "mooncake://HOST:PORT, of the master's HTTP server, if and only if the engine is mooncake")
+		v.Check(!isLMCache && !isMooncake || s.DPSize == 1 && s.FirstRank == 0, field+".DPSize", s.DPSize, "1, from rank 0 on, if the engine is lmcache or mooncake")
 	}
 	if s.Snapshot != "" {
 		v.Check(SnapshotEngine(s.Engine), field+".Snapshot", s.Snapshot, "none, unless the engine is vllm or sglang")
@@ -318,8 +322,8 @@ func (v *Validation) source(field string, s Source) {
 	}
 }
 
-// allowedByGRPC describes the value of a setting that ZeroMQ has, and gRPC does not.
-const allowedByGRPC = "none if the engine is read by gRPC"
+// allowedByGRPC describes the value of a setting that ZeroMQ has, and servers that are called do not.
+const allowedByGRPC = "none if the engine is read by gRPC or HTTP"
 
 // ranks checks the endpoints of each dp rank.
 func (v *Validation) ranks(field string, s Source) {
@@ -347,7 +351,7 @@ func (v *Validation) connect(field, value string, s Source) {
 
 // socket checks the endpoint of another socket of a source's first rank, and the endpoints of its other ranks.
 func (v *Validation) socket(field, value string, s Source) {
-	if connect, _ := ParseSource(s.Connect); connect.GRPC() {
+	if connect, _ := ParseSource(s.Connect); connect.Called() {
 		v.Check(false, field, value, allowedByGRPC)
 		return
 	}
@@ -377,7 +381,7 @@ func (v *Validation) ofRanks(field, value string, s Source, e Endpoint) {
 func (v *Validation) listener(field string, l Listener) {
 	_, ok := ParseEndpoint(l.Bind, true)
 	v.Check(ok, field+".Bind", l.Bind, AllowedBind)
-	v.Check(l.Engine.Known() && l.Engine != feed.EngineLMCache, field+".Engine", string(l.Engine), "an engine that connects: vllm, sglang, trtllm, kvbm or llm-d-sim")
+	v.Check(l.Engine.Known() && l.Engine != feed.EngineLMCache && l.Engine != feed.EngineMooncake, field+".Engine", string(l.Engine), "an engine that connects: vllm, sglang, trtllm, kvbm or llm-d-sim")
 	v.Check(l.Copies.known(), field+".Copies", string(l.Copies), allowedCopies)
 	v.Check(l.Clears.known(), field+".Clears", string(l.Clears), allowedClears)
 	for i, p := range l.Topics {

@@ -33,7 +33,7 @@ func (w Worker) Warnings() (all []Warning) {
 		if connect.Transport == TransportSMG {
 			all = append(all, Warning{i, "a relay of the engine's events leaves some out without telling, so that the worker is degraded (relayed); want the engine's own publisher, tcp://HOST:PORT"})
 		}
-		if s.Engine == feed.EngineVLLM && !connect.GRPC() && !hasReplay {
+		if s.Engine == feed.EngineVLLM && !connect.Called() && !hasReplay {
 			all = append(all, Warning{i, "no replay socket: lost batches are reported and cannot be repaired; want replay, and replay_endpoint of the engine"})
 		}
 	}

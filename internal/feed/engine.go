@@ -14,16 +14,18 @@ const (
 	EngineLLMDSim Engine = "llm-d-sim"
 	// EngineLMCache is LMCache's multiprocess server, a pool: see Worker.Pool.
 	EngineLMCache Engine = "lmcache"
+	// EngineMooncake is a Mooncake store, a pool.
+	EngineMooncake Engine = "mooncake"
 )
 
 // Known reports whether the engine is one of the constants.
 func (e Engine) Known() bool {
-	return slices.Contains([]Engine{EngineVLLM, EngineSGLang, EngineTRTLLM, EngineKVBM, EngineLLMDSim, EngineLMCache}, e)
+	return slices.Contains([]Engine{EngineVLLM, EngineSGLang, EngineTRTLLM, EngineKVBM, EngineLLMDSim, EngineLMCache, EngineMooncake}, e)
 }
 
 // FirstSeq returns the engine seq of the first batch after a start of the engine.
 func (e Engine) FirstSeq() uint64 {
-	if e == EngineLLMDSim || e == EngineLMCache {
+	if e == EngineLLMDSim || e == EngineLMCache || e == EngineMooncake {
 		return 1
 	}
 	return 0

@@ -64,6 +64,8 @@ type Rules struct {
 	ClearsDevice bool
 	// NeedsExtraKeys reports whether the engine has cache salts and multimodal inputs that it tells in extra keys alone.
 	NeedsExtraKeys bool
+	// ContentInKeys reports whether stores have the contents of their blocks in the form of AppendContents, in place of tokens.
+	ContentInKeys bool
 	// doubts are those of the current Admit.
 	doubts Doubts
 	// groups are the attention groups of earlier stores by rank; numGroups is their number.
@@ -253,6 +255,9 @@ func (r *Rules) ignore(ev *Event, rank uint32) Reason {
 
 // admitStore validates a store, cuts it to whole blocks and hashes them. It reports whether any block is left.
 func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
+	if r.ContentInKeys {
+		return r.admitContents(ev, rank, counts)
+	}
 	// The scope is applied first: the engine also has the blocks of a store that is dropped or cut, and other stores may continue them.
 	known, told, ok := r.applyScope(ev, rank)
 	if !ok || len(ev.LoRAName) > maxNameBytes {

@@ -203,7 +203,7 @@ func (s *Service) wantEndpoint(endpoint string) string {
 	_, ok := config.ParseSource(endpoint)
 	switch {
 	case strings.HasPrefix(endpoint, "ipc://"):
-		return "tcp://HOST:PORT, smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT"
+		return "tcp://HOST:PORT, smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT or mooncake://HOST:PORT"
 	case !ok:
 	case !s.hosts.Empty() && !s.hosts.ContainEndpoint(endpoint):
 		return "a host that the server's operator allows (ingest.register_hosts)"

@@ -84,6 +84,12 @@ func (e *engine) length(prompt []uint32) (tokens int) {
 // match returns the matches of a prompt of model m.
 func (w *world) match(prompt []uint32) []client.Match {
 	w.t.Helper()
+	return w.matchOf("m", prompt)
+}
+
+// matchOf returns the matches of a prompt.
+func (w *world) matchOf(model string, prompt []uint32) []client.Match {
+	w.t.Helper()
 	addr, err := w.process.Addr()
 	if err != nil {
 		w.t.Fatal(err)
@@ -92,7 +98,7 @@ func (w *world) match(prompt []uint32) []client.Match {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	res, err := c.MatchPrefix(w.t.Context(), client.MatchRequest{Prompts: []client.Prompt{{Model: "m", Tokens: prompt}}})
+	res, err := c.MatchPrefix(w.t.Context(), client.MatchRequest{Prompts: []client.Prompt{{Model: model, Tokens: prompt}}})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -38,6 +38,11 @@ const (
 	lmcache        = prepared + "/lmcache/venv/bin/python"
 	lmcachePackage = prepared + "/lmcache/package/lmcache"
 
+	mooncake             = prepared + "/mooncake/venv/bin/python"
+	mooncakePackage      = prepared + "/mooncake/package/mooncake"
+	mooncakeKeysOfVLLM   = prepared + "/python/mooncake_keys.py"
+	mooncakeKeysOfSGLang = prepared + "/mooncake/sglang_keys.py"
+
 	vllmRouter = prepared + "/vllm-router/venv/bin/vllm-router"
 )
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Prepares the consumers of package test/routers for `make routers`, in bin/routers: llm-d's pool of KV events, and the endpoint picker with the scorer of examples/epp, in Go; the message
-# classes of vLLM, which are files of its wheel, and KVCR's parser of KV hints, with a Python environment; vLLM's router; the generated client and the relay of SMG, in a Python environment; LMCache's server without its storage, in a Python environment; and a program with Dynamo's crate, in Rust. If one
-# cannot be prepared, this script prints the reason, and its tests are skipped. Arguments select some of llmd, epp, python, vllm_router, smg, lmcache and rust.
+# classes of vLLM, which are files of its wheel, and KVCR's parser of KV hints, with a Python environment; vLLM's router; the generated client and the relay of SMG, in a Python environment; LMCache's server without its storage, in a Python environment; a Mooncake store, with the code of vLLM and SGLang that makes its keys; and a program with Dynamo's crate, in Rust. If one
+# cannot be prepared, this script prints the reason, and its tests are skipped. Arguments select some of llmd, epp, python, vllm_router, smg, lmcache, mooncake and rust.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -55,6 +55,7 @@ python() {
 		for wheel, name, to, want in [
 		    ("vllm", "vllm/distributed/kv_events.py", "kv_events.py", "82b362a0a7f89318d9127addfce254d537f5078a31aa87beb08493b0953895ee"),
 		    ("vllm", "vllm/v1/kv_hints/protocol.py", "kv_hints.py", "c07e24c41dd695bf92eac6740c86bf9fc4d2140d410035b57f2d42e2afd802a3"),
+		    ("vllm", "vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store/data.py", "mooncake_keys.py", "969e70fe152be0a01364c79cf1b2e64d63b2df5d98a19f80aef3050aa1cc1f80"),
 		    ("kvcr", "kvcr/hint_parser.py", "hint_parser.py", "d9ffa65d8ca1b8a8c041566f579d458b96b3e206832a7b7bb7353971359d2062"),
 		]:
 		    text = zipfile.ZipFile(glob.glob(f"{into}/wheel/{wheel}-*.whl")[0]).read(name)
@@ -120,6 +121,36 @@ lmcache() {
 	echo "$pins $lmcache" >"$into/lmcache/pins"
 }
 
+mooncake() {
+	log=$into/mooncake.log
+	pins="mooncake-transfer-engine-non-cuda==0.3.13.post1"
+	sglang=sglang==0.5.23
+	[ ! -f "$into/mooncake/pins" ] || [ "$(cat "$into/mooncake/pins")" != "$pins $sglang" ] || return 0
+	command -v python3 >/dev/null 2>&1 || { skip mooncake "python3 is not installed"; return 0; }
+	echo "Mooncake store: preparing" >&2
+	rm -rf "$into/mooncake"
+	mkdir -p "$into/mooncake"
+	# Its programs are linked with libibverbs, also for TCP.
+	ldconfig -p | grep -q libibverbs.so.1 || limited apt-get install -y -qq libibverbs1 >"$log" 2>&1 || limited sudo -n apt-get install -y -qq libibverbs1 >"$log" 2>&1 ||
+		{ skip mooncake "libibverbs1 cannot be installed: $(reason "$log")"; return 0; }
+	python3 -m venv "$into/mooncake/venv" >"$log" 2>&1 ||
+		{ skip mooncake "python3 -m venv fails: $(reason "$log")"; return 0; }
+	pip="$into/mooncake/venv/bin/python -m pip --quiet --disable-pip-version-check --no-input --timeout 30 --retries 3"
+	{ limited $pip install --only-binary :all: --no-deps --target "$into/mooncake/package" $pins &&
+		limited $pip download --no-deps --only-binary :all: --platform manylinux_2_34_x86_64 --dest "$into/mooncake/wheel" $sglang; } >"$log" 2>&1 ||
+		{ skip mooncake "its packages cannot be installed: $(reason "$log")"; return 0; }
+	"$into/mooncake/venv/bin/python" - "$into/mooncake" <<-'END'
+		import glob, hashlib, sys, zipfile
+		into, name, want = sys.argv[1], "sglang/srt/mem_cache/storage/mooncake_store/mooncake_store.py", "479865b74f583621ae987fed4c0b246ff3d1661a149eeaf2ae9ae2f88a662632"
+		text = zipfile.ZipFile(glob.glob(f"{into}/wheel/*.whl")[0]).read(name)
+		if hashlib.sha256(text).hexdigest() != want:
+		    sys.exit(f"{name} has the wrong checksum: {hashlib.sha256(text).hexdigest()}")
+		open(f"{into}/sglang_keys.py", "wb").write(text)
+	END
+	rm -r "$into/mooncake/wheel"
+	echo "$pins $sglang" >"$into/mooncake/pins"
+}
+
 rust() {
 	log=$into/dynamo.log
 	command -v cargo >/dev/null 2>&1 || { skip dynamo "cargo is not installed"; return 0; }
@@ -131,6 +162,6 @@ rust() {
 	cp "$into/cargo/debug/dynamo" "$into/dynamo"
 }
 
-for part in ${*:-llmd epp python vllm_router smg lmcache rust}; do
+for part in ${*:-llmd epp python vllm_router smg lmcache mooncake rust}; do
 	$part
 done

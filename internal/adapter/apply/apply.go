@@ -1,4 +1,4 @@
-// Package apply keeps the blocks of all workers, but for pools, at a target: those that an index has at the start, and then the changes of the
+// Package apply keeps the blocks of workers at a target, of all but pools, or of a pool and those that load from it: those that an index has at the start, and then the changes of the
 // entries that it applies.
 //
 // In: an index, and its journal. Out: calls of a Target. Guarantee: a target that has applied all calls has the blocks of the
@@ -44,6 +44,8 @@ type Source struct {
 	// Lock is held from the first call for an entry, or for a part of the index's blocks, until after Flush or End.
 	Lock   sync.Locker
 	Logger *slog.Logger
+	// Pool, if not empty, selects a pool and the workers that load from it.
+	Pool string
 	// Restarted is called before the target gets all blocks anew; nil: nothing is.
 	Restarted func()
 }
@@ -56,7 +58,17 @@ type run struct {
 	*Source
 	target Target
 	after  map[string]uint64 // by worker that has begun, the last entry that the target has of it
-	pools  map[string]bool   // the workers that are pools
+	others map[string]bool   // the workers that are not applied
+}
+
+// isOther reports whether a worker is not applied, and keeps that.
+func (r *run) isOther(name string, added *kvcastv1.WorkerAdded) bool {
+	other := added.GetPool()
+	if r.Pool != "" {
+		other = name != r.Pool && !slices.Contains(added.GetPools(), r.Pool)
+	}
+	r.others[name] = other
+	return other
 }
 
 // Run applies blocks to the target until ctx ends, and calls begun when it has applied those that the index has. It returns an
@@ -94,13 +106,8 @@ func (s *Source) Run(ctx context.Context, t Target, begun func()) error {
 func (r *run) begin(ctx context.Context) (after uint64) {
 	after = r.Journal.Bounds().Newest
 	workers, _ := r.Index.Workers(nil)
-	clear(r.pools)
-	workers = slices.DeleteFunc(workers, func(w index.Worker) bool {
-		if w.Added.GetPool() {
-			r.pools[w.Name] = true
-		}
-		return r.pools[w.Name]
-	})
+	clear(r.others)
+	workers = slices.DeleteFunc(workers, func(w index.Worker) bool { return r.isOther(w.Name, w.Added) })
 	present := make(map[string]bool, len(workers))
 	for i := range workers {
 		present[workers[i].Name] = true
@@ -127,7 +134,7 @@ func (r *run) beginWorker(ctx context.Context, name string) error {
 	}
 	snapshot.TokenIDs = true
 	added := snapshot.Worker.GetAdded()
-	if r.pools[name] = added.GetPool(); r.pools[name] { // it has become one meanwhile, of which an entry follows
+	if r.isOther(name, added) { // since it has changed meanwhile, of which an entry follows
 		return nil
 	}
 	r.Lock.Lock()
@@ -200,7 +207,7 @@ func (r *run) apply(entry *kvcastv1.Entry) {
 	for _, event := range entry.GetEvents() {
 		switch kind := event.GetEvent().(type) {
 		case *kvcastv1.RouterEvent_WorkerAdded:
-			if r.pools[name] = kind.WorkerAdded.GetPool(); !r.pools[name] {
+			if !r.isOther(name, kind.WorkerAdded) {
 				r.target.Begin(name, kind.WorkerAdded)
 				known = true
 				continue
@@ -210,13 +217,13 @@ func (r *run) apply(entry *kvcastv1.Entry) {
 			}
 			known = false
 		case *kvcastv1.RouterEvent_WorkerRemoved:
-			delete(r.pools, name)
+			delete(r.others, name)
 			if known {
 				r.end(name)
 			}
 			known = false
 		default:
-			if r.pools[name] {
+			if r.others[name] || r.Pool != "" && !known {
 				continue
 			}
 			if !known {

@@ -224,6 +224,37 @@ func TestTargetGetsNoPools(t *testing.T) {
 	}
 }
 
+// TestTargetOfAPool has a pool and workers that load from it, and others, some of which the index knows at the start.
+func TestTargetOfAPool(t *testing.T) {
+	w, now := newWorld(t), time.Now()
+	pool, member, other := added(), added(), added()
+	pool.GetWorkerAdded().Pool = true
+	member.GetWorkerAdded().Pools = []string{"another", "p"}
+	other.GetWorkerAdded().Pools = []string{"another"}
+	w.append("p", now, pool, store(1))
+	w.append("a", now, member, store(2))
+	w.append("b", now, other, store(3))
+	g := newTarget(t)
+	source := &apply.Source{Journal: w.follower, Index: w.index, Lock: &g.lock, Logger: slog.New(slog.DiscardHandler), Pool: "p"}
+	ctx, cancel := context.WithCancel(t.Context())
+	begun, done := make(chan struct{}), make(chan error, 1)
+	go func() { done <- source.Run(ctx, g, func() { close(begun) }) }()
+	<-begun
+	g.want(blocks{"p": {1}, "a": {2}})
+	w.append("c", now, store(4)) // of a worker that was not added
+	w.append("b", now, store(5))
+	w.append("d", now, member, store(6))
+	w.append("p", now, store(7))
+	g.want(blocks{"p": {1, 7}, "a": {2}, "d": {6}})
+	w.append("a", now, other, store(8)) // which does not load from the pool any more
+	w.append("b", now, member, store(9))
+	g.want(blocks{"p": {1, 7}, "b": {9}, "d": {6}})
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
 // TestTargetFollowsTheIndex has workers that the index knows at the start, that come, change and leave later, and that do so
 // while entries are compacted before they are read.
 func TestTargetFollowsTheIndex(t *testing.T) {

@@ -75,7 +75,7 @@ func Open(c config.Config, received *budget.Budget, delay func() time.Duration, 
 // Subscribe reads one dp rank of a source: over ZeroMQ at the rank's endpoint, as transport.Transport.Subscribe does, or by gRPC.
 // endpoint is the result of config.Resolve for that of s.
 func (t *Transports) Subscribe(s enginegrpc.Subscription, endpoint, topic string, onDrop func(n int)) (transport.Receiver, error) {
-	if e, ok := config.ParseSource(endpoint); ok && e.GRPC() {
+	if e, ok := config.ParseSource(endpoint); ok && e.Called() {
 		return t.calls.Subscribe(s)
 	}
 	return t.Connecting.Subscribe(endpoint, topic, onDrop)

@@ -1,76 +1,20 @@
 # Serves the log of LMCache's multiprocess server by gRPC, with LMCache's own event bus, log, hashes and server, but without its storage, which
 # needs a GPU. The arguments are the directory of LMCache's package, the port (0 for any), the number of tokens in a chunk, the number of records
 # in the log, and the seconds without a ping after which a subscription ends. It answers each request, a JSON object a line, once the log has it.
-import importlib.abc
-import importlib.machinery
 import json
 import os
 import sys
 import time
 import types
 
+from unused import Unused, replace
+
 package, port, chunk, records, reap = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
 
-
-class Type(type):
-    def __getattr__(cls, name):
-        return Anything()
-
-
-class Anything(metaclass=Type):
-    """Takes the place of what is imported and not used."""
-
-    def __init__(self, *args, **named):
-        pass
-
-    def __getattr__(self, name):
-        return Anything()
-
-    def __call__(self, *args, **named):
-        return Anything()
-
-    def __or__(self, other):
-        return object
-
-    def __ror__(self, other):
-        return object
-
-    def __getitem__(self, key):
-        return Anything()
-
-    def __mro_entries__(self, bases):
-        return ()
-
-
-class Unused(types.ModuleType):
-    __path__ = []
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        setattr(self, name, Type(name, (Anything,), {}))  # types are compared
-        return getattr(self, name)
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    unused = (
-        "torch", "numba", "cpuinfo", "lmcache.usage_telemetry", "lmcache.lmcache_native", "lmcache.v1.platform", "lmcache.v1.gpu_connector",
-        "lmcache.v1.distributed.storage_manager", "lmcache.v1.multiprocess.engine_context",
-    )
-
-    def find_spec(self, name, path, target=None):
-        if any(name == u or name.startswith(u + ".") for u in self.unused):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec):
-        return Unused(spec.name)
-
-    def exec_module(self, module):
-        pass
-
-
-sys.meta_path.insert(0, Finder())
+replace(
+    "torch", "numba", "cpuinfo", "lmcache.usage_telemetry", "lmcache.lmcache_native", "lmcache.v1.platform", "lmcache.v1.gpu_connector",
+    "lmcache.v1.distributed.storage_manager", "lmcache.v1.multiprocess.engine_context",
+)
 root = Unused("lmcache")
 root.__path__ = [package]
 sys.modules["lmcache"] = root

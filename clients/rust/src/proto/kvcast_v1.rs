@@ -857,13 +857,14 @@ pub struct AttentionSpec {
 /// A publisher of KV-cache events.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SourceSpec {
-    /// vllm (or VLLM, GPU), sglang, trtllm (or TRTLLM, TensorRT-LLM), kvbm (or KVBM)
-    /// or llm-d-sim; empty means vllm.
+    /// vllm (or VLLM, GPU), sglang, trtllm (or TRTLLM, TensorRT-LLM), kvbm (or KVBM),
+    /// llm-d-sim, lmcache or mooncake; empty means what the endpoint says, or vllm.
     #[prost(string, tag = "1")]
     pub engine: ::prost::alloc::string::String,
     /// ZeroMQ endpoint of the publisher, such as tcp://10.0.0.5:5557. dp rank first_rank + i is
-    /// read at port + i. Or the endpoint of a gRPC server that has SubscribeKvEvents, for all dp ranks:
-    /// smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT.
+    /// read at port + i. Or the endpoint of a server that kvcast calls, for all dp ranks:
+    /// smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT or
+    /// mooncake://HOST:PORT.
     #[prost(string, tag = "2")]
     pub connect: ::prost::alloc::string::String,
     /// ZeroMQ endpoint of the publisher's replay socket; empty if it has none. dp rank
@@ -1042,7 +1043,7 @@ pub struct TierBlocks {
 /// The status of a source of a worker. There is one for each dp rank.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SourceStatus {
-    /// vllm, sglang, trtllm, kvbm, llm-d-sim or lmcache.
+    /// vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache or mooncake.
     #[prost(string, tag = "1")]
     pub engine: ::prost::alloc::string::String,
     /// ZeroMQ endpoint of the publisher.

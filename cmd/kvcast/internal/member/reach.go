@@ -11,6 +11,7 @@ import (
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/cluster"
 	"github.com/kvcast/kvcast/internal/transport/enginegrpc"
+	"github.com/kvcast/kvcast/internal/transport/mooncake"
 	"github.com/kvcast/kvcast/internal/zmtp/outbound"
 )
 
@@ -181,10 +182,14 @@ func greeting(ctx context.Context, endpoint string) bool {
 	}
 	defer func() { _ = c.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-	if e.GRPC() {
+	switch {
+	case e.Transport == ingestconfig.TransportMooncake:
+		return mooncake.ReadGreeting(c) == nil
+	case e.Called():
 		return enginegrpc.ReadGreeting(c) == nil
+	default:
+		return outbound.ReadGreeting(c) == nil
 	}
-	return outbound.ReadGreeting(c) == nil
 }
 
 // greets returns the first of the endpoints at which a publisher greets within the timeout; empty if none does.

@@ -23,7 +23,7 @@ import (
 type Command struct {
 	Config   string       `placeholder:"FILE" predictor:"file" help:"YAML configuration file ($KVCAST_CONFIG). Variables and flags override it."`
 	Check    bool         `help:"Print the resulting configuration as a configuration file, or its mistakes, and exit."`
-	Worker   []string     `sep:"none" placeholder:"KEY=VALUE,..." help:"Engine to connect to: name=W,connect=tcp://HOST:PORT (or connect=smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT for gRPC, or http=http://HOST:PORT, where vLLM or SGLang is asked for its ports), and optionally model=M, engine=vllm, block_size=16, replay=tcp://HOST:PORT, dp_size=1, first_rank=0, topic=PREFIX, endpoint=HOST:PORT (the address for requests, passed to routers). Repeatable; added to the file's workers."`
+	Worker   []string     `sep:"none" placeholder:"KEY=VALUE,..." help:"Engine to connect to: name=W,connect=tcp://HOST:PORT (or connect=smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT for gRPC, mooncake://HOST:PORT for the HTTP server of a Mooncake master, or http=http://HOST:PORT, where vLLM or SGLang is asked for its ports), and optionally model=M, engine=vllm, block_size=16, replay=tcp://HOST:PORT, dp_size=1, first_rank=0, topic=PREFIX, endpoint=HOST:PORT (the address for requests, passed to routers). Repeatable; added to the file's workers."`
 	Bind     []string     `sep:"none" placeholder:"ENDPOINT" help:"Endpoint for engines to connect to, such as tcp://*:5557, optionally followed by ,engine=llm-d-sim, ,replay_port=PORT (0 for none), ,topic=PATTERN, ,replay_host=HOST (host or CIDR at which replays may be requested, such as 10.0.0.0/8) or ,worker=NAME. Repeatable; added to the file's listeners."`
 	Settings kong.Plugins `embed:""`
 }

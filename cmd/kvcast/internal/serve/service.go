@@ -19,6 +19,7 @@ import (
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/tracing"
 	"github.com/kvcast/kvcast/ingest"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/adapter/apply"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/console"
 	"github.com/kvcast/kvcast/internal/core/index"
@@ -154,6 +155,7 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	c.Pipeline.Blocks, c.Pipeline.AttributeBytes = budget.New("blocks", int64(c.MaxBlocks)), budget.New("attribute_bytes", c.MaxAttributeBytes)
 	c.Pipeline.Logger = log
 	c.Ingest.Metrics, c.Ingest.Logger, c.Ingest.Observer = s.registry, log, c.Server.Incidents
+	c.Ingest.Contents = apply.Contents(s.follower, s.follower.Index(), log)
 	if err := c.Pipeline.Validate(); err != nil {
 		return nil, cli.UsageError{Err: err}
 	}

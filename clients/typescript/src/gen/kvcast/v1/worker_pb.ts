@@ -156,8 +156,8 @@ export const AttentionSpecSchema: GenMessage<AttentionSpec> = /*@__PURE__*/
  */
 export type SourceSpec = Message<"kvcast.v1.SourceSpec"> & {
   /**
-   * vllm (or VLLM, GPU), sglang, trtllm (or TRTLLM, TensorRT-LLM), kvbm (or KVBM)
-   * or llm-d-sim; empty means vllm.
+   * vllm (or VLLM, GPU), sglang, trtllm (or TRTLLM, TensorRT-LLM), kvbm (or KVBM),
+   * llm-d-sim, lmcache or mooncake; empty means what the endpoint says, or vllm.
    *
    * @generated from field: string engine = 1;
    */
@@ -165,8 +165,9 @@ export type SourceSpec = Message<"kvcast.v1.SourceSpec"> & {
 
   /**
    * ZeroMQ endpoint of the publisher, such as tcp://10.0.0.5:5557. dp rank first_rank + i is
-   * read at port + i. Or the endpoint of a gRPC server that has SubscribeKvEvents, for all dp ranks:
-   * smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT.
+   * read at port + i. Or the endpoint of a server that kvcast calls, for all dp ranks:
+   * smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT or
+   * mooncake://HOST:PORT.
    *
    * @generated from field: string connect = 2;
    */
@@ -596,7 +597,7 @@ export const TierBlocksSchema: GenMessage<TierBlocks> = /*@__PURE__*/
  */
 export type SourceStatus = Message<"kvcast.v1.SourceStatus"> & {
   /**
-   * vllm, sglang, trtllm, kvbm, llm-d-sim or lmcache.
+   * vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache or mooncake.
    *
    * @generated from field: string engine = 1;
    */

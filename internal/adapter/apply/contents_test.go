@@ -1,0 +1,68 @@
+package apply_test
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/internal/adapter/apply"
+	"github.com/kvcast/kvcast/internal/feed"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// TestContents has a pool and a worker that loads from it, with blocks in several tiers, with adapters, and of unknown content.
+func TestContents(t *testing.T) {
+	w, now := newWorld(t), time.Now()
+	stored := func(tier kvcastv1.Tier, s *kvcastv1.Stored) *kvcastv1.RouterEvent {
+		s.BlockSize = 2
+		return &kvcastv1.RouterEvent{Tier: tier, DpRank: proto.Uint32(0), Event: &kvcastv1.RouterEvent_Stored{Stored: s}}
+	}
+	pool, member := added(), added()
+	pool.GetWorkerAdded().Pool = true
+	member.GetWorkerAdded().Pools = []string{"p"}
+	const device, external = kvcastv1.Tier_TIER_DEVICE, kvcastv1.Tier_TIER_EXTERNAL
+	w.append("a", now, member, stored(device, &kvcastv1.Stored{BlockHashes: []uint64{1, 2}, TokensHashes: []uint64{11, 12}, LoraName: proto.String("lora")}))
+	got, begun, read := make(chan feed.Content, 100), make(chan struct{}), make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		read <- apply.Contents(w.follower, w.index, slog.New(slog.DiscardHandler))(ctx, "p", func(all []feed.Content) {
+			for _, c := range all {
+				got <- c
+			}
+		}, func() { close(begun) })
+	}()
+	<-begun
+	w.append("p", now, pool, stored(external, &kvcastv1.Stored{BlockHashes: []uint64{3}, TokensHashes: []uint64{13}, ParentHash: proto.Uint64(2)}))
+	w.append("a", now,
+		stored(external, &kvcastv1.Stored{BlockHashes: []uint64{4}, TokensHashes: []uint64{14}}), // of a connector
+		stored(device, &kvcastv1.Stored{BlockHashes: []uint64{5}}),                               // of unknown content
+		remove(1),
+		stored(device, &kvcastv1.Stored{BlockHashes: []uint64{6}, TokensHashes: []uint64{16}, ParentHash: proto.Uint64(0)}),
+	)
+	for _, want := range []feed.Content{
+		{Hash: 1, TokensHash: 11, Tokens: 2, LoRA: "lora"},
+		{Hash: 2, Parent: 1, HasParent: true, TokensHash: 12, Tokens: 2, LoRA: "lora"},
+		{Hash: 3, Parent: 2, HasParent: true, TokensHash: 13, Tokens: 2},
+		{Hash: 6, HasParent: true, TokensHash: 16, Tokens: 2},
+	} {
+		select {
+		case c := <-got:
+			if diff := cmp.Diff(want, c); diff != "" {
+				t.Fatalf("(-want +got):\n%s", diff)
+			}
+		case <-time.After(patience):
+			t.Fatalf("no content; want %+v", want)
+		}
+	}
+	cancel()
+	if err := <-read; err == nil {
+		t.Error("the contents ended without an error")
+	}
+	if len(got) > 0 {
+		t.Errorf("%+v follows", <-got)
+	}
+}

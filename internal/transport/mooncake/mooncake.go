@@ -1,0 +1,313 @@
+// Package mooncake reads which blocks a Mooncake store holds.
+//
+// In: the list of the objects that the store's master has, which its HTTP server gives, and the blocks that the workers have stored that load
+// from the store. Out: a transport.Receiver, whose messages are batches as an engine would publish them, with the tokens hashes of blocks in
+// place of their tokens (wire.Rules.ContentInKeys).
+//
+// The list alone tells what the store holds: of what the master evicts or loses with a client it publishes no event (0.3.14), and
+// versions built without ZeroMQ, as most packages are, publish none at all. A list is read every few seconds, and
+// what differs from the list before is passed on. Each connection begins with all blocks, in an epoch of its own.
+//
+// Whatever the server sends, memory is bounded: keys are not kept, and blocks have the memory of Config.Blocks.
+package mooncake
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/transport"
+	"github.com/kvcast/kvcast/internal/wire"
+)
+
+const (
+	// defaultInterval is the default of Config.Interval.
+	defaultInterval = 2 * time.Second
+	// loadShare is how many times as long as reading a list the time to the next one is, at least.
+	loadShare = 20
+	// listTimeout is how long reading a list may take.
+	listTimeout = time.Minute
+	// attempts is how many lists in a row may fail before the connection counts as broken.
+	attempts = 3
+	// maxKeyBytes is the length of the longest key that is read.
+	maxKeyBytes = 4 << 10
+	// readBytes is how much of a list is read before it is looked at.
+	readBytes = 64 << 10
+	// maxHeaderBytes is the size of the largest headers.
+	maxHeaderBytes = 64 << 10
+	// batchBlocks is how many blocks a batch has at most.
+	batchBlocks = 1024
+	// medium is the tier of a pool's blocks.
+	medium = "EXTERNAL"
+)
+
+// Config is what a Receiver reads.
+type Config struct {
+	// Address is the HOST:PORT of the master's HTTP server.
+	Address string
+	// Prefix begins the keys of the objects to read; empty for all. Model, if not empty, is the model that keys of vLLM must name if there
+	// is no prefix: its last part after a slash.
+	Prefix, Model string
+	// Pool is the name of the pool that the store is to Contents; nil: no content is known.
+	Pool     string
+	Contents feed.Contents
+	// Limit bounds the memory of blocks.
+	Limit interface {
+		Reserve(bytes int64) bool
+		Release(bytes int64)
+	}
+	// Interval is the least time between two lists; default 2 s.
+	Interval time.Duration
+	Logger   *slog.Logger
+}
+
+// receiver reads lists.
+type receiver struct {
+	*transport.Queue
+	Config
+	client http.Client
+	topic  []byte
+	seq    uint64
+
+	mu     sync.Mutex // guards blocks
+	blocks *blocks
+
+	// problem is that of the last list.
+	problem string
+}
+
+// Subscribe reads the lists of a master, in the background, until one cannot be read.
+func Subscribe(c Config) transport.Receiver {
+	if c.Contents == nil {
+		c.Contents = func(ctx context.Context, _ string, _ func([]feed.Content), begun func()) error {
+			begun()
+			<-ctx.Done()
+			return nil
+		}
+	}
+	c.Interval = cmp.Or(c.Interval, defaultInterval)
+	r := &receiver{
+		Queue: transport.NewQueue(nil), Config: c, blocks: newBlocks(c.Prefix, c.Model, c.Limit),
+		topic: []byte(wire.TopicWithEpoch("", strconv.FormatUint(rand.Uint64(), 16))),
+	}
+	dialer := net.Dialer{Timeout: transport.ConnectTimeout}
+	r.client = http.Client{
+		Transport: &http.Transport{
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return dialer.DialContext(ctx, "tcp", c.Address)
+			},
+			MaxResponseHeaderBytes: maxHeaderBytes, DisableCompression: true, MaxIdleConns: 1,
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Timeout:       listTimeout,
+	}
+	r.Go(r.run)
+	return r
+}
+
+// run reads lists until one cannot be read, or receiving ends.
+func (r *receiver) run() {
+	ctx, cancel := context.WithCancel(r.Context())
+	var contents sync.WaitGroup
+	begun, ended := make(chan struct{}), make(chan error, 1)
+	contents.Go(func() { ended <- r.Contents(ctx, r.Pool, r.learn, sync.OnceFunc(func() { close(begun) })) })
+	connected := false
+	err := func() error {
+		select {
+		case <-begun:
+		case err := <-ended:
+			return err
+		case <-ctx.Done():
+			return transport.ErrInterrupted
+		}
+		return r.read(ctx, ended, &connected)
+	}()
+	cancel()
+	contents.Wait()
+	r.client.CloseIdleConnections()
+	r.blocks.close()
+	if r.Context().Err() != nil {
+		err = transport.ErrInterrupted
+	}
+	kind := transport.Failed
+	if connected {
+		kind = transport.Disconnected
+	}
+	r.PushEvent(transport.Event{Kind: kind, Conn: 1, Err: err})
+	r.End(transport.ErrEnded)
+}
+
+// read reads lists. It sets connected after the first.
+func (r *receiver) read(ctx context.Context, ended <-chan error, connected *bool) error {
+	for failures := 0; ; {
+		began := time.Now()
+		err := r.readList(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return transport.ErrInterrupted
+		case err == nil:
+			failures = 0
+			if !*connected {
+				*connected = true
+				r.PushEvent(transport.Event{Kind: transport.Connected, Conn: 1})
+			}
+			if !r.pass() {
+				return transport.ErrInterrupted
+			}
+		default:
+			if failures++; !*connected || failures == attempts {
+				return err
+			}
+			r.Logger.Warn("list of objects not read", "address", r.Address, "error", err)
+		}
+		select {
+		case <-time.After(max(r.Interval, loadShare*time.Since(began))):
+		case err := <-ended:
+			return err
+		case <-ctx.Done():
+			return transport.ErrInterrupted
+		}
+	}
+}
+
+// readList reads a list of objects into the blocks.
+func (r *receiver) readList(ctx context.Context) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.Address+"/get_all_keys", nil)
+	if err != nil {
+		return err
+	}
+	response, err := r.client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s has answered %s; want 200 OK from a Mooncake master that serves", request.URL, response.Status)
+	}
+	if response.ContentLength < 0 && len(response.TransferEncoding) == 0 {
+		return fmt.Errorf("the answer of %s has no length, so that its end could be missing", request.URL)
+	}
+	r.mu.Lock()
+	r.blocks.begin()
+	r.mu.Unlock()
+	return r.readKeys(response.Body)
+}
+
+// readKeys reads keys, one in each line. A longer one than maxKeyBytes is of no block.
+func (r *receiver) readKeys(from io.Reader) error {
+	buffer := make([]byte, readBytes)
+	for kept, tooLong := 0, false; ; {
+		n, err := from.Read(buffer[kept:])
+		rest := buffer[:kept+n]
+		r.mu.Lock()
+		for {
+			line, after, ended := bytes.Cut(rest, []byte("\n"))
+			if !ended {
+				break
+			}
+			if !tooLong {
+				r.blocks.object(line)
+			}
+			rest, tooLong = after, false
+		}
+		if tooLong = tooLong || len(rest) > maxKeyBytes; tooLong {
+			rest = nil
+		}
+		if errors.Is(err, io.EOF) && len(rest) > 0 {
+			r.blocks.object(rest)
+		}
+		r.mu.Unlock()
+		switch kept = copy(buffer, rest); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+}
+
+// learn records the contents of blocks.
+func (r *receiver) learn(all []feed.Content) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range all {
+		of := &all[i]
+		r.blocks.learn(of.Hash, of.Parent, of.HasParent, of.TokensHash, content{of.LoRA, of.Tokens})
+	}
+}
+
+// pass passes on what a list has changed. It returns false if receiving ends.
+func (r *receiver) pass() bool {
+	var stored, removed []*block
+	r.mu.Lock()
+	problem := r.blocks.end(func(b *block) { stored = append(stored, b) }, func(b *block) { removed = append(removed, b) })
+	list, known := &r.blocks.list, len(r.blocks.all)
+	r.mu.Unlock()
+	if problem != "" && problem != r.problem {
+		r.Logger.Warn("no block of the store counts as held", "reason", problem)
+	}
+	r.problem = problem
+	r.Logger.Debug("list of objects read", "objects", list.objects, "not_read", list.unread, "unknown_content", list.unknown,
+		"known_blocks", known, "stored", len(stored), "removed", len(removed))
+	if r.seq == 0 && len(stored) == 0 { // the epoch is to be known
+		return r.push(nil)
+	}
+	for some := range slices.Chunk(removed, batchBlocks) {
+		event := wire.Event{Kind: wire.KindRemoved, Medium: medium}
+		for _, b := range some {
+			event.BlockHashes = append(event.BlockHashes, b.hash) // never changes
+		}
+		if !r.push([]wire.Event{event}) {
+			return false
+		}
+	}
+	for some := range slices.Chunk(stored, batchBlocks) {
+		r.mu.Lock()
+		events := r.blocks.stores(some)
+		r.mu.Unlock()
+		if !r.push(events) {
+			return false
+		}
+	}
+	return true
+}
+
+// push passes on a batch.
+func (r *receiver) push(events []wire.Event) bool {
+	r.seq++
+	batch := wire.Batch{HasRank: true, Time: float64(time.Now().UnixMicro()) / 1e6, HasTime: true, Events: events}
+	encoder := wire.Encoder{EventForm: wire.FormMap}
+	return r.Push(&transport.Chunk{Messages: []transport.Message{{
+		Conn: 1, Count: 3, Frames: [][]byte{r.topic, binary.BigEndian.AppendUint64(nil, r.seq), encoder.AppendBatch(nil, &batch)},
+	}}})
+}
+
+// ReadGreeting sends a request over a connection, and returns nil if an HTTP server answers.
+func ReadGreeting(c net.Conn) error {
+	request, err := http.NewRequest(http.MethodGet, "http://"+c.RemoteAddr().String()+"/health", nil)
+	if err != nil {
+		return err
+	}
+	if err := request.Write(c); err != nil {
+		return err
+	}
+	response, err := http.ReadResponse(bufio.NewReader(io.LimitReader(c, maxHeaderBytes)), request)
+	if err != nil {
+		return err
+	}
+	return response.Body.Close()
+}
