@@ -276,7 +276,17 @@ func (k *relay) trust() prediction {
 // hashes returns the block hashes that kvcast has in a tier.
 func (k *relay) hashes(tier kvcastv1.Tier) []uint64 {
 	k.t.Helper()
-	stream, err := k.client.Snapshot(harness.Context(k.t), &kvcastv1.SnapshotRequest{})
+	return k.hashesOf("", tier)
+}
+
+// hashesOf returns those of a worker; empty for the only one.
+func (k *relay) hashesOf(worker string, tier kvcastv1.Tier) []uint64 {
+	k.t.Helper()
+	filter := new(kvcastv1.Filter)
+	if worker != "" {
+		filter.Workers = []string{worker}
+	}
+	stream, err := k.client.Snapshot(harness.Context(k.t), &kvcastv1.SnapshotRequest{Filter: filter})
 	if err != nil {
 		k.t.Fatal(err)
 	}

@@ -9,6 +9,9 @@ ready, or that the version lacks the module that the model needs (needs). Reques
 An answer has the outputs of the prompts, the seq of the last batch that was published (-1 for none), and what the block pool has cached then, by attention group.
 With offload_bytes, a connector offloads blocks to host memory of that size. Its transfers copy nothing: what the blocks contain does not matter here, and
 vLLM has none for CPUs.
+
+With mooncake, the directory of Mooncake's package, a connector stores blocks in the Mooncake store that the variable MOONCAKE_CONFIG_PATH says, and loads them. An answer
+comes when they are stored.
 """
 
 import importlib.util
@@ -93,6 +96,23 @@ if "offload_bytes" in config:  # also in a process of a worker, which vLLM may h
     config["args"]["kv_transfer_config"] = offload(config["offload_bytes"])
 
 
+class Done:
+    """An event of a device, for transfers from the memory of a CPU."""
+
+    def record(self, *args):
+        pass
+
+    synchronize = record
+
+
+if "mooncake" in config:
+    from vllm.config import KVTransferConfig
+
+    sys.path.append(config["mooncake"])
+    torch.cuda.Event = Done
+    config["args"]["kv_transfer_config"] = KVTransferConfig(kv_connector="MooncakeStoreConnector", kv_role="kv_both")
+
+
 class Engine:
     def __init__(self):
         self.llm = LLM(
@@ -144,6 +164,10 @@ class Engine:
     def generate(self, prompts):
         lora = [self.adapters[p["lora"]] if p.get("lora") else None for p in prompts] if self.adapters else None
         outputs = self.llm.generate([self.prompt(p) for p in prompts], [self.sampling(p) for p in prompts], lora_request=lora, use_tqdm=False)
+        if "mooncake" in config:
+            from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+            get_kv_transfer_group().connector_worker.kv_send_thread.request_queue.join()
         hits = list(self.device_hits.values())
         self.device_hits.clear()
         return [{"cached": o.num_cached_tokens, "device": h, "token_ids": list(o.outputs[0].token_ids)} for o, h in zip(outputs, hits, strict=True)]
