@@ -14,7 +14,7 @@ var doubtTexts = map[feed.GapReason]string{
 	feed.GapEventsSkipped:     "events skipped: blocks may be missing, or known although they are gone",
 	feed.GapBlockSizeMismatch: "blocks skipped: not the worker's block size",
 	feed.GapUnknownContent:    "content of blocks unknown: no prompt matches them",
-	feed.GapConnectorTier:     "a connector keeps chunks of several blocks below device memory, and may not tell which it removes",
+	feed.GapConnectorTier:     "a connector keeps blocks below device memory, and may not tell which it removes",
 }
 
 // unsure is why blocks of a pool may not be held.
@@ -76,6 +76,8 @@ func (p *publisher) detail(in *intake, reason wire.Reason) (detail string, args 
 		return fmt.Sprintf("chunks of %d tokens", p.rules.ChunkSize), []any{"chunk_tokens", p.rules.ChunkSize, "block_size", p.worker.blockSize.Tokens}
 	case wire.ReasonObjectKey:
 		return reason.String(), []any{"hint", "the source names objects in place of blocks: remove it, and read the engines' own events"}
+	case wire.ReasonNoRemoves:
+		return reason.String(), []any{"hint", "read the store itself as a pool"}
 	case wire.ReasonNoExtraKeys:
 		return reason.String(), []any{"hint", "the engine's events lack the cache salts of requests: vLLM has them since 0.17"}
 	default:

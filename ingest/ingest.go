@@ -265,7 +265,7 @@ func (in *Ingest) worker(c config.Worker) *connectedWorker {
 			l.p.unsure = unsure[src.Engine]
 			l.p.rules.ContentInKeys = src.Engine == feed.EngineMooncake
 			l.p.rules.ClearsDevice = src.Clears.Device(src.Engine)
-			if l.p.rules.NeedsExtraKeys = src.Engine == feed.EngineVLLM; l.p.rules.NeedsExtraKeys && len(c.Sources) == 1 {
+			if l.p.rules.IsVLLM = src.Engine == feed.EngineVLLM; l.p.rules.IsVLLM && len(c.Sources) == 1 {
 				l.p.rules.FollowGroups(&c.Attention)
 			}
 			// A source with a single rank may be any rank of the worker, unless the rank is configured.

@@ -51,7 +51,7 @@ func (l *listener) addPublisher(t *boundTopic, rank uint32, from netip.Addr) (p 
 	p.replayOf = func(c *peer) string { return l.replayEndpoint(t, rank, c.address) }
 	p.copyRule = l.config.Copies.Rule(l.config.Engine)
 	p.rules.ClearsDevice = l.config.Clears.Device(l.config.Engine)
-	if p.rules.NeedsExtraKeys = l.config.Engine == feed.EngineVLLM; p.rules.NeedsExtraKeys {
+	if p.rules.IsVLLM = l.config.Engine == feed.EngineVLLM; p.rules.IsVLLM {
 		p.rules.FollowGroups(&l.config.Attention)
 	}
 	t.ranks[rank] = p

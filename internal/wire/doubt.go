@@ -34,6 +34,7 @@ var reasons = [NumReasons]struct {
 	ReasonObjectKey:             {"object_key_only", kvcastv1.Gap_REASON_EVENTS_SKIPPED, 0},
 	ReasonChunks:                {"chunks", kvcastv1.Gap_REASON_CONNECTOR_TIER, 0},
 	ReasonNoExtraKeys:           {"no_extra_keys", kvcastv1.Gap_REASON_EVENTS_SKIPPED, 0},
+	ReasonNoRemoves:             {"no_removes", kvcastv1.Gap_REASON_CONNECTOR_TIER, 0},
 }
 
 // String returns the reason's metric label.

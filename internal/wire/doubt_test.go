@@ -112,6 +112,13 @@ func TestTrustTable(t *testing.T) {
 	table[wire.ReasonNoExtraKeys] = append(table[wire.ReasonNoExtraKeys],
 		tableRow{"host memory", []any{withoutKeys}, tier(kvblock.TierHostPinned), skipped},
 		tableRow{"device", []any{withoutKeys[:6]}, device, skipped})
+	// vLLM's connectors: for Mooncake, and for files or objects.
+	storage := with(host, obj{"medium": "STORAGE"})
+	table[wire.ReasonNoRemoves] = append(table[wire.ReasonNoRemoves], []tableRow{
+		{"Mooncake", []any{stored(with(host, obj{"medium": "cpu"}), 1)}, tier(kvblock.TierHostPinned), connector},
+		{"files", []any{stored(storage, 1)}, tier(kvblock.TierDisk), connector},
+		{"files, by hashes alone", []any{stored(with(storage, obj{"token_ids": []any{}, "block_size": 0}), 1)}, tier(kvblock.TierDisk), connector},
+	}...)
 	for reason := wire.ReasonNone + 1; reason < wire.NumReasons; reason++ {
 		if len(table[reason]) == 0 {
 			t.Errorf("%s: no events cause it", reason)
@@ -125,7 +132,7 @@ func TestTrustTable(t *testing.T) {
 			want[reason] = c.tiers
 			b := decodeOf(t, c.events...)
 			rules := wire.NewRules(&size)
-			rules.NeedsExtraKeys = true
+			rules.IsVLLM = true
 			rules.Admit(b, 0, &counts)
 			if counts[reason] == 0 || reason.Gap() != c.gap {
 				t.Errorf("%s, %s: counted %d times, gap %d; want gap %d", reason, c.name, counts[reason], reason.Gap(), c.gap)
@@ -147,16 +154,20 @@ func TestWhatIsUnderstoodLeavesNoDoubt(t *testing.T) {
 		"embeddings":              stored(obj{"extra_keys": []any{nil, []any{[]byte{1}}}}, 1, 2),
 		"hash only":               stored(obj{"token_ids": []any{}, "medium": "CPU"}, 1),
 		"store of no block":       stored(nil),
-		"key beside a hash":       obj{"event_type": "stored", "object_key": "42", "seq_hashes": []any{42}, "medium": "cpu"},
-		"bad key beside a hash":   obj{"event_type": "stored", "object_key": 42, "seq_hashes": []any{42}, "medium": "cpu"},
+		"key beside a hash":       obj{"event_type": "stored", "object_key": "42", "seq_hashes": []any{42}, "medium": "CPU"},
+		"bad key beside a hash":   obj{"event_type": "stored", "object_key": 42, "seq_hashes": []any{42}, "medium": "CPU"},
 		"clear":                   obj{"type": "AllBlocksCleared"},
+		"host memory":             stored(obj{"medium": "CPU"}, 1),
+		"KVCR":                    stored(obj{"medium": "STORAGE", "ownership": "kvcr"}, 1),
 	} {
 		var (
 			size   wire.BlockSize
 			counts wire.Counts
 		)
 		b := decodeOf(t, ev)
-		wire.NewRules(&size).Admit(b, 0, &counts)
+		rules := wire.NewRules(&size)
+		rules.IsVLLM = true
+		rules.Admit(b, 0, &counts)
 		if b.Doubts != (wire.Doubts{}) || counts != (wire.Counts{}) {
 			t.Errorf("%s: doubts %v, counts %v", name, b.Doubts, counts)
 		}

@@ -62,8 +62,9 @@ type Rules struct {
 	ChunkSize uint32
 	// ClearsDevice reports whether a clear that names no medium is of device memory, and not of all tiers.
 	ClearsDevice bool
-	// NeedsExtraKeys reports whether the engine has cache salts and multimodal inputs that it tells in extra keys alone.
-	NeedsExtraKeys bool
+	// IsVLLM reports whether the engine is vLLM. It tells cache salts and multimodal inputs in extra keys alone, and some of its connectors tell no
+	// removes.
+	IsVLLM bool
 	// ContentInKeys reports whether stores have the contents of their blocks in the form of AppendContents, in place of tokens.
 	ContentInKeys bool
 	// doubts are those of the current Admit.
@@ -258,6 +259,9 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 	if r.ContentInKeys {
 		return r.admitContents(ev, rank, counts)
 	}
+	if r.IsVLLM && ev.isNeverRemoved() {
+		r.doubt(ReasonNoRemoves, ev.Tier, counts)
+	}
 	// The scope is applied first: the engine also has the blocks of a store that is dropped or cut, and other stores may continue them.
 	known, told, ok := r.applyScope(ev, rank)
 	if !ok || len(ev.LoRAName) > maxNameBytes {
@@ -297,7 +301,7 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 	if !told {
 		r.doubt(ReasonUnknownContent, ev.Tier, counts)
 	}
-	if r.NeedsExtraKeys && ev.NoExtraKeys {
+	if r.IsVLLM && ev.NoExtraKeys {
 		r.doubt(ReasonNoExtraKeys, ev.Tier, counts)
 	}
 	if ev.OpaqueTokens {
@@ -318,6 +322,13 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 	ev.Tokens = ev.Tokens[:blocks*size+overlap]
 	r.hashTokens(ev, rank, min(known, blocks), isChunks)
 	return true
+}
+
+// isNeverRemoved reports whether a store of vLLM is by a connector that sends no removes. The media are those of vLLM 0.33: cpu in lower case of its
+// connector for Mooncake stores, and of LMCache's; STORAGE of the tiers of its offloading connector that are files or objects. Its own host
+// memory is CPU, and KVCR, which is the owner of its blocks, tells removes.
+func (ev *Event) isNeverRemoved() bool {
+	return ev.Medium == "cpu" || ev.Medium == "STORAGE" && ev.rare().Ownership == ""
 }
 
 // hashTokens sets the tokens hashes of a store's first known blocks. Scopes know the blocks of a split store (isSplit) as chunks. The others have none: the hashes would equal those of

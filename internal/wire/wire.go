@@ -350,6 +350,8 @@ const (
 	ReasonChunks
 	// ReasonNoExtraKeys is a store that is not left out, in a form that cannot tell the cache salt and other inputs of the engine.
 	ReasonNoExtraKeys
+	// ReasonNoRemoves is a store that is not left out, by a connector that never tells what it removes.
+	ReasonNoRemoves
 
 	NumReasons = iota
 )
