@@ -20,7 +20,7 @@ var doubtTexts = map[feed.GapReason]string{
 // unsure is why blocks of a pool may not be held.
 var unsure = map[feed.Engine]string{
 	feed.EngineLMCache:  "the pool names no adapter and no cache salt",
-	feed.EngineMooncake: "the pool's objects are listed every few seconds",
+	feed.EngineMooncake: "the list of the pool's objects may be outdated",
 }
 
 // doubts returns what the rules have left out or not understood of the batch that the intake has decoded, and logs it.

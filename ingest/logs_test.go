@@ -53,7 +53,7 @@ func TestChunksOfConnectorsAreLogged(t *testing.T) {
 	log.Want(t,
 		fmt.Sprintf(`level=WARN msg="blocks skipped: not the worker's block size" worker=w source=0 rank=0 seq=0 reason=block_size_mismatch block_size=%d want=%d `+
 			`hint="a connector's chunks must be a multiple of the worker's block size, as LMCache's chunk_size"`, blockSize+1, blockSize),
-		fmt.Sprintf(`level=WARN msg="a connector keeps chunks of several blocks below device memory, and may not tell which it removes" worker=w source=0 rank=0 seq=0 `+
+		fmt.Sprintf(`level=WARN msg="a connector keeps blocks below device memory, and may not tell which it removes" worker=w source=0 rank=0 seq=0 `+
 			`reason=chunks chunk_tokens=%d block_size=%d`, 4*blockSize, blockSize),
 	)
 }

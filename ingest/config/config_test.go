@@ -61,17 +61,17 @@ func TestValidate(t *testing.T) {
 			"Workers[0].Sources[1].Connect", "Workers[0].Sources[2].Engine",
 		}},
 		{"Mooncake", config.Config{Workers: []config.Worker{
-			{Name: "p", Sources: []config.Source{{Connect: "mooncake://h:9003", Topic: "a@"}}}, {Name: "q", Model: "m", Sources: []config.Source{{Engine: feed.EngineMooncake, Connect: "mooncake://h:9003", Topic: "b@"}}},
+			{Name: "p", Model: "m", Sources: []config.Source{{Connect: "mooncake://h:9003", Topic: "a@"}}}, {Name: "q", Model: "m", Sources: []config.Source{{Engine: feed.EngineMooncake, Connect: "mooncake://h:9003", Topic: "b@"}}},
 		}}, nil},
 		{"Mooncake with others", config.Config{Workers: []config.Worker{
 			{Name: "p", Pools: []string{"q"}, Sources: []config.Source{{Connect: "mooncake://h:9003", DPSize: 2, Replay: "tcp://h:1"}, {Engine: feed.EngineMooncake, Connect: "tcp://h:1"}, {Engine: feed.EngineLMCache, Connect: "mooncake://h:9004"}}},
-			{Name: "r", Sources: []config.Source{{Connect: "mooncake://h"}}},
+			{Name: "r", Model: "m", Sources: []config.Source{{Connect: "mooncake://h"}}},
 		}}, []string{
 			"Workers[0].Pools", "Workers[0].Sources", "Workers[0].Model", "Workers[0].Sources[0].Replay", "Workers[0].Sources[0].DPSize", "Workers[0].Sources[1].Connect",
 			"Workers[0].Sources[2].Connect", "Workers[0].Sources[2].Connect", "Workers[1].Sources[0].Connect",
 		}},
 		{"two pools of one Mooncake master", config.Config{Workers: []config.Worker{
-			{Name: "p", Sources: []config.Source{{Connect: "mooncake://h:9003"}}}, {Name: "q", Sources: []config.Source{{Connect: "mooncake://h:9003", Topic: "b@"}}},
+			{Name: "p", Model: "m", Sources: []config.Source{{Connect: "mooncake://h:9003"}}}, {Name: "q", Model: "m", Sources: []config.Source{{Connect: "mooncake://h:9003", Topic: "b@"}}},
 		}}, []string{"Workers[1].Sources[0].Connect"}},
 		{"pools", config.Config{Workers: []config.Worker{{Name: "w", Pools: append(slices.Repeat([]string{"p"}, 17), ""), Sources: []config.Source{{Connect: "tcp://h:1"}}}}},
 			append([]string{"Workers[0].Pools"}, func() (all []string) {

@@ -257,9 +257,7 @@ func (v *Validation) pools(field string, w Worker) {
 	}
 	if slices.ContainsFunc(w.Sources, Source.isStore) {
 		v.Check(len(w.Sources) == 1, field+".Sources", len(w.Sources), "one, if the engine is lmcache or mooncake")
-	}
-	if slices.ContainsFunc(w.Sources, func(s Source) bool { return s.Engine == feed.EngineLMCache }) {
-		v.Check(w.Model != "", field+".Model", w.Model, "the model whose chunks are read, as LMCache knows it, if the engine is lmcache")
+		v.Check(w.Model != "", field+".Model", w.Model, "the model whose blocks are read, if the engine is lmcache or mooncake")
 	}
 }
 

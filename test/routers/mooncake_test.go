@@ -167,7 +167,6 @@ func poolEqualsAMooncakeStore(t *testing.T, store *mooncakeStore) {
 	lost := blocksOf(engines[0], held())
 	store.do(map[string]any{"do": "clear"})
 	store.do(map[string]any{"do": "lose", "blocks": lost})
-	harness.WaitFor(t, func() bool { return store.prefix(lost) == 0 })
 	check("after a client was lost")
 	change(20)
 	store.do(map[string]any{"do": "start"})

@@ -195,4 +195,3 @@ func (m *mooncakeWorld) held() (device, pool []uint64) {
 	m.t.Helper()
 	return m.relay.hashesOf("e", kvcastv1.Tier_TIER_DEVICE), m.relay.hashesOf("store", kvcastv1.Tier_TIER_EXTERNAL)
 }
-

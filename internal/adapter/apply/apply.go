@@ -84,13 +84,13 @@ func (s *Source) Run(ctx context.Context, t Target, begun func()) error {
 		case ctx.Err() != nil, errors.Is(err, journal.ErrClosed):
 			return nil //nolint:nilerr // a shutdown, which may close the journal first
 		case errors.Is(err, journal.ErrCompacted):
-			s.Logger.Warn("egress was slower than the journal's retention, and publishes all blocks anew", "position", after)
+			s.Logger.Warn("blocks are read anew from the index: the journal no longer has the entries that follow", "position", after)
 			if s.Restarted != nil {
 				s.Restarted()
 			}
 			next = r.begin(ctx)
 		case err != nil:
-			return fmt.Errorf("read the journal for egress: %w", err)
+			return fmt.Errorf("follow the journal: %w", err)
 		case next == after:
 			select {
 			case <-changed:
@@ -132,7 +132,7 @@ func (r *run) beginWorker(ctx context.Context, name string) error {
 	if !ok {
 		return nil
 	}
-	snapshot.TokenIDs = true
+	snapshot.TokenIDs = r.Pool == ""
 	added := snapshot.Worker.GetAdded()
 	if r.isOther(name, added) { // since it has changed meanwhile, of which an entry follows
 		return nil

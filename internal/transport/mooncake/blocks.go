@@ -6,25 +6,25 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
+	"unique"
 
 	"github.com/kvcast/kvcast/internal/wire"
 )
 
 const (
-	// maxShards is how many parts the blocks of all attention groups together may have: those of 8 groups on 16 ranks.
-	maxShards = 128
-	// maxOtherShards is how many parts of other components are remembered in a list.
-	maxOtherShards = 128
+	// maxParts is how many parts the blocks of all attention groups together may have: those of 8 groups on 16 ranks.
+	maxParts = 128
+	// maxOtherParts is how many parts of other components are remembered in a list.
+	maxOtherParts = 128
+	// partLists is after how many lists without it blocks do not need a part any more: the engines have other ranks then. It is half an hour at least.
+	partLists = 900
 	// maxNamespaces is how many namespaces a problem names.
 	maxNamespaces = 8
-	// blockBytes is the memory of a block, with its part of the map.
-	blockBytes = 96
-	// maxAdapters is the number of LoRA adapters, and sizes of blocks, that blocks may have.
-	maxAdapters = 1 << 12
+	// blockBytes is the memory of a block, with its part of the map, without the name of its adapter.
+	blockBytes = 112
 )
 
-// content is what workers have told of blocks with a hash, except for their parent and their tokens hash.
+// content is what workers have told of a block, except for its tokens hash.
 type content struct {
 	lora string
 	size uint32 // in tokens
@@ -34,20 +34,22 @@ type content struct {
 type block struct {
 	hash, parent uint64
 	tokens       uint64 // the tokens hash
-	content      uint32 // index in blocks.contents
+	content      unique.Handle[content]
 	told         uint32 // the number of the list after which its content was told last
 	walked       uint32 // the number of the list at whose end blocks before it were looked for
 	// parts are those in the list that is being read. held reports whether the store had all in the last list, and emitted whether routers
-	// know that.
-	parts         parts
-	hasParent     bool
-	held, emitted bool
+	// know that. disputed reports whether workers have told several contents: it never counts as held.
+	parts                   parts
+	hasParent               bool
+	held, emitted, disputed bool
 }
 
-// parts is a set of shards.
-type parts [maxShards / 64]uint64
+func (b *block) bytes() int64 { return blockBytes + int64(len(b.content.Value().lora)) }
 
-func (p *parts) add(shard int) { p[shard/64] |= 1 << (shard % 64) }
+// parts is a set of parts.
+type parts [maxParts / 64]uint64
+
+func (p *parts) add(part int) { p[part/64] |= 1 << (part % 64) }
 
 func (p *parts) has(all parts) bool {
 	for i := range p {
@@ -68,182 +70,178 @@ type limit interface {
 // for concurrent use.
 //
 // Of a list, first begin is called, then object for each key, and then end. The store holds a block if the list has all its parts. Which
-// parts there are is learned from the list: those of any block in the group with the most blocks, since other groups keep fewer. If keys are of several
-// namespaces, or there are too many parts, the store counts as empty.
+// parts there are is learned from this list and those before: those of any block in the group with the most blocks, since other groups keep
+// fewer. If keys are of several namespaces, or there are too many parts, the store counts as empty.
 type blocks struct {
-	// prefix begins the keys that count. model, if not empty, is what vLLM's keys must name where there is no prefix.
+	// prefix begins the keys that count. If it is empty, they must be of the model, unless that is empty, too.
 	prefix, model string
 	limit         limit
 	all           map[uint64]*block
-	contents      []content
-	indexes       map[content]uint32
 	// number is that of the list that is being read, or of the last.
 	number uint32
 	list   list
+	// parts are those of attention, in any of the last partLists lists.
+	parts map[string]*part
 	// full reports whether there was no room for a block since the last list.
 	full bool
 }
 
 // list is what is known of the list that is being read.
 type list struct {
-	shards     map[string]*shard
-	counted    []*shard // the shards of attention, by index
+	parts      []*part         // by index
+	other      map[string]bool // names of parts that are not of attention
 	namespaces map[string]bool
-	// objects and unread are the numbers of keys, and of those that have no form that is read or are of another namespace. unknown is the
-	// number of those of blocks whose content is not known.
-	objects, unread, unknown int
-	tooMany                  bool
-	others                   map[string]bool // namespaces of another model
+	foreign    map[string]bool // namespaces of another model
+	// objects are all keys, and unread those that have no form that is read, or are not to count. known and unknown are the numbers of
+	// those that count, of blocks whose content is known or not.
+	objects, unread, known, unknown int
+	tooMany                         bool
 }
 
-// shard is a part that blocks have.
-type shard struct {
-	index   int // -1 if it is not of attention
+// part is a part that blocks have.
+type part struct {
+	index   int // in the list
 	group   uint32
-	objects int
+	objects int    // in the list
+	most    int    // objects in any list
+	listed  uint32 // the number of the last list that had it
 }
 
 func newBlocks(prefix, model string, l limit) *blocks {
-	if i := strings.LastIndexByte(strings.TrimRight(model, "/"), '/'); i >= 0 {
-		model = model[i+1:] // as in vLLM's keys
-	}
-	return &blocks{prefix: prefix, model: strings.TrimRight(model, "/"), limit: l, all: make(map[uint64]*block), indexes: make(map[content]uint32)}
+	return &blocks{prefix: prefix, model: model, limit: l, all: make(map[uint64]*block), parts: make(map[string]*part)}
 }
 
-// learn records the content of a block. The last content of a hash counts.
+// learn records the content of a block.
 func (b *blocks) learn(hash uint64, parent uint64, hasParent bool, tokens uint64, c content) {
+	next := block{hash: hash, parent: parent, hasParent: hasParent, tokens: tokens, content: unique.Make(c), told: b.number}
 	at := b.all[hash]
-	if at == nil {
-		if !b.limit.Reserve(blockBytes) {
-			b.full = true
-			return
-		}
-		at = &block{hash: hash}
-		b.all[hash] = at
+	switch {
+	case at == nil && b.limit.Reserve(next.bytes()):
+		b.all[hash] = &next
+	case at == nil:
+		b.full = true
+	default:
+		at.disputed = at.disputed || at.tokens != tokens || at.parent != parent || at.hasParent != hasParent || at.content != next.content
+		at.told = b.number
 	}
-	index, ok := b.indexes[c]
-	if !ok {
-		if len(b.contents) >= maxAdapters {
-			b.forget(at)
-			return
-		}
-		index = uint32(len(b.contents))
-		b.contents, b.indexes[c] = append(b.contents, c), index
-	}
-	if changed := at.tokens != tokens || at.parent != parent || at.hasParent != hasParent || at.content != index; changed && at.emitted {
-		return // the hash names two contents; routers have the first
-	}
-	at.parent, at.hasParent, at.tokens, at.content, at.told = parent, hasParent, tokens, index, b.number
-}
-
-func (b *blocks) forget(at *block) {
-	delete(b.all, at.hash)
-	b.limit.Release(blockBytes)
 }
 
 // close releases the memory.
 func (b *blocks) close() {
-	b.limit.Release(blockBytes * int64(len(b.all)))
-	clear(b.all)
+	for _, at := range b.all {
+		b.forget(at)
+	}
+}
+
+func (b *blocks) forget(at *block) {
+	delete(b.all, at.hash)
+	b.limit.Release(at.bytes())
 }
 
 // begin begins a list.
 func (b *blocks) begin() {
 	b.number++
-	b.list = list{shards: make(map[string]*shard), namespaces: make(map[string]bool), others: make(map[string]bool)}
+	b.list = list{other: make(map[string]bool), namespaces: make(map[string]bool), foreign: make(map[string]bool)}
+	for name, p := range b.parts {
+		if p.objects = 0; b.number-p.listed > partLists {
+			delete(b.parts, name)
+			continue
+		}
+		p.index = len(b.list.parts)
+		b.list.parts = append(b.list.parts, p)
+	}
 	for _, at := range b.all {
 		at.parts = parts{}
 	}
 }
 
-// object adds an object to the list. The key is not kept.
+// object adds an object to the list. The key is not kept, but for the names of parts and namespaces.
 func (b *blocks) object(text []byte) {
 	l := &b.list
 	l.objects++
 	k, ok := parse(text)
-	if !ok || !bytes.HasPrefix(text, []byte(b.prefix)) || !b.ofModel(&k) {
+	if !ok || !bytes.HasPrefix(text, []byte(b.prefix)) {
+		l.unread++
+		return
+	}
+	if b.prefix == "" && b.model != "" && !l.namespaces[string(k.namespace)] && !k.isOf(b.model) {
+		l.unread++
+		if len(l.foreign) < maxNamespaces {
+			l.foreign[string(k.namespace)] = true
+		}
+		return
+	}
+	p := b.part(&k)
+	if p == nil {
 		l.unread++
 		return
 	}
 	if !l.namespaces[string(k.namespace)] && len(l.namespaces) < maxNamespaces {
 		l.namespaces[string(k.namespace)] = true
 	}
-	part, ok := l.shard(&k)
-	if !ok {
-		l.unread++
-		return
-	}
+	p.listed = b.number
+	p.objects++
+	p.most = max(p.most, p.objects)
 	if at := b.all[k.hash]; at != nil {
-		at.parts.add(part)
+		l.known++
+		at.parts.add(p.index)
 	} else {
 		l.unknown++
 	}
 }
 
-// ofModel reports whether a key is of the model, or names none.
-func (b *blocks) ofModel(k *key) bool {
-	if b.prefix != "" || b.model == "" || !bytes.HasPrefix(k.shard, vllmShard) {
-		return true
-	}
-	for name := range bytes.SplitSeq(k.namespace, []byte("@")) {
-		if string(name) == b.model {
-			return true
+// part returns the part that a key names; nil if it is not of attention, or there are too many.
+func (b *blocks) part(k *key) *part {
+	l := &b.list
+	p := b.parts[string(k.shard)]
+	switch {
+	case p != nil:
+		return p
+	case l.other[string(k.shard)]:
+		return nil
+	case !k.isAttention():
+		if len(l.other) < maxOtherParts {
+			l.other[string(k.shard)] = true
 		}
+		return nil
+	case len(l.parts) == maxParts:
+		l.tooMany = true
+		return nil
 	}
-	if len(b.list.others) < maxNamespaces {
-		b.list.others[string(k.namespace)] = true
-	}
-	return false
-}
-
-// shard returns the index of a key's part, and counts it. ok is false if it is not of attention, or there are too many.
-func (l *list) shard(k *key) (index int, ok bool) {
-	s := l.shards[string(k.shard)]
-	if s == nil {
-		s = &shard{index: -1, group: k.group}
-		if k.isAttention() {
-			if len(l.counted) == maxShards {
-				l.tooMany = true
-				return 0, false
-			}
-			s.index = len(l.counted)
-			l.counted = append(l.counted, s)
-		}
-		if len(l.shards) < maxShards+maxOtherShards {
-			l.shards[string(k.shard)] = s
-		}
-	}
-	s.objects++
-	return s.index, s.index >= 0
+	p = &part{index: len(l.parts), group: k.group, listed: b.number}
+	b.parts[string(k.shard)], l.parts = p, append(l.parts, p)
+	return p
 }
 
 // required returns the parts that a block has: those of the group with the most blocks, the first of several.
 func (l *list) required() (all parts) {
 	most := make(map[uint32]int)
-	for _, s := range l.counted {
-		most[s.group] = max(most[s.group], s.objects)
+	for _, p := range l.parts {
+		most[p.group] = max(most[p.group], p.most)
 	}
 	groups := slices.SortedFunc(maps.Keys(most), func(a, b uint32) int { return cmp.Or(most[b]-most[a], cmp.Compare(a, b)) })
-	for _, s := range l.counted {
-		if s.group == groups[0] {
-			all.add(s.index)
+	for _, p := range l.parts {
+		if p.group == groups[0] {
+			all.add(p.index)
 		}
 	}
 	return all
 }
 
-// problem returns why no block counts as held; empty if blocks do.
+// problem returns why no block counts as held; empty if blocks may.
 func (l *list) problem(model string) string {
-	names := func(of map[string]bool) string {
-		return fmt.Sprintf("%q", slices.Sorted(maps.Keys(of)))
-	}
+	names := func(of map[string]bool) string { return fmt.Sprintf("%q", slices.Sorted(maps.Keys(of))) }
 	switch {
 	case l.tooMany:
-		return fmt.Sprintf("blocks have more than %d parts", maxShards)
+		return fmt.Sprintf("blocks have more than %d parts", maxParts)
 	case len(l.namespaces) > 1:
 		return "objects are of several models or deployments, " + names(l.namespaces) + ": choose one with topic, the beginning of its keys"
-	case len(l.namespaces) == 0 && len(l.others) > 0:
-		return fmt.Sprintf("no object names the model %q, but ", model) + names(l.others) + ": set topic, the beginning of the keys"
+	case len(l.namespaces) == 0 && len(l.foreign) > 0:
+		return fmt.Sprintf("no object is of the model %q, but of ", model) + names(l.foreign) + ": set topic, the beginning of the keys"
+	case len(l.namespaces) == 0 && l.objects > 0:
+		return fmt.Sprintf("none of %d objects is a block that vLLM's MooncakeStoreConnector or SGLang's HiCache has stored, with a key that begins with topic", l.objects)
+	case l.known == 0 && l.unknown > 0:
+		return fmt.Sprintf("no worker that names the pool in its pools was seen to store any block of %d objects: do all have one PYTHONHASHSEED?", l.unknown)
 	}
 	return ""
 }
@@ -253,11 +251,11 @@ func (l *list) problem(model string) string {
 func (b *blocks) end(stored, removed func(*block)) (problem string) {
 	problem = b.list.problem(b.model)
 	var all parts
-	if problem == "" && len(b.list.counted) > 0 {
+	if problem == "" && len(b.list.parts) > 0 {
 		all = b.list.required()
 	}
 	for _, at := range b.all {
-		at.held = all != parts{} && at.parts.has(all)
+		at.held = all != parts{} && at.parts.has(all) && !at.disputed
 		if at.emitted && !at.held {
 			at.emitted = false
 			removed(at)
@@ -309,7 +307,7 @@ func (b *blocks) stores(all []*block) (events []wire.Event) {
 	var last *block
 	for _, at := range all {
 		if last == nil || !at.hasParent || at.parent != last.hash || at.content != last.content {
-			of := b.contents[at.content]
+			of := at.content.Value()
 			events = append(events, wire.Event{
 				Kind: wire.KindStored, Medium: medium, Parent: at.parent, HasParent: at.hasParent, BlockSize: of.size, LoRAName: of.lora, Raw: new(wire.Raw),
 			})

@@ -15,9 +15,11 @@ import (
 
 // store is a model of a store: which blocks it and the workers have, and what routers know, in terms of sets.
 type store struct {
-	objects map[string]bool // by key
-	told    map[uint64]told
-	known   map[uint64]told // that routers know
+	objects  map[string]bool // by key
+	ranks    map[int]bool    // that have been listed
+	told     map[uint64]told
+	disputed map[uint64]bool
+	known    map[uint64]bool // that routers know
 }
 
 type told struct {
@@ -32,35 +34,35 @@ func keyOf(namespace string, rank, group int, hash uint64) string {
 	return fmt.Sprintf("%s@tp_rank:%d@pcp0@dcp0@pp_rank:0@group:%d@%048x%016x", namespace, rank, group, 0, hash)
 }
 
-// holds reports whether all parts of a block are there: those on each rank that any object of the group names.
-func (s *store) holds(hash uint64, group int) bool {
-	any := false
-	for rank := range 3 {
-		exists := false
-		for key := range s.objects {
-			exists = exists || strings.Contains(key, fmt.Sprintf("@tp_rank:%d@pcp0@dcp0@pp_rank:0@group:%d@", rank, group))
-		}
-		if any = any || exists; exists && !s.objects[keyOf("m", rank, group, hash)] {
+// holds reports whether all parts of a block are there: those on each rank that any object was ever listed of.
+func (s *store) holds(hash uint64) bool {
+	for rank := range s.ranks {
+		if !s.objects[keyOf("m", rank, 0, hash)] {
 			return false
 		}
 	}
-	return any
+	return len(s.ranks) > 0
 }
 
 // list makes routers know what the store has.
-func (s *store) list(group int) {
+func (s *store) list() {
+	for rank := range 3 {
+		for hash := range uint64(10) {
+			if s.objects[keyOf("m", rank, 0, hash)] {
+				s.ranks[rank] = true
+			}
+		}
+	}
 	for hash := range s.known {
-		if !s.holds(hash, group) {
+		if !s.holds(hash) || s.disputed[hash] {
 			delete(s.known, hash)
 		}
 	}
 	for more := true; more; {
 		more = false
 		for hash, is := range s.told {
-			_, isKnown := s.known[hash]
-			_, parentKnown := s.known[is.parent]
-			if !isKnown && s.holds(hash, group) && (!is.hasParent || parentKnown) {
-				s.known[hash], more = is, true
+			if !s.known[hash] && s.holds(hash) && !s.disputed[hash] && (!is.hasParent || s.known[is.parent]) {
+				s.known[hash], more = true, true
 			}
 		}
 	}
@@ -72,16 +74,21 @@ func TestBlocksEqualTheStore(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limit := budget.New("test", 1<<20)
 		b := newBlocks("", rapid.SampledFrom([]string{"", "m", "org/m", "org/m/"}).Draw(t, "model"), limit)
-		s := store{map[string]bool{}, map[uint64]told{}, map[uint64]told{}}
+		s := store{map[string]bool{}, map[int]bool{}, map[uint64]told{}, map[uint64]bool{}, map[uint64]bool{}}
 		hash := rapid.Uint64Range(1, 9)
-		got := map[uint64]told{}
+		got := map[uint64]bool{}
 		t.Repeat(map[string]func(*rapid.T){
 			"tell": func(t *rapid.T) {
 				of, is := hash.Draw(t, "hash"), told{content: content{size: 16, lora: rapid.SampledFrom([]string{"", "a"}).Draw(t, "lora")}}
 				is.tokens = rapid.Uint64Range(1, 2).Draw(t, "tokens")
 				is.parent, is.hasParent = rapid.Uint64Range(0, 9).Draw(t, "parent"), rapid.Bool().Draw(t, "has parent")
+				if before, ok := s.told[of]; ok && rapid.IntRange(0, 3).Draw(t, "again") > 0 {
+					is = before
+				}
 				b.learn(of, is.parent, is.hasParent, is.tokens, is.content)
-				if _, isKnown := s.known[of]; !isKnown { // routers have what they were told first
+				before, ok := s.told[of]
+				s.disputed[of] = s.disputed[of] || ok && before != is
+				if !ok {
 					s.told[of] = is
 				}
 			},
@@ -97,10 +104,14 @@ func TestBlocksEqualTheStore(t *testing.T) {
 					delete(s.objects, rapid.SampledFrom(slices.Sorted(maps.Keys(s.objects))).Draw(t, "key"))
 				}
 			},
-			"list that breaks off": func(t *rapid.T) {
+			"list that breaks off": func(*rapid.T) {
 				b.begin()
 				for key := range s.objects {
 					b.object([]byte(key))
+					for rank := range 3 {
+						s.ranks[rank] = s.ranks[rank] || strings.Contains(key, fmt.Sprintf("@tp_rank:%d@", rank))
+					}
+					maps.DeleteFunc(s.ranks, func(_ int, listed bool) bool { return !listed })
 					break
 				}
 			},
@@ -110,21 +121,18 @@ func TestBlocksEqualTheStore(t *testing.T) {
 					b.object([]byte(key))
 				}
 				problem := b.end(func(at *block) {
-					if _, ok := got[at.hash]; ok {
-						t.Fatalf("block %d is stored twice", at.hash)
+					if is := (told{at.parent, at.hasParent, at.tokens, at.content.Value()}); got[at.hash] || at.hasParent && !got[at.parent] || is != s.told[at.hash] {
+						t.Fatalf("block %d is stored twice, before its parent, or as %v; want %v", at.hash, is, s.told[at.hash])
 					}
-					if _, ok := got[at.parent]; at.hasParent && !ok {
-						t.Fatalf("block %d is stored before its parent", at.hash)
-					}
-					got[at.hash] = told{at.parent, at.hasParent, at.tokens, b.contents[at.content]}
+					got[at.hash] = true
 				}, func(at *block) {
-					if _, ok := got[at.hash]; !ok {
+					if !got[at.hash] {
 						t.Fatalf("block %d is removed, and was not stored", at.hash)
 					}
 					delete(got, at.hash)
 				})
-				s.list(0)
-				if problem != "" || !maps.Equal(got, s.known) {
+				s.list()
+				if problem != "" && len(got) > 0 || !maps.Equal(got, s.known) {
 					t.Fatalf("%v %s; want %v", got, problem, s.known)
 				}
 			},
@@ -163,12 +171,20 @@ func TestNamespaces(t *testing.T) {
 		{"one", "", "", []string{a}, 1, ""},
 		{"two", "", "", []string{a, b}, 0, `objects are of several models or deployments, ["a" "b"]: choose one with topic, the beginning of its keys`},
 		{"two, of which one is the model's", "", "org/b", []string{a, b}, 1, ""},
+		{"a deployment's", "", "org/b", []string{"x@y@" + b}, 1, ""},
+		{"a deployment's that is named as the model", "", "org/b", []string{"b@" + a}, 0, `no object is of the model "org/b", but of ["b@a"]: set topic, the beginning of the keys`},
+		{"for ranks of another number", "", "b", []string{strings.Replace(b, "@tp_rank", "@store_tp:4@store_pp:1@store_format:heads@tp_rank", 1)}, 1, ""},
 		{"two, of which one is chosen", "b@", "another", []string{a, b}, 1, ""},
-		{"another model's", "", "b", []string{a}, 0, `no object names the model "b", but ["a"]: set topic, the beginning of the keys`},
-		{"prefix that none has", "c@", "b", []string{a}, 0, ""},
-		{"pages, which name no model", "", "b", []string{page}, 1, ""},
-		{"pages with a tag, and without", "", "b", []string{page, "tag_" + page}, 0, `objects are of several models or deployments, ["" "tag"]: choose one with topic, the beginning of its keys`},
-		{"pages with a tag", "tag_", "b", []string{page, "tag_" + page}, 1, ""},
+		{"another model's", "", "b", []string{a}, 0, `no object is of the model "b", but of ["a"]: set topic, the beginning of the keys`},
+		{"prefix that none has", "c@", "b", []string{a}, 0, "none of 1 objects is a block that vLLM's MooncakeStoreConnector or SGLang's HiCache has stored, with a key that begins with topic"},
+		{"pages without a tag", "", "b", []string{page}, 1, ""},
+		{"pages of the model", "", "org/b", []string{"org-b_" + page}, 1, ""},
+		{"pages of a deployment", "", "org/b", []string{"x_org-b_tp8_dcp4_page64_pp1_cp1_" + page}, 1, ""},
+		{"pages of another model", "", "org/b", []string{"org-bb_" + page}, 0, `no object is of the model "org/b", but of ["org-bb"]: set topic, the beginning of the keys`},
+		{"other components alone", "", "b", []string{"emb_" + page + "x"}, 0, `no object is of the model "b", but of ["emb"]: set topic, the beginning of the keys`},
+		{"other components beside", "", "", []string{a, "emb_" + page + "x"}, 1, ""},
+		{"pages with a tag, and without", "", "b", []string{page, "tag_b_" + page}, 0, `objects are of several models or deployments, ["" "tag_b"]: choose one with topic, the beginning of its keys`},
+		{"pages with a tag", "tag_", "x", []string{page, "tag_" + page}, 1, ""},
 		{"nothing", "", "", nil, 0, ""},
 	} {
 		stored, problem := listed(t, newBlocks(c.prefix, c.model, budget.New("test", 0)), c.keys...)
@@ -186,8 +202,8 @@ func TestManyNamespacesTakeNoMemory(t *testing.T) {
 	}
 	for _, model := range []string{"", "other"} {
 		b := newBlocks("", model, budget.New("test", 0))
-		if stored, problem := listed(t, b, keys...); stored != nil || problem == "" || len(b.list.namespaces)+len(b.list.others) > maxNamespaces {
-			t.Errorf("%d blocks; %d and %d names; %q", len(stored), len(b.list.namespaces), len(b.list.others), problem)
+		if stored, problem := listed(t, b, keys...); stored != nil || problem == "" || len(b.list.namespaces)+len(b.list.foreign) > maxNamespaces {
+			t.Errorf("%d blocks; %d and %d names; %q", len(stored), len(b.list.namespaces), len(b.list.foreign), problem)
 		}
 	}
 }
@@ -210,7 +226,7 @@ func TestParts(t *testing.T) {
 	t.Parallel()
 	other := fmt.Sprintf("%016x%048x", 1, 0)
 	var many []string
-	for rank := range maxShards {
+	for rank := range maxParts {
 		many = append(many, keyOf("m", rank, 0, 1))
 	}
 	for _, c := range []struct {
@@ -223,14 +239,47 @@ func TestParts(t *testing.T) {
 		{"one rank lacks a block", []string{keyOf("m", 0, 0, 1), keyOf("m", 1, 0, 1), keyOf("m", 0, 0, 2)}, 1, ""},
 		{"the first block lacks a part", []string{keyOf("m", 0, 0, 1), keyOf("m", 0, 0, 2), keyOf("m", 1, 0, 2)}, 0, ""},
 		{"keys and values", []string{other + "_0_k", other + "_0_v", other + "_0_temporal"}, 1, ""},
+		{"forms that are not read", []string{strings.Replace(keyOf("m", 0, 0, 1), "@pcp0", "@pcp0x", 1), keyOf("m", 0, 0, 2), keyOf("m", 0, 0, 1)}, 2, ""},
 		{"keys without values", []string{other + "_0_k", other[:15] + "2" + other[16:] + "_0_v"}, 0, ""},
 		{"as many parts as are allowed", many, 1, ""},
-		{"one more", append(slices.Clone(many), keyOf("m", maxShards, 0, 1)), 0, "blocks have more than 128 parts"},
+		{"one more", append(slices.Clone(many), keyOf("m", maxParts, 0, 1)), 0, "blocks have more than 128 parts"},
 	} {
 		stored, problem := listed(t, newBlocks("", "", budget.New("test", 0)), c.keys...)
 		if len(stored) != c.stored || problem != c.problem {
 			t.Errorf("%s: %v %s; want %d blocks, %s", c.name, stored, problem, c.stored, c.problem)
 		}
+	}
+}
+
+// TestPartsAreRemembered has all objects of a rank lost with its memory: no block can be loaded, although each that is listed has the parts of all
+// others. Later the engines have one rank.
+func TestPartsAreRemembered(t *testing.T) {
+	t.Parallel()
+	b := newBlocks("", "", budget.New("test", 0))
+	both, first := []string{keyOf("m", 0, 0, 1), keyOf("m", 1, 0, 1)}, []string{keyOf("m", 0, 0, 1)}
+	if stored, problem := listed(t, b, both...); len(stored) != 1 || problem != "" {
+		t.Fatalf("%v %s", stored, problem)
+	}
+	for range partLists {
+		if stored, _ := listed(t, b, first...); stored != nil || b.all[1].held {
+			t.Fatalf("%v are stored, held %v", stored, b.all[1].held)
+		}
+	}
+	if stored, problem := listed(t, b, first...); len(stored) != 1 || problem != "" {
+		t.Fatalf("%v %s", stored, problem)
+	}
+}
+
+func TestManyOtherPartsLeaveRoom(t *testing.T) {
+	t.Parallel()
+	var keys []string
+	for i := range 1000 {
+		keys = append(keys, fmt.Sprintf("%016x%048x_component%d", 1, 0, i))
+	}
+	b := newBlocks("", "", budget.New("test", 0))
+	stored, problem := listed(t, b, append(keys, keyOf("m", 0, 0, 1), keyOf("m", 0, 0, 2))...)
+	if len(stored) != 2 || problem != "" || len(b.list.other) > maxOtherParts {
+		t.Errorf("%v %s, %d other parts", stored, problem, len(b.list.other))
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"regexp"
 	"strconv"
+	"strings"
 )
 
 // key is what an object's key says.
@@ -33,7 +34,7 @@ const (
 //     [PREFIX@]MODEL[@store_tp:N@store_pp:N@store_format:NAME]@tp_rank:N@pcpN@dcpN@pp_rank:N@group:N@HEX
 //   - of SGLang's HiCache (SGLang 0.5.23, mooncake_store.py), where HEX is SHA-256 of a page, of which events have the first 8 bytes. RANKS are such
 //     as 0, 0_1 or dcp0_cp0, and may be empty; the keys of other components than attention have its name in their place:
-//     [PREFIX_]HEX_RANKS_k and [PREFIX_]HEX_RANKS_v
+//     [[TAG_]MODEL[_RANKS]_]HEX_RANKS_k, and the same with v
 func parse(text []byte) (k key, ok bool) {
 	if k, ok = parseVLLM(text); ok {
 		return k, true
@@ -80,12 +81,24 @@ func parseSGLang(text []byte) (k key, ok bool) {
 	return k, false
 }
 
-// isAttention reports whether an object is of attention: all of vLLM are, and of SGLang those that have ranks alone before K or V.
-func (k *key) isAttention() bool {
-	return bytes.HasPrefix(k.shard, vllmShard) || pageShard.Match(k.shard)
-}
+// isAttention reports whether an object is of attention, and its key has the forms of parse throughout.
+func (k *key) isAttention() bool { return vllmPart.Match(k.shard) || pagePart.Match(k.shard) }
 
-var pageShard = regexp.MustCompile(`^_((dcp|cp)?[0-9]+(_(dcp|cp)?[0-9]+)*)?_[kv]$`)
+var (
+	vllmPart = regexp.MustCompile(`^@tp_rank:[0-9]+@pcp[0-9]+@dcp[0-9]+@pp_rank:[0-9]+@group:[0-9]+$`)
+	pagePart = regexp.MustCompile(`^_((dcp|cp)?[0-9]+(_(dcp|cp)?[0-9]+)*)?_[kv]$`)
+)
+
+// isOf reports whether the namespace names a model: vLLM's ends with the last part of its path, but for the format of the store, and SGLang's has its
+// whole path, with a hyphen for each slash, between a tag and the ranks. That of SGLang may be empty, and then names none.
+func (k *key) isOf(model string) bool {
+	if bytes.HasPrefix(k.shard, vllmShard) {
+		namespace, _, _ := bytes.Cut(k.namespace, []byte("@store_tp:"))
+		model = strings.TrimRight(model, "/")
+		return string(namespace[bytes.LastIndexByte(namespace, '@')+1:]) == model[strings.LastIndexByte(model, '/')+1:]
+	}
+	return len(k.namespace) == 0 || strings.Contains("_"+string(k.namespace)+"_", "_"+strings.ReplaceAll(model, "/", "-")+"_")
+}
 
 // isHex reports whether a text has lower-case hexadecimal digits alone.
 func isHex(text []byte) bool {

@@ -4,11 +4,11 @@
 // from the store. Out: a transport.Receiver, whose messages are batches as an engine would publish them, with the tokens hashes of blocks in
 // place of their tokens (wire.Rules.ContentInKeys).
 //
-// The list alone tells what the store holds: of what the master evicts or loses with a client it publishes no event (0.3.14), and
+// The list is read rather than events: of what the master evicts or loses with a client it publishes no event (0.3.14), and
 // versions built without ZeroMQ, as most packages are, publish none at all. A list is read every few seconds, and
 // what differs from the list before is passed on. Each connection begins with all blocks, in an epoch of its own.
 //
-// Whatever the server sends, memory is bounded: keys are not kept, and blocks have the memory of Config.Blocks.
+// Whatever the server sends, memory is bounded: keys are not kept, but for the names of some parts and namespaces, and blocks have the memory of Config.Limit.
 package mooncake
 
 import (
@@ -37,14 +37,18 @@ import (
 const (
 	// defaultInterval is the default of Config.Interval.
 	defaultInterval = 2 * time.Second
-	// loadShare is how many times as long as reading a list the time to the next one is, at least.
-	loadShare = 20
-	// listTimeout is how long reading a list may take.
-	listTimeout = time.Minute
+	// loadShare is how many times as long as reading a list the time to the next one is, at least, up to longestWait.
+	loadShare   = 20
+	longestWait = time.Minute
+	// listTimeout is how long reading a list may take, and headerTimeout until the answer begins.
+	listTimeout   = 30 * time.Second
+	headerTimeout = 10 * time.Second
+	// maxListBytes is the size of the longest list: of ten million objects.
+	maxListBytes = 1 << 30
 	// attempts is how many lists in a row may fail before the connection counts as broken.
 	attempts = 3
 	// maxKeyBytes is the length of the longest key that is read.
-	maxKeyBytes = 4 << 10
+	maxKeyBytes = 2 << 10
 	// readBytes is how much of a list is read before it is looked at.
 	readBytes = 64 << 10
 	// maxHeaderBytes is the size of the largest headers.
@@ -59,8 +63,7 @@ const (
 type Config struct {
 	// Address is the HOST:PORT of the master's HTTP server.
 	Address string
-	// Prefix begins the keys of the objects to read; empty for all. Model, if not empty, is the model that keys of vLLM must name if there
-	// is no prefix: its last part after a slash.
+	// Prefix begins the keys of the objects to read. If it is empty, keys that name a model must name Model, unless that is empty, too.
 	Prefix, Model string
 	// Pool is the name of the pool that the store is to Contents; nil: no content is known.
 	Pool     string
@@ -86,11 +89,11 @@ type receiver struct {
 	mu     sync.Mutex // guards blocks
 	blocks *blocks
 
-	// problem is that of the last list.
-	problem string
+	// problem is that of the last list, and logged the one that was logged last.
+	problem, logged string
 }
 
-// Subscribe reads the lists of a master, in the background, until one cannot be read.
+// Subscribe reads the lists of a master, in the background, until the first cannot be read, or several in a row.
 func Subscribe(c Config) transport.Receiver {
 	if c.Contents == nil {
 		c.Contents = func(ctx context.Context, _ string, _ func([]feed.Content), begun func()) error {
@@ -110,7 +113,7 @@ func Subscribe(c Config) transport.Receiver {
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 				return dialer.DialContext(ctx, "tcp", c.Address)
 			},
-			MaxResponseHeaderBytes: maxHeaderBytes, DisableCompression: true, MaxIdleConns: 1,
+			MaxResponseHeaderBytes: maxHeaderBytes, ResponseHeaderTimeout: headerTimeout, DisableCompression: true, MaxIdleConns: 1,
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		Timeout:       listTimeout,
@@ -124,6 +127,11 @@ func (r *receiver) run() {
 	ctx, cancel := context.WithCancel(r.Context())
 	var contents sync.WaitGroup
 	begun, ended := make(chan struct{}), make(chan error, 1)
+	if err := r.probe(ctx); err != nil { // the blocks of all workers are read only if there is a master
+		cancel()
+		r.end(transport.Failed, err)
+		return
+	}
 	contents.Go(func() { ended <- r.Contents(ctx, r.Pool, r.learn, sync.OnceFunc(func() { close(begun) })) })
 	connected := false
 	err := func() error {
@@ -138,17 +146,31 @@ func (r *receiver) run() {
 	}()
 	cancel()
 	contents.Wait()
-	r.client.CloseIdleConnections()
 	r.blocks.close()
-	if r.Context().Err() != nil {
-		err = transport.ErrInterrupted
-	}
 	kind := transport.Failed
 	if connected {
 		kind = transport.Disconnected
 	}
+	r.end(kind, err)
+}
+
+// end ends the connection.
+func (r *receiver) end(kind transport.EventKind, err error) {
+	if r.Context().Err() != nil {
+		err = transport.ErrInterrupted
+	}
+	r.client.CloseIdleConnections()
 	r.PushEvent(transport.Event{Kind: kind, Conn: 1, Err: err})
 	r.End(transport.ErrEnded)
+}
+
+// probe returns an error if no master answers with a list.
+func (r *receiver) probe(ctx context.Context) error {
+	body, err := r.request(ctx)
+	if err == nil {
+		err = body.Close()
+	}
+	return err
 }
 
 // read reads lists. It sets connected after the first.
@@ -156,6 +178,7 @@ func (r *receiver) read(ctx context.Context, ended <-chan error, connected *bool
 	for failures := 0; ; {
 		began := time.Now()
 		err := r.readList(ctx)
+		wait := max(r.Interval, min(longestWait, loadShare*time.Since(began)))
 		switch {
 		case ctx.Err() != nil:
 			return transport.ErrInterrupted
@@ -172,10 +195,11 @@ func (r *receiver) read(ctx context.Context, ended <-chan error, connected *bool
 			if failures++; !*connected || failures == attempts {
 				return err
 			}
+			wait = r.Interval
 			r.Logger.Warn("list of objects not read", "address", r.Address, "error", err)
 		}
 		select {
-		case <-time.After(max(r.Interval, loadShare*time.Since(began))):
+		case <-time.After(wait):
 		case err := <-ended:
 			return err
 		case <-ctx.Done():
@@ -184,34 +208,53 @@ func (r *receiver) read(ctx context.Context, ended <-chan error, connected *bool
 	}
 }
 
-// readList reads a list of objects into the blocks.
-func (r *receiver) readList(ctx context.Context) error {
+// request requests a list, which the caller must close.
+func (r *receiver) request(ctx context.Context) (io.ReadCloser, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.Address+"/get_all_keys", nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	response, err := r.client.Do(request)
 	if err != nil {
+		return nil, err
+	}
+	switch {
+	case response.StatusCode != http.StatusOK:
+		err = fmt.Errorf("%s has answered %s; want 200 OK from a Mooncake master that serves", request.URL, response.Status)
+	case response.ContentLength < 0 && len(response.TransferEncoding) == 0:
+		err = fmt.Errorf("the answer of %s has no length, so that its end could be missing; want Content-Length or chunks", request.URL)
+	case response.ContentLength > maxListBytes:
+		err = errTooLong
+	}
+	if err != nil {
+		return nil, errors.Join(err, response.Body.Close())
+	}
+	return response.Body, nil
+}
+
+var errTooLong = fmt.Errorf("the list of objects is too long; want at most %d bytes", maxListBytes)
+
+// readList reads a list of objects into the blocks.
+func (r *receiver) readList(ctx context.Context) error {
+	body, err := r.request(ctx)
+	if err != nil {
 		return err
 	}
-	defer func() { _ = response.Body.Close() }()
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s has answered %s; want 200 OK from a Mooncake master that serves", request.URL, response.Status)
-	}
-	if response.ContentLength < 0 && len(response.TransferEncoding) == 0 {
-		return fmt.Errorf("the answer of %s has no length, so that its end could be missing", request.URL)
-	}
+	defer func() { _ = body.Close() }()
 	r.mu.Lock()
 	r.blocks.begin()
 	r.mu.Unlock()
-	return r.readKeys(response.Body)
+	return r.readKeys(body)
 }
 
 // readKeys reads keys, one in each line. A longer one than maxKeyBytes is of no block.
 func (r *receiver) readKeys(from io.Reader) error {
-	buffer := make([]byte, readBytes)
+	buffer, read := make([]byte, readBytes), 0
 	for kept, tooLong := 0, false; ; {
 		n, err := from.Read(buffer[kept:])
+		if read += n; read > maxListBytes {
+			return errTooLong
+		}
 		rest := buffer[:kept+n]
 		r.mu.Lock()
 		for {
@@ -219,7 +262,7 @@ func (r *receiver) readKeys(from io.Reader) error {
 			if !ended {
 				break
 			}
-			if !tooLong {
+			if !tooLong && len(line) <= maxKeyBytes {
 				r.blocks.object(line)
 			}
 			rest, tooLong = after, false
@@ -257,12 +300,13 @@ func (r *receiver) pass() bool {
 	problem := r.blocks.end(func(b *block) { stored = append(stored, b) }, func(b *block) { removed = append(removed, b) })
 	list, known := &r.blocks.list, len(r.blocks.all)
 	r.mu.Unlock()
-	if problem != "" && problem != r.problem {
+	if problem != "" && problem == r.problem && problem != r.logged { // one list may come before the workers' first events
+		r.logged = problem
 		r.Logger.Warn("no block of the store counts as held", "reason", problem)
 	}
 	r.problem = problem
 	r.Logger.Debug("list of objects read", "objects", list.objects, "not_read", list.unread, "unknown_content", list.unknown,
-		"known_blocks", known, "stored", len(stored), "removed", len(removed))
+		"blocks", known, "stored", len(stored), "removed", len(removed))
 	if r.seq == 0 && len(stored) == 0 { // the epoch is to be known
 		return r.push(nil)
 	}
@@ -296,9 +340,9 @@ func (r *receiver) push(events []wire.Event) bool {
 	}}})
 }
 
-// ReadGreeting sends a request over a connection, and returns nil if an HTTP server answers.
-func ReadGreeting(c net.Conn) error {
-	request, err := http.NewRequest(http.MethodGet, "http://"+c.RemoteAddr().String()+"/health", nil)
+// ReadGreeting sends a request over a connection, and returns nil if an HTTP server answers. The caller closes the connection when ctx ends.
+func ReadGreeting(ctx context.Context, c net.Conn) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+c.RemoteAddr().String()+"/health", nil)
 	if err != nil {
 		return err
 	}

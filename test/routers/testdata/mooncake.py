@@ -49,7 +49,7 @@ class VLLM:
 class SGLang:
     def stored(self, block, rank):
         memory = types.SimpleNamespace(get_page_buffer_meta=lambda indices: ([0, 0], [0, 0]))
-        this = types.SimpleNamespace(mem_pool_host=memory, mha_suffix=str(rank), config_prefix="deployment")
+        this = types.SimpleNamespace(mem_pool_host=memory, mha_suffix=str(rank), config_prefix="tag_org-m")
         pages = module.MooncakeStore._tag_keys(this, [digest(block, "after").hex()])
         return module.MooncakeStore._get_mha_buffer_meta(this, pages, [])[0]
 
@@ -77,6 +77,12 @@ def end_with_parent():
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
+def listed():
+    """Returns the keys of all objects."""
+    answer = urllib.request.urlopen(f"http://127.0.0.1:{http}/get_all_keys", timeout=60)
+    return set(answer.read().decode().split("\n")) - {""}
+
+
 def start():
     global store, master
     stop()
@@ -89,7 +95,7 @@ def start():
     )
     while True:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{http}/get_all_keys", timeout=60).read()
+            listed()
             break
         except OSError:
             if master.poll() is not None:
@@ -131,7 +137,9 @@ def answer(request):
             for block in blocks:
                 store.remove(keys.loaded(block)[-1])
         case "clear":
-            store.remove_all()
+            while listed():  # those that were looked up a moment ago are kept
+                store.remove_all()
+                time.sleep(0.05)
         case "fill":  # until the master evicts
             for i in range(64):
                 store.put(f"other objects/{i}", b"x" * (1 << 20))
@@ -141,6 +149,8 @@ def answer(request):
             need(int(child.stdout.readline()), "put by another client")
             child.kill()
             child.wait()
+            while listed() & set(all_keys):  # a lookup would keep them
+                time.sleep(0.05)
     return [min(store.batch_is_exist(keys.loaded(block)), default=0) == 1 for block in blocks]
 
 

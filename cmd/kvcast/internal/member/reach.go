@@ -184,7 +184,7 @@ func greeting(ctx context.Context, endpoint string) bool {
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 	switch {
 	case e.Transport == ingestconfig.TransportMooncake:
-		return mooncake.ReadGreeting(c) == nil
+		return mooncake.ReadGreeting(ctx, c) == nil
 	case e.Called():
 		return enginegrpc.ReadGreeting(c) == nil
 	default:
