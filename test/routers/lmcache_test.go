@@ -2,10 +2,7 @@ package routers_test
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -113,27 +110,7 @@ func TestPoolEqualsLMCachesServer(t *testing.T) {
 	server := &lmcacheServer{t: t, port: harness.FreePort(t), reap: 1}
 	server.start()
 	engines := []*engine{newEngine(t, 1), newEngine(t, 2), newEngine(t, 3)}
-	file := filepath.Join(t.TempDir(), "kvcast.yaml")
-	text := fmt.Sprintf("ingest: {reconnect_max: 100ms}\nworkers:\n  - {name: lm, model: m, sources: [{connect: \"lmcache://127.0.0.1:%d\"}]}\n", server.port)
-	for i, e := range engines {
-		pools := ""
-		if i < 2 {
-			pools = "pools: [lm], "
-		}
-		text += fmt.Sprintf("  - {name: %s, model: m, %ssources: [{connect: \"%s\", replay: \"%s\"}]}\n", e.name, pools, e.sockets.Endpoint, e.sockets.Replay)
-	}
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	w := &world{t: t, engines: engines, args: []string{"--config", file, "--bind", "tcp://127.0.0.1:*"}}
-	t.Cleanup(func() {
-		if err := w.process.Stop(); err != nil {
-			t.Error(err)
-		} else if t.Failed() {
-			t.Logf("the log of kvcast:\n%s", strings.Join(w.process.Log(), "\n"))
-		}
-	})
-	w.serve()
+	w := newPoolWorld(t, engines, "m", fmt.Sprintf("{name: lm, model: m, sources: [{connect: \"lmcache://127.0.0.1:%d\"}]}", server.port))
 	check := func(when string, trust kvcastv1.Trust, reasons ...kvcastv1.DegradedReason) {
 		t.Helper()
 		for range 15 {

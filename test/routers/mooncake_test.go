@@ -2,10 +2,7 @@ package routers_test
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -28,7 +25,7 @@ func startMooncake(t *testing.T, engine, keys string) *mooncakeStore {
 	t.Helper()
 	need(t, mooncake, mooncakePackage, keys)
 	s := &mooncakeStore{t: t, http: harness.FreePort(t)}
-	s.c = startConsumer(t, mooncake, "testdata/mooncake.py", mooncakePackage, fmt.Sprint(harness.FreePort(t)), fmt.Sprint(s.http), keys, engine)
+	s.c = startConsumer(t, mooncake, "testdata/mooncake_store.py", mooncakePackage, fmt.Sprint(harness.FreePort(t)), fmt.Sprint(s.http), keys, engine)
 	s.do(map[string]any{"do": "start"})
 	return s
 }
@@ -75,27 +72,7 @@ func TestPoolEqualsAMooncakeStore(t *testing.T) {
 func poolEqualsAMooncakeStore(t *testing.T, store *mooncakeStore) {
 	engines := []*engine{newEngine(t, 1), newEngine(t, 2), newEngine(t, 3)}
 	engines[1].hashes = engines[0].hashes // engines that share a store have the same hashes
-	file := filepath.Join(t.TempDir(), "kvcast.yaml")
-	text := fmt.Sprintf("ingest: {reconnect_max: 100ms}\nworkers:\n  - {name: mc, model: org/m, sources: [{connect: \"mooncake://127.0.0.1:%d\"}]}\n", store.http)
-	for i, e := range engines {
-		pools := ""
-		if i < 2 {
-			pools = "pools: [mc], "
-		}
-		text += fmt.Sprintf("  - {name: %s, model: org/m, %ssources: [{connect: \"%s\", replay: \"%s\"}]}\n", e.name, pools, e.sockets.Endpoint, e.sockets.Replay)
-	}
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	w := &world{t: t, engines: engines, args: []string{"--config", file, "--bind", "tcp://127.0.0.1:*"}}
-	t.Cleanup(func() {
-		if err := w.process.Stop(); err != nil {
-			t.Error(err)
-		} else if t.Failed() {
-			t.Logf("the log of kvcast:\n%s", strings.Join(w.process.Log(), "\n"))
-		}
-	})
-	w.serve()
+	w := newPoolWorld(t, engines, "org/m", fmt.Sprintf("{name: mc, model: org/m, sources: [{connect: \"mooncake://127.0.0.1:%d\"}]}", store.http))
 	random := engines[0].random
 	// held returns a path whose blocks an engine that loads from the store holds: it has them to store.
 	held := func() uint64 {

@@ -212,15 +212,42 @@ func newWorldWith(t *testing.T, zmq string, flags ...string) *world {
 		t.Fatal(err)
 	}
 	w.args = append([]string{"--config", file}, flags...)
-	t.Cleanup(func() {
-		if err := w.process.Stop(); err != nil {
-			t.Error(err)
-		} else if t.Failed() {
-			t.Logf("the log of kvcast:\n%s", strings.Join(w.process.Log(), "\n"))
-		}
-	})
+	w.stopWithTest()
 	w.serve()
 	return w
+}
+
+// newPoolWorld starts kvcast, which reads a pool and engines of a model, of which the first two load from the pool.
+func newPoolWorld(t *testing.T, engines []*engine, model, pool string) *world {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "kvcast.yaml")
+	name, _, _ := strings.Cut(strings.TrimPrefix(pool, "{name: "), ",")
+	text := "ingest: {reconnect_max: 100ms}\nworkers:\n  - " + pool + "\n"
+	for i, e := range engines {
+		pools := ""
+		if i < 2 {
+			pools = "pools: [" + name + "], "
+		}
+		text += fmt.Sprintf("  - {name: %s, model: %s, %ssources: [{connect: \"%s\", replay: \"%s\"}]}\n", e.name, model, pools, e.sockets.Endpoint, e.sockets.Replay)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, engines: engines, args: []string{"--config", file, "--bind", "tcp://127.0.0.1:*"}}
+	w.stopWithTest()
+	w.serve()
+	return w
+}
+
+// stopWithTest stops kvcast when the test ends.
+func (w *world) stopWithTest() {
+	w.t.Cleanup(func() {
+		if err := w.process.Stop(); err != nil {
+			w.t.Error(err)
+		} else if w.t.Failed() {
+			w.t.Logf("the log of kvcast:\n%s", strings.Join(w.process.Log(), "\n"))
+		}
+	})
 }
 
 // address is where an engine is sent requests.
