@@ -122,40 +122,21 @@ func Subscribe(c Config) transport.Receiver {
 	return r
 }
 
-// run reads lists until one cannot be read, or receiving ends.
+// run reads lists until they cannot be read, or receiving ends.
 func (r *receiver) run() {
-	ctx, cancel := context.WithCancel(r.Context())
-	var contents sync.WaitGroup
-	begun, ended := make(chan struct{}), make(chan error, 1)
-	if err := r.probe(ctx); err != nil { // the blocks of all workers are read only if there is a master
-		cancel()
-		r.end(transport.Failed, err)
-		return
-	}
-	contents.Go(func() { ended <- r.Contents(ctx, r.Pool, r.learn, sync.OnceFunc(func() { close(begun) })) })
-	connected := false
-	err := func() error {
-		select {
-		case <-begun:
-		case err := <-ended:
-			return err
-		case <-ctx.Done():
-			return transport.ErrInterrupted
+	kind, err := transport.Failed, r.probe() // the blocks of all workers are read only if there is a master
+	if err == nil {
+		ctx, cancel := context.WithCancel(r.Context())
+		begun, ended := make(chan struct{}), make(chan error, 1)
+		go func() { ended <- r.Contents(ctx, r.Pool, r.learn, sync.OnceFunc(func() { close(begun) })) }()
+		var connected bool
+		if connected, err = r.read(begun, ended); connected {
+			kind = transport.Disconnected
 		}
-		return r.read(ctx, ended, &connected)
-	}()
-	cancel()
-	contents.Wait()
-	r.blocks.close()
-	kind := transport.Failed
-	if connected {
-		kind = transport.Disconnected
+		cancel()
+		<-ended
+		r.blocks.close()
 	}
-	r.end(kind, err)
-}
-
-// end ends the connection.
-func (r *receiver) end(kind transport.EventKind, err error) {
 	if r.Context().Err() != nil {
 		err = transport.ErrInterrupted
 	}
@@ -165,52 +146,50 @@ func (r *receiver) end(kind transport.EventKind, err error) {
 }
 
 // probe returns an error if no master answers with a list.
-func (r *receiver) probe(ctx context.Context) error {
-	body, err := r.request(ctx)
+func (r *receiver) probe() error {
+	body, err := r.request()
 	if err == nil {
 		err = body.Close()
 	}
 	return err
 }
 
-// read reads lists. It sets connected after the first.
-func (r *receiver) read(ctx context.Context, ended <-chan error, connected *bool) error {
+// read reads lists once the contents of blocks are known. connected reports whether it has read one. What it receives from ended it puts back.
+func (r *receiver) read(begun <-chan struct{}, ended chan error) (connected bool, err error) {
+	wait := begun
 	for failures := 0; ; {
+		select {
+		case <-wait:
+		case err := <-ended:
+			ended <- err
+			return connected, err
+		case <-r.Context().Done():
+			return connected, transport.ErrInterrupted
+		}
 		began := time.Now()
-		err := r.readList(ctx)
-		wait := max(r.Interval, min(longestWait, loadShare*time.Since(began)))
+		err := r.readList()
+		next := max(r.Interval, min(longestWait, loadShare*time.Since(began)))
 		switch {
-		case ctx.Err() != nil:
-			return transport.ErrInterrupted
+		case err == nil && !r.pass(!connected):
+			return connected, transport.ErrInterrupted
 		case err == nil:
-			failures = 0
-			if !*connected {
-				*connected = true
-				r.PushEvent(transport.Event{Kind: transport.Connected, Conn: 1})
-			}
-			if !r.pass() {
-				return transport.ErrInterrupted
-			}
+			connected, failures = true, 0
+		case !connected, failures+1 == attempts, r.Context().Err() != nil:
+			return connected, err
 		default:
-			if failures++; !*connected || failures == attempts {
-				return err
-			}
-			wait = r.Interval
+			failures++
+			next = r.Interval
 			r.Logger.Warn("list of objects not read", "address", r.Address, "error", err)
 		}
-		select {
-		case <-time.After(wait):
-		case err := <-ended:
-			return err
-		case <-ctx.Done():
-			return transport.ErrInterrupted
-		}
+		timer := make(chan struct{})
+		time.AfterFunc(next, func() { close(timer) })
+		wait = timer
 	}
 }
 
 // request requests a list, which the caller must close.
-func (r *receiver) request(ctx context.Context) (io.ReadCloser, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.Address+"/get_all_keys", nil)
+func (r *receiver) request() (io.ReadCloser, error) {
+	request, err := http.NewRequestWithContext(r.Context(), http.MethodGet, "http://"+r.Address+"/get_all_keys", nil)
 	if err != nil {
 		return nil, err
 	}
@@ -235,8 +214,8 @@ func (r *receiver) request(ctx context.Context) (io.ReadCloser, error) {
 var errTooLong = fmt.Errorf("the list of objects is too long; want at most %d bytes", maxListBytes)
 
 // readList reads a list of objects into the blocks.
-func (r *receiver) readList(ctx context.Context) error {
-	body, err := r.request(ctx)
+func (r *receiver) readList() error {
+	body, err := r.request()
 	if err != nil {
 		return err
 	}
@@ -293,8 +272,11 @@ func (r *receiver) learn(all []feed.Content) {
 	}
 }
 
-// pass passes on what a list has changed. It returns false if receiving ends.
-func (r *receiver) pass() bool {
+// pass passes on what a list has changed, and before, if it is the first, that there is a connection. It returns false if receiving ends.
+func (r *receiver) pass(first bool) bool {
+	if first {
+		r.PushEvent(transport.Event{Kind: transport.Connected, Conn: 1})
+	}
 	var stored, removed []*block
 	r.mu.Lock()
 	problem := r.blocks.end(func(b *block) { stored = append(stored, b) }, func(b *block) { removed = append(removed, b) })
@@ -307,7 +289,7 @@ func (r *receiver) pass() bool {
 	r.problem = problem
 	r.Logger.Debug("list of objects read", "objects", list.objects, "not_read", list.unread, "unknown_content", list.unknown,
 		"blocks", known, "stored", len(stored), "removed", len(removed))
-	if r.seq == 0 && len(stored) == 0 { // the epoch is to be known
+	if first && len(stored) == 0 { // the epoch is to be known
 		return r.push(nil)
 	}
 	for some := range slices.Chunk(removed, batchBlocks) {
