@@ -14,7 +14,7 @@ const (
 	EngineLLMDSim Engine = "llm-d-sim"
 	// EngineLMCache is LMCache's multiprocess server, a pool: see Worker.Pool.
 	EngineLMCache Engine = "lmcache"
-	// EngineMooncake is a Mooncake store, a pool.
+	// EngineMooncake is a Mooncake store, which is read as a pool: see Worker.Pool.
 	EngineMooncake Engine = "mooncake"
 )
 

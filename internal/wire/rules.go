@@ -62,7 +62,7 @@ type Rules struct {
 	ChunkSize uint32
 	// ClearsDevice reports whether a clear that names no medium is of device memory, and not of all tiers.
 	ClearsDevice bool
-	// IsVLLM reports whether the engine is vLLM. It tells cache salts and multimodal inputs in extra keys alone, and some of its connectors tell no
+	// IsVLLM reports whether the engine is vLLM. It sends cache salts and multimodal inputs in extra keys alone, and some of its connectors send no
 	// removes.
 	IsVLLM bool
 	// ContentInKeys reports whether stores have the contents of their blocks in the form of AppendContents, in place of tokens.
@@ -326,7 +326,7 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 
 // isNeverRemoved reports whether a store of vLLM is by a connector that sends no removes. The media are those of vLLM 0.33: cpu in lower case of its
 // connector for Mooncake stores, and of LMCache's; STORAGE of the tiers of its offloading connector that are files or objects. Its own host
-// memory is CPU, and KVCR, which is the owner of its blocks, tells removes.
+// memory is CPU, and KVCR, which is the owner of its blocks, sends removes.
 func (ev *Event) isNeverRemoved() bool {
 	return ev.Medium == "cpu" || ev.Medium == "STORAGE" && ev.rare().Ownership == ""
 }

@@ -350,7 +350,7 @@ const (
 	ReasonChunks
 	// ReasonNoExtraKeys is a store that is not left out, in a form that cannot tell the cache salt and other inputs of the engine.
 	ReasonNoExtraKeys
-	// ReasonNoRemoves is a store that is not left out, by a connector that never tells what it removes.
+	// ReasonNoRemoves is a store that is not left out, by a connector that sends no removes.
 	ReasonNoRemoves
 
 	NumReasons = iota

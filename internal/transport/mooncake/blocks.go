@@ -24,7 +24,7 @@ const (
 	blockBytes = 112
 )
 
-// content is what workers have told of a block, except for its tokens hash.
+// content is what is known of the content of a block, beside its tokens hash.
 type content struct {
 	lora string
 	size uint32 // in tokens
@@ -35,10 +35,10 @@ type block struct {
 	hash, parent uint64
 	tokens       uint64 // the tokens hash
 	content      unique.Handle[content]
-	told         uint32 // the number of the list after which its content was told last
+	learned      uint32 // the number of the list after which its content was learned last
 	walked       uint32 // the number of the list at whose end blocks before it were looked for
 	// parts are those in the list that is being read. held reports whether the store had all in the last list, and emitted whether routers
-	// know that. disputed reports whether workers have told several contents: it never counts as held.
+	// know that. disputed reports whether several contents were learned: it never counts as held.
 	parts                   parts
 	hasParent               bool
 	held, emitted, disputed bool
@@ -113,7 +113,7 @@ func newBlocks(prefix, model string, l limit) *blocks {
 
 // learn records the content of a block.
 func (b *blocks) learn(hash uint64, parent uint64, hasParent bool, tokens uint64, c content) {
-	next := block{hash: hash, parent: parent, hasParent: hasParent, tokens: tokens, content: unique.Make(c), told: b.number}
+	next := block{hash: hash, parent: parent, hasParent: hasParent, tokens: tokens, content: unique.Make(c), learned: b.number}
 	at := b.all[hash]
 	switch {
 	case at == nil && b.limit.Reserve(next.bytes()):
@@ -122,7 +122,7 @@ func (b *blocks) learn(hash uint64, parent uint64, hasParent bool, tokens uint64
 		b.full = true
 	default:
 		at.disputed = at.disputed || at.tokens != tokens || at.parent != parent || at.hasParent != hasParent || at.content != next.content
-		at.told = b.number
+		at.learned = b.number
 	}
 }
 
@@ -289,14 +289,14 @@ func (b *blocks) chain(at *block, chain []*block) []*block {
 	return chain
 }
 
-// prune forgets blocks that the store does not hold and nobody has told since the list before, if there was no room for others.
+// prune forgets blocks that the store does not hold and whose content was not learned again since the list before, if there was no room for others.
 func (b *blocks) prune() {
 	if !b.full {
 		return
 	}
 	b.full = false
 	for _, at := range b.all {
-		if !at.held && at.told+1 < b.number {
+		if !at.held && at.learned+1 < b.number {
 			b.forget(at)
 		}
 	}
