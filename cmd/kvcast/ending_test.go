@@ -86,7 +86,7 @@ func launch(t *testing.T, args ...string) *harness.Process {
 
 func launchBy(t *testing.T, wrapper []string, args ...string) *harness.Process {
 	t.Helper()
-	p, err := harness.StartProcess(harness.ProcessConfig{Race: testclass.RaceEnabled, Wrapper: wrapper, Args: args})
+	p, err := harness.StartProcess(harness.ProcessConfig{Race: testclass.RaceEnabled, Wrapper: wrapper, Args: append(args, "--log-level", "debug")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,7 @@ var states = map[string]state{
 	}, "", "the engines", false},
 	"opening a journal whose servers are away": {func(t *testing.T) *harness.Process {
 		t.Helper()
-		s := launch(t, "--journal", "nats://127.0.0.1:1", "--log-level", "debug")
+		s := launch(t, "--journal", "nats://127.0.0.1:1")
 		mustLog(t, s, `limits of the Go runtime`)
 		return s
 	}, "open the journal", "the journal", false},
@@ -278,6 +278,20 @@ func TestServersEndInEveryState(t *testing.T) {
 	}
 }
 
+// step returns the last step of a server's end that it has logged; until it serves, that of its start.
+func step(s *harness.Process) string {
+	log := strings.Join(s.Log(), "\n")
+	const next = `msg="next step" waits_for=`
+	if strings.Contains(log, "msg=serving") {
+		_, log, _ = strings.Cut(log, next+`"the engines, to start"`) // the first of its end
+	}
+	i := strings.LastIndex(log, next)
+	if i < 0 {
+		return ""
+	}
+	return strings.TrimPrefix(log[i+len(next):], `"`)
+}
+
 // wantNamed checks that a server that has not ended as planned names what hangs.
 func wantNamed(t *testing.T, s *harness.Process, text string) {
 	t.Helper()
@@ -303,14 +317,18 @@ func TestServersEndWhenInterruptedAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := state.reach(t)
+			_ = s.Signal(os.Interrupt) // it may have ended
+			if state.hangs {
+				harness.WaitFor(t, func() bool { return strings.HasPrefix(step(s), state.waits) })
+			}
 			pace := time.NewTicker(100 * time.Millisecond)
 			defer pace.Stop()
 			for ended := false; !ended; {
-				_ = s.Signal(os.Interrupt) // it may have ended
 				select {
 				case <-s.Ended():
 					ended = true
 				case <-pace.C:
+					_ = s.Signal(os.Interrupt)
 				}
 			}
 			log := strings.Join(s.Log(), "\n")

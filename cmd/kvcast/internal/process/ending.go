@@ -15,15 +15,22 @@ const exitTimeout = 10 * time.Second
 
 // Ending is how the process ends: after exitTimeout at the latest, and at once at a second interrupt.
 type Ending struct {
+	log   *slog.Logger
 	waits atomic.Pointer[string] // what the process waits for
 }
 
+// NewEnding returns an Ending that logs each step of the process at level DEBUG.
+func NewEnding(log *slog.Logger) *Ending { return &Ending{log: log} }
+
 // WaitsFor records what the process waits for from now on.
-func (e *Ending) WaitsFor(what string) { e.waits.Store(&what) }
+func (e *Ending) WaitsFor(what string) {
+	e.waits.Store(&what)
+	e.log.Debug("next step", "waits_for", what)
+}
 
 // Bound ends the process when ctx has been done for exitTimeout, or at an interrupt after that. The process has then stored no less than
 // one that is killed.
-func (e *Ending) Bound(ctx context.Context, log *slog.Logger) {
+func (e *Ending) Bound(ctx context.Context) {
 	<-ctx.Done()
 	again := make(chan os.Signal, 1)
 	signal.Notify(again, os.Interrupt)
@@ -34,6 +41,6 @@ func (e *Ending) Bound(ctx context.Context, log *slog.Logger) {
 	case <-again:
 		why = "it was interrupted again"
 	}
-	log.Error("kvcast exits before everything is stopped", "why", why, "waits_for", *e.waits.Load())
+	e.log.Error("kvcast exits before everything is stopped", "why", why, "waits_for", *e.waits.Load())
 	os.Exit(1)
 }

@@ -78,9 +78,9 @@ func (c *Command) Run(ctx context.Context, line *kong.Context, p cli.Process) er
 		log.Warn("no workers, listeners or discovery configured: listening for engines at the default port",
 			"bind", config.DefaultBind, "configure", "--worker, --bind, ZMQ_PORT, or a file with --config")
 	}
-	e := new(process.Ending)
+	e := process.NewEnding(log)
 	e.WaitsFor("the journal, to open it")
-	go e.Bound(ctx, log) // until the process ends
+	go e.Bound(ctx) // until the process ends
 	s, err := Open(ctx, cfg, log)
 	if err != nil {
 		return err

@@ -95,7 +95,7 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	s := &Service{
 		credentials: loaded,
 		cfg:         c, log: log, registry: prometheus.NewRegistry(), serving: make(chan struct{}), assembled: make(chan struct{}),
-		registered: make(chan struct{}), ending: new(process.Ending),
+		registered: make(chan struct{}), ending: process.NewEnding(log),
 	}
 	c.Server.Incidents = new(incident.Log)
 	live := collectors.GoRuntimeMetricsRule{Matcher: regexp.MustCompile("^/gc/heap/live:bytes$")}
