@@ -76,11 +76,9 @@ func (c *Checkpoints) openError(err error) error {
 
 // Follow opens the object store, which must exist, to read it.
 func Follow(ctx context.Context, to *client.Client, j Journal) (*Checkpoints, error) {
-	ctx, cancel := context.WithTimeout(ctx, client.RequestTimeout)
-	defer cancel()
 	c := newCheckpoints(to, j)
 	var err error
-	if c.stream, err = c.client.JS.Stream(ctx, Stream(c.client.Stream)); err != nil {
+	if c.stream, err = c.client.OpenStream(ctx, Stream(c.client.Stream)); err != nil {
 		return nil, c.openError(err)
 	}
 	return c, nil
@@ -92,13 +90,13 @@ func Open(opening context.Context, to *client.Client, j Journal, grace time.Dura
 	ctx, cancel := context.WithTimeout(opening, client.ConfigureTimeout)
 	defer cancel()
 	c := newCheckpoints(to, j)
-	js, name := c.client.JS, Stream(c.client.Stream)
-	s, err := js.Stream(ctx, name)
+	name := Stream(c.client.Stream)
+	s, err := c.client.OpenStream(ctx, name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		config := jetstream.ObjectStoreConfig{Bucket: bucket(c.client.Stream), Description: "Checkpoints of kvcast.", Replicas: max(c.client.Replicas, 1)}
 		// Another process may have created and configured it meanwhile.
-		if _, err = js.CreateObjectStore(ctx, config); err == nil || errors.Is(err, jetstream.ErrBucketExists) {
-			if s, err = js.Stream(ctx, name); errors.Is(err, jetstream.ErrStreamNotFound) {
+		if _, err = c.client.JS.CreateObjectStore(ctx, config); err == nil || errors.Is(err, jetstream.ErrBucketExists) {
+			if s, err = c.client.OpenStream(ctx, name); errors.Is(err, jetstream.ErrStreamNotFound) {
 				err = fmt.Errorf("%w: %w", client.ErrNoAnswer, err) // from a server that has not heard of it yet
 			}
 		}

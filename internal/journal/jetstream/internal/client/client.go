@@ -98,13 +98,18 @@ func (c *Client) UntilAnswered(ctx context.Context, ask func() error) error {
 
 // StreamInfo returns the state of the stream of the entries now.
 func (c *Client) StreamInfo(ctx context.Context) (jetstream.Stream, *jetstream.StreamInfo, error) {
-	ctx, cancel := context.WithTimeout(ctx, RequestTimeout)
-	defer cancel()
-	s, err := c.JS.Stream(ctx, c.Stream)
+	s, err := c.OpenStream(ctx, c.Stream)
 	if err != nil {
 		return nil, nil, err
 	}
 	return s, s.CachedInfo(), nil
+}
+
+// OpenStream asks for a stream. The servers answer nothing while it has no leader.
+func (c *Client) OpenStream(ctx context.Context, name string) (jetstream.Stream, error) {
+	ctx, cancel := context.WithTimeout(ctx, RequestTimeout)
+	defer cancel()
+	return c.JS.Stream(ctx, name)
 }
 
 // Place names the stream and where it is.
@@ -124,6 +129,8 @@ func (c *Client) NoSpace(ctx context.Context, stream, description string) error 
 
 // CreatedBucket returns a KV bucket that exists. A server that has not heard of it yet has no answer.
 func (c *Client) CreatedBucket(ctx context.Context, name string) (jetstream.KeyValue, error) {
+	ctx, cancel := context.WithTimeout(ctx, RequestTimeout)
+	defer cancel()
 	kv, err := c.JS.KeyValue(ctx, name)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
 		err = fmt.Errorf("%w: %w", ErrNoAnswer, err)

@@ -108,7 +108,7 @@ func open(ctx context.Context, c *client.Client, k keys) (*Registrations, error)
 	ctx, cancel := context.WithTimeout(ctx, client.ConfigureTimeout)
 	defer cancel()
 	name, prefix := workersBucket(c.Stream), "$KV."+workersBucket(c.Stream)+"."
-	s, err := c.JS.Stream(ctx, WorkersStream(c.Stream))
+	s, err := c.OpenStream(ctx, WorkersStream(c.Stream))
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		s, err = create(ctx, c, 0)
 	} else if err == nil && c.Replicas != 0 && s.CachedInfo().Config.Replicas != c.Replicas {
