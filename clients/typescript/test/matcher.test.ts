@@ -27,7 +27,7 @@ const answering: Handlers = {
 test("each request gets its own answer, over one connection", async () => {
   const server = await TestServer.start(answering);
   const matcher = new Client(server.address).matcher();
-  const results = await Promise.all(Array.from({ length: 3000 }, (_, i) => matcher.match(request(i))));
+  const results = await Promise.all(Array.from({ length: 300 }, (_, i) => matcher.match(request(i))));
   results.forEach((r, i) => assert.equal(r.position.seq, BigInt(i)));
   assert.equal(server.connections, 1);
   await matcher.close();
