@@ -12,6 +12,7 @@ import (
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/embedded"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/checkpoints"
+	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/client"
 	"github.com/kvcast/kvcast/internal/journal/jetstream/internal/kv"
 )
 
@@ -33,7 +34,7 @@ type directory struct {
 
 func newDirectory(j *Journal) *directory {
 	j.client.Where = j.cfg.Dir
-	j.client.IsTransient = func(error) bool { return false }
+	j.client.IsTransient = client.IsDisconnected // the server is in this process, and the connection is soon replaced
 	return &directory{
 		j: j, renewed: time.Now(), wake: make(chan struct{}, 1), suspect: make(chan struct{}, 1), canceled: make(map[*journal.Source]error),
 	}
@@ -127,7 +128,9 @@ func (d *directory) checkRange(first, last uint64) error {
 }
 
 func (d *directory) continueAfter(epoch string, last, purged uint64) error {
+	d.mu.Lock()
 	d.w.acked = last // nothing is appended yet
+	d.mu.Unlock()
 	return d.server.Position.Set(epoch, last, purged)
 }
 
@@ -187,7 +190,11 @@ func (d *directory) delivered(_ *nats.Msg, _ journal.Source, e *Entry, _ time.Ti
 	return show()
 }
 
-func (d *directory) reset(last uint64) { d.w = window{acked: last} }
+func (d *directory) reset(last uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.w = window{acked: last}
+}
 
 func (d *directory) reconnected() {
 	d.mu.Lock()

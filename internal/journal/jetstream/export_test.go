@@ -27,3 +27,6 @@ func (j *Journal) StuckAfter(ticks int, since time.Time) error {
 	}
 	return j.Err()
 }
+
+// Reconnect ends the connection to the servers, which is replaced.
+func (j *Journal) Reconnect() error { return j.client.Conn.ForceReconnect() }

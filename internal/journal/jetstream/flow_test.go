@@ -185,3 +185,28 @@ func TestLoadContinuesWhenTheServerHasLostItsConsumer(t *testing.T) {
 		}
 	})
 }
+
+// TestLoadFromADirectorySurvivesTheLossOfItsConnection ends the connection to the embedded server before the journal is read, and while it is.
+func TestLoadFromADirectorySurvivesTheLossOfItsConnection(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	j, _ := load(t, config(dir))
+	want := appendN(t, j, "w", 3000)
+	mustClose(t, j)
+	j = open(t, config(dir))
+	lose := func() {
+		if err := j.Reconnect(); err != nil {
+			t.Error(err)
+		}
+	}
+	lose()
+	n := 0
+	if err := j.Load(harness.Context(t), 0, func(jetstream.Entry) error {
+		if n++; n%1000 == 500 {
+			lose()
+		}
+		return nil
+	}); err != nil || n != len(want) {
+		t.Errorf("got %d entries, %v, want %d", n, err, len(want))
+	}
+}

@@ -23,7 +23,12 @@ import (
 // expire Retention.MaxAge after Load, however old they are. With Servers, Load reads on after an interruption when
 // they answer again, until ctx ends. The journal then follows the stream: it reads the entries that any process appends.
 func (j *Journal) Load(ctx context.Context, needed uint64, f func(Entry) error) error {
-	s, info, err := j.client.StreamInfo(ctx)
+	var s jetstream.Stream
+	var info *jetstream.StreamInfo
+	err := j.client.UntilAnswered(ctx, func() (err error) {
+		s, info, err = j.client.StreamInfo(ctx)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("load %s: %w", j.client.Place(), err)
 	}
@@ -170,14 +175,20 @@ func (j *Journal) answerStatus(m *nats.Msg, status string) error {
 // heartbeat is how often the server says that it has nothing to deliver.
 const heartbeat = 500 * time.Millisecond
 
+// maxUnanswered is how many requests for a consumer in a row may get no answer.
+const maxUnanswered = 10
+
 // load reads the entries from first to last. It reads on from a new consumer when one is interrupted.
 func (j *Journal) load(ctx context.Context, s jetstream.Stream, first, last uint64, f func(Entry) error) error {
 	l := &loader{j: j, stream: s, sources: make(map[journal.Source]*journal.Source), next: first, f: f}
-	for {
+	for unanswered := 0; ; unanswered++ {
 		err := j.client.UntilAnswered(ctx, func() error {
-			return j.consume(ctx, s, l.next, "", func(sub *nats.Subscription) error { return l.readUntil(ctx, sub, last) })
+			return j.consume(ctx, s, l.next, "", func(sub *nats.Subscription) error {
+				unanswered = 0
+				return l.readUntil(ctx, sub, last)
+			})
 		})
-		if !errors.Is(err, errInterrupted) || ctx.Err() != nil {
+		if !errors.Is(err, errInterrupted) || ctx.Err() != nil || unanswered == maxUnanswered {
 			return err
 		}
 		j.log.Warn("Reading the journal is interrupted. It continues from a new consumer.", "next_seq", l.next, "error", err)
@@ -190,7 +201,8 @@ func (j *Journal) load(ctx context.Context, s jetstream.Stream, first, last uint
 }
 
 // consume creates a push consumer of the entries of a subject, or of all, from a seq on, and calls read with its subscription.
-// A push consumer takes a third of the time of direct gets in batches.
+// A push consumer takes a third of the time of direct gets in batches. The error is an errInterrupted if the request for the consumer gets no answer, as
+// when the connection is lost.
 func (j *Journal) consume(ctx context.Context, s jetstream.Stream, first uint64, subject string, read func(*nats.Subscription) error) error {
 	inbox := nats.NewInbox()
 	sub, err := j.client.Conn.SubscribeSync(inbox)
@@ -216,7 +228,10 @@ func (j *Journal) consume(ctx context.Context, s jetstream.Stream, first uint64,
 		Replicas:          1,
 		InactiveThreshold: 10 * time.Second,
 	})
-	if err != nil {
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%w: %w", errInterrupted, err)
+	case err != nil:
 		return err
 	}
 	defer func() {

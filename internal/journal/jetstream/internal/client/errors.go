@@ -39,8 +39,12 @@ func IsUnanswered(err error) bool {
 	if errors.As(err, &apiErr) && (apiErr.ErrorCode == codeUnavailable || apiErr.ErrorCode == CodeNoPeers && strings.Contains(apiErr.Description, "peer offline")) {
 		return true
 	}
-	return errors.Is(err, ErrNoAnswer) || errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, nats.ErrNoResponders) ||
-		errors.Is(err, nats.ErrReconnectBufExceeded) || errors.Is(err, nats.ErrConnectionReconnecting)
+	return errors.Is(err, ErrNoAnswer) || errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, nats.ErrNoResponders) || IsDisconnected(err)
+}
+
+// IsDisconnected reports whether a request was not sent, because there was no connection.
+func IsDisconnected(err error) bool {
+	return errors.Is(err, nats.ErrReconnectBufExceeded) || errors.Is(err, nats.ErrConnectionReconnecting)
 }
 
 // IsWrongLastSeq reports whether an error means that a stream has another last entry than the message required.
