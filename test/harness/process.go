@@ -118,6 +118,17 @@ func (p *Process) logTail() string {
 	return strings.Join(lines[max(0, len(lines)-logTailLines):], "\n")
 }
 
+// stacks ends the program, and returns the end of the log, followed by the stacks of all goroutines.
+func (p *Process) stacks() string {
+	logged := len(p.Log())
+	_ = p.Signal(syscall.SIGQUIT) // fails if it has exited
+	select {
+	case <-p.ended:
+	case <-time.After(Timeout):
+	}
+	return strings.Join(p.Log()[max(0, logged-logTailLines):], "\n")
+}
+
 // LogFaults returns the log lines that report an error or a crash.
 func (p *Process) LogFaults() []string {
 	return slices.DeleteFunc(p.Log(), func(line string) bool {
@@ -146,7 +157,7 @@ func (p *Process) Logged(pattern *regexp.Regexp) (string, error) {
 		select {
 		case <-changed:
 		case <-timeout:
-			return "", fmt.Errorf("kvcast has not logged %s within %v:\n%s", pattern, Timeout, p.logTail())
+			return "", fmt.Errorf("kvcast has not logged %s within %v:\n%s", pattern, Timeout, p.stacks())
 		}
 	}
 }
