@@ -54,7 +54,7 @@ func Accept(l *net.TCPListener, socket zmtp.SocketType, timeout time.Duration) (
 // handshake completes the handshake. A PUB socket also awaits a subscription, and a SUB socket
 // subscribes to all topics.
 func handshake(tcp *net.TCPConn, socket zmtp.SocketType, timeout time.Duration) (*Conn, error) {
-	c := &Conn{tcp: tcp, session: zmtp.New(zmtp.Config{Socket: socket}, time.Now())}
+	c := &Conn{tcp: tcp, session: zmtp.New(zmtp.Config{Socket: socket, Split: true}, time.Now())}
 	last := zmtp.Established
 	if socket == zmtp.PUB {
 		last = zmtp.Subscribe
@@ -93,25 +93,25 @@ func (c *Conn) next(e *zmtp.Event) error {
 	}
 }
 
-// Receive returns the next message, of at most four frames. It may take timeout; afterwards,
+// Receive returns the frames of the next message. It may take timeout; afterwards,
 // Receive can be called again.
 func (c *Conn) Receive(timeout time.Duration) (frames [][]byte, err error) {
 	if err := c.tcp.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return nil, fmt.Errorf("set deadline: %w", err)
 	}
-	var e zmtp.Event
-	for e.Kind != zmtp.Message {
+	for {
+		var e zmtp.Event
 		if err := c.next(&e); err != nil {
 			return nil, fmt.Errorf("receive: %w", err)
 		}
+		if e.Kind != zmtp.Message {
+			continue
+		}
+		frames = append(frames, bytes.Clone(e.Frames[0]))
+		if !e.More {
+			return frames, nil
+		}
 	}
-	if e.Count > zmtp.KeptFrames {
-		return nil, fmt.Errorf("receive: message of %d frames, want at most %d", e.Count, zmtp.KeptFrames)
-	}
-	for _, f := range e.Frames[:e.Count] {
-		frames = append(frames, bytes.Clone(f))
-	}
-	return frames, nil
 }
 
 // Command appends a command.

@@ -19,12 +19,13 @@ const chunkTokens = 2 * blockSize
 
 // lmcacheServer is LMCache's server, and the chunks that it has stored.
 type lmcacheServer struct {
-	t    *testing.T
-	port int
-	reap float64 // seconds
-	stop func()
-	c    *consumer
-	held map[string]bool // by the tokens up to the end of a chunk
+	t         *testing.T
+	transport string
+	port      int
+	reap      float64 // seconds
+	stop      func()
+	c         *consumer
+	held      map[string]bool // by the tokens up to the end of a chunk
 }
 
 // start starts the server anew, with an empty memory.
@@ -33,17 +34,17 @@ func (s *lmcacheServer) start() {
 	if s.stop != nil {
 		s.stop()
 	}
-	s.c, s.stop = startEndingConsumer(s.t, lmcache, "testdata/lmcache.py", lmcachePackage, fmt.Sprint(s.port), fmt.Sprint(chunkTokens), "2000", fmt.Sprint(s.reap))
+	s.c, s.stop = startEndingConsumer(s.t, lmcache, "testdata/lmcache.py", lmcachePackage, s.transport, fmt.Sprint(s.port), fmt.Sprint(chunkTokens), "2000", fmt.Sprint(s.reap))
 	s.held = make(map[string]bool)
 	s.request(map[string]any{})
 }
 
-func (s *lmcacheServer) request(request map[string]any) {
+// request makes the server do something, and returns the seq of the newest record of its log.
+func (s *lmcacheServer) request(request map[string]any) uint64 {
 	s.t.Helper()
-	var answer struct{ Port int }
-	if s.c.ask(request, &answer); answer.Port != s.port {
-		s.t.Fatalf("the server listens at port %d, want %d", answer.Port, s.port)
-	}
+	var answer struct{ Seq uint64 }
+	s.c.ask(request, &answer)
+	return answer.Seq
 }
 
 func (s *lmcacheServer) store(prompt []uint32) {
@@ -84,8 +85,8 @@ func (w *world) match(prompt []uint32) []client.Match {
 	return w.matchOf("m", prompt)
 }
 
-// matchOf returns the matches of a prompt.
-func (w *world) matchOf(model string, prompt []uint32) []client.Match {
+// client returns a client of kvcast.
+func (w *world) client() *client.Client {
 	w.t.Helper()
 	addr, err := w.process.Addr()
 	if err != nil {
@@ -95,7 +96,27 @@ func (w *world) matchOf(model string, prompt []uint32) []client.Match {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	res, err := c.MatchPrefix(w.t.Context(), client.MatchRequest{Prompts: []client.Prompt{{Model: model, Tokens: prompt}}})
+	return c
+}
+
+// awaitRead waits until kvcast has read a source up to a seq.
+func (w *world) awaitRead(worker string, seq uint64) {
+	w.t.Helper()
+	c := w.client()
+	harness.WaitFor(w.t, func() bool {
+		all, err := c.Workers(w.t.Context(), nil)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		i := slices.IndexFunc(all, func(s *kvcastv1.WorkerStatus) bool { return s.GetName() == worker })
+		return i >= 0 && all[i].GetSources()[0].GetLastSeq() >= seq
+	})
+}
+
+// matchOf returns the matches of a prompt.
+func (w *world) matchOf(model string, prompt []uint32) []client.Match {
+	w.t.Helper()
+	res, err := w.client().MatchPrefix(w.t.Context(), client.MatchRequest{Prompts: []client.Prompt{{Model: model, Tokens: prompt}}})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -107,7 +128,17 @@ func (w *world) matchOf(model string, prompt []uint32) []client.Match {
 func TestPoolEqualsLMCachesServer(t *testing.T) {
 	testclass.Peers(t)
 	need(t, lmcache, lmcachePackage)
-	server := &lmcacheServer{t: t, port: harness.FreePort(t), reap: 1}
+	for _, transport := range []string{"zmq", "grpc"} {
+		t.Run(transport, func(t *testing.T) {
+			t.Parallel()
+			poolEqualsLMCachesServer(t, transport)
+		})
+	}
+}
+
+func poolEqualsLMCachesServer(t *testing.T, transport string) {
+	t.Helper()
+	server := &lmcacheServer{t: t, transport: transport, port: harness.FreePort(t), reap: 1}
 	server.start()
 	engines := []*engine{newEngine(t, 1), newEngine(t, 2), newEngine(t, 3)}
 	w := newPoolWorld(t, engines, "m", fmt.Sprintf("{name: lm, model: m, sources: [{connect: \"lmcache://127.0.0.1:%d\"}]}", server.port))
@@ -167,9 +198,11 @@ func TestPoolEqualsLMCachesServer(t *testing.T) {
 	change(20)
 	check("after a restart of LMCache", degraded, connector)
 	for range 2 { // the log, of 2,000 records, no longer has the first
+		last := uint64(0)
 		for range 300 {
-			server.request(map[string]any{"store": true, "tokens": promptOf(1<<16 + engines[0].randomPath()), "model": "another"})
+			last = server.request(map[string]any{"store": true, "tokens": promptOf(1<<16 + engines[0].randomPath()), "model": "another"})
 		}
+		w.awaitRead("lm", last) // before the log has lost these
 	}
 	change(20)
 	check("after records of other models", degraded, connector)

@@ -83,16 +83,19 @@ func (c *call) run() {
 	c.receiver.End(transport.ErrEnded)
 }
 
+// connection is what calls are made over.
+type connection interface {
+	grpc.ClientConnInterface
+	Close() error
+}
+
 // dial opens a connection and calls the server: first to resume, if that is wanted, and then from the present state.
 func (c *call) dial() error {
-	conn, err := grpc.NewClient("passthrough:///"+c.address,
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(c.dialTCP), grpc.WithNoProxy(),
-		grpc.WithUserAgent("kvcast"), grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(), grpc.WithIdleTimeout(0),
-		grpc.WithStaticStreamWindowSize(windowBytes), grpc.WithStaticConnWindowSize(windowBytes),
-		grpc.WithMaxHeaderListSize(maxHeaderBytes),
-		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(codec{}), grpc.MaxCallRecvMsgSize(transport.MaxPayloadBytes),
-			experimental.AcceptCompressors()), // none, because the memory of a response is that of what was read
-	)
+	open := (*call).open
+	if c.protocol.open != nil {
+		open = c.protocol.open
+	}
+	conn, err := open(c)
 	if err != nil {
 		return err
 	}
@@ -105,6 +108,18 @@ func (c *call) dial() error {
 		c.from = 0
 	}
 	return c.callAny(conn)
+}
+
+// open returns a connection of gRPC, which connects with the first call.
+func (c *call) open() (connection, error) {
+	return grpc.NewClient("passthrough:///"+c.address,
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(c.dialTCP), grpc.WithNoProxy(),
+		grpc.WithUserAgent("kvcast"), grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(), grpc.WithIdleTimeout(0),
+		grpc.WithStaticStreamWindowSize(windowBytes), grpc.WithStaticConnWindowSize(windowBytes),
+		grpc.WithMaxHeaderListSize(maxHeaderBytes),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(codec{}), grpc.MaxCallRecvMsgSize(transport.MaxPayloadBytes),
+			experimental.AcceptCompressors()), // none, because the memory of a response is that of what was read
+	)
 }
 
 // dialTCP opens a connection whose end is noticed. gRPC's own keepalive pings are not used: servers close connections with pings
@@ -126,7 +141,7 @@ func (c *call) dialTCP(ctx context.Context, address string) (net.Conn, error) {
 }
 
 // callAny calls the method that the server has.
-func (c *call) callAny(conn *grpc.ClientConn) (err error) {
+func (c *call) callAny(conn connection) (err error) {
 	for _, method := range c.protocol.methods {
 		if err = c.call(conn, method); status.Code(err) != codes.Unimplemented || c.connected {
 			break
@@ -136,7 +151,7 @@ func (c *call) callAny(conn *grpc.ClientConn) (err error) {
 }
 
 // call calls a method, and passes on what the server sends until the call ends.
-func (c *call) call(conn *grpc.ClientConn, method string) error {
+func (c *call) call(conn connection, method string) error {
 	ctx, cancel := context.WithCancelCause(c.receiver.Context())
 	defer cancel(nil)
 	c.mayDial.Store(true)
@@ -149,7 +164,7 @@ func (c *call) call(conn *grpc.ClientConn, method string) error {
 		err = stream.CloseSend()
 	}
 	if !limit.Stop() && context.Cause(ctx) != nil {
-		return fmt.Errorf("call %s: %w", c.address, context.Cause(ctx))
+		return fmt.Errorf("call %s: %w%s", c.address, context.Cause(ctx), c.protocol.how)
 	}
 	if err != nil {
 		return c.explain(err)
@@ -266,7 +281,7 @@ func (c *call) explain(err error) error {
 	case ended:
 		err = errEnded
 	case strings.Contains(err.Error(), "server preface"): // of gRPC, which has no error for it
-		err = fmt.Errorf("%w; want a gRPC server%s", err, c.protocol.how)
+		err = fmt.Errorf("%w; want a gRPC server", err)
 	}
 	switch {
 	case cannotResume && c.connected:

@@ -6,8 +6,6 @@ import (
 	"math"
 	"slices"
 
-	"google.golang.org/grpc"
-
 	"github.com/kvcast/kvcast/internal/transport"
 	"github.com/kvcast/kvcast/internal/wire"
 )
@@ -37,8 +35,10 @@ type protocol struct {
 	methods []string
 	// request returns a request for the call's dp rank: from its first seq on, or for the present state if that is 0.
 	request func(c *call) []byte
-	// how says how to start a server that speaks gRPC, if it does not by default.
+	// how is added to the error of a server that does not answer: which servers do. It may be empty.
 	how string
+	// open opens a connection in place of call.open, if it is set.
+	open func(c *call) (connection, error)
 	// beginsAtOne reports whether the first seq is 1, and there is no other present state than what follows it.
 	beginsAtOne bool
 	// refuses returns why the server cannot resume the call, by its first response; nil if it can.
@@ -48,7 +48,7 @@ type protocol struct {
 	// pass passes on a response of several batches. It takes the place of read, if it is set.
 	pass func(c *call, response []byte) error
 	// alive keeps the call alive until ctx is done, if it is set.
-	alive func(ctx context.Context, c *call, conn *grpc.ClientConn)
+	alive func(ctx context.Context, c *call, conn connection)
 	// event appends an event to those of a converter.
 	event func(c *converter, event []byte) error
 }

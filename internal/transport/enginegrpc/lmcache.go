@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"net"
 	"strconv"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 
 	lmcachev1 "github.com/kvcast/kvcast/internal/peer/lmcache/v1"
 	"github.com/kvcast/kvcast/internal/transport"
+	"github.com/kvcast/kvcast/internal/transport/lmcachezmq"
 	"github.com/kvcast/kvcast/internal/wire"
 )
 
@@ -28,7 +30,8 @@ import (
 var lmcache = protocol{
 	methods:     []string{"/lmcache.mp.ObservabilityService/SubscribeKvEvents"},
 	request:     newLMCacheRequest,
-	how:         ": start LMCache with --transport grpc",
+	how:         "; want lmcache 0.5.6 or later",
+	open:        openLMCache,
 	beginsAtOne: true,
 	refuses:     refusesLMCache,
 	pass:        passLMCache,
@@ -60,8 +63,34 @@ func newLMCacheRequest(c *call) []byte {
 	})
 }
 
+// openLMCache returns a connection of the server's transport: servers begin with a greeting of ZeroMQ, or are called by gRPC.
+func openLMCache(c *call) (connection, error) {
+	c.mayDial.Store(true)
+	opened, err := c.dialTCP(c.receiver.Context(), c.address)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(c.receiver.Context(), func() { _ = opened.Close() })
+	defer stop()
+	n, ok := lmcachezmq.Greets(opened)
+	if ok {
+		return lmcachezmq.New(n), nil
+	}
+	_ = n.Close()
+	return c.open()
+}
+
+// ReadLMCacheGreeting is ReadGreeting for a server of LMCache, of either transport.
+func ReadLMCacheGreeting(c net.Conn) error {
+	n, ok := lmcachezmq.Greets(c)
+	if ok {
+		return nil
+	}
+	return ReadGreeting(n)
+}
+
 // keepLMCache pings the server, so that it keeps the call.
-func keepLMCache(ctx context.Context, c *call, conn *grpc.ClientConn) {
+func keepLMCache(ctx context.Context, c *call, conn connection) {
 	ping := encoded(&lmcachev1.PingRequest{InstanceId: &c.instance})
 	ticker := time.NewTicker(c.transport.ping)
 	defer ticker.Stop()

@@ -1,12 +1,12 @@
 package enginegrpc_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math"
 	"net"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -16,7 +16,9 @@ import (
 	"github.com/kvcast/kvcast/internal/transport"
 	"github.com/kvcast/kvcast/internal/transport/enginegrpc"
 	"github.com/kvcast/kvcast/internal/wire"
+	"github.com/kvcast/kvcast/internal/zmtp"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/rawzmtp"
 )
 
 const (
@@ -217,28 +219,99 @@ func TestLMCacheResponsesThatAreRefused(t *testing.T) {
 	r.want("disconnected, lost true: batches were lost: LMCache's server has restarted")
 }
 
-// TestLMCacheByZeroMQ has a peer that sends the greeting of ZeroMQ, which is the default transport of LMCache's servers.
-func TestLMCacheByZeroMQ(t *testing.T) {
-	t.Parallel()
+// lmcacheByZeroMQ is a server of LMCache that is called over ZeroMQ.
+type lmcacheByZeroMQ struct {
+	*net.TCPListener
+	t *testing.T
+}
+
+func newLMCacheByZeroMQ(t *testing.T) lmcacheByZeroMQ {
+	t.Helper()
 	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = l.Close() }()
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = c.Write(append([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3}, make([]byte, 53)...))
-			defer func() { _ = c.Close() }()
-		}
-	}()
-	r := subscribe(t, enginegrpc.Subscription{Endpoint: "lmcache://" + l.Addr().String(), Model: "m"})
-	if !r.read() || len(r.lines) != 1 || !strings.HasSuffix(r.lines[0], "; want a gRPC server: start LMCache with --transport grpc") {
-		t.Errorf("got %q, %v", r.lines, r.err)
+	t.Cleanup(func() { _ = l.Close() })
+	return lmcacheByZeroMQ{l, t}
+}
+
+func (s lmcacheByZeroMQ) accept() *rawzmtp.Conn {
+	s.t.Helper()
+	c, err := rawzmtp.Accept(s.TCPListener, zmtp.ROUTER, harness.Timeout)
+	if err != nil {
+		s.t.Fatal(err)
 	}
+	s.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// acceptLMCacheCall waits for a subscription after a cursor, and returns what answers it with a batch of an incarnation.
+func acceptLMCacheCall(t *testing.T, c *rawzmtp.Conn, cursor int) (answer func(incarnation, next int, events ...any)) {
+	t.Helper()
+	var frames [][]byte
+	for len(frames) != 6 { // others control the stream before
+		var err error
+		if frames, err = c.Receive(harness.Timeout); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := [][]byte{encoded(t, "subscribe_kv_events"), encoded(t, "m"), encoded(t, cursor), encoded(t, 64)}; !slices.EqualFunc(want, [][]byte{frames[1], frames[3], frames[4], frames[5]}, bytes.Equal) {
+		t.Errorf("got the request %q, want %q", frames, want)
+	}
+	return func(incarnation, next int, events ...any) {
+		t.Helper()
+		c.Message(frames[0], frames[1], encoded(t, map[string]any{"enabled": true, "incarnation": incarnation, "next_cursor": next, "lost": false, "events": events}))
+		if err := c.Flush(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestLMCacheByZeroMQ reads a server, resumes, and begins anew over the same connection when the server has restarted.
+func TestLMCacheByZeroMQ(t *testing.T) {
+	t.Parallel()
+	s := newLMCacheByZeroMQ(t)
+	subscription := enginegrpc.Subscription{Endpoint: "lmcache://" + s.Addr().String(), Model: "m"}
+	r := subscribe(t, subscription)
+	c := s.accept()
+	answer := acceptLMCacheCall(t, c, 0)
+	answer(7, 0)
+	r.want("connected, resumed false")
+	answer(7, 2, map[string]any{"seq": 2, "kind": "removed", "block_hashes": []any{chunkHash(1)}})
+	r.want("1 of rank 0 with 0 events", "2 of rank 0 with 1 events")
+	for range 2 { // each batch is acknowledged
+		if _, err := c.Receive(harness.Timeout); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	r.want("disconnected, lost false: rpc error: code = Unavailable desc = LMCache's server over ZeroMQ: EOF")
+
+	last := uint64(2)
+	subscription.Last, subscription.Epoch = &last, "7"
+	resumed := subscribe(t, subscription)
+	answer = acceptLMCacheCall(t, s.accept(), 1)
+	answer(7, 2, map[string]any{"seq": 2, "kind": "removed", "block_hashes": []any{chunkHash(1)}})
+	resumed.want("connected, resumed true", "2 of rank 0 with 1 events")
+
+	restarted := subscribe(t, subscription)
+	c = s.accept()
+	acceptLMCacheCall(t, c, 1)(8, 1)
+	answer = acceptLMCacheCall(t, c, 0)
+	answer(8, 1, map[string]any{"seq": 1, "kind": "removed", "block_hashes": []any{chunkHash(2)}})
+	restarted.want("connected, resumed false", "1 of rank 0 with 1 events")
+}
+
+// TestLMCacheByZeroMQWithoutEvents has a server that does not know the operation, to which it then sends nothing.
+func TestLMCacheByZeroMQWithoutEvents(t *testing.T) {
+	t.Parallel()
+	s := newLMCacheByZeroMQ(t)
+	address := s.Addr().String()
+	r := subscribeWithin(t, enginegrpc.Subscription{Endpoint: "lmcache://" + address, Model: "m"}, 500*time.Millisecond)
+	s.accept()
+	r.want("failed: call " + address + ": the server did not answer in time; want lmcache 0.5.6 or later")
 }
 
 // TestLMCacheIsPinged waits for pings of the instance that has subscribed, also after one that was not answered.

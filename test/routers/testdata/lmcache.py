@@ -1,6 +1,7 @@
-# Serves the log of LMCache's multiprocess server by gRPC, with LMCache's own event bus, log, hashes and server, but without its storage, which
-# needs a GPU. The arguments are the directory of LMCache's package, the port (0 for any), the number of tokens in a chunk, the number of records
+# Serves the log of LMCache's multiprocess server, with LMCache's own event bus, log, hashes and server, but without its storage, which
+# needs a GPU. The arguments are the directory of LMCache's package, the transport (zmq or grpc), the port, the number of tokens in a chunk, the number of records
 # in the log, and the seconds without a ping after which a subscription ends. It answers each request, a JSON object a line, once the log has it.
+import importlib.util
 import json
 import os
 import sys
@@ -9,7 +10,7 @@ import types
 
 from unused import Unused, replace
 
-package, port, chunk, records, reap = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
+package, transport, port, chunk, records, reap = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]), float(sys.argv[6])
 
 replace(
     "torch", "numba", "cpuinfo", "lmcache.usage_telemetry", "lmcache.lmcache_native", "lmcache.v1.platform", "lmcache.v1.gpu_connector",
@@ -22,6 +23,12 @@ sys.modules["lmcache"] = root
 import logging  # noqa: E402
 
 logging.disable(logging.CRITICAL)
+import lmcache.v1.platform  # noqa: E402
+
+spec = importlib.util.spec_from_file_location("event_notifier", os.path.join(package, "v1", "platform", "event_notifier.py"))
+notifier = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(notifier)
+lmcache.v1.platform.create_event_notifier = notifier.create_event_notifier
 from lmcache.v1.distributed.api import ObjectKey  # noqa: E402
 from lmcache.v1.mp_observability.event import Event, EventType  # noqa: E402
 from lmcache.v1.mp_observability import event_bus  # noqa: E402
@@ -29,14 +36,14 @@ from lmcache.v1.multiprocess.config import MPServerConfig  # noqa: E402
 from lmcache.v1.multiprocess.modules.kv_events import KVEventModule  # noqa: E402
 from lmcache.v1.multiprocess.modules.management import ManagementModule  # noqa: E402
 from lmcache.v1.multiprocess.token_hasher import TokenHasher  # noqa: E402
-from lmcache.v1.multiprocess.transport.grpc_impl.server import build_grpc_request_server  # noqa: E402
+from lmcache.v1.multiprocess.transport.server_factory import create_request_server  # noqa: E402
 
 event_bus._has_native_recorder = False
 bus = event_bus.EventBus(event_bus.EventBusConfig(enabled=True))
 context = types.SimpleNamespace(event_bus=bus)
 log = KVEventModule(context, kv_event_log_size=records)
 management = ManagementModule(context, liveness_targets=[log], worker_reap_timeout_seconds=reap, worker_registration_grace_seconds=reap)
-server = build_grpc_request_server([log, management], MPServerConfig(transport="grpc", host="127.0.0.1", port=port))
+server = create_request_server([log, management], MPServerConfig(transport=transport, host="127.0.0.1", port=port))
 hasher = TokenHasher(chunk_size=chunk)
 stored = set()
 bus.start()
@@ -77,5 +84,5 @@ for line in sys.stdin:
         publish(EventType.L1_KEYS_EVICTED, keys=[])
         bus._config.max_queue_size = most
     settle()
-    print(json.dumps({"port": server.bound_port, "seq": log.report_status()["kv_events"]["next_seq"] - 1}), flush=True)
+    print(json.dumps({"seq": log.report_status()["kv_events"]["next_seq"] - 1}), flush=True)
 os._exit(0)  # its threads do not end

@@ -185,6 +185,8 @@ func greeting(ctx context.Context, endpoint string) bool {
 	switch {
 	case e.Transport == ingestconfig.TransportMooncake:
 		return mooncake.ReadGreeting(ctx, c) == nil
+	case e.Transport == ingestconfig.TransportLMCache:
+		return enginegrpc.ReadLMCacheGreeting(c) == nil
 	case e.Called():
 		return enginegrpc.ReadGreeting(c) == nil
 	default:
