@@ -59,6 +59,7 @@ type Conn struct {
 	sending sync.Mutex // held while bytes are written
 	calls   atomic.Int64
 	stream  *stream // the newest one
+	others  int64   // messages that are not of the newest stream
 }
 
 // Greets reports whether the server of a connection begins as one of ZeroMQ does, and returns a connection from which what was read can be read
@@ -126,6 +127,7 @@ type stream struct {
 	id   int64
 	// first is the first response; nil if it was returned.
 	first []byte
+	ended error // why there are no more responses; nil if there may be
 }
 
 // SendMsg sends a SubscribeKvEventsRequest, and waits for the first response, which servers send at once: one that does not know the
@@ -145,24 +147,27 @@ func (s *stream) SendMsg(request any) error {
 	if err := s.conn.send(s.id, append([][]byte{msgp.AppendString(nil, "subscribe_kv_events")}, arguments...)...); err != nil {
 		return err
 	}
-	s.first, err = s.receive(nil)
-	return err
+	s.first, s.ended = s.receive(nil)
+	return s.ended
 }
 
 // RecvMsg receives a KVEventBatch into a *[]byte.
-func (s *stream) RecvMsg(to any) (err error) {
+func (s *stream) RecvMsg(to any) error {
 	response := to.(*[]byte)
 	if s.first != nil {
 		*response, s.first = s.first, nil
 		return nil
+	}
+	if s.ended != nil {
+		return s.ended
 	}
 	stop := s.watch()
 	defer stop()
 	if err := s.conn.send(s.id, acknowledge...); err != nil {
 		return err
 	}
-	*response, err = s.receive((*response)[:0])
-	return err
+	*response, s.ended = s.receive((*response)[:0])
+	return s.ended
 }
 
 // watch closes the connection if the context ends before the function is called that it returns: that ends reads and writes.
@@ -177,10 +182,13 @@ func (s *stream) receive(dst []byte) ([]byte, error) {
 			return nil, err
 		}
 		e := &s.conn.event
-		if e.Kind != zmtp.Message || e.Count < messageFrames-1 {
+		if e.Kind != zmtp.Message {
 			continue
 		}
-		if id, _, err := msgp.ReadInt64Bytes(e.Frames[0]); err != nil || id != s.id { // of a ping, or of the stream before
+		if id, _, err := msgp.ReadInt64Bytes(e.Frames[0]); err != nil || id != s.id { // of a ping, or of the stream before, which may have a batch and an end
+			if s.conn.others++; s.conn.others > 2*s.conn.calls.Load() {
+				return nil, status.Error(codes.DataLoss, "the server sends responses to nothing")
+			}
 			continue
 		}
 		if e.Count < messageFrames {

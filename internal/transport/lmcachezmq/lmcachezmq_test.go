@@ -228,11 +228,12 @@ func TestErrors(t *testing.T) {
 		answer func(server)
 		want   codes.Code
 	}{
-		"no map":           {func(s server) { s.send(1, operation, 5) }, codes.DataLoss},
-		"a seq is a text":  {func(s server) { s.send(1, operation, batch(1, map[string]any{"seq": "1"})) }, codes.DataLoss},
-		"a token is less":  {func(s server) { s.send(1, operation, batch(1, map[string]any{"token_ids": []any{-1}})) }, codes.DataLoss},
-		"the server ends":  {func(s server) { _ = s.Close() }, codes.Unavailable},
-		"a frame of 9 MiB": {func(s server) { s.More(make([]byte, 9<<20)); _ = s.Flush() }, codes.Unavailable},
+		"no map":            {func(s server) { s.send(1, operation, 5) }, codes.DataLoss},
+		"a seq is a text":   {func(s server) { s.send(1, operation, batch(1, map[string]any{"seq": "1"})) }, codes.DataLoss},
+		"a token is less":   {func(s server) { s.send(1, operation, batch(1, map[string]any{"token_ids": []any{-1}})) }, codes.DataLoss},
+		"unasked responses": {func(s server) { s.send(9); s.send(9, 22, true); s.send("x") }, codes.DataLoss},
+		"the server ends":   {func(s server) { _ = s.Close() }, codes.Unavailable},
+		"a frame of 9 MiB":  {func(s server) { s.More(make([]byte, 9<<20)); _ = s.Flush() }, codes.Unavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -247,6 +248,24 @@ func TestErrors(t *testing.T) {
 				t.Errorf("got %v, want %v", err, tt.want)
 			}
 		})
+	}
+}
+
+// TestStreamThatEndsAtOnce has no batch.
+func TestStreamThatEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	c, accept := connect(t)
+	go func() {
+		s := accept()
+		s.want(1, operation)
+		s.send(1, operation)
+	}()
+	stream, err := subscribe(t.Context(), c, 0)
+	if !errors.Is(err, io.EOF) {
+		t.Errorf("got %v, want %v", err, io.EOF)
+	}
+	if _, err := receive(stream); !errors.Is(err, io.EOF) {
+		t.Errorf("then got %v, want %v", err, io.EOF)
 	}
 }
 
