@@ -5,8 +5,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -92,11 +90,9 @@ func TestSMGClientEqualsTheEngines(t *testing.T) {
 	w.restart()
 	w.steps(30)
 	check("after a restart of kvcast")
-	states := make(map[string]int)
-	for authority, v := range views[0] {
-		states[authority] = v.States
-	}
-	if diff := cmp.Diff(map[string]int{authorities[0]: 2, authorities[1]: 2}, states); diff != "" {
-		t.Errorf("times that gateway 0 got all blocks (-want +got):\n%s", diff)
+	for authority, v := range views[0] { // or more often, since the state of the other gateway is built meanwhile
+		if v.States < 2 {
+			t.Errorf("gateway 0 got all blocks of %s %d times: want at least 2, at the start and after the restart of kvcast", authority, v.States)
+		}
 	}
 }
