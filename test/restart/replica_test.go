@@ -21,7 +21,6 @@ import (
 // Routers know both, and go on with the other.
 func TestRoutersMoveBetweenServers(t *testing.T) {
 	testclass.Process(t)
-	t.Parallel()
 	engines := fleet.New(t, *seed)
 	args := []string{"--journal", natstest.Start(t), "--journal-max-bytes", "16MiB", "--journal-checkpoint-bytes", "64KiB"}
 	for i := range engineCount {
@@ -73,7 +72,6 @@ func TestRoutersMoveBetweenServers(t *testing.T) {
 // them, which is killed.
 func TestReplicatedJournalSurvivesItsServers(t *testing.T) {
 	testclass.Process(t)
-	t.Parallel()
 	engines := fleet.New(t, *seed)
 	nats := natstest.StartCluster(t)
 	args := []string{

@@ -35,7 +35,6 @@ const (
 // TestNothingIsLostWhenTheServerIsKilled compares a server that is killed at random entries with one that is not.
 func TestNothingIsLostWhenTheServerIsKilled(t *testing.T) {
 	testclass.Process(t)
-	t.Parallel()
 	engines := fleet.New(t, *seed)
 	var flags []string
 	for i := range engineCount {
@@ -64,7 +63,6 @@ func TestNothingIsLostWhenTheServerIsKilled(t *testing.T) {
 // TestWorkersThatAreNotConfiguredSurvive kills a server with an engine that connects to it, and one that is registered.
 func TestWorkersThatAreNotConfiguredSurvive(t *testing.T) {
 	testclass.Process(t)
-	t.Parallel()
 	listener, replay := harness.FreePort(t), harness.FreePort(t)
 	engines := fleet.New(t, *seed)
 	registered := engines.Add("registered", 1, fleet.Bound())
