@@ -26,6 +26,7 @@ type Router struct {
 	at      client.Position
 	eventID map[string]uint64 // of the last event, by worker
 	first   uint64            // seq of the first entry
+	backlog uint64            // seq of the newest entry that the server had when the subscription began
 	view    *client.View
 	gaps    int
 	// snapshots is the number of snapshots.
@@ -102,9 +103,12 @@ func (r *Router) receive(u client.Update) error {
 		r.at = u.Position
 		r.first = r.at.Seq + 1
 	}
-	if u.Message.GetAccepted() != nil && r.at.Epoch == "" {
-		r.at = u.Position // the journal begins after it
-		r.first = r.at.Seq + 1
+	if accepted := u.Message.GetAccepted(); accepted != nil {
+		r.backlog = accepted.GetNewestSeq()
+		if r.at.Epoch == "" {
+			r.at = u.Position // the journal begins after it
+			r.first = r.at.Seq + 1
+		}
 	}
 	for _, e := range u.Message.GetEntries() {
 		inSnapshot := r.snapshots > 0 && r.at.Epoch == "" // which lacks the entries that its blocks include
@@ -209,6 +213,20 @@ func (r *Router) Await(ctx context.Context, seq uint64) error {
 	return r.until(ctx, func() error {
 		if r.at.Seq < seq {
 			return fmt.Errorf("entry %d has not arrived: the last is %d", seq, r.at.Seq)
+		}
+		return nil
+	})
+}
+
+// maxBacklog is the number of entries that a router may be behind when its server is killed: far less than the journals of tests keep.
+const maxBacklog = 5000
+
+// KeepUp waits until the router has all but maxBacklog of the entries that the server had when the subscription began. Without it,
+// a router whose servers are killed soon after they start falls behind the entries that are retained, on a busy machine.
+func (r *Router) KeepUp(ctx context.Context) error {
+	return r.until(ctx, func() error {
+		if r.at.Seq+maxBacklog < r.backlog {
+			return fmt.Errorf("entry %d has not arrived: the last is %d, and the server has %d", r.backlog-maxBacklog, r.at.Seq, r.backlog)
 		}
 		return nil
 	})

@@ -1,6 +1,7 @@
 package restart_test
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -39,9 +40,7 @@ func TestRoutersMoveBetweenServers(t *testing.T) {
 	}
 	rng := rand.New(rand.NewPCG(*seed, 2))
 	for range *kills {
-		if err := routers[0].Await(t.Context(), routers[0].Seq()+1+rng.Uint64N(maxEntries)); err != nil {
-			t.Fatal(err)
-		}
+		awaitEntries(t, rng, routers...)
 		m := members[rng.IntN(2)]
 		if err := m.Process.Kill(); err != nil {
 			t.Fatal(err)
@@ -90,7 +89,7 @@ func TestReplicatedJournalSurvivesItsServers(t *testing.T) {
 		t.Helper()
 		next := routers[0].Seq() + 1 + rng.Uint64N(maxEntries)
 		for i, r := range routers {
-			if err := r.Await(t.Context(), next); err != nil {
+			if err := errors.Join(r.Await(t.Context(), next), r.KeepUp(t.Context())); err != nil {
 				t.Fatalf("router %d: %v", i, err)
 			}
 		}

@@ -147,8 +147,19 @@ func (s *server) kill(times int) {
 // await waits for a random number of entries.
 func (s *server) await() {
 	s.t.Helper()
-	if err := s.router.Await(s.t.Context(), s.router.Seq()+1+s.rng.Uint64N(maxEntries)); err != nil {
-		s.t.Fatal(err)
+	awaitEntries(s.t, s.rng, s.router)
+}
+
+// awaitEntries waits until the first of some routers has received a random number of entries, and all keep up.
+func awaitEntries(t *testing.T, rng *rand.Rand, routers ...*fleet.Router) {
+	t.Helper()
+	if err := routers[0].Await(t.Context(), routers[0].Seq()+1+rng.Uint64N(maxEntries)); err != nil {
+		t.Fatal(err)
+	}
+	for i, r := range routers {
+		if err := r.KeepUp(t.Context()); err != nil {
+			t.Fatalf("router %d: %v", i, err)
+		}
 	}
 }
 
