@@ -10,6 +10,7 @@ import (
 	"github.com/kvcast/kvcast/internal/transport"
 	"github.com/kvcast/kvcast/internal/transport/enginegrpc"
 	"github.com/kvcast/kvcast/internal/transport/mooncake"
+	"github.com/kvcast/kvcast/internal/transport/workers"
 )
 
 // lookUpTimeout bounds the resolution of a host name.
@@ -114,13 +115,21 @@ func (l *link) try(ctx context.Context) (*attempt, error) {
 // subscribe reads the publisher at an address that config.Resolve has returned.
 func (l *link) subscribe(address string) (transport.Receiver, error) {
 	s, e := l.worker.shared, l.worker.desc
-	if at, _ := config.ParseSource(address); at.Transport == config.TransportMooncake {
+	at, _ := config.ParseSource(address)
+	switch at.Transport {
+	case config.TransportWorkers:
+		tier, maxAge, _ := at.Announced()
+		return workers.Subscribe(workers.Config{
+			Pool: e.Name, Tier: tier, MaxAge: maxAge, Contents: s.config.Contents, Limit: s.budgets.pools, Logger: l.worker.log,
+		}), nil
+	case config.TransportMooncake:
 		_, host := at.Net()
 		return mooncake.Subscribe(mooncake.Config{
 			Address: host, Prefix: l.topic, Model: e.Model, Pool: e.Name, Contents: s.config.Contents, Limit: s.budgets.pools, Logger: l.worker.log,
 		}), nil
+	default:
+		return s.transports.Subscribe(l.subscription(), address, l.topic, l.worker.metrics.onDrop)
 	}
-	return s.transports.Subscribe(l.subscription(), address, l.topic, l.worker.metrics.onDrop)
 }
 
 // subscription returns what is read if the endpoint is that of a gRPC server. The call begins with the last batch read, unless the

@@ -263,7 +263,8 @@ func (in *Ingest) worker(c config.Worker) *connectedWorker {
 			l.p.copyRule = src.Copies.Rule(src.Engine)
 			l.p.relayed = strings.HasPrefix(e.Connect, config.TransportSMG+"://")
 			l.p.unsure = unsure[src.Engine]
-			l.p.rules.ContentInKeys = src.Engine == feed.EngineMooncake
+			l.p.rules.HasPools = len(c.Pools) > 0
+			l.p.rules.ContentInKeys = src.Engine.HasContents()
 			l.p.rules.ClearsDevice = src.Clears.Device(src.Engine)
 			if l.p.rules.IsVLLM = src.Engine == feed.EngineVLLM; l.p.rules.IsVLLM && len(c.Sources) == 1 {
 				l.p.rules.FollowGroups(&c.Attention)

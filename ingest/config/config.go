@@ -74,8 +74,8 @@ type Memory struct {
 	// ReorderBufferBytes limits the reorder buffers of all sources together. A batch that does not
 	// fit is requested when the replay in progress is done.
 	ReorderBufferBytes int64
-	// PoolBytes limits the memory for the contents of the blocks that Mooncake stores may hold, of all of them together. A block that does not
-	// fit does not count as held.
+	// PoolBytes limits the memory for the contents of the blocks that Mooncake stores may hold, and of those that workers have announced to pools,
+	// of all of them together. A block that does not fit does not count as held.
 	PoolBytes int64
 }
 
@@ -137,7 +137,7 @@ type Config struct {
 	// worker does not enter if it returns an error, until the next message of its engine. Meanwhile the messages of the
 	// listener wait. ctx ends when Run ends, or Release is called for the worker.
 	Claim func(ctx context.Context, worker string) (*feed.Recovered, error)
-	// Contents has the contents of the blocks that Mooncake stores hold; nil: none is known.
+	// Contents has the contents of the blocks that Mooncake stores hold, and pools that hold what workers announce; nil: none is known.
 	Contents feed.Contents
 	// Observer is optional.
 	Observer feed.Observer
@@ -160,7 +160,7 @@ type Worker struct {
 	Endpoint string
 	Labels   map[string]string
 	// Pool reports whether the worker is a pool: a store from which workers of the same model load blocks. It is one if a source's engine is
-	// feed.EngineLMCache or feed.EngineMooncake. Pools are the names of at most MaxPools pools from which a worker can load; a pool has none.
+	// feed.EngineLMCache, feed.EngineMooncake or feed.EngineWorkers. Pools are the names of at most MaxPools pools from which a worker can load; a pool has none.
 	Pool  bool
 	Pools []string
 	// HTTP is the URL of the engine's HTTP server, http://HOST:PORT; empty means unknown. Package
@@ -180,10 +180,11 @@ type Attention = wire.GroupSettings
 
 // Source is a publisher to connect to, or a publisher for each dp rank.
 type Source struct {
-	// Engine defaults to feed.EngineVLLM, or feed.EngineLMCache or feed.EngineMooncake if Connect says so.
+	// Engine defaults to feed.EngineVLLM, or feed.EngineLMCache, feed.EngineMooncake or feed.EngineWorkers if Connect says so.
 	Engine feed.Engine
 	// Connect is the endpoint of the PUB socket: tcp://HOST:PORT, with rank FirstRank + i on PORT + i, or ipc://PATH; or of a gRPC server that
-	// has SubscribeKvEvents, for all ranks: smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT; or of the HTTP server of a Mooncake master: mooncake://HOST:PORT.
+	// has SubscribeKvEvents, for all ranks: smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT; or of the HTTP server of a Mooncake master: mooncake://HOST:PORT;
+	// or of no server, for a pool of what workers announce: workers://TIER?max_age=DURATION, see Endpoint.Announced.
 	Connect string
 	// Replay is the endpoint of the replay socket, in the form of a PUB socket's. If it is empty, lost
 	// batches are reported as gaps. By gRPC there is none.
@@ -246,7 +247,7 @@ type Listener struct {
 }
 
 // AllowedEngines describes valid engines in errors.
-const AllowedEngines = "vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache or mooncake"
+const AllowedEngines = "vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache, mooncake or workers"
 
 // SnapshotEngine reports whether snapshots of an engine can be used. None is released that has them: the forms are those
 // of proposals, and may change.
@@ -261,6 +262,7 @@ var engineNames = map[string]feed.Engine{
 	"llm-d-sim": feed.EngineLLMDSim,
 	"lmcache":   feed.EngineLMCache,
 	"mooncake":  feed.EngineMooncake,
+	"workers":   feed.EngineWorkers,
 }
 
 // ParseEngine returns the engine with a name.
@@ -284,6 +286,9 @@ func (c Config) WithDefaults() Config {
 	c.ReceiveBufferBytes = cmp.Or(c.ReceiveBufferBytes, DefaultReceiveBufferBytes)
 	c.ReorderBufferBytes = cmp.Or(c.ReorderBufferBytes, DefaultReorderBufferBytes)
 	c.PoolBytes = cmp.Or(c.PoolBytes, DefaultPoolBytes)
+	if c.Contents == nil {
+		c.Contents = feed.NoContents
+	}
 	c.ReplayTimeout = cmp.Or(c.ReplayTimeout, DefaultReplayTimeout)
 	c.ReplayPatience = cmp.Or(c.ReplayPatience, DefaultReplayPatience)
 	c.Silence = cmp.Or(c.Silence, DefaultSilence)
@@ -310,7 +315,7 @@ func (w Worker) withDefaults() Worker {
 	for i := range w.Sources {
 		s := &w.Sources[i]
 		s.Engine = s.EngineOrDefault()
-		w.Pool = w.Pool || s.isStore()
+		w.Pool = w.Pool || s.Engine.IsPool()
 		s.DPSize = cmp.Or(s.DPSize, 1)
 		s.Copies = cmp.Or(s.Copies, CopiesAuto)
 		s.Clears = cmp.Or(s.Clears, ClearsAuto)
@@ -325,14 +330,11 @@ func (s Source) EngineOrDefault() feed.Engine {
 		return cmp.Or(s.Engine, feed.EngineLMCache)
 	case TransportMooncake:
 		return cmp.Or(s.Engine, feed.EngineMooncake)
+	case TransportWorkers:
+		return cmp.Or(s.Engine, feed.EngineWorkers)
 	default:
 		return cmp.Or(s.Engine, feed.EngineVLLM)
 	}
-}
-
-// isStore reports whether the source is a store that workers load from, and no engine.
-func (s Source) isStore() bool {
-	return s.Engine == feed.EngineLMCache || s.Engine == feed.EngineMooncake
 }
 
 func (l Listener) withDefaults() Listener {

@@ -73,6 +73,16 @@ func TestValidate(t *testing.T) {
 		{"two pools of one Mooncake master", config.Config{Workers: []config.Worker{
 			{Name: "p", Model: "m", Sources: []config.Source{{Connect: "mooncake://h:9003"}}}, {Name: "q", Model: "m", Sources: []config.Source{{Connect: "mooncake://h:9003", Topic: "b@"}}},
 		}}, []string{"Workers[1].Sources[0].Connect"}},
+		{"announced by workers", config.Config{Workers: []config.Worker{
+			{Name: "p", Model: "m", Sources: []config.Source{{Connect: "workers://disk"}}}, {Name: "q", Model: "m", Sources: []config.Source{{Engine: feed.EngineWorkers, Connect: "workers://external?max_age=1h30m"}}},
+			{Name: "r", Model: "m", Sources: []config.Source{{Connect: "workers://disk"}}},
+		}}, nil},
+		{"announced by workers, with others", config.Config{Workers: []config.Worker{{Name: "p", Sources: []config.Source{
+			{Connect: "workers://disk", DPSize: 2, Replay: "tcp://h:1", Topic: "t"}, {Engine: feed.EngineWorkers, Connect: "tcp://h:1"}, {Engine: feed.EngineVLLM, Connect: "workers://disk"},
+		}}}}, []string{
+			"Workers[0].Sources", "Workers[0].Model", "Workers[0].Sources[0].Replay", "Workers[0].Sources[0].Topic", "Workers[0].Sources[0].DPSize", "Workers[0].Sources[1].Connect",
+			"Workers[0].Sources[2].Connect",
+		}},
 		{"pools", config.Config{Workers: []config.Worker{{Name: "w", Pools: append(slices.Repeat([]string{"p"}, 17), ""), Sources: []config.Source{{Connect: "tcp://h:1"}}}}},
 			append([]string{"Workers[0].Pools"}, func() (all []string) {
 				for i := range 17 {

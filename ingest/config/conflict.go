@@ -89,7 +89,7 @@ func (s *SocketSet) add(v *Validation, field string, w Worker) {
 		} {
 			for n, r := range ranks {
 				at, isCalled, ok := socketOf(is.endpoint(r))
-				if !ok { // empty
+				if !ok {
 					continue
 				}
 				u := socketUser{worker: w.Name, source: i, use: is.use, rank: r.Rank, first: ranks[0].Rank, topic: source.Topic, isCalled: isCalled}
@@ -142,11 +142,11 @@ func (u socketUser) name() string {
 	return fmt.Sprintf("source %d of worker %q", u.source, u.worker)
 }
 
-// socketOf returns where a valid endpoint leads; ok is false if it is empty.
+// socketOf returns where a valid endpoint leads; ok is false if it is empty, or leads to no socket.
 func socketOf(endpoint string) (at socket, isCalled, ok bool) {
 	e, ok := ParseSource(endpoint)
 	switch {
-	case !ok:
+	case !ok, e.Transport == TransportWorkers:
 		return socket{}, false, false
 	case e.Transport == TransportIPC:
 		return socket{host: e.Address}, false, true

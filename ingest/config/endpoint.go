@@ -8,13 +8,16 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
+
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 // Endpoint is a parsed endpoint: of ZeroMQ, or of a server that is called.
 type Endpoint struct {
-	Transport string // tcp or ipc of ZeroMQ, smg, openengine or lmcache of gRPC, mooncake of HTTP
-	Address   string // ipc: the path; otherwise the host
-	Port      int    // not of ipc; 0 means any free port
+	Transport string // tcp or ipc of ZeroMQ, smg, openengine or lmcache of gRPC, mooncake of HTTP, or workers
+	Address   string // ipc: the path; workers: the text for Announced; otherwise the host
+	Port      int    // not of ipc or workers; 0 means any free port
 }
 
 // The transports of endpoints, and limits of their addresses.
@@ -28,6 +31,8 @@ const (
 	TransportLMCache    = "lmcache"
 	// TransportMooncake is the HTTP server of a Mooncake master.
 	TransportMooncake = "mooncake"
+	// TransportWorkers is what the workers announce that load from a pool. See Endpoint.Announced.
+	TransportWorkers = "workers"
 
 	MaxPort = 65535
 	// maxIPCPath is the length of the longest path of a Unix socket on Linux.
@@ -36,15 +41,20 @@ const (
 
 // AllowedSource, AllowedConnect and AllowedBind describe valid endpoints in errors.
 const (
-	AllowedSource  = "tcp://HOST:PORT, smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT or mooncake://HOST:PORT with a port of 1 to 65535, or ipc://PATH"
+	AllowedSource  = "tcp://HOST:PORT, smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT or mooncake://HOST:PORT with a port of 1 to 65535, ipc://PATH, or workers://TIER?max_age=DURATION with the tier disk or external and 1s to 8760h"
 	AllowedConnect = "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH"
 	AllowedBind    = "tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH"
 )
 
-// ParseSource parses the endpoint of a source: of ZeroMQ, gRPC or HTTP.
+// ParseSource parses the endpoint of a source: of ZeroMQ, gRPC or HTTP, or of no server.
 func ParseSource(s string) (Endpoint, bool) {
 	transport, address, _ := strings.Cut(s, "://")
-	if !isCalled(transport) {
+	switch {
+	case transport == TransportWorkers:
+		e := Endpoint{Transport: TransportWorkers, Address: address}
+		_, _, ok := e.Announced()
+		return e, ok
+	case !isCalled(transport):
 		return ParseEndpoint(s, false)
 	}
 	e, ok := ParseEndpoint(TransportTCP+"://"+address, false)
@@ -52,8 +62,36 @@ func ParseSource(s string) (Endpoint, bool) {
 	return e, ok
 }
 
-// Called reports whether the endpoint is that of a server that is called, by gRPC or HTTP, and not one of ZeroMQ.
-func (e Endpoint) Called() bool { return isCalled(e.Transport) }
+// Announced returns which blocks a pool holds if the endpoint is workers://TIER?max_age=DURATION: those that workers announce in a tier,
+// until none has announced them for maxAge, by default DefaultMaxAge. ok is false if the endpoint is none or not valid.
+func (e Endpoint) Announced() (tier kvblock.Tier, maxAge time.Duration, ok bool) {
+	name, query, hasQuery := strings.Cut(e.Address, "?")
+	tier, ok = map[string]kvblock.Tier{"disk": kvblock.TierDisk, "external": kvblock.TierExternal}[name]
+	if !ok || e.Transport != TransportWorkers {
+		return 0, 0, false
+	}
+	if !hasQuery {
+		return tier, DefaultMaxAge, true
+	}
+	text, isAge := strings.CutPrefix(query, "max_age=")
+	maxAge, err := time.ParseDuration(text)
+	if !isAge || err != nil || maxAge < minMaxAge || maxAge > maxMaxAge {
+		return 0, 0, false
+	}
+	return tier, maxAge, true
+}
+
+// DefaultMaxAge is for how long blocks that workers announce count as held by a pool, unless its endpoint says so.
+const DefaultMaxAge = 24 * time.Hour
+
+// minMaxAge and maxMaxAge bound what endpoints say.
+const (
+	minMaxAge = time.Second
+	maxMaxAge = 365 * 24 * time.Hour
+)
+
+// Called reports whether the endpoint is that of a server that is called, by gRPC or HTTP, or of none, and not one of ZeroMQ.
+func (e Endpoint) Called() bool { return isCalled(e.Transport) || e.Transport == TransportWorkers }
 
 func isCalled(transport string) bool {
 	return transport == TransportSMG || transport == TransportOpenEngine || transport == TransportLMCache || transport == TransportMooncake
@@ -92,8 +130,8 @@ func ParseEndpoint(s string, bind bool) (Endpoint, bool) {
 
 // String returns the endpoint as text, for ZeroMQ in libzmq's form.
 func (e Endpoint) String() string {
-	if e.Transport == TransportIPC {
-		return "ipc://" + e.Address
+	if e.Transport == TransportIPC || e.Transport == TransportWorkers {
+		return e.Transport + "://" + e.Address
 	}
 	port := "*"
 	if e.Port != 0 {

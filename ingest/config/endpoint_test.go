@@ -5,10 +5,12 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 )
 
 func TestRemoveSocketRemovesSocketsOnly(t *testing.T) {
@@ -73,5 +75,28 @@ func TestSnapshotsAreAtPortPlusRank(t *testing.T) {
 	}
 	if told.Ranks[1].Snapshot != "" {
 		t.Error("Endpoints has changed the source")
+	}
+}
+
+func TestAnnounced(t *testing.T) {
+	for text, want := range map[string]time.Duration{
+		"workers://disk": 24 * time.Hour, "workers://disk?max_age=90m": 90 * time.Minute, "workers://disk?max_age=1s": time.Second, "workers://disk?max_age=8760h": 8760 * time.Hour,
+		"workers://": 0, "workers://device": 0, "workers://disk?": 0, "workers://disk?max_age=": 0, "workers://disk?max_age=24": 0, "workers://disk?max_age=999ms": 0,
+		"workers://disk?max_age=8760h1s": 0, "workers://disk?max_age=-1h": 0, "workers://disk?age=1h": 0, "workers://disk?max_age=1h&x=1": 0, "workers://disk/": 0, "workers:/disk": 0,
+	} {
+		e, ok := config.ParseSource(text)
+		tier, maxAge, isAnnounced := e.Announced()
+		switch {
+		case ok != (want > 0), isAnnounced != ok, maxAge != want, ok && (tier != kvblock.TierDisk || e.String() != text):
+			t.Errorf("%s: %+v, %v; tier %d, age %v, %v", text, e, ok, tier, maxAge, isAnnounced)
+		}
+	}
+	e, _ := config.ParseSource("workers://external")
+	if tier, _, _ := e.Announced(); tier != kvblock.TierExternal {
+		t.Errorf("tier %d", tier)
+	}
+	e, _ = config.ParseSource("tcp://disk:1")
+	if _, _, ok := e.Announced(); ok {
+		t.Error("tcp://disk:1 is of workers")
 	}
 }

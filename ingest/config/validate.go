@@ -255,9 +255,9 @@ func (v *Validation) pools(field string, w Worker) {
 	for i, name := range w.Pools {
 		v.Check(ValidName(name) && !slices.Contains(w.Pools[:i], name), fmt.Sprintf("%s.Pools[%d]", field, i), name, "the name of another pool: "+AllowedName)
 	}
-	if slices.ContainsFunc(w.Sources, Source.isStore) {
-		v.Check(len(w.Sources) == 1, field+".Sources", len(w.Sources), "one, if the engine is lmcache or mooncake")
-		v.Check(w.Model != "", field+".Model", w.Model, "the model whose blocks are read, if the engine is lmcache or mooncake")
+	if slices.ContainsFunc(w.Sources, func(s Source) bool { return s.Engine.IsPool() }) {
+		v.Check(len(w.Sources) == 1, field+".Sources", len(w.Sources), "one, if the engine is lmcache, mooncake or workers")
+		v.Check(w.Model != "", field+".Model", w.Model, "the model whose blocks are read, if the engine is lmcache, mooncake or workers")
 	}
 }
 
@@ -303,13 +303,14 @@ func (v *Validation) source(field string, s Source) {
 		v.socket(field+".Replay", s.Replay, s)
 	}
 	if e, ok := ParseSource(s.Connect); ok {
-		isMooncake := s.Engine == feed.EngineMooncake
+		isMooncake, isWorkers := s.Engine == feed.EngineMooncake, s.Engine == feed.EngineWorkers
 		v.Check(s.Topic == "" || !e.Called() || isMooncake, field+".Topic", s.Topic, allowedByGRPC)
 		isLMCache := s.Engine == feed.EngineLMCache
 		v.Check(!isLMCache || e.Transport == TransportLMCache, field+".Connect", s.Connect, "lmcache://HOST:PORT, if the engine is lmcache")
 		v.Check(isLMCache || e.Transport != TransportLMCache, field+".Engine", string(s.Engine), "lmcache, if the endpoint is lmcache://HOST:PORT")
 		v.Check(isMooncake == (e.Transport == TransportMooncake), field+".Connect", s.Connect, "mooncake://HOST:PORT, of the master's HTTP server, if and only if the engine is mooncake")
-		v.Check(!isLMCache && !isMooncake || s.DPSize == 1 && s.FirstRank == 0, field+".DPSize", s.DPSize, "1, from rank 0 on, if the engine is lmcache or mooncake")
+		v.Check(isWorkers == (e.Transport == TransportWorkers), field+".Connect", s.Connect, "workers://TIER?max_age=DURATION, if and only if the engine is workers")
+		v.Check(!s.Engine.IsPool() || s.DPSize == 1 && s.FirstRank == 0, field+".DPSize", s.DPSize, "1, from rank 0 on, if the engine is lmcache, mooncake or workers")
 	}
 	if s.Snapshot != "" {
 		v.Check(SnapshotEngine(s.Engine), field+".Snapshot", s.Snapshot, "none, unless the engine is vllm or sglang")
@@ -379,7 +380,7 @@ func (v *Validation) ofRanks(field, value string, s Source, e Endpoint) {
 func (v *Validation) listener(field string, l Listener) {
 	_, ok := ParseEndpoint(l.Bind, true)
 	v.Check(ok, field+".Bind", l.Bind, AllowedBind)
-	v.Check(l.Engine.Known() && l.Engine != feed.EngineLMCache && l.Engine != feed.EngineMooncake, field+".Engine", string(l.Engine), "an engine that connects: vllm, sglang, trtllm, kvbm or llm-d-sim")
+	v.Check(l.Engine.Known() && !l.Engine.IsPool(), field+".Engine", string(l.Engine), "an engine that connects: vllm, sglang, trtllm, kvbm or llm-d-sim")
 	v.Check(l.Copies.known(), field+".Copies", string(l.Copies), allowedCopies)
 	v.Check(l.Clears.known(), field+".Clears", string(l.Clears), allowedClears)
 	for i, p := range l.Topics {

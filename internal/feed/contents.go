@@ -1,6 +1,10 @@
 package feed
 
-import "context"
+import (
+	"context"
+
+	"github.com/kvcast/kvcast/internal/core/kvblock"
+)
 
 // Content is the content of a block, and which block it continues.
 type Content struct {
@@ -15,6 +19,23 @@ type Content struct {
 	LoRA string
 }
 
-// Contents passes on the blocks that the workers that load from a pool have in device memory, and those that the pool has: all of a moment,
-// and then those that are stored, until ctx ends. It calls begun between the two. store keeps nothing.
-type Contents func(ctx context.Context, pool string, store func([]Content), begun func()) error
+// Learner gets the contents of blocks in one tier of the workers that load from a pool, and those that the pool has: all of a moment, then
+// Begun is called, and then those that are stored. It may get all anew later. Calls are one after another.
+type Learner struct {
+	Tier kvblock.Tier
+	// Stored gets blocks that a worker has stored, or that the pool has. It keeps nothing.
+	Stored func(all []Content, ofPool bool)
+	// Removed gets the hashes of blocks that a worker has removed; nil: nothing is called. It keeps nothing.
+	Removed func(hashes []uint64)
+	Begun   func()
+}
+
+// Contents passes on the contents of blocks until ctx ends.
+type Contents func(ctx context.Context, pool string, l Learner) error
+
+// NoContents passes on none.
+func NoContents(ctx context.Context, _ string, l Learner) error {
+	l.Begun()
+	<-ctx.Done()
+	return nil
+}

@@ -16,16 +16,24 @@ const (
 	EngineLMCache Engine = "lmcache"
 	// EngineMooncake is a Mooncake store, which is read as a pool: see Worker.Pool.
 	EngineMooncake Engine = "mooncake"
+	// EngineWorkers is a store that cannot be asked, a pool that holds what workers announce: see Worker.Pool.
+	EngineWorkers Engine = "workers"
 )
 
 // Known reports whether the engine is one of the constants.
 func (e Engine) Known() bool {
-	return slices.Contains([]Engine{EngineVLLM, EngineSGLang, EngineTRTLLM, EngineKVBM, EngineLLMDSim, EngineLMCache, EngineMooncake}, e)
+	return slices.Contains([]Engine{EngineVLLM, EngineSGLang, EngineTRTLLM, EngineKVBM, EngineLLMDSim}, e) || e.IsPool()
 }
+
+// IsPool reports whether the engine is a store that workers load from.
+func (e Engine) IsPool() bool { return e == EngineLMCache || e.HasContents() }
+
+// HasContents reports whether the engine is a pool whose contents are known from the workers that load from it.
+func (e Engine) HasContents() bool { return e == EngineMooncake || e == EngineWorkers }
 
 // FirstSeq returns the engine seq of the first batch after a start of the engine.
 func (e Engine) FirstSeq() uint64 {
-	if e == EngineLLMDSim || e == EngineLMCache || e == EngineMooncake {
+	if e == EngineLLMDSim || e.IsPool() {
 		return 1
 	}
 	return 0

@@ -67,6 +67,8 @@ type Rules struct {
 	IsVLLM bool
 	// ContentInKeys reports whether stores have the contents of their blocks in the form of AppendContents, in place of tokens.
 	ContentInKeys bool
+	// HasPools reports whether the worker loads from pools: files or objects of another machine count as blocks in external memory.
+	HasPools bool
 	// doubts are those of the current Admit.
 	doubts Doubts
 	// groups are the attention groups of earlier stores by rank; numGroups is their number.
@@ -238,8 +240,12 @@ func (r *Rules) ignore(ev *Event, rank uint32) Reason {
 		}
 	}
 	rare := ev.rare()
+	isShared := r.HasPools && ev.isShared()
+	if isShared {
+		ev.Tier = kvblock.TierExternal
+	}
 	switch {
-	case rare.Locality != "" && !strings.EqualFold(rare.Locality, "LOCAL"):
+	case !isShared && rare.Locality != "" && !strings.EqualFold(rare.Locality, "LOCAL"):
 		return ReasonNonLocalLocality
 	case rare.Ownership != "" && rare.Ownership != "kvcr":
 		return ReasonUnsupportedOwnership
@@ -322,6 +328,11 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 	ev.Tokens = ev.Tokens[:blocks*size+overlap]
 	r.hashTokens(ev, rank, min(known, blocks), isChunks)
 	return true
+}
+
+// isShared reports whether the event is a store in files or objects that vLLM's offloading connector keeps on another machine, by its setting locality.
+func (ev *Event) isShared() bool {
+	return ev.Kind == KindStored && ev.Medium == "STORAGE" && strings.EqualFold(ev.rare().Locality, "REMOTE")
 }
 
 // isNeverRemoved reports whether a store of vLLM is by a connector that sends no removes. The media are those of vLLM 0.33: cpu in lower case of its

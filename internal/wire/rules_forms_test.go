@@ -86,6 +86,36 @@ func TestLocality(t *testing.T) {
 	}
 }
 
+// TestSharedStorage has stores in files and objects, of a worker that loads from pools and of one that does not.
+func TestSharedStorage(t *testing.T) {
+	store := func(medium, locality string) any { return stored(obj{"medium": medium, "locality": locality}, 1) }
+	remove := removed(obj{"medium": "STORAGE", "locality": "REMOTE"}, 1)
+	for name, c := range map[string]struct {
+		hasPools bool
+		event    any
+		want     kvblock.Tier // 0: ignored
+	}{
+		"of this machine":                  {true, store("STORAGE", "LOCAL"), kvblock.TierDisk},
+		"of another":                       {true, store("STORAGE", "Remote"), kvblock.TierExternal},
+		"of another, without pools":        {false, store("STORAGE", "REMOTE"), 0},
+		"of anything else":                 {true, store("STORAGE", "SHARED"), 0},
+		"a remove":                         {true, remove, 0},
+		"memory of another machine":        {true, store("CPU", "REMOTE"), 0},
+		"device memory of another machine": {true, store("GPU", "REMOTE"), 0},
+	} {
+		rules := wire.NewRules(new(wire.BlockSize))
+		rules.HasPools, rules.IsVLLM = c.hasPools, true
+		got := decodeOf(t, c.event)
+		rules.Admit(got, 0, new(wire.Counts))
+		switch {
+		case c.want == 0 && len(got.Events) > 0, c.want != 0 && (len(got.Events) != 1 || got.Events[0].Tier != c.want):
+			t.Errorf("%s: got %+v, want tier %d", name, got.Events, c.want)
+		case c.want != 0 && !got.Doubts[wire.ReasonNoRemoves].Has(c.want):
+			t.Errorf("%s: doubts %v, want that there are no removes", name, got.Doubts)
+		}
+	}
+}
+
 // TestStoresAreCutToWholeBlocks checks, for plain and for EAGLE tokens, how many blocks of a
 // store of three are admitted, and their hashes.
 func TestStoresAreCutToWholeBlocks(t *testing.T) {

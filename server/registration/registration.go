@@ -200,11 +200,11 @@ func (s *Service) validate(spec *kvcastv1.WorkerSpec) []*callerror.Violation {
 // an empty string. Clients must not make the server connect to sockets in its file system, or to hosts that the
 // operator has not allowed. ingest checks the form of endpoints.
 func (s *Service) wantEndpoint(endpoint string) string {
-	_, ok := config.ParseSource(endpoint)
+	e, ok := config.ParseSource(endpoint)
 	switch {
 	case strings.HasPrefix(endpoint, "ipc://"):
-		return "tcp://HOST:PORT, smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT or mooncake://HOST:PORT"
-	case !ok:
+		return "tcp://HOST:PORT, smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT, mooncake://HOST:PORT or workers://TIER"
+	case !ok, e.Transport == config.TransportWorkers:
 	case !s.hosts.Empty() && !s.hosts.ContainEndpoint(endpoint):
 		return "a host that the server's operator allows (ingest.register_hosts)"
 	}

@@ -217,8 +217,8 @@ func newWorldWith(t *testing.T, zmq string, flags ...string) *world {
 	return w
 }
 
-// newPoolWorld starts kvcast, which reads a pool and engines of a model, of which the first two load from the pool.
-func newPoolWorld(t *testing.T, engines []*engine, model, pool string) *world {
+// newPoolWorld starts kvcast, which reads a pool and engines of a model, of which the first two load from the pool. Flags are further flags.
+func newPoolWorld(t *testing.T, engines []*engine, model, pool string, flags ...string) *world {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "kvcast.yaml")
 	name, _, _ := strings.Cut(strings.TrimPrefix(pool, "{name: "), ",")
@@ -233,7 +233,7 @@ func newPoolWorld(t *testing.T, engines []*engine, model, pool string) *world {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, engines: engines, args: []string{"--config", file, "--bind", "tcp://127.0.0.1:*"}}
+	w := &world{t: t, engines: engines, args: append([]string{"--config", file, "--bind", "tcp://127.0.0.1:*"}, flags...)}
 	w.stopWithTest()
 	w.serve()
 	return w

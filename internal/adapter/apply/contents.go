@@ -16,21 +16,21 @@ import (
 var errEnded = errors.New("the journal has ended")
 
 // Contents returns the contents of blocks in an index that has applied the entries of a journal, for pools: also of workers that other servers read, and
-// after a restart. Of a worker, blocks in device memory count alone: what connectors tell of lower tiers may name neither adapter nor cache salt.
+// after a restart.
 func Contents(reader journal.Reader, of *index.Index, logger *slog.Logger) feed.Contents {
-	return func(ctx context.Context, pool string, store func([]feed.Content), begun func()) error {
+	return func(ctx context.Context, pool string, l feed.Learner) error {
 		source := &Source{Journal: reader, Index: of, Lock: new(sync.Mutex), Logger: logger, Pool: pool}
-		if err := source.Run(ctx, &learner{pool: pool, store: store}, begun); err != nil {
+		if err := source.Run(ctx, &learner{Learner: l, pool: pool}, l.Begun); err != nil {
 			return err
 		}
 		return errEnded
 	}
 }
 
-// learner is a Target that passes on stores.
+// learner is a Target that passes on stores and removes.
 type learner struct {
+	feed.Learner
 	pool  string
-	store func([]feed.Content)
 	batch []feed.Content
 }
 
@@ -40,15 +40,19 @@ func (*learner) End(string) {}
 
 // Apply implements Target.
 func (l *learner) Apply(worker string, event *kvcastv1.RouterEvent) {
+	if event.GetTier() != kvcastv1.Tier(l.Tier) && worker != l.pool {
+		return
+	}
+	if removed := event.GetRemoved(); removed != nil && worker != l.pool && l.Removed != nil {
+		l.Flush(worker, 0)
+		l.Removed(removed.GetBlockHashes())
+	}
 	stored := event.GetStored()
-	if stored == nil {
-		return
-	}
 	hashes, tokens := stored.GetBlockHashes(), stored.GetTokensHashes()
-	if len(hashes) != len(tokens) || event.GetTier() != kvcastv1.Tier_TIER_DEVICE && worker != l.pool {
+	if len(hashes) != len(tokens) {
 		return
 	}
-	parent, hasParent := stored.GetParentHash(), stored.ParentHash != nil
+	parent, hasParent := stored.GetParentHash(), stored != nil && stored.ParentHash != nil
 	for i, hash := range hashes {
 		l.batch = append(l.batch, feed.Content{
 			Hash: hash, Parent: parent, HasParent: hasParent, TokensHash: tokens[i], Tokens: stored.GetBlockSize(), LoRA: stored.GetLoraName(),
@@ -58,8 +62,10 @@ func (l *learner) Apply(worker string, event *kvcastv1.RouterEvent) {
 }
 
 // Flush implements Target.
-func (l *learner) Flush(string, float64) {
-	l.store(l.batch)
+func (l *learner) Flush(worker string, _ float64) {
+	if len(l.batch) > 0 {
+		l.Stored(l.batch, worker == l.pool)
+	}
 	if l.batch = l.batch[:0]; cap(l.batch) > maxKept {
 		l.batch = nil
 	}

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/internal/adapter/apply"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/feed"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -29,11 +30,15 @@ func TestContents(t *testing.T) {
 	got, begun, read := make(chan feed.Content, 100), make(chan struct{}), make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
-		read <- apply.Contents(w.follower, w.index, slog.New(slog.DiscardHandler))(ctx, "p", func(all []feed.Content) {
-			for _, c := range all {
-				got <- c
-			}
-		}, func() { close(begun) })
+		read <- apply.Contents(w.follower, w.index, slog.New(slog.DiscardHandler))(ctx, "p", feed.Learner{
+			Tier: kvblock.TierDevice,
+			Stored: func(all []feed.Content, _ bool) {
+				for _, c := range all {
+					got <- c
+				}
+			},
+			Begun: func() { close(begun) },
+		})
 	}()
 	<-begun
 	w.append("p", now, pool, stored(external, &kvcastv1.Stored{BlockHashes: []uint64{3}, TokensHashes: []uint64{13}, ParentHash: proto.Uint64(2)}))

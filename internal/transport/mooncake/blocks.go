@@ -8,7 +8,7 @@ import (
 	"slices"
 	"unique"
 
-	"github.com/kvcast/kvcast/internal/wire"
+	"github.com/kvcast/kvcast/internal/feed"
 )
 
 const (
@@ -42,6 +42,12 @@ type block struct {
 	parts                   parts
 	hasParent               bool
 	held, emitted, disputed bool
+}
+
+// known returns what is known of the content.
+func (b *block) known() feed.Content {
+	of := b.content.Value()
+	return feed.Content{Hash: b.hash, Parent: b.parent, HasParent: b.hasParent, TokensHash: b.tokens, Tokens: of.size, LoRA: of.lora}
 }
 
 func (b *block) bytes() int64 { return blockBytes + int64(len(b.content.Value().lora)) }
@@ -300,24 +306,4 @@ func (b *blocks) prune() {
 			b.forget(at)
 		}
 	}
-}
-
-// stores returns the stores of blocks: of one store, each block is the parent of the next.
-func (b *blocks) stores(all []*block) (events []wire.Event) {
-	var last *block
-	for _, at := range all {
-		if last == nil || !at.hasParent || at.parent != last.hash || at.content != last.content {
-			of := at.content.Value()
-			events = append(events, wire.Event{
-				Kind: wire.KindStored, Medium: medium, Parent: at.parent, HasParent: at.hasParent, BlockSize: of.size, LoRAName: of.lora, Raw: new(wire.Raw),
-			})
-		}
-		event := &events[len(events)-1]
-		event.BlockHashes, event.TokensHashes = append(event.BlockHashes, at.hash), append(event.TokensHashes, at.tokens)
-		last = at
-	}
-	for i := range events {
-		events[i].Raw.ExtraKeys = wire.AppendContents(nil, events[i].TokensHashes)
-	}
-	return events
 }

@@ -1,8 +1,7 @@
 // Package mooncake reads which blocks a Mooncake store holds.
 //
 // In: the list of the objects that the store's master has, which its HTTP server gives, and the blocks that the workers have stored that load
-// from the store. Out: a transport.Receiver, whose messages are batches as an engine would publish them, with the tokens hashes of blocks in
-// place of their tokens (wire.Rules.ContentInKeys).
+// from the store. Out: the blocks whose content is known, as package pool publishes them.
 //
 // The list is read rather than events: of what the master evicts or loses with a client it publishes no event (0.3.14), and
 // versions built without ZeroMQ, as most packages are, publish none at all. A list is read every few seconds, and
@@ -16,22 +15,19 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"net/http"
-	"slices"
-	"strconv"
 	"sync"
 	"time"
 
+	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/transport"
-	"github.com/kvcast/kvcast/internal/wire"
+	"github.com/kvcast/kvcast/internal/transport/pool"
 )
 
 const (
@@ -53,10 +49,6 @@ const (
 	readBytes = 64 << 10
 	// maxHeaderBytes is the size of the largest headers.
 	maxHeaderBytes = 64 << 10
-	// batchBlocks is how many blocks a batch has at most.
-	batchBlocks = 1024
-	// medium is the tier of a pool's blocks.
-	medium = "EXTERNAL"
 )
 
 // Config is what a Receiver reads.
@@ -65,7 +57,7 @@ type Config struct {
 	Address string
 	// Prefix begins the keys of the objects to read. If it is empty, keys that name a model must name Model, unless that is empty, too.
 	Prefix, Model string
-	// Pool is the name of the pool that the store is to Contents; nil: no content is known.
+	// Pool is the name of the pool that the store is to Contents.
 	Pool     string
 	Contents feed.Contents
 	// Limit bounds the memory of blocks.
@@ -80,11 +72,9 @@ type Config struct {
 
 // receiver reads lists.
 type receiver struct {
-	*transport.Queue
+	*pool.Publisher
 	Config
 	client http.Client
-	topic  []byte
-	seq    uint64
 
 	mu     sync.Mutex // guards blocks
 	blocks *blocks
@@ -95,18 +85,8 @@ type receiver struct {
 
 // Subscribe reads the lists of a master, in the background, until the first cannot be read, or several in a row.
 func Subscribe(c Config) transport.Receiver {
-	if c.Contents == nil {
-		c.Contents = func(ctx context.Context, _ string, _ func([]feed.Content), begun func()) error {
-			begun()
-			<-ctx.Done()
-			return nil
-		}
-	}
 	c.Interval = cmp.Or(c.Interval, defaultInterval)
-	r := &receiver{
-		Queue: transport.NewQueue(nil), Config: c, blocks: newBlocks(c.Prefix, c.Model, c.Limit),
-		topic: []byte(wire.TopicWithEpoch("", strconv.FormatUint(rand.Uint64(), 16))),
-	}
+	r := &receiver{Publisher: pool.New(), Config: c, blocks: newBlocks(c.Prefix, c.Model, c.Limit)}
 	dialer := net.Dialer{Timeout: transport.ConnectTimeout}
 	r.client = http.Client{
 		Transport: &http.Transport{
@@ -124,25 +104,21 @@ func Subscribe(c Config) transport.Receiver {
 
 // run reads lists until they cannot be read, or receiving ends.
 func (r *receiver) run() {
-	kind, err := transport.Failed, r.probe() // the blocks of all workers are read only if there is a master
+	err := r.probe() // the blocks of all workers are read only if there is a master
+	connected := false
 	if err == nil {
 		ctx, cancel := context.WithCancel(r.Context())
 		begun, ended := make(chan struct{}), make(chan error, 1)
-		go func() { ended <- r.Contents(ctx, r.Pool, r.learn, sync.OnceFunc(func() { close(begun) })) }()
-		var connected bool
-		if connected, err = r.read(begun, ended); connected {
-			kind = transport.Disconnected
-		}
+		// What connectors tell of lower tiers may name neither adapter nor cache salt.
+		learner := feed.Learner{Tier: kvblock.TierDevice, Stored: r.learn, Begun: sync.OnceFunc(func() { close(begun) })}
+		go func() { ended <- r.Contents(ctx, r.Pool, learner) }()
+		connected, err = r.read(begun, ended)
 		cancel()
 		<-ended
 		r.blocks.close()
 	}
-	if r.Context().Err() != nil {
-		err = transport.ErrInterrupted
-	}
 	r.client.CloseIdleConnections()
-	r.PushEvent(transport.Event{Kind: kind, Conn: 1, Err: err})
-	r.End(transport.ErrEnded)
+	r.Disconnected(connected, err)
 }
 
 // probe returns an error if no master answers with a list.
@@ -263,7 +239,7 @@ func (r *receiver) readKeys(from io.Reader) error {
 }
 
 // learn records the contents of blocks.
-func (r *receiver) learn(all []feed.Content) {
+func (r *receiver) learn(all []feed.Content, _ bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range all {
@@ -274,12 +250,10 @@ func (r *receiver) learn(all []feed.Content) {
 
 // pass passes on what a list has changed, and before, if it is the first, that there is a connection. It returns false if receiving ends.
 func (r *receiver) pass(first bool) bool {
-	if first {
-		r.PushEvent(transport.Event{Kind: transport.Connected, Conn: 1})
-	}
-	var stored, removed []*block
+	var stored []feed.Content
+	var removed []uint64
 	r.mu.Lock()
-	problem := r.blocks.end(func(b *block) { stored = append(stored, b) }, func(b *block) { removed = append(removed, b) })
+	problem := r.blocks.end(func(b *block) { stored = append(stored, b.known()) }, func(b *block) { removed = append(removed, b.hash) })
 	list, known := &r.blocks.list, len(r.blocks.all)
 	r.mu.Unlock()
 	if problem != "" && problem == r.problem && problem != r.logged { // one list may come before the workers' first events
@@ -289,37 +263,10 @@ func (r *receiver) pass(first bool) bool {
 	r.problem = problem
 	r.Logger.Debug("list of objects read", "objects", list.objects, "not_read", list.unread, "unknown_content", list.unknown,
 		"blocks", known, "stored", len(stored), "removed", len(removed))
-	if first && len(stored) == 0 { // the epoch is to be known
-		return r.push(nil)
+	if first {
+		return r.Connected(stored)
 	}
-	for some := range slices.Chunk(removed, batchBlocks) {
-		event := wire.Event{Kind: wire.KindRemoved, Medium: medium}
-		for _, b := range some {
-			event.BlockHashes = append(event.BlockHashes, b.hash) // never changes
-		}
-		if !r.push([]wire.Event{event}) {
-			return false
-		}
-	}
-	for some := range slices.Chunk(stored, batchBlocks) {
-		r.mu.Lock()
-		events := r.blocks.stores(some)
-		r.mu.Unlock()
-		if !r.push(events) {
-			return false
-		}
-	}
-	return true
-}
-
-// push passes on a batch.
-func (r *receiver) push(events []wire.Event) bool {
-	r.seq++
-	batch := wire.Batch{HasRank: true, Time: float64(time.Now().UnixMicro()) / 1e6, HasTime: true, Events: events}
-	encoder := wire.Encoder{EventForm: wire.FormMap}
-	return r.Push(&transport.Chunk{Messages: []transport.Message{{
-		Conn: 1, Count: 3, Frames: [][]byte{r.topic, binary.BigEndian.AppendUint64(nil, r.seq), encoder.AppendBatch(nil, &batch)},
-	}}})
+	return r.Remove(removed) && r.Store(stored)
 }
 
 // ReadGreeting sends a request over a connection, and returns nil if an HTTP server answers. The caller closes the connection when ctx ends.

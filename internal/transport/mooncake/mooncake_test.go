@@ -18,11 +18,10 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/transport"
 	"github.com/kvcast/kvcast/internal/transport/mooncake"
-	"github.com/kvcast/kvcast/internal/wire"
+	"github.com/kvcast/kvcast/internal/transport/pool/pooltest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -31,116 +30,10 @@ func key(hash uint64) string {
 	return fmt.Sprintf("m@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@%016x", hash)
 }
 
-// chain is the content of blocks 1 to n, each the parent of the next.
-func chain(n uint64) (all []feed.Content) {
-	for hash := uint64(1); hash <= n; hash++ {
-		all = append(all, feed.Content{Hash: hash, Parent: hash - 1, HasParent: hash > 1, TokensHash: 100 + hash, Tokens: 16, LoRA: "adapter"})
-	}
-	return all
-}
-
-// contents passes on contents, and calls then, if it is not nil, with store.
-func contents(all []feed.Content, then func(store func([]feed.Content))) feed.Contents {
-	return func(ctx context.Context, _ string, store func([]feed.Content), begun func()) error {
-		store(all)
-		begun()
-		if then != nil {
-			then(store)
-		}
-		<-ctx.Done()
-		return nil
-	}
-}
-
-// reader reads a Receiver as package ingest does.
-type reader struct {
-	t *testing.T
-	transport.Receiver
-	rules  *wire.Rules
-	topic  string
-	seq    uint64
-	held   map[uint64]uint64 // tokens hashes by hash
-	gone   int               // number of blocks that were removed
-	events []transport.Event
-}
-
-func newReader(t *testing.T, c mooncake.Config) *reader {
+func newReader(t *testing.T, c mooncake.Config) *pooltest.Reader {
 	t.Helper()
 	c.Limit, c.Logger = budget.New("test", 0), slog.New(slog.DiscardHandler)
-	r := &reader{t: t, Receiver: mooncake.Subscribe(c), rules: wire.NewRules(new(wire.BlockSize)), held: make(map[uint64]uint64)}
-	r.rules.ContentInKeys = true
-	t.Cleanup(func() { _ = r.Close() })
-	return r
-}
-
-// next reads a chunk, and returns an error when nothing follows.
-func (r *reader) next() error {
-	chunk, err := r.Next(func() time.Time { return time.Time{} })
-	if err != nil {
-		return err
-	}
-	defer r.Recycle(chunk)
-	r.events = append(r.events, chunk.Events...)
-	for _, m := range chunk.Messages {
-		var decoder wire.Decoder
-		batch, err := decoder.Decode(m.Frames[2])
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		var counts wire.Counts
-		r.rules.Admit(batch, 0, &counts)
-		if counts != (wire.Counts{}) || batch.Doubts != (wire.Doubts{}) {
-			r.t.Fatalf("events were left out: %v", counts)
-		}
-		if r.seq++; r.topic != "" && r.topic != string(m.Frames[0]) || r.seq != uint64(m.Frames[1][7])+uint64(m.Frames[1][6])<<8 {
-			r.t.Fatalf("topic %q and seq %v after %q and %d", m.Frames[0], m.Frames[1], r.topic, r.seq)
-		}
-		r.topic = string(m.Frames[0])
-		for _, e := range batch.Events {
-			for i, hash := range e.BlockHashes {
-				_, isHeld := r.held[hash]
-				switch {
-				case isHeld != (e.Kind == wire.KindRemoved), e.Tier != kvblock.TierExternal:
-					r.t.Fatalf("kind %d of block %d in tier %d", e.Kind, hash, e.Tier)
-				case e.Kind == wire.KindRemoved:
-					delete(r.held, hash)
-					r.gone++
-				case e.LoRAName != "adapter" || e.BlockSize != 16:
-					r.t.Fatalf("%+v", e)
-				default:
-					r.held[hash] = e.TokensHashes[i]
-				}
-			}
-		}
-	}
-	return nil
-}
-
-// want reads until so many first blocks of the chain are held, and no other.
-func (r *reader) want(n uint64) {
-	r.t.Helper()
-	for uint64(len(r.held)) != n {
-		if err := r.next(); err != nil {
-			r.t.Fatal(err)
-		}
-	}
-	for hash := uint64(1); hash <= n; hash++ {
-		if r.held[hash] != 100+hash {
-			r.t.Fatalf("%v; want blocks 1 to %d", r.held, n)
-		}
-	}
-}
-
-// end reads until nothing follows, and returns the error of the last event.
-func (r *reader) end() transport.Event {
-	r.t.Helper()
-	for {
-		if err := r.next(); errors.Is(err, transport.ErrEnded) {
-			return r.events[len(r.events)-1]
-		} else if err != nil {
-			r.t.Fatal(err)
-		}
-	}
+	return pooltest.Read(t, mooncake.Subscribe(c))
 }
 
 // master is an HTTP server that has a list.
@@ -188,31 +81,31 @@ func TestListsAreFollowed(t *testing.T) {
 	m := newMaster(t)
 	m.set(blocks(5000)) // several batches
 	stored := make(chan struct{})
-	r := newReader(t, mooncake.Config{Address: m.address(), Interval: time.Millisecond, Contents: contents(chain(3000), func(store func([]feed.Content)) {
+	r := newReader(t, mooncake.Config{Address: m.address(), Interval: time.Millisecond, Contents: pooltest.Contents(pooltest.Chain(3000), func(l feed.Learner) {
 		<-stored
-		store(chain(4000))
+		l.Stored(pooltest.Chain(4000), false)
 	})})
-	r.want(3000)
-	if len(r.events) != 1 || r.events[0].Kind != transport.Connected {
-		t.Errorf("%+v", r.events)
+	r.Want(3000)
+	if len(r.Events) != 1 || r.Events[0].Kind != transport.Connected {
+		t.Errorf("%+v", r.Events)
 	}
 	close(stored)
-	r.want(4000)
+	r.Want(4000)
 	m.set(blocks(2))
-	r.want(2)
+	r.Want(2)
 	m.set(blocks(0))
-	r.want(0)
+	r.Want(0)
 	m.set(func(w http.ResponseWriter, _ *http.Request) { // lines that no block has
 		for _, line := range []string{key(1), strings.Repeat("x", 1<<20), strings.Repeat(key(2), 1000), "", "\x00\xff", strings.Repeat("y", 64<<10-1), key(2)} {
 			_, _ = io.WriteString(w, line+"\n")
 		}
 		_, _ = io.WriteString(w, key(3)) // without an end of the line
 	})
-	r.want(3)
+	r.Want(3)
 	// Of answers that fail, two are tolerated, and nothing of them is used.
 	m.set(blocks(4))
-	r.want(4)
-	r.gone = 0
+	r.Want(4)
+	r.Gone = 0
 	m.set(func(w http.ResponseWriter, _ *http.Request) {
 		m.set(func(w http.ResponseWriter, r *http.Request) {
 			m.set(blocks(5))
@@ -221,9 +114,9 @@ func TestListsAreFollowed(t *testing.T) {
 		w.Header().Set("Content-Length", "1000")
 		_, _ = fmt.Fprintln(w, key(1))
 	})
-	r.want(5)
-	if r.gone != 0 {
-		t.Errorf("%d blocks were removed", r.gone)
+	r.Want(5)
+	if r.Gone != 0 {
+		t.Errorf("%d blocks were removed", r.Gone)
 	}
 }
 
@@ -250,13 +143,13 @@ func TestErrors(t *testing.T) {
 			t.Parallel()
 			m := newMaster(t)
 			m.set(c.list)
-			r := newReader(t, mooncake.Config{Address: m.address(), Contents: func(ctx context.Context, pool string, store func([]feed.Content), begun func()) error {
+			r := newReader(t, mooncake.Config{Address: m.address(), Contents: func(ctx context.Context, pool string, l feed.Learner) error {
 				if !strings.Contains(name, "breaks") && !strings.Contains(name, "break off") {
 					t.Error("the contents of blocks are read although there is no list")
 				}
-				return contents(chain(1), nil)(ctx, pool, store, begun)
+				return pooltest.Contents(pooltest.Chain(1), nil)(ctx, pool, l)
 			}})
-			if e := r.end(); e.Kind != transport.Failed || e.Err == nil || !strings.Contains(e.Err.Error(), c.want) || len(r.held) > 0 {
+			if e := r.Last(); e.Kind != transport.Failed || e.Err == nil || !strings.Contains(e.Err.Error(), c.want) || len(r.Held) > 0 {
 				t.Errorf("%+v; want %s", e, c.want)
 			}
 		})
@@ -297,8 +190,8 @@ func TestServersThatAreNone(t *testing.T) {
 		"": "EOF",
 		"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 128<<10) + "\r\n\r\n": "exceeded",
 	} {
-		r := newReader(t, mooncake.Config{Address: raw(t, answer), Contents: contents(chain(1), nil)})
-		if e := r.end(); e.Kind != transport.Failed || e.Err == nil || !strings.Contains(e.Err.Error(), want) || len(r.held) > 0 {
+		r := newReader(t, mooncake.Config{Address: raw(t, answer), Contents: pooltest.Contents(pooltest.Chain(1), nil)})
+		if e := r.Last(); e.Kind != transport.Failed || e.Err == nil || !strings.Contains(e.Err.Error(), want) || len(r.Held) > 0 {
 			t.Errorf("%+v; want %s", e, want)
 		}
 	}
@@ -309,39 +202,39 @@ func TestConnectionsEnd(t *testing.T) {
 	t.Parallel()
 	m := newMaster(t)
 	m.set(blocks(1))
-	r := newReader(t, mooncake.Config{Address: m.address(), Interval: time.Millisecond, Contents: contents(chain(1), nil)})
-	r.want(1)
+	r := newReader(t, mooncake.Config{Address: m.address(), Interval: time.Millisecond, Contents: pooltest.Contents(pooltest.Chain(1), nil)})
+	r.Want(1)
 	m.set(http.NotFound)
-	if e := r.end(); e.Kind != transport.Disconnected || !strings.Contains(e.Err.Error(), "404") {
+	if e := r.Last(); e.Kind != transport.Disconnected || !strings.Contains(e.Err.Error(), "404") {
 		t.Errorf("%+v", e)
 	}
-	first := r.topic
+	first := r.Topic
 	m.set(blocks(1))
-	r = newReader(t, mooncake.Config{Address: m.address(), Interval: time.Millisecond, Contents: contents(chain(1), nil)})
-	if r.want(1); r.topic == first {
+	r = newReader(t, mooncake.Config{Address: m.address(), Interval: time.Millisecond, Contents: pooltest.Contents(pooltest.Chain(1), nil)})
+	if r.Want(1); r.Topic == first {
 		t.Errorf("two connections have the topic %q", first)
 	}
 	r.Interrupt()
-	for err := error(nil); !errors.Is(err, transport.ErrInterrupted); err = r.next() {
+	for err := error(nil); !errors.Is(err, transport.ErrInterrupted); err = r.Read() {
 		if errors.Is(err, transport.ErrEnded) {
 			t.Fatal(err)
 		}
 	}
 	ended := errors.New("the journal has ended")
 	for _, begins := range []bool{false, true} {
-		r = newReader(t, mooncake.Config{Address: m.address(), Interval: time.Hour, Contents: func(_ context.Context, _ string, _ func([]feed.Content), begun func()) error {
+		r = newReader(t, mooncake.Config{Address: m.address(), Interval: time.Hour, Contents: func(_ context.Context, _ string, l feed.Learner) error {
 			if begins {
-				begun()
+				l.Begun()
 			}
 			return ended
 		}})
-		if e := r.end(); !errors.Is(e.Err, ended) {
+		if e := r.Last(); !errors.Is(e.Err, ended) {
 			t.Errorf("%+v", e)
 		}
 	}
-	r = newReader(t, mooncake.Config{Address: m.address(), Interval: time.Millisecond}) // contents are unknown
-	if err := errors.Join(r.next(), r.next()); err != nil || r.topic == "" || len(r.held) > 0 {
-		t.Errorf("%v, topic %q, %v", err, r.topic, r.held)
+	r = newReader(t, mooncake.Config{Address: m.address(), Interval: time.Millisecond, Contents: feed.NoContents})
+	if err := errors.Join(r.Read(), r.Read()); err != nil || r.Topic == "" || len(r.Held) > 0 {
+		t.Errorf("%v, topic %q, %v", err, r.Topic, r.Held)
 	}
 }
 

@@ -115,7 +115,7 @@ func (r *reach) heard(sources []ingest.SourceStatus, reading map[string]ingestco
 	heard, before := false, r.seqs
 	r.seqs = make(map[sourceKey]uint64)
 	for _, s := range sources {
-		if _, ok := reading[s.Worker]; !ok || !s.Started {
+		if _, ok := reading[s.Worker]; !ok || !s.Started || leadsNowhere(s.Endpoint) {
 			continue
 		}
 		key := sourceKey{s.Worker, s.Endpoint, s.Rank}
@@ -135,12 +135,19 @@ func (r *reach) wantedEndpoints() (all []string) {
 			continue
 		}
 		for _, s := range c.WithDefaults().Workers[0].Sources {
-			ranks := s.Endpoints()
-			all = append(all, ranks[rand.IntN(len(ranks))].Connect)
+			if ranks := s.Endpoints(); !leadsNowhere(s.Connect) {
+				all = append(all, ranks[rand.IntN(len(ranks))].Connect)
+			}
 		}
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
+}
+
+// leadsNowhere reports whether an endpoint is that of no server: what is read there shows no network.
+func leadsNowhere(endpoint string) bool {
+	e, _ := ingestconfig.ParseSource(endpoint)
+	return e.Transport == ingestconfig.TransportWorkers
 }
 
 // choose returns at most a number of endpoints: those that have greeted, and others at random.

@@ -14,9 +14,9 @@ import (
 )
 
 func TestBatchesOfEnginesAreHeard(t *testing.T) {
-	const restored, read, connected = "restored", "read", "connected"
+	const restored, read, connected, pool = "restored", "read", "connected", "pool"
 	r := reach{}
-	reading := map[string]ingestconfig.Worker{restored: {}, read: {}}
+	reading := map[string]ingestconfig.Worker{restored: {}, read: {}, pool: {}}
 	for i, tt := range []struct {
 		name    string
 		sources []ingest.SourceStatus
@@ -31,6 +31,8 @@ func TestBatchesOfEnginesAreHeard(t *testing.T) {
 		{"another rank", []ingest.SourceStatus{{Worker: restored, Started: true, Rank: 1, LastSeq: 2}}, false},
 		{"an engine that has connected", []ingest.SourceStatus{{Worker: connected, Started: true, LastSeq: 1}}, false},
 		{"its batch", []ingest.SourceStatus{{Worker: connected, Started: true, LastSeq: 2}}, false},
+		{"a pool of what workers announce", []ingest.SourceStatus{{Worker: pool, Endpoint: "workers://disk", Started: true, LastSeq: 1}}, false},
+		{"its batch", []ingest.SourceStatus{{Worker: pool, Endpoint: "workers://disk", Started: true, LastSeq: 2}}, false},
 	} {
 		if got := r.heard(tt.sources, reading); got != tt.want {
 			t.Errorf("%d: %s: got %t, want %t", i, tt.name, got, tt.want)
