@@ -114,6 +114,7 @@ func (r *Rules) Close() {
 	for rank := range r.scopes.ranks {
 		r.scopes.clear(rank)
 	}
+	r.scopes.former.close(&r.scopes)
 }
 
 // FollowGroups makes Admit admit events of other attention groups than the main group, with Event.Group set, and describe the groups. It
@@ -137,6 +138,7 @@ func (r *Rules) Reset(rank uint32) {
 	}
 	r.lastGroups = nil
 	r.scopes.clear(rank)
+	r.scopes.former.clear(&r.scopes, rank)
 }
 
 // SkipRaw skips n raw event ids, one for each lost event. If fewer are left, all later events
@@ -373,6 +375,7 @@ func eagleOverlap(ev *Event) int {
 // cannot be told. ok is false if a name is longer than maxNameBytes. The scope is then recorded as unknown.
 func (r *Rules) applyScope(ev *Event, rank uint32) (known int, told, ok bool) {
 	scopes := &r.scopes
+	scopes.hashed = r.IsVLLM
 	named := ev.LoRAName != "" && len(scopes.peers) > 0
 	if ev.CacheSalt == "" && ev.Raw == nil && !named && !scopes.used() && !scopes.peersUsed() {
 		return len(ev.BlockHashes), true, true

@@ -25,7 +25,6 @@ func typedSalt(salt any) []any { return []any{[]any{obj{"type": "cache_salt", "s
 // TestSaltsAreInherited admits batches of one event, of dp rank 0 unless they name another,
 // and compares the salt of the last store, and whether it has tokens hashes.
 func TestSaltsAreInherited(t *testing.T) {
-	const unknown = "unknown" // no tokens hashes
 	salted := stored(obj{"cache_salt": "s"}, 1)
 	child := func(fields obj, parent any, hashes ...any) obj {
 		ev := stored(fields, hashes...)
@@ -103,27 +102,62 @@ func TestSaltsAreInherited(t *testing.T) {
 		{"copy with another salt", []any{salted, stored(obj{"medium": "CPU", "cache_salt": "t"}, 1), child(nil, 1, 2)}, unknown},
 		{"unknown until cleared", []any{salted, stored(nil, 1), obj{"type": "AllBlocksCleared"}, salted, child(nil, 1, 2)}, "s"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			var (
-				size   wire.BlockSize
-				counts wire.Counts
-				last   wire.Event
-			)
-			r := wire.NewRules(&size)
-			for _, ev := range c.events {
-				b := decodeOf(t, ev)
-				r.Admit(b, 0, &counts)
-				if len(b.Events) == 1 {
-					last = b.Events[0]
-				}
-			}
-			want := kvblock.AppendTokensHashes(nil, last.Tokens, 1, kvblock.Seed("", c.want), false, nil)
-			if c.want == unknown {
-				want, c.want = nil, ""
-			}
-			if diff := cmp.Diff(want, last.TokensHashes, cmpopts.EquateEmpty()); diff != "" || last.CacheSalt != c.want || len(last.Tokens) == 0 {
-				t.Errorf("salt %q, want %q; tokens hashes differ (-want +got):\n%s", last.CacheSalt, c.want, diff)
-			}
+		t.Run(c.name, func(t *testing.T) { wantSalt(t, wire.NewRules(new(wire.BlockSize)), c.events, c.want) })
+	}
+}
+
+// unknown is the salt of a store whose content cannot be told, so that it has no tokens hashes.
+const unknown = "unknown"
+
+// wantSalt compares the salt and the tokens hashes of the last of some events.
+func wantSalt(t *testing.T, r *wire.Rules, events []any, want string) {
+	t.Helper()
+	var (
+		counts wire.Counts
+		last   wire.Event
+	)
+	for _, ev := range events {
+		b := decodeOf(t, ev)
+		r.Admit(b, 0, &counts)
+		if len(b.Events) == 1 {
+			last = b.Events[0]
+		}
+	}
+	hashes := kvblock.AppendTokensHashes(nil, last.Tokens, 1, kvblock.Seed(last.LoRAName, want), false, nil)
+	if want == unknown {
+		hashes, want = nil, ""
+	}
+	if diff := cmp.Diff(hashes, last.TokensHashes, cmpopts.EquateEmpty()); diff != "" || last.CacheSalt != want || len(last.Tokens) == 0 {
+		t.Errorf("salt %q, want %q; tokens hashes differ (-want +got):\n%s", last.CacheSalt, want, diff)
+	}
+}
+
+// TestSaltsOfCopies has the copies of vLLM's offloading connector in lower tiers, which name no salt: the hash of a block tells it.
+func TestSaltsOfCopies(t *testing.T) {
+	salted := stored(obj{"cache_salt": "s"}, 1)
+	child := stored(obj{"parent_block_hash": 1}, 2)
+	host := func(hashes ...any) obj { return stored(obj{"medium": "CPU"}, hashes...) }
+	for name, c := range map[string]struct {
+		events []any
+		want   string
+	}{
+		"of a block with a salt":             {[]any{salted, host(1)}, "s"},
+		"of several blocks":                  {[]any{salted, child, host(1, 2)}, "s"},
+		"of a copy":                          {[]any{salted, host(1), removed(nil, 1), stored(obj{"medium": "STORAGE"}, 1)}, "s"},
+		"of one with an adapter":             {[]any{stored(obj{"cache_salt": "s", "lora_name": "a"}, 1), stored(obj{"medium": "CPU", "lora_name": "a"}, 1)}, "s"},
+		"of a block without":                 {[]any{salted, stored(nil, 3), host(3)}, ""},
+		"of one that was evicted":            {[]any{salted, removed(nil, 1), host(1)}, "s"},
+		"of one that was cleared":            {[]any{salted, obj{"type": "AllBlocksCleared"}, host(1)}, "s"},
+		"of the child of one that was":       {[]any{salted, child, obj{"type": "AllBlocksCleared"}, stored(obj{"medium": "CPU", "parent_block_hash": 1}, 2)}, "s"},
+		"of a block with two salts":          {[]any{salted, stored(obj{"cache_salt": "t"}, 1), host(1)}, unknown},
+		"of one with a salt and without":     {[]any{salted, stored(nil, 1), host(1)}, unknown},
+		"in device memory, where none is":    {[]any{salted, stored(nil, 1)}, unknown},
+		"a child of a copy in device memory": {[]any{salted, host(1), child}, "s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := wire.NewRules(new(wire.BlockSize))
+			r.IsVLLM = true
+			wantSalt(t, r, c.events, c.want)
 		})
 	}
 }
@@ -226,7 +260,6 @@ func TestBlocksOfManyCopiesAreKeptUntilCleared(t *testing.T) {
 // TestSaltedBlocksBeyondTheLimitAreUnknown checks the salts in a rank with more salted
 // blocks than the limit, and that the rank is complete after a clear.
 func TestSaltedBlocksBeyondTheLimitAreUnknown(t *testing.T) {
-	const unknown = "unknown"
 	var (
 		size   wire.BlockSize
 		counts wire.Counts

@@ -56,6 +56,10 @@ const (
 //     them has the scope of its parent, or of the blocks that it names, in the record of a peer.
 //     Blocks with an adapter alone are recorded only for peers: an engine names its adapter in
 //     each store.
+//  6. vLLM hashes salts, and names none in stores in lower tiers, which it sends some time after
+//     those in device memory: the block may be evicted or cleared by then. Such a store has the
+//     scope of its first block or of its parent, as it is recorded or was in the last maxFormer
+//     blocks that were forgotten. It has an unknown scope if more were forgotten by one clear.
 //
 // Scopes in lost batches, and before the first batch, are not known. Blocks that continue them count as blocks of the base scope.
 //
@@ -76,6 +80,9 @@ type scopes struct {
 	peers []*scopes
 	// changes are recorded after Rules.TrackChanges; nil before.
 	changes *changes
+	// hashed reports whether the engine hashes salts. former are then blocks that were forgotten. They are not in the state.
+	hashed bool
+	former former
 }
 
 // scopeName is a scope, and the number of blocks that have it.
@@ -101,8 +108,8 @@ type scopedBlock struct {
 // manyCopies is the largest count of copies, which then no longer changes.
 const manyCopies = 255
 
-// used reports whether any rank has scoped blocks.
-func (s *scopes) used() bool { return len(s.ranks) != 0 }
+// used reports whether any rank has scoped blocks, or had some lately.
+func (s *scopes) used() bool { return len(s.ranks) != 0 || s.former.used() }
 
 // peersUsed reports whether a peer has scoped blocks.
 func (s *scopes) peersUsed() bool {
@@ -158,6 +165,11 @@ func (s *scopes) idOf(ev *Event) scopeID {
 // inherited returns the scope of a store that does not have a salt itself; known is false if it cannot be told.
 func (s *scopes) inherited(ev *Event, rank uint32) (_ scope, known bool) {
 	r := s.ranks[rank]
+	if s.hashed && ev.Tier != kvblock.TierDevice {
+		if in, known, ok := s.ofCopy(ev, rank); ok {
+			return in, known
+		}
+	}
 	if ev.HasParent {
 		if in, known, recorded := s.recorded(rank, ev.Parent); recorded {
 			return in, known
@@ -180,6 +192,26 @@ func (s *scopes) inherited(ev *Event, rank uint32) (_ scope, known bool) {
 		}
 	}
 	return s.inheritedFromPeers(ev, rank)
+}
+
+// ofCopy returns the scope of a store in a lower tier of an engine that hashes salts; ok is false if it has neither adapter nor salt, as far as it is known.
+func (s *scopes) ofCopy(ev *Event, rank uint32) (_ scope, known, ok bool) {
+	blocks := make([]uint64, 0, 2)
+	if len(ev.BlockHashes) > 0 {
+		blocks = append(blocks, ev.BlockHashes[0])
+	}
+	if ev.HasParent {
+		blocks = append(blocks, ev.Parent)
+	}
+	for _, h := range blocks {
+		if in, known, recorded := s.recorded(rank, h); recorded {
+			return in, known, true
+		}
+		if id, found := s.former.find(rank, h); found {
+			return s.name(id), id != unknownScope, true
+		}
+	}
+	return scope{}, false, s.former.isLost(rank)
 }
 
 // inheritedFromPeers returns the scope of the blocks that a store names, in the record of a peer: that of the first
@@ -288,7 +320,14 @@ func (s *scopes) addRank(rank uint32) *scopedRank {
 
 // reserveBlock reserves memory for another block, and reports whether there was room.
 func (s *scopes) reserveBlock() bool {
-	return s.blocks < s.maxBlocks && s.budget.Reserve(scopedBlockCost)
+	if s.blocks >= s.maxBlocks {
+		return false
+	}
+	if s.budget.Reserve(scopedBlockCost) {
+		return true
+	}
+	s.former.makeRoom(s)
+	return s.budget.Reserve(scopedBlockCost)
 }
 
 // remove removes one copy of each block of a remove.
@@ -309,13 +348,16 @@ func (s *scopes) remove(ev *Event, rank uint32) {
 			r.blocks[h] = b
 			continue
 		}
-		s.forget(r, h, b.scope)
+		s.forget(rank, r, h, b.scope)
 	}
 	s.dropRank(rank, r)
 }
 
 // forget deletes a block.
-func (s *scopes) forget(r *scopedRank, hash uint64, id scopeID) {
+func (s *scopes) forget(rank uint32, r *scopedRank, hash uint64, id scopeID) {
+	if s.hashed {
+		s.former.add(s, rank, hash, id)
+	}
 	delete(r.blocks, hash)
 	s.blocks--
 	s.budget.Release(scopedBlockCost)
@@ -335,6 +377,7 @@ func (s *scopes) clearTier(rank uint32, tier kvblock.Tier) {
 	if r == nil {
 		return
 	}
+	forgotten := len(r.blocks)
 	for h, b := range r.blocks {
 		if b.copies[tier-kvblock.TierDevice] == 0 {
 			continue
@@ -342,11 +385,12 @@ func (s *scopes) clearTier(rank uint32, tier kvblock.Tier) {
 		b.copies[tier-kvblock.TierDevice] = 0
 		s.changes.addBlock(rank, h)
 		if b.copies == ([kvblock.TierEnd - 1]uint8{}) {
-			s.forget(r, h, b.scope)
+			s.forget(rank, r, h, b.scope)
 		} else {
 			r.blocks[h] = b
 		}
 	}
+	s.former.cleared(rank, forgotten-len(r.blocks))
 	s.dropRank(rank, r)
 }
 
@@ -357,9 +401,16 @@ func (s *scopes) clear(rank uint32) {
 		return
 	}
 	s.changes.clearScopes(rank)
-	for _, b := range r.blocks {
+	if s.hashed && r.incomplete {
+		s.former.lose(rank)
+	}
+	for h, b := range r.blocks {
+		if s.hashed {
+			s.former.add(s, rank, h, b.scope)
+		}
 		s.release(b.scope)
 	}
+	s.former.cleared(rank, len(r.blocks))
 	s.blocks -= len(r.blocks)
 	s.budget.Release(int64(scopedBlockCost * len(r.blocks)))
 	delete(s.ranks, rank)

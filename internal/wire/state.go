@@ -211,7 +211,7 @@ func (s *scopes) restore(state *statev1.IngestRank, salts, adapters [][]byte) {
 		if i < len(state.BlockTokens) {
 			tokens = state.BlockTokens[i]
 		}
-		s.set(r, hash, ids[state.BlockSalts[i]], state.BlockCopies[i], tokens)
+		s.set(state.Rank, r, hash, ids[state.BlockSalts[i]], state.BlockCopies[i], tokens)
 	}
 	for _, id := range ids {
 		s.release(id)
@@ -220,11 +220,11 @@ func (s *scopes) restore(state *statev1.IngestRank, salts, adapters [][]byte) {
 }
 
 // set sets the salt and the copies of a block, which is forgotten if it has none.
-func (s *scopes) set(r *scopedRank, hash uint64, id scopeID, copies uint32, tokens uint64) {
+func (s *scopes) set(rank uint32, r *scopedRank, hash uint64, id scopeID, copies uint32, tokens uint64) {
 	b, ok := r.blocks[hash]
 	switch {
 	case ok && copies == 0:
-		s.forget(r, hash, b.scope)
+		s.forget(rank, r, hash, b.scope)
 		return
 	case copies == 0:
 		return
