@@ -49,6 +49,12 @@ func (p *publisher) doubts(in *intake, rank uint32, seq uint64) (all []feed.Doub
 			doubt.ChunkTokens = p.rules.ChunkSize
 		}
 		all = append(all, doubt)
+		if gap == feed.GapConnectorTier { // it holds for all batches
+			isLogged := p.connectorLogged[reason]&tiers == tiers
+			if p.connectorLogged[reason] |= tiers; isLogged {
+				continue
+			}
+		}
 		p.worker.log.Warn(doubtTexts[gap], append([]any{"source", p.source, "rank", rank, "seq", seq, "reason", reason.String()}, args...)...)
 	}
 	return all

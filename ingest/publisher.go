@@ -34,6 +34,8 @@ type publisher struct {
 	ranks []uint32
 	// rankMismatchLogged reports whether no log line is needed when a batch names another rank than rank.
 	rankMismatchLogged bool
+	// connectorLogged has the doubts that have been logged of connectors.
+	connectorLogged wire.Doubts
 	// incomplete reports whether batches of this incarnation are missing. A rank that is named later is then reported as joined late.
 	incomplete bool
 	// before are the seqs that were published before first contact.
