@@ -59,6 +59,7 @@ type engineConfig struct {
 	Events   map[string]any    `json:"events"`
 	Args     map[string]any    `json:"args"`
 	Offload  int               `json:"offload_bytes,omitempty"` // of host memory; 0 for no connector
+	Files    map[string]string `json:"files,omitempty"`         // settings of a tier of files below the host memory
 	Mooncake string            `json:"mooncake,omitempty"`      // the directory of Mooncake's package; empty for no connector
 	Needs    string            `json:"needs,omitempty"`         // a module without which the test is skipped; versions before newest may also fail with the first prompt
 	env      []string

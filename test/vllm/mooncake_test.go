@@ -10,12 +10,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/kvcast/kvcast/internal/core/testclass"
-	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -84,16 +82,14 @@ func TestMooncakeStore(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "kvcast.yaml")
 	text := fmt.Sprintf(`workers:
   - {name: store, model: llama, sources: [{connect: "mooncake://127.0.0.1:%d"}]}
-  - {name: e, model: llama, pools: [store], sources: [{connect: "tcp://127.0.0.1:%d", replay: "tcp://127.0.0.1:%d"}]}
+  - {name: e0, model: llama, pools: [store], sources: [{connect: "tcp://127.0.0.1:%d", replay: "tcp://127.0.0.1:%d"}]}
 `, port, at.publish, at.replay)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	k := startRelay(t, "--config", config)
-	m := &mooncakeWorld{t: t, engine: e, relay: k, port: port, row: &scenario{t: t, name: "Mooncake store", engine: e, trust: make(map[string]int)}}
-	table.mu.Lock()
-	table.rows = append(table.rows, m.row)
-	table.mu.Unlock()
+	m := newPoolWorld(t, "Mooncake store", k, "store", e)
+	m.stored = func() []uint64 { return mooncakeHashes(t, port) }
 
 	w := newWorkload(80)
 	w.salts, w.loras = []string{"", "s"}, []string{"", "", "a"}
@@ -111,7 +107,7 @@ func TestMooncakeStore(t *testing.T) {
 		if len(p.Tokens)%blockSize == 0 { // a connector loads the block of the last token, if it has it
 			p.Tokens = p.Tokens[:len(p.Tokens)-1]
 		}
-		w.answered(p, m.request(p))
+		w.answered(p, m.request(e, p))
 	}
 	if m.loaded == 0 {
 		t.Error("the engine has loaded nothing from the store")
@@ -119,79 +115,14 @@ func TestMooncakeStore(t *testing.T) {
 	m.row.note = fmt.Sprintf("%d loaded from the store, which had %d blocks", m.loaded, len(m.stored()))
 }
 
-// mooncakeWorld is an engine, its store, and kvcast.
-type mooncakeWorld struct {
-	t      *testing.T
-	engine *engine
-	relay  *relay
-	port   int
-	row    *scenario
-	loaded int // requests for which blocks were loaded
-}
-
-// stored returns the hashes that events have of the blocks that the store's keys name.
-func (m *mooncakeWorld) stored() (hashes []uint64) {
-	m.t.Helper()
-	for _, key := range mooncakeKeys(m.port) {
-		if len(key) < 16 {
-			continue
+// mooncakeHashes returns the hashes that events have of the blocks that a master's keys name.
+func mooncakeHashes(t *testing.T, port int) (hashes []uint64) {
+	t.Helper()
+	for _, key := range mooncakeKeys(port) {
+		if len(key) >= 16 {
+			hashes = append(hashes, hashOf(t, key))
 		}
-		hash, err := strconv.ParseUint(key[len(key)-16:], 16, 64)
-		if err != nil {
-			m.t.Fatalf("key %q: %v", key, err)
-		}
-		hashes = append(hashes, hash)
 	}
 	slices.Sort(hashes)
 	return hashes
-}
-
-// request waits until kvcast has the blocks of the store and of the engine, asks it for a prompt, sends it to the engine, and compares.
-func (m *mooncakeWorld) request(p prompt) []uint32 {
-	m.t.Helper()
-	state := ""
-	defer func() {
-		if m.t.Failed() {
-			m.t.Logf("kvcast beside the store: %s", state)
-		}
-	}()
-	harness.WaitFor(m.t, func() bool {
-		device, pool := m.held()
-		wantDevice, wantPool := m.engine.hashes(), m.stored()
-		state = fmt.Sprintf("device memory: %s; store: %s", difference(wantDevice, device), difference(wantPool, pool))
-		return slices.Equal(wantDevice, device) && slices.Equal(wantPool, pool)
-	})
-	answer, err := m.relay.client.MatchPrefix(harness.Context(m.t), &kvcastv1.MatchPrefixRequest{
-		Model: "llama", Prompts: []*kvcastv1.Prompt{{TokenIds: p.Tokens, LoraName: p.LoRA, CacheSalt: p.Salt, ExcludeLastToken: true}},
-	})
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	var predicted prediction
-	inPool := 0
-	for _, match := range answer.GetPrompts()[0].GetMatches() {
-		device, _ := m.relay.prediction([]*kvcastv1.PrefixMatch{match})
-		predicted.tokens = device.tokens
-		for _, pool := range match.GetPools() {
-			inPool = int(pool.GetTokens())
-			predicted.tokens, predicted.trust, predicted.reasons = max(predicted.tokens, inPool), pool.GetTrust(), pool.GetReasons()
-		}
-	}
-	out := m.engine.generate(p)[0]
-	m.row.want = []kvcastv1.Trust{predicted.trust}
-	m.row.compare(p, predicted, out.Cached)
-	if predicted.tokens != out.Cached {
-		m.t.Errorf("request %d (%d tokens, adapter %q, salt %q): kvcast said %d tokens, of which the store has %d; the engine has reused %d, of which %d were in device memory", m.row.requests,
-			len(p.Tokens), p.LoRA, p.Salt, predicted.tokens, inPool, out.Cached, out.Device)
-	}
-	if out.Cached > out.Device {
-		m.loaded++
-	}
-	return out.Tokens
-}
-
-// held returns the hashes of the blocks that kvcast has of the engine's device memory, and of the store.
-func (m *mooncakeWorld) held() (device, pool []uint64) {
-	m.t.Helper()
-	return m.relay.hashesOf("e", kvcastv1.Tier_TIER_DEVICE), m.relay.hashesOf("store", kvcastv1.Tier_TIER_EXTERNAL)
 }

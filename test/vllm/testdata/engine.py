@@ -8,7 +8,7 @@ ready, or that the version lacks the module that the model needs (needs). Reques
 
 An answer has the outputs of the prompts, the seq of the last batch that was published (-1 for none), and what the block pool has cached then, by attention group.
 With offload_bytes, a connector offloads blocks to host memory of that size. Its transfers copy nothing: what the blocks contain does not matter here, and
-vLLM has none for CPUs.
+vLLM has none for CPUs. With files, the settings of a tier of files, it also writes blocks to files and reads them.
 
 With mooncake, the directory of Mooncake's package, a connector stores blocks in the Mooncake store that the variable MOONCAKE_CONFIG_PATH says, and loads them. An answer
 comes when they are stored.
@@ -72,12 +72,13 @@ class Transfers:
         pass
 
 
-def offload(size):
-    """Returns the configuration of vLLM's own connector that offloads to host memory, with transfers that are done at once."""
+def offload(size, files):
+    """Returns the configuration of vLLM's own connector that offloads to host memory, and to files if there are settings, with transfers from device memory that are done at once."""
     from vllm.config import KVTransferConfig
     from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
-    spec = OffloadingSpecFactory._registry["CPUOffloadingSpec"]()
+    settings = {"cpu_bytes_to_use": size, "spec_name": "TieringOffloadingSpec" if files else "CPUOffloadingSpec"}
+    spec = OffloadingSpecFactory._registry[settings["spec_name"]]()
     if hasattr(spec, "get_worker"):
         from vllm.v1.kv_offload.base import TransferResult
 
@@ -89,11 +90,14 @@ def offload(size):
         transfers, names = Transfers(TransferResult), sys.modules[spec.__module__]
         device, host = names.GPULoadStoreSpec, names.CPULoadStoreSpec
         spec.get_handlers = lambda self, *caches: [(device, host, transfers), (host, device, transfers)]
-    return KVTransferConfig(kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config={"cpu_bytes_to_use": size})
+    if files:
+        settings["self_describing_kv_events"] = True
+        settings["secondary_tiers"] = [{"type": "fs", "enable_kv_events": True, **{name: value for name, value in files.items() if value}}]
+    return KVTransferConfig(kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=settings)
 
 
 if "offload_bytes" in config:  # also in a process of a worker, which vLLM may have beside this one
-    config["args"]["kv_transfer_config"] = offload(config["offload_bytes"])
+    config["args"]["kv_transfer_config"] = offload(config["offload_bytes"], config.get("files"))
 
 
 class Done:
