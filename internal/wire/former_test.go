@@ -99,7 +99,7 @@ func TestCopiesHaveTheSaltOfTheirHash(t *testing.T) {
 				host[h] = true
 				want(t, h, mayBeUnknown, store(h, rapid.SampledFrom([]string{"CPU", "STORAGE"}).Draw(t, "medium"), ""))
 			},
-			"clear": func(t *rapid.T) {
+			"clear": func(*rapid.T) {
 				var blocks []uint64
 				for _, h := range slices.Sorted(maps.Keys(device)) {
 					if !host[h] && (h >= 100 || mayBeUnknown) { // others are not recorded

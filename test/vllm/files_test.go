@@ -16,7 +16,7 @@ import (
 // fileHashes returns the hashes that events have of the blocks in files of vLLM's offloading connector.
 func fileHashes(t *testing.T, root string) (hashes []uint64) {
 	t.Helper()
-	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+	err := filepath.WalkDir(root, func(_ string, entry fs.DirEntry, err error) error {
 		if digest, ok := strings.CutSuffix(entry.Name(), ".bin"); ok && err == nil {
 			hashes = append(hashes, hashOf(t, digest))
 		}
