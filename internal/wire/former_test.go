@@ -23,7 +23,7 @@ func TestCopiesHaveTheSaltOfTheirHash(t *testing.T) {
 		rules.IsVLLM, rules.ClearsDevice, rules.scopes.former.max = true, true, 4
 		// A block is hash 100*salt + 10*prompt + n, of which n is 1 to 3. Salt 0 is none.
 		salts := []string{"", "s", "t"}
-		device, host := make(map[uint64]bool), make(map[uint64]bool)
+		device, copied, host := make(map[uint64]bool), make(map[uint64]bool), make(map[uint64]bool)
 		var gone [][]uint64 // from device memory at once, the last ones last
 		// isLate reports whether a block is gone for too long to be copied.
 		isLate := func(h uint64) bool {
@@ -93,11 +93,12 @@ func TestCopiesHaveTheSaltOfTheirHash(t *testing.T) {
 			},
 			"copy": func(t *rapid.T) {
 				h := hash(t)
-				if host[h] || !device[h] && isLate(h) {
+				if copied[h] || !device[h] && isLate(h) {
 					t.Skip()
 				}
-				host[h] = true
-				want(t, h, mayBeUnknown, store(h, rapid.SampledFrom([]string{"CPU", "STORAGE"}).Draw(t, "medium"), ""))
+				medium := rapid.SampledFrom([]string{"CPU", "STORAGE"}).Draw(t, "medium")
+				copied[h], host[h] = true, medium == "CPU"
+				want(t, h, mayBeUnknown, store(h, medium, ""))
 			},
 			"clear": func(*rapid.T) {
 				var blocks []uint64
@@ -112,6 +113,13 @@ func TestCopiesHaveTheSaltOfTheirHash(t *testing.T) {
 				admit(Event{Kind: KindCleared})
 			},
 		})
+		for h := range copied { // in storage for ever
+			if r := rules.scopes.ranks[0]; r != nil && !device[h] && !host[h] && !mayBeUnknown {
+				if _, ok := r.blocks[h]; ok {
+					t.Fatalf("block %d is recorded", h)
+				}
+			}
+		}
 		if rules.Close(); limit.Used() != 0 {
 			t.Fatalf("%d bytes are not released", limit.Used())
 		}

@@ -60,6 +60,7 @@ const (
 //     those in device memory: the block may be evicted or cleared by then. Such a store has the
 //     scope of its first block or of its parent, as it is recorded or was in the last maxFormer
 //     blocks that were forgotten. It has an unknown scope if more were forgotten by one clear.
+//     Copies that are never removed do not count: a block would be recorded for ever.
 //
 // Scopes in lost batches, and before the first batch, are not known. Blocks that continue them count as blocks of the base scope.
 //
@@ -272,8 +273,9 @@ func (s *scopes) setTokens(ev *Event, rank uint32) {
 // content cannot be told from then on.
 func (s *scopes) record(ev *Event, rank uint32, id scopeID) (conflict bool) {
 	r := s.ranks[rank]
+	isCounted := !s.hashed || !ev.isNeverRemoved()
 	if r == nil {
-		if id == baseScope || len(ev.BlockHashes) == 0 {
+		if id == baseScope || !isCounted || len(ev.BlockHashes) == 0 {
 			s.drop(id)
 			return false
 		}
@@ -287,7 +289,7 @@ func (s *scopes) record(ev *Event, rank uint32, id scopeID) (conflict bool) {
 				s.release(b.scope)
 				b.scope, conflict = unknownScope, true
 			}
-		case id == baseScope:
+		case id == baseScope || !isCounted:
 			continue
 		case !s.reserveBlock():
 			r.incomplete = true
@@ -298,7 +300,7 @@ func (s *scopes) record(ev *Event, rank uint32, id scopeID) (conflict bool) {
 			b.scope = id
 			s.retain(id)
 		}
-		if n := &b.copies[ev.Tier-kvblock.TierDevice]; *n < manyCopies {
+		if n := &b.copies[ev.Tier-kvblock.TierDevice]; isCounted && *n < manyCopies {
 			*n++
 		}
 		r.blocks[h] = b
