@@ -41,7 +41,7 @@ const (
 
 // AllowedSource, AllowedConnect and AllowedBind describe valid endpoints in errors.
 const (
-	AllowedSource  = "tcp://HOST:PORT, smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT or mooncake://HOST:PORT with a port of 1 to 65535, ipc://PATH, or workers://TIER?max_age=DURATION with the tier disk or external and 1s to 8760h"
+	AllowedSource  = "tcp://HOST:PORT, smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT or mooncake://HOST:PORT with a port of 1 to 65535, ipc://PATH, or workers://disk or workers://external, with ?max_age=DURATION of 1s to 8760h or without"
 	AllowedConnect = "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH"
 	AllowedBind    = "tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH"
 )

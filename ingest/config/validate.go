@@ -304,12 +304,12 @@ func (v *Validation) source(field string, s Source) {
 	}
 	if e, ok := ParseSource(s.Connect); ok {
 		isMooncake, isWorkers := s.Engine == feed.EngineMooncake, s.Engine == feed.EngineWorkers
-		v.Check(s.Topic == "" || !e.Called() || isMooncake, field+".Topic", s.Topic, allowedByGRPC)
+		v.Check(s.Topic == "" || !e.Called() || isMooncake, field+".Topic", s.Topic, "none, unless the endpoint is tcp://, ipc:// or mooncake://")
 		isLMCache := s.Engine == feed.EngineLMCache
 		v.Check(!isLMCache || e.Transport == TransportLMCache, field+".Connect", s.Connect, "lmcache://HOST:PORT, if the engine is lmcache")
 		v.Check(isLMCache || e.Transport != TransportLMCache, field+".Engine", string(s.Engine), "lmcache, if the endpoint is lmcache://HOST:PORT")
 		v.Check(isMooncake == (e.Transport == TransportMooncake), field+".Connect", s.Connect, "mooncake://HOST:PORT, of the master's HTTP server, if and only if the engine is mooncake")
-		v.Check(isWorkers == (e.Transport == TransportWorkers), field+".Connect", s.Connect, "workers://TIER?max_age=DURATION, if and only if the engine is workers")
+		v.Check(isWorkers == (e.Transport == TransportWorkers), field+".Connect", s.Connect, "workers://disk or workers://external, if and only if the engine is workers")
 		v.Check(!s.Engine.IsPool() || s.DPSize == 1 && s.FirstRank == 0, field+".DPSize", s.DPSize, "1, from rank 0 on, if the engine is lmcache, mooncake or workers")
 	}
 	if s.Snapshot != "" {
@@ -320,9 +320,6 @@ func (v *Validation) source(field string, s Source) {
 		v.socket(field+".Snapshot", s.Snapshot, s)
 	}
 }
-
-// allowedByGRPC describes the value of a setting that ZeroMQ has, and servers that are called do not.
-const allowedByGRPC = "none if the engine is read by gRPC or HTTP"
 
 // ranks checks the endpoints of each dp rank.
 func (v *Validation) ranks(field string, s Source) {
@@ -351,7 +348,7 @@ func (v *Validation) connect(field, value string, s Source) {
 // socket checks the endpoint of another socket of a source's first rank, and the endpoints of its other ranks.
 func (v *Validation) socket(field, value string, s Source) {
 	if connect, _ := ParseSource(s.Connect); connect.Called() {
-		v.Check(false, field, value, allowedByGRPC)
+		v.Check(false, field, value, "none, unless the publisher's endpoint is tcp:// or ipc://")
 		return
 	}
 	e, ok := ParseEndpoint(value, false)
