@@ -107,6 +107,7 @@ func TestRegisteredEndpointsAreRestricted(t *testing.T) {
 		{connect: "smg://h:1"},
 		{hosts: hosts, connect: "openengine://vllm-0.pods:2"},
 		{hosts: hosts, connect: "smg://192.0.2.1:1", want: []string{"worker.sources[0].connect"}},
+		{hosts: hosts, connect: "workers://disk"},
 		{hosts: hosts, connect: "tcp://10.1.2.3:1", replay: "tcp://vllm-0.pods:2"},
 		{hosts: hosts, connect: "tcp://169.254.169.254:80", want: []string{"worker.sources[0].connect"}},
 		{hosts: hosts, connect: "tcp://10.1.2.3:1", replay: "tcp://localhost:2", want: []string{"worker.sources[0].replay"}},
@@ -114,7 +115,7 @@ func TestRegisteredEndpointsAreRestricted(t *testing.T) {
 		r := &recordedWorkers{}
 		client := kvcastv1.NewWorkerServiceClient(overTCP(t, server.Config{OpenRegistration: true, Workers: registration.New(r, tt.hosts)}, journal.Config{}).conn)
 		_, err := client.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
-			Name: "v", Sources: []*kvcastv1.SourceSpec{{Connect: tt.connect, Replay: tt.replay}},
+			Name: "v", Model: "m", Sources: []*kvcastv1.SourceSpec{{Connect: tt.connect, Replay: tt.replay}},
 		}})
 		var got []string
 		for _, d := range status.Convert(err).Details() {
