@@ -9,7 +9,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/internal/sequence"
 	"github.com/kvcast/kvcast/internal/transport"
 	"github.com/kvcast/kvcast/internal/transport/enginegrpc"
-	"github.com/kvcast/kvcast/internal/transport/mooncake"
+	"github.com/kvcast/kvcast/internal/transport/objects"
 	"github.com/kvcast/kvcast/internal/transport/workers"
 )
 
@@ -124,7 +124,7 @@ func (l *link) subscribe(address string) (transport.Receiver, error) {
 		}), nil
 	case config.TransportMooncake:
 		_, host := at.Net()
-		return mooncake.Subscribe(mooncake.Config{
+		return objects.Subscribe(objects.Config{
 			Address: host, Prefix: l.topic, Model: e.Model, Pool: e.Name, Contents: s.config.Contents, Limit: s.budgets.pools, Logger: l.worker.log,
 		}), nil
 	default:

@@ -11,7 +11,7 @@ import (
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/cluster"
 	"github.com/kvcast/kvcast/internal/transport/enginegrpc"
-	"github.com/kvcast/kvcast/internal/transport/mooncake"
+	"github.com/kvcast/kvcast/internal/transport/objects"
 	"github.com/kvcast/kvcast/internal/zmtp/outbound"
 )
 
@@ -191,7 +191,7 @@ func greeting(ctx context.Context, endpoint string) bool {
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 	switch {
 	case e.Transport == ingestconfig.TransportMooncake:
-		return mooncake.ReadGreeting(ctx, c) == nil
+		return objects.ReadGreeting(ctx, c) == nil
 	case e.Transport == ingestconfig.TransportLMCache:
 		return enginegrpc.ReadLMCacheGreeting(c) == nil
 	case e.Called():

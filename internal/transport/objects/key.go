@@ -1,4 +1,4 @@
-package mooncake
+package objects
 
 import (
 	"bytes"

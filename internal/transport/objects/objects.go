@@ -1,4 +1,4 @@
-// Package mooncake reads which blocks a Mooncake store holds.
+// Package objects reads which blocks a Mooncake store holds.
 //
 // In: the list of the objects that the store's master has, which its HTTP server gives, and the blocks that the workers have stored that load
 // from the store. Out: the blocks whose content is known, as package pool publishes them.
@@ -8,7 +8,7 @@
 // what differs from the list before is passed on. Each connection begins with all blocks, in an epoch of its own.
 //
 // Whatever the server sends, memory is bounded: keys are not kept, but for the names of some parts and namespaces, and blocks have the memory of Config.Limit.
-package mooncake
+package objects
 
 import (
 	"bufio"
