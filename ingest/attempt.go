@@ -122,10 +122,14 @@ func (l *link) subscribe(address string) (transport.Receiver, error) {
 		return workers.Subscribe(workers.Config{
 			Pool: e.Name, Tier: tier, MaxAge: maxAge, Contents: s.config.Contents, Limit: s.budgets.pools, Logger: l.worker.log,
 		}), nil
-	case config.TransportMooncake:
+	case config.TransportLMCacheCoordinator, config.TransportMooncake:
 		_, host := at.Net()
+		server := objects.Mooncake
+		if at.Transport == config.TransportLMCacheCoordinator {
+			server = objects.LMCache
+		}
 		return objects.Subscribe(objects.Config{
-			Address: host, Prefix: l.topic, Model: e.Model, Pool: e.Name, Contents: s.config.Contents, Limit: s.budgets.pools, Logger: l.worker.log,
+			Server: server, Address: host, Topic: l.topic, Model: e.Model, Pool: e.Name, Contents: s.config.Contents, Limit: s.budgets.pools, Logger: l.worker.log,
 		}), nil
 	default:
 		return s.transports.Subscribe(l.subscription(), address, l.topic, l.worker.metrics.onDrop)

@@ -19,9 +19,10 @@ var doubtTexts = map[feed.GapReason]string{
 
 // unsure is why blocks of a pool may not be held.
 var unsure = map[feed.Engine]string{
-	feed.EngineLMCache:  "the pool names no adapter and no cache salt",
-	feed.EngineMooncake: "the list of the pool's objects may be outdated",
-	feed.EngineWorkers:  "the pool does not tell what it has, so that blocks count as held until they are old",
+	feed.EngineLMCache:            "the pool names no adapter and no cache salt",
+	feed.EngineLMCacheCoordinator: "the list of the pool's objects may be outdated",
+	feed.EngineMooncake:           "the list of the pool's objects may be outdated",
+	feed.EngineWorkers:            "the pool does not tell what it has, so that blocks count as held until they are old",
 }
 
 // doubts returns what the rules have left out or not understood of the batch that the intake has decoded, and logs it.

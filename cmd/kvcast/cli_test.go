@@ -27,7 +27,7 @@ func TestUsageErrorsAreOneLine(t *testing.T) {
 		{"serve --worker nam=x", 2, "want KEY=VALUE with a key among block_size, chunk_size, clear, connect"},
 		{"serve --worker name=x,connect=tcp://h:1,dp_size=z", 2, `dp_size: "z" is not allowed: want 1 to 1024`},
 		{"serve --bind tcp://x", 2, "want tcp://ADDRESS:PORT"},
-		{"serve --bind tcp://*:5557,engine=foo", 2, "want vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache, mooncake or workers"},
+		{"serve --bind tcp://*:5557,engine=foo", 2, "want vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache, lmcache-coordinator, mooncake or workers"},
 		{"serve --bind tcp://127.0.0.1:0 --batch-timeout 16s", 2, "want 0s to 15s"},
 		{"serve --bind tcp://127.0.0.1:0 --batch-max-blocks 0", 2, "want 1 to 16384"},
 		{"serve --bind tcp://127.0.0.1:0 --journal-max-bytes 5k", 2, "such as 64MiB"},

@@ -74,7 +74,7 @@ type Memory struct {
 	// ReorderBufferBytes limits the reorder buffers of all sources together. A batch that does not
 	// fit is requested when the replay in progress is done.
 	ReorderBufferBytes int64
-	// PoolBytes limits the memory for the contents of the blocks that Mooncake stores may hold, and of those that workers have announced to pools,
+	// PoolBytes limits the memory for the contents of the blocks in pools for which feed.Engine.HasContents,
 	// of all of them together. A block that does not fit does not count as held.
 	PoolBytes int64
 }
@@ -137,7 +137,7 @@ type Config struct {
 	// worker does not enter if it returns an error, until the next message of its engine. Meanwhile the messages of the
 	// listener wait. ctx ends when Run ends, or Release is called for the worker.
 	Claim func(ctx context.Context, worker string) (*feed.Recovered, error)
-	// Contents has the contents of the blocks that Mooncake stores hold, and pools that hold what workers announce; nil: none is known.
+	// Contents has the contents of the blocks in pools for which feed.Engine.HasContents; nil: none is known.
 	Contents feed.Contents
 	// Observer is optional.
 	Observer feed.Observer
@@ -160,7 +160,7 @@ type Worker struct {
 	Endpoint string
 	Labels   map[string]string
 	// Pool reports whether the worker is a pool: a store from which workers of the same model load blocks. It is one if a source's engine is
-	// feed.EngineLMCache, feed.EngineMooncake or feed.EngineWorkers. Pools are the names of at most MaxPools pools from which a worker can load; a pool has none.
+	// one for which feed.Engine.IsPool. Pools are the names of at most MaxPools pools from which a worker can load; a pool has none.
 	Pool  bool
 	Pools []string
 	// HTTP is the URL of the engine's HTTP server, http://HOST:PORT; empty means unknown. Package
@@ -180,10 +180,11 @@ type Attention = wire.GroupSettings
 
 // Source is a publisher to connect to, or a publisher for each dp rank.
 type Source struct {
-	// Engine defaults to feed.EngineVLLM, or feed.EngineLMCache, feed.EngineMooncake or feed.EngineWorkers if Connect says so.
+	// Engine defaults to feed.EngineVLLM, or to what Connect says.
 	Engine feed.Engine
 	// Connect is the endpoint of the PUB socket: tcp://HOST:PORT, with rank FirstRank + i on PORT + i, or ipc://PATH; or of a gRPC server that
-	// has SubscribeKvEvents, for all ranks: smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT; or of the HTTP server of a Mooncake master: mooncake://HOST:PORT;
+	// has SubscribeKvEvents, for all ranks: smg://HOST:PORT, openengine://HOST:PORT or lmcache://HOST:PORT; or of the HTTP server of LMCache's coordinator or a Mooncake master:
+	// lmcache-coordinator://HOST:PORT or mooncake://HOST:PORT;
 	// or of no server, for a pool of what workers announce: workers://TIER?max_age=DURATION, see Endpoint.Announced.
 	Connect string
 	// Replay is the endpoint of the replay socket, in the form of a PUB socket's. If it is empty, lost
@@ -202,7 +203,7 @@ type Source struct {
 	// on, which none is below. Connect and Replay are then those of the first in the list.
 	Ranks []RankEndpoints
 	// Topic is the prefix of the topics to read; empty means all topics. By gRPC there are none. Of a Mooncake master it is the prefix of the
-	// keys of the objects to read.
+	// keys of the objects to read, and of LMCache's coordinator the instance whose objects to read; empty: those that all instances share.
 	Topic string
 	// Copies is how copies are counted. The default is CopiesAuto.
 	Copies Copies
@@ -247,7 +248,7 @@ type Listener struct {
 }
 
 // AllowedEngines describes valid engines in errors.
-const AllowedEngines = "vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache, mooncake or workers"
+const AllowedEngines = "vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache, lmcache-coordinator, mooncake or workers"
 
 // SnapshotEngine reports whether snapshots of an engine can be used. None is released that has them: the forms are those
 // of proposals, and may change.
@@ -263,6 +264,8 @@ var engineNames = map[string]feed.Engine{
 	"lmcache":   feed.EngineLMCache,
 	"mooncake":  feed.EngineMooncake,
 	"workers":   feed.EngineWorkers,
+
+	"lmcache-coordinator": feed.EngineLMCacheCoordinator,
 }
 
 // ParseEngine returns the engine with a name.
@@ -328,6 +331,8 @@ func (s Source) EngineOrDefault() feed.Engine {
 	switch e, _ := ParseSource(s.Connect); e.Transport {
 	case TransportLMCache:
 		return cmp.Or(s.Engine, feed.EngineLMCache)
+	case TransportLMCacheCoordinator:
+		return cmp.Or(s.Engine, feed.EngineLMCacheCoordinator)
 	case TransportMooncake:
 		return cmp.Or(s.Engine, feed.EngineMooncake)
 	case TransportWorkers:

@@ -73,6 +73,15 @@ func TestValidate(t *testing.T) {
 		{"two pools of one Mooncake master", config.Config{Workers: []config.Worker{
 			{Name: "p", Model: "m", Sources: []config.Source{{Connect: "mooncake://h:9003"}}}, {Name: "q", Model: "m", Sources: []config.Source{{Connect: "mooncake://h:9003", Topic: "b@"}}},
 		}}, []string{"Workers[1].Sources[0].Connect"}},
+		{"LMCache's coordinator", config.Config{Workers: []config.Worker{
+			{Name: "p", Model: "m", Sources: []config.Source{{Connect: "lmcache-coordinator://h:9300"}}}, {Name: "q", Model: "m", Sources: []config.Source{{Connect: "lmcache-coordinator://h:9300", Topic: "instance"}}},
+		}}, nil},
+		{"LMCache's coordinator, with others", config.Config{Workers: []config.Worker{{Name: "p", Sources: []config.Source{
+			{Connect: "lmcache-coordinator://h:1", DPSize: 2, Replay: "tcp://h:1"}, {Engine: feed.EngineLMCacheCoordinator, Connect: "lmcache://h:1"}, {Engine: feed.EngineLMCache, Connect: "lmcache-coordinator://h:2"},
+		}}}}, []string{
+			"Workers[0].Sources", "Workers[0].Model", "Workers[0].Sources[0].Replay", "Workers[0].Sources[0].DPSize", "Workers[0].Sources[1].Engine", "Workers[0].Sources[1].Connect",
+			"Workers[0].Sources[2].Connect", "Workers[0].Sources[2].Connect",
+		}},
 		{"announced by workers", config.Config{Workers: []config.Worker{
 			{Name: "p", Model: "m", Sources: []config.Source{{Connect: "workers://disk"}}}, {Name: "q", Model: "m", Sources: []config.Source{{Engine: feed.EngineWorkers, Connect: "workers://external?max_age=1h30m"}}},
 			{Name: "r", Model: "m", Sources: []config.Source{{Connect: "workers://disk"}}},

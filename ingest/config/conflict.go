@@ -142,11 +142,11 @@ func (u socketUser) name() string {
 	return fmt.Sprintf("source %d of worker %q", u.source, u.worker)
 }
 
-// socketOf returns where a valid endpoint leads; ok is false if it is empty, or leads to no socket.
+// socketOf returns where a valid endpoint leads; ok is false if it is empty, or leads to nothing that belongs to one worker.
 func socketOf(endpoint string) (at socket, isCalled, ok bool) {
 	e, ok := ParseSource(endpoint)
 	switch {
-	case !ok, e.Transport == TransportWorkers:
+	case !ok, e.Transport == TransportWorkers, e.Transport == TransportLMCacheCoordinator: // which several may ask
 		return socket{}, false, false
 	case e.Transport == TransportIPC:
 		return socket{host: e.Address}, false, true

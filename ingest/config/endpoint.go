@@ -15,7 +15,7 @@ import (
 
 // Endpoint is a parsed endpoint: of ZeroMQ, or of a server that is called.
 type Endpoint struct {
-	Transport string // tcp or ipc of ZeroMQ, smg, openengine or lmcache of gRPC, mooncake of HTTP, or workers
+	Transport string // tcp or ipc of ZeroMQ, smg, openengine or lmcache of gRPC, lmcache-coordinator or mooncake of HTTP, or workers
 	Address   string // ipc: the path; workers: the text for Announced; otherwise the host
 	Port      int    // not of ipc or workers; 0 means any free port
 }
@@ -29,8 +29,9 @@ const (
 	TransportSMG        = "smg"
 	TransportOpenEngine = "openengine"
 	TransportLMCache    = "lmcache"
-	// TransportMooncake is the HTTP server of a Mooncake master.
-	TransportMooncake = "mooncake"
+	// TransportLMCacheCoordinator and TransportMooncake are the HTTP servers of LMCache's coordinator and of a Mooncake master.
+	TransportLMCacheCoordinator = "lmcache-coordinator"
+	TransportMooncake           = "mooncake"
 	// TransportWorkers is what the workers announce that load from a pool. See Endpoint.Announced.
 	TransportWorkers = "workers"
 
@@ -41,7 +42,7 @@ const (
 
 // AllowedSource, AllowedConnect and AllowedBind describe valid endpoints in errors.
 const (
-	AllowedSource  = "tcp://HOST:PORT, smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT or mooncake://HOST:PORT with a port of 1 to 65535, ipc://PATH, or workers://disk or workers://external, with ?max_age=DURATION of 1s to 8760h or without"
+	AllowedSource  = "tcp://HOST:PORT, smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT, lmcache-coordinator://HOST:PORT or mooncake://HOST:PORT with a port of 1 to 65535, ipc://PATH, or workers://disk or workers://external, with ?max_age=DURATION of 1s to 8760h or without"
 	AllowedConnect = "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH"
 	AllowedBind    = "tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH"
 )
@@ -94,7 +95,7 @@ const (
 func (e Endpoint) Called() bool { return isCalled(e.Transport) || e.Transport == TransportWorkers }
 
 func isCalled(transport string) bool {
-	return transport == TransportSMG || transport == TransportOpenEngine || transport == TransportLMCache || transport == TransportMooncake
+	return slices.Contains([]string{TransportSMG, TransportOpenEngine, TransportLMCache, TransportLMCacheCoordinator, TransportMooncake}, transport)
 }
 
 // ParseEndpoint parses an endpoint of ZeroMQ. bind reports whether the endpoint is to be bound: its host may then

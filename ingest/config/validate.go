@@ -256,8 +256,8 @@ func (v *Validation) pools(field string, w Worker) {
 		v.Check(ValidName(name) && !slices.Contains(w.Pools[:i], name), fmt.Sprintf("%s.Pools[%d]", field, i), name, "the name of another pool: "+AllowedName)
 	}
 	if slices.ContainsFunc(w.Sources, func(s Source) bool { return s.Engine.IsPool() }) {
-		v.Check(len(w.Sources) == 1, field+".Sources", len(w.Sources), "one, if the engine is lmcache, mooncake or workers")
-		v.Check(w.Model != "", field+".Model", w.Model, "the model whose blocks are read, if the engine is lmcache, mooncake or workers")
+		v.Check(len(w.Sources) == 1, field+".Sources", len(w.Sources), "one, if the engine is a store")
+		v.Check(w.Model != "", field+".Model", w.Model, "the model whose blocks are read, if the engine is a store")
 	}
 }
 
@@ -303,14 +303,15 @@ func (v *Validation) source(field string, s Source) {
 		v.socket(field+".Replay", s.Replay, s)
 	}
 	if e, ok := ParseSource(s.Connect); ok {
-		isMooncake, isWorkers := s.Engine == feed.EngineMooncake, s.Engine == feed.EngineWorkers
-		v.Check(s.Topic == "" || !e.Called() || isMooncake, field+".Topic", s.Topic, "none, unless the endpoint is tcp://, ipc:// or mooncake://")
+		isMooncake, isWorkers, isCoordinator := s.Engine == feed.EngineMooncake, s.Engine == feed.EngineWorkers, s.Engine == feed.EngineLMCacheCoordinator
+		v.Check(s.Topic == "" || !e.Called() || isMooncake || isCoordinator, field+".Topic", s.Topic, "none, unless the endpoint is tcp://, ipc://, lmcache-coordinator:// or mooncake://")
 		isLMCache := s.Engine == feed.EngineLMCache
 		v.Check(!isLMCache || e.Transport == TransportLMCache, field+".Connect", s.Connect, "lmcache://HOST:PORT, if the engine is lmcache")
 		v.Check(isLMCache || e.Transport != TransportLMCache, field+".Engine", string(s.Engine), "lmcache, if the endpoint is lmcache://HOST:PORT")
 		v.Check(isMooncake == (e.Transport == TransportMooncake), field+".Connect", s.Connect, "mooncake://HOST:PORT, of the master's HTTP server, if and only if the engine is mooncake")
+		v.Check(isCoordinator == (e.Transport == TransportLMCacheCoordinator), field+".Connect", s.Connect, "lmcache-coordinator://HOST:PORT, if and only if the engine is lmcache-coordinator")
 		v.Check(isWorkers == (e.Transport == TransportWorkers), field+".Connect", s.Connect, "workers://disk or workers://external, if and only if the engine is workers")
-		v.Check(!s.Engine.IsPool() || s.DPSize == 1 && s.FirstRank == 0, field+".DPSize", s.DPSize, "1, from rank 0 on, if the engine is lmcache, mooncake or workers")
+		v.Check(!s.Engine.IsPool() || s.DPSize == 1 && s.FirstRank == 0, field+".DPSize", s.DPSize, "1, from rank 0 on, if the engine is a store")
 	}
 	if s.Snapshot != "" {
 		v.Check(SnapshotEngine(s.Engine), field+".Snapshot", s.Snapshot, "none, unless the engine is vllm or sglang")

@@ -23,6 +23,8 @@ type Content struct {
 // Begun is called, and then those that are stored. It may get all anew later. Calls are one after another.
 type Learner struct {
 	Tier kvblock.Tier
+	// PoolsOf, if not empty, is a model whose other pools take the place of the workers.
+	PoolsOf string
 	// Stored gets blocks that a worker has stored, or that the pool has. It keeps nothing.
 	Stored func(all []Content, ofPool bool)
 	// Removed gets the hashes of blocks that a worker has removed; nil: nothing is called. It keeps nothing.

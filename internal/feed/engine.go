@@ -14,6 +14,8 @@ const (
 	EngineLLMDSim Engine = "llm-d-sim"
 	// EngineLMCache is LMCache's multiprocess server, a pool: see Worker.Pool.
 	EngineLMCache Engine = "lmcache"
+	// EngineLMCacheCoordinator is LMCache's coordinator, which knows what several servers of LMCache hold, a pool.
+	EngineLMCacheCoordinator Engine = "lmcache-coordinator"
 	// EngineMooncake is a Mooncake store, which is read as a pool: see Worker.Pool.
 	EngineMooncake Engine = "mooncake"
 	// EngineWorkers is a store that cannot be asked, a pool that holds what workers announce: see Worker.Pool.
@@ -28,8 +30,10 @@ func (e Engine) Known() bool {
 // IsPool reports whether the engine is a store that workers load from.
 func (e Engine) IsPool() bool { return e == EngineLMCache || e.HasContents() }
 
-// HasContents reports whether the engine is a pool whose contents are known from the workers that load from it.
-func (e Engine) HasContents() bool { return e == EngineMooncake || e == EngineWorkers }
+// HasContents reports whether the engine is a pool whose contents are known from other workers.
+func (e Engine) HasContents() bool {
+	return e == EngineLMCacheCoordinator || e == EngineMooncake || e == EngineWorkers
+}
 
 // FirstSeq returns the engine seq of the first batch after a start of the engine.
 func (e Engine) FirstSeq() uint64 {

@@ -203,7 +203,7 @@ func (s *Service) wantEndpoint(endpoint string) string {
 	e, ok := config.ParseSource(endpoint)
 	switch {
 	case strings.HasPrefix(endpoint, "ipc://"):
-		return "tcp://HOST:PORT, smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT, mooncake://HOST:PORT or workers://TIER"
+		return "tcp://HOST:PORT, smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT, lmcache-coordinator://HOST:PORT, mooncake://HOST:PORT or workers://TIER"
 	case !ok, e.Transport == config.TransportWorkers:
 	case !s.hosts.Empty() && !s.hosts.ContainEndpoint(endpoint):
 		return "a host that the server's operator allows (ingest.register_hosts)"

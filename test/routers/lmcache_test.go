@@ -47,6 +47,14 @@ func (s *lmcacheServer) request(request map[string]any) uint64 {
 	return answer.Seq
 }
 
+// hashes returns the hashes of the chunks of a prompt.
+func (s *lmcacheServer) hashes(prompt []uint32) []string {
+	s.t.Helper()
+	var answer struct{ Hashes []string }
+	s.c.ask(map[string]any{"tokens": prompt}, &answer)
+	return answer.Hashes
+}
+
 func (s *lmcacheServer) store(prompt []uint32) {
 	s.t.Helper()
 	s.request(map[string]any{"store": true, "tokens": prompt})

@@ -106,7 +106,8 @@ lmcache() {
 	log=$into/lmcache.log
 	lmcache=lmcache==0.5.6
 	pins="grpcio==1.85.1 protobuf==7.36.2 pyzmq==27.3.0 msgspec==0.22.0 numpy==2.4.6 blake3==1.0.11 cachetools==8.0.2 opentelemetry-sdk==1.45.2
-		prometheus-client==0.26.0 psutil==7.2.2 PyYAML==6.0.4 requests==2.34.2 sortedcontainers==2.4.0"
+		prometheus-client==0.26.0 psutil==7.2.2 PyYAML==6.0.4 requests==2.34.2 sortedcontainers==2.4.0
+		fastapi==0.165.0 httpx==0.28.1 uvicorn==0.54.0"
 	[ ! -f "$into/lmcache/pins" ] || [ "$(cat "$into/lmcache/pins")" != "$pins $lmcache" ] || return 0
 	command -v python3 >/dev/null 2>&1 || { skip lmcache "python3 is not installed"; return 0; }
 	echo "server of LMCache: preparing" >&2

@@ -1,4 +1,4 @@
-// Package apply keeps the blocks of workers at a target, of all but pools, or of a pool and those that load from it: those that an index has at the start, and then the changes of the
+// Package apply keeps the blocks of workers at a target, of all but pools, or of a pool and those that load from it, or of the pools of a model: those that an index has at the start, and then the changes of the
 // entries that it applies.
 //
 // In: an index, and its journal. Out: calls of a Target. Guarantee: a target that has applied all calls has the blocks of the
@@ -44,8 +44,8 @@ type Source struct {
 	// Lock is held from the first call for an entry, or for a part of the index's blocks, until after Flush or End.
 	Lock   sync.Locker
 	Logger *slog.Logger
-	// Pool, if not empty, selects a pool and the workers that load from it.
-	Pool string
+	// Pool, if not empty, selects a pool and the workers that load from it, or, if PoolsOf is not empty, the other pools of that model.
+	Pool, PoolsOf string
 	// Restarted is called before the target gets all blocks anew; nil: nothing is.
 	Restarted func()
 }
@@ -64,8 +64,13 @@ type run struct {
 // isOther reports whether a worker is not applied, and keeps that.
 func (r *run) isOther(name string, added *kvcastv1.WorkerAdded) bool {
 	other := added.GetPool()
-	if r.Pool != "" {
-		other = name != r.Pool && !slices.Contains(added.GetPools(), r.Pool)
+	switch {
+	case name == r.Pool:
+		other = false
+	case r.PoolsOf != "":
+		other = !added.GetPool() || added.GetModel() != r.PoolsOf
+	case r.Pool != "":
+		other = !slices.Contains(added.GetPools(), r.Pool)
 	}
 	r.others[name] = other
 	return other

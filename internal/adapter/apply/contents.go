@@ -19,7 +19,7 @@ var errEnded = errors.New("the journal has ended")
 // after a restart.
 func Contents(reader journal.Reader, of *index.Index, logger *slog.Logger) feed.Contents {
 	return func(ctx context.Context, pool string, l feed.Learner) error {
-		source := &Source{Journal: reader, Index: of, Lock: new(sync.Mutex), Logger: logger, Pool: pool}
+		source := &Source{Journal: reader, Index: of, Lock: new(sync.Mutex), Logger: logger, Pool: pool, PoolsOf: l.PoolsOf}
 		if err := source.Run(ctx, &learner{Learner: l, pool: pool}, l.Begun); err != nil {
 			return err
 		}

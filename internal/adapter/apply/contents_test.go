@@ -71,3 +71,54 @@ func TestContents(t *testing.T) {
 		t.Errorf("%+v follows", <-got)
 	}
 }
+
+// TestContentsOfPools has the pools of two models, and a worker.
+func TestContentsOfPools(t *testing.T) {
+	w, now := newWorld(t), time.Now()
+	stored := func(hash uint64) *kvcastv1.RouterEvent {
+		return &kvcastv1.RouterEvent{Tier: kvcastv1.Tier_TIER_EXTERNAL, DpRank: proto.Uint32(0), Event: &kvcastv1.RouterEvent_Stored{Stored: &kvcastv1.Stored{
+			BlockSize: 2, BlockHashes: []uint64{hash}, TokensHashes: []uint64{hash},
+		}}}
+	}
+	pool := func(model string) *kvcastv1.RouterEvent {
+		event := added()
+		event.GetWorkerAdded().Pool, event.GetWorkerAdded().Model = true, model
+		return event
+	}
+	w.append("p", now, pool("m"), stored(1))
+	w.append("q", now, pool("m"), stored(2), remove(3))
+	w.append("r", now, pool("n"), stored(4))
+	w.append("s", now, added(), stored(5))
+	type content struct {
+		hash   uint64
+		ofPool bool
+	}
+	got, begun, read := make(chan content, 100), make(chan struct{}), make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		read <- apply.Contents(w.follower, w.index, slog.New(slog.DiscardHandler))(ctx, "p", feed.Learner{
+			Tier: kvblock.TierExternal, PoolsOf: "m", Begun: func() { close(begun) }, Removed: func([]uint64) {},
+			Stored: func(all []feed.Content, ofPool bool) {
+				for _, c := range all {
+					got <- content{c.Hash, ofPool}
+				}
+			},
+		})
+	}()
+	<-begun
+	w.append("q", now, stored(6))
+	all := make(map[content]bool)
+	for range 3 {
+		select {
+		case c := <-got:
+			all[c] = true
+		case <-time.After(patience):
+			t.Fatalf("no more than %v", all)
+		}
+	}
+	cancel()
+	<-read
+	if diff := cmp.Diff(map[content]bool{{1, true}: true, {2, false}: true, {6, false}: true}, all, cmp.AllowUnexported(content{})); diff != "" || len(got) > 0 {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

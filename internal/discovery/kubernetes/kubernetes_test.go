@@ -162,7 +162,7 @@ func TestInvalidAnnotationsAreRejected(t *testing.T) {
 		{"pools", strings.Repeat("a,", 16) + "a", `kvcast.io/pools "` + strings.Repeat("a,", 16) + `a" is not allowed: want 1 to 16 names of pools, separated by commas`},
 		{"block-size", "", `kvcast.io/block-size "" is not allowed: want 1 to 65536`},
 		{"block-size", "65537", `kvcast.io/block-size "65537" is not allowed: want 1 to 65536`},
-		{"engine", "llama", `kvcast.io/engine "llama" is not allowed: want vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache, mooncake or workers`},
+		{"engine", "llama", `kvcast.io/engine "llama" is not allowed: want vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache, lmcache-coordinator, mooncake or workers`},
 		{"model", "a\nb", `kvcast.io/model "a\nb" is not allowed: want at most 1024 bytes of UTF-8 without control or format characters`},
 		{"model", strings.Repeat("m", 2000), `kvcast.io/model "` + strings.Repeat("m", 100) + `" is not allowed: want at most 1024 bytes of UTF-8 without control or format characters`},
 	}

@@ -1,7 +1,6 @@
 package objects
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"maps"
@@ -75,14 +74,15 @@ type limit interface {
 // blocks are the blocks of a store whose contents are known, because workers that load from it have stored them. It is pure, and not safe
 // for concurrent use.
 //
-// Of a list, first begin is called, then object for each key, and then end. The store holds a block if the list has all its parts. Which
+// Of a list, first begin is called, then object, foreign or unread for each object, and then end. The store holds a block if the list has all its parts. Which
 // parts there are is learned from this list and those before: those of any block in the group with the most blocks, since other groups keep
 // fewer. If keys are of several namespaces, or there are too many parts, the store counts as empty.
 type blocks struct {
-	// prefix begins the keys that count. If it is empty, they must be of the model, unless that is empty, too.
-	prefix, model string
-	limit         limit
-	all           map[uint64]*block
+	// topic and model are those of Config.
+	topic, model string
+	texts        problemTexts
+	limit        limit
+	all          map[uint64]*block
 	// number is that of the list that is being read, or of the last.
 	number uint32
 	list   list
@@ -113,8 +113,8 @@ type part struct {
 	listed  uint32 // the number of the last list that had it
 }
 
-func newBlocks(prefix, model string, l limit) *blocks {
-	return &blocks{prefix: prefix, model: model, limit: l, all: make(map[uint64]*block), parts: make(map[string]*part)}
+func newBlocks(topic, model string, l limit) *blocks {
+	return &blocks{topic: topic, model: model, texts: mooncakeTexts, limit: l, all: make(map[uint64]*block), parts: make(map[string]*part)}
 }
 
 // learn records the content of a block.
@@ -161,23 +161,25 @@ func (b *blocks) begin() {
 	}
 }
 
-// object adds an object to the list. The key is not kept, but for the names of parts and namespaces.
-func (b *blocks) object(text []byte) {
+// unread adds an object that has no form that is read, or is not to count.
+func (b *blocks) unread() {
+	b.list.objects++
+	b.list.unread++
+}
+
+// foreign adds an object of another model. Of its key, the namespace is kept.
+func (b *blocks) foreign(k *key) {
+	b.unread()
+	if len(b.list.foreign) < maxNamespaces {
+		b.list.foreign[string(k.namespace)] = true
+	}
+}
+
+// object adds an object that counts. The key is not kept, but for the names of its part and namespace.
+func (b *blocks) object(k *key) {
 	l := &b.list
 	l.objects++
-	k, ok := parse(text)
-	if !ok || !bytes.HasPrefix(text, []byte(b.prefix)) {
-		l.unread++
-		return
-	}
-	if b.prefix == "" && b.model != "" && !l.namespaces[string(k.namespace)] && !k.isOf(b.model) {
-		l.unread++
-		if len(l.foreign) < maxNamespaces {
-			l.foreign[string(k.namespace)] = true
-		}
-		return
-	}
-	p := b.part(&k)
+	p := b.part(k)
 	if p == nil {
 		l.unread++
 		return
@@ -234,34 +236,43 @@ func (l *list) required() (all parts) {
 	return all
 }
 
+// problemTexts say what to do about a list of which no block counts as held.
+type problemTexts struct {
+	several string // objects are of several models or deployments
+	foreign string // they are of other models
+	none    string // of a number of objects, none has a form that is read
+	unknown string // of a number of objects, the content of none is known
+}
+
 // problem returns why no block counts as held; empty if blocks may.
-func (l *list) problem(model string) string {
+func (l *list) problem(model string, texts *problemTexts) string {
 	names := func(of map[string]bool) string { return fmt.Sprintf("%q", slices.Sorted(maps.Keys(of))) }
 	switch {
 	case l.tooMany:
 		return fmt.Sprintf("blocks have more than %d parts", maxParts)
 	case len(l.namespaces) > 1:
-		return "objects are of several models or deployments, " + names(l.namespaces) + ": choose one with topic, the beginning of its keys"
+		return "objects are of several models or deployments, " + names(l.namespaces) + ": " + texts.several
 	case len(l.namespaces) == 0 && len(l.foreign) > 0:
-		return fmt.Sprintf("no object is of the model %q, but of ", model) + names(l.foreign) + ": set topic, the beginning of the keys"
+		return fmt.Sprintf("no object is of the model %q, but of ", model) + names(l.foreign) + ": " + texts.foreign
 	case len(l.namespaces) == 0 && l.objects > 0:
-		return fmt.Sprintf("none of %d objects is a block that vLLM's MooncakeStoreConnector or SGLang's HiCache has stored, with a key that begins with topic", l.objects)
+		return fmt.Sprintf(texts.none, l.objects)
 	case l.known == 0 && l.unknown > 0:
-		return fmt.Sprintf("no worker that names the pool in its pools was seen to store any block of %d objects: do all have one PYTHONHASHSEED?", l.unknown)
+		return fmt.Sprintf(texts.unknown, l.objects)
 	}
 	return ""
 }
 
 // end ends the list. Blocks that the store no longer holds are passed to removed, and those that it holds now to stored: each after its
 // parent. A block whose parent the store does not hold is passed when it does, since no prompt has it as its prefix before.
-func (b *blocks) end(stored, removed func(*block)) (problem string) {
-	problem = b.list.problem(b.model)
+// Of a partial list, blocks that are not in it are held as before.
+func (b *blocks) end(isPartial bool, stored, removed func(*block)) (problem string) {
+	problem = b.list.problem(b.model, &b.texts)
 	var all parts
 	if problem == "" && len(b.list.parts) > 0 {
 		all = b.list.required()
 	}
 	for _, at := range b.all {
-		at.held = all != parts{} && at.parts.has(all) && !at.disputed
+		at.held = (all != parts{} && at.parts.has(all) || isPartial && at.held) && !at.disputed
 		if at.emitted && !at.held {
 			at.emitted = false
 			removed(at)

@@ -107,7 +107,7 @@ func TestBlocksEqualTheStore(t *testing.T) {
 			"list that breaks off": func(*rapid.T) {
 				b.begin()
 				for key := range s.objects {
-					b.object([]byte(key))
+					b.mooncakeObject([]byte(key))
 					for rank := range 3 {
 						s.ranks[rank] = s.ranks[rank] || strings.Contains(key, fmt.Sprintf("@tp_rank:%d@", rank))
 					}
@@ -118,9 +118,9 @@ func TestBlocksEqualTheStore(t *testing.T) {
 			"list": func(t *rapid.T) {
 				b.begin()
 				for key := range s.objects {
-					b.object([]byte(key))
+					b.mooncakeObject([]byte(key))
 				}
-				problem := b.end(func(at *block) {
+				problem := b.end(false, func(at *block) {
 					if is := (told{at.parent, at.hasParent, at.tokens, at.content.Value()}); got[at.hash] || at.hasParent && !got[at.parent] || is != s.told[at.hash] {
 						t.Fatalf("block %d is stored twice, before its parent, or as %v; want %v", at.hash, is, s.told[at.hash])
 					}
@@ -152,9 +152,9 @@ func listed(t *testing.T, b *blocks, keys ...string) (stored []uint64, problem s
 	}
 	b.begin()
 	for _, key := range keys {
-		b.object([]byte(key))
+		b.mooncakeObject([]byte(key))
 	}
-	problem = b.end(func(at *block) { stored = append(stored, at.hash) }, func(*block) {})
+	problem = b.end(false, func(at *block) { stored = append(stored, at.hash) }, func(*block) {})
 	return stored, problem
 }
 
@@ -299,9 +299,9 @@ func TestMemoryOfBlocks(t *testing.T) {
 	list := func(hashes ...uint64) (stored []uint64) {
 		b.begin()
 		for _, hash := range hashes {
-			b.object([]byte(keyOf("m", 0, 0, hash)))
+			b.mooncakeObject([]byte(keyOf("m", 0, 0, hash)))
 		}
-		_ = b.end(func(at *block) { stored = append(stored, at.hash) }, func(*block) {})
+		_ = b.end(false, func(at *block) { stored = append(stored, at.hash) }, func(*block) {})
 		return stored
 	}
 	learn(room)
@@ -337,17 +337,17 @@ func TestChainsThatEndInNothing(t *testing.T) {
 	for range 2 {
 		b.begin()
 		for hash := range b.all {
-			b.object([]byte(keyOf("m", 0, 0, hash)))
+			b.mooncakeObject([]byte(keyOf("m", 0, 0, hash)))
 		}
-		_ = b.end(func(at *block) { t.Errorf("%d is stored", at.hash) }, func(*block) {})
+		_ = b.end(false, func(at *block) { t.Errorf("%d is stored", at.hash) }, func(*block) {})
 	}
 	b.learn(9, 0, false, 1, content{size: 16})
 	stored := 0
 	b.begin()
 	for hash := range b.all {
-		b.object([]byte(keyOf("m", 0, 0, hash)))
+		b.mooncakeObject([]byte(keyOf("m", 0, 0, hash)))
 	}
-	if _ = b.end(func(*block) { stored++ }, func(*block) {}); stored != long+1 {
+	if _ = b.end(false, func(*block) { stored++ }, func(*block) {}); stored != long+1 {
 		t.Errorf("%d blocks are stored, want %d", stored, long+1)
 	}
 }

@@ -17,6 +17,8 @@ type key struct {
 	group uint32
 	// hash is the block's hash, as the engine's events have it.
 	hash uint64
+	// isPart reports whether the object is a part of attention, whatever the shard is named.
+	isPart bool
 }
 
 const (
@@ -82,7 +84,9 @@ func parseSGLang(text []byte) (k key, ok bool) {
 }
 
 // isAttention reports whether an object is of attention, and its key has the forms of parse throughout.
-func (k *key) isAttention() bool { return vllmPart.Match(k.shard) || pagePart.Match(k.shard) }
+func (k *key) isAttention() bool {
+	return k.isPart || vllmPart.Match(k.shard) || pagePart.Match(k.shard)
+}
 
 var (
 	vllmPart = regexp.MustCompile(`^@tp_rank:[0-9]+@pcp[0-9]+@dcp[0-9]+@pp_rank:[0-9]+@group:[0-9]+$`)

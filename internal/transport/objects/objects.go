@@ -1,10 +1,10 @@
-// Package objects reads which blocks a Mooncake store holds.
+// Package objects reads which blocks a store holds from lists of its objects: a Mooncake store, or LMCache's.
 //
-// In: the list of the objects that the store's master has, which its HTTP server gives, and the blocks that the workers have stored that load
-// from the store. Out: the blocks whose content is known, as package pool publishes them.
+// In: the list of the objects that a server has, of the master of a Mooncake store or of LMCache's coordinator, which gives it by HTTP; and the contents of blocks, of the
+// workers that load from the store, or of other pools. Out: the blocks whose content is known, as package pool publishes them.
 //
-// The list is read rather than events: of what the master evicts or loses with a client it publishes no event (0.3.14), and
-// versions built without ZeroMQ, as most packages are, publish none at all. A list is read every few seconds, and
+// The list is read rather than events: of what a master evicts or loses with a client it publishes no event (Mooncake 0.3.14), and
+// versions built without ZeroMQ, as most packages are, publish none at all; LMCache's coordinator publishes none (0.5.6). A list is read every few seconds, and
 // what differs from the list before is passed on. Each connection begins with all blocks, in an epoch of its own.
 //
 // Whatever the server sends, memory is bounded: keys are not kept, but for the names of some parts and namespaces, and blocks have the memory of Config.Limit.
@@ -12,7 +12,6 @@ package objects
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -24,7 +23,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/transport"
 	"github.com/kvcast/kvcast/internal/transport/pool"
@@ -43,20 +41,19 @@ const (
 	maxListBytes = 1 << 30
 	// attempts is how many lists in a row may fail before the connection counts as broken.
 	attempts = 3
-	// maxKeyBytes is the length of the longest key that is read.
-	maxKeyBytes = 2 << 10
-	// readBytes is how much of a list is read before it is looked at.
-	readBytes = 64 << 10
 	// maxHeaderBytes is the size of the largest headers.
 	maxHeaderBytes = 64 << 10
 )
 
 // Config is what a Receiver reads.
 type Config struct {
-	// Address is the HOST:PORT of the master's HTTP server.
+	// Server is what is asked.
+	Server Server
+	// Address is the HOST:PORT of the HTTP server.
 	Address string
-	// Prefix begins the keys of the objects to read. If it is empty, keys that name a model must name Model, unless that is empty, too.
-	Prefix, Model string
+	// Model is that of the blocks to read; empty: of any. Topic selects some: of Mooncake, those whose keys begin with it, which may then be of another
+	// model; of LMCache, those that the instance of that id holds, and otherwise those that all instances share.
+	Model, Topic string
 	// Pool is the name of the pool that the store is to Contents.
 	Pool     string
 	Contents feed.Contents
@@ -68,6 +65,17 @@ type Config struct {
 	// Interval is the least time between two lists; default 2 s.
 	Interval time.Duration
 	Logger   *slog.Logger
+}
+
+// Server is a kind of server that has a list.
+type Server interface {
+	// learner returns whose contents are read.
+	learner(c Config) feed.Learner
+	texts() problemTexts
+	// probe returns an error if no server answers with a list.
+	probe(r *receiver) error
+	// read passes on all objects. isPartial reports whether some may be missing.
+	read(r *receiver) (isPartial bool, err error)
 }
 
 // receiver reads lists.
@@ -86,7 +94,8 @@ type receiver struct {
 // Subscribe reads the lists of a master, in the background, until the first cannot be read, or several in a row.
 func Subscribe(c Config) transport.Receiver {
 	c.Interval = cmp.Or(c.Interval, defaultInterval)
-	r := &receiver{Publisher: pool.New(), Config: c, blocks: newBlocks(c.Prefix, c.Model, c.Limit)}
+	r := &receiver{Publisher: pool.New(), Config: c, blocks: newBlocks(c.Topic, c.Model, c.Limit)}
+	r.blocks.texts = c.Server.texts()
 	dialer := net.Dialer{Timeout: transport.ConnectTimeout}
 	r.client = http.Client{
 		Transport: &http.Transport{
@@ -104,13 +113,13 @@ func Subscribe(c Config) transport.Receiver {
 
 // run reads lists until they cannot be read, or receiving ends.
 func (r *receiver) run() {
-	err := r.probe() // the blocks of all workers are read only if there is a master
+	err := r.Server.probe(r) // the blocks of all workers are read only if there is a server
 	connected := false
 	if err == nil {
 		ctx, cancel := context.WithCancel(r.Context())
 		begun, ended := make(chan struct{}), make(chan error, 1)
-		// What connectors tell of lower tiers may name neither adapter nor cache salt.
-		learner := feed.Learner{Tier: kvblock.TierDevice, Stored: r.learn, Begun: sync.OnceFunc(func() { close(begun) })}
+		learner := r.Server.learner(r.Config)
+		learner.Stored, learner.Begun = r.learn, sync.OnceFunc(func() { close(begun) })
 		go func() { ended <- r.Contents(ctx, r.Pool, learner) }()
 		connected, err = r.read(begun, ended)
 		cancel()
@@ -119,15 +128,6 @@ func (r *receiver) run() {
 	}
 	r.client.CloseIdleConnections()
 	r.Disconnected(connected, err)
-}
-
-// probe returns an error if no master answers with a list.
-func (r *receiver) probe() error {
-	body, err := r.request()
-	if err == nil {
-		err = body.Close()
-	}
-	return err
 }
 
 // read reads lists once the contents of blocks are known. connected reports whether it has read one. What it receives from ended it puts back.
@@ -143,10 +143,10 @@ func (r *receiver) read(begun <-chan struct{}, ended chan error) (connected bool
 			return connected, transport.ErrInterrupted
 		}
 		began := time.Now()
-		err := r.readList()
+		isPartial, err := r.readList()
 		next := max(r.Interval, min(longestWait, loadShare*time.Since(began)))
 		switch {
-		case err == nil && !r.pass(!connected):
+		case err == nil && !r.pass(!connected, isPartial):
 			return connected, transport.ErrInterrupted
 		case err == nil:
 			connected, failures = true, 0
@@ -163,9 +163,9 @@ func (r *receiver) read(begun <-chan struct{}, ended chan error) (connected bool
 	}
 }
 
-// request requests a list, which the caller must close.
-func (r *receiver) request() (io.ReadCloser, error) {
-	request, err := http.NewRequestWithContext(r.Context(), http.MethodGet, "http://"+r.Address+"/get_all_keys", nil)
+// get returns the answer of a URL's path and query, which the caller must close, if it may have a list.
+func (r *receiver) get(path, server string) (io.ReadCloser, error) {
+	request, err := http.NewRequestWithContext(r.Context(), http.MethodGet, "http://"+r.Address+path, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +175,7 @@ func (r *receiver) request() (io.ReadCloser, error) {
 	}
 	switch {
 	case response.StatusCode != http.StatusOK:
-		err = fmt.Errorf("%s has answered %s; want 200 OK from a Mooncake master that serves", request.URL, response.Status)
+		err = fmt.Errorf("%s has answered %s; want 200 OK from %s that serves", request.URL, response.Status, server)
 	case response.ContentLength < 0 && len(response.TransferEncoding) == 0:
 		err = fmt.Errorf("the answer of %s has no length, so that its end could be missing; want Content-Length or chunks", request.URL)
 	case response.ContentLength > maxListBytes:
@@ -190,52 +190,11 @@ func (r *receiver) request() (io.ReadCloser, error) {
 var errTooLong = fmt.Errorf("the list of objects is too long; want at most %d bytes", maxListBytes)
 
 // readList reads a list of objects into the blocks.
-func (r *receiver) readList() error {
-	body, err := r.request()
-	if err != nil {
-		return err
-	}
-	defer func() { _ = body.Close() }()
+func (r *receiver) readList() (isPartial bool, err error) {
 	r.mu.Lock()
 	r.blocks.begin()
 	r.mu.Unlock()
-	return r.readKeys(body)
-}
-
-// readKeys reads keys, one in each line. A longer one than maxKeyBytes is of no block.
-func (r *receiver) readKeys(from io.Reader) error {
-	buffer, read := make([]byte, readBytes), 0
-	for kept, tooLong := 0, false; ; {
-		n, err := from.Read(buffer[kept:])
-		if read += n; read > maxListBytes {
-			return errTooLong
-		}
-		rest := buffer[:kept+n]
-		r.mu.Lock()
-		for {
-			line, after, ended := bytes.Cut(rest, []byte("\n"))
-			if !ended {
-				break
-			}
-			if !tooLong && len(line) <= maxKeyBytes {
-				r.blocks.object(line)
-			}
-			rest, tooLong = after, false
-		}
-		if tooLong = tooLong || len(rest) > maxKeyBytes; tooLong {
-			rest = nil
-		}
-		if errors.Is(err, io.EOF) && len(rest) > 0 {
-			r.blocks.object(rest)
-		}
-		r.mu.Unlock()
-		switch kept = copy(buffer, rest); {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return err
-		}
-	}
+	return r.Server.read(r)
 }
 
 // learn records the contents of blocks.
@@ -249,11 +208,11 @@ func (r *receiver) learn(all []feed.Content, _ bool) {
 }
 
 // pass passes on what a list has changed, and before, if it is the first, that there is a connection. It returns false if receiving ends.
-func (r *receiver) pass(first bool) bool {
+func (r *receiver) pass(first, isPartial bool) bool {
 	var stored []feed.Content
 	var removed []uint64
 	r.mu.Lock()
-	problem := r.blocks.end(func(b *block) { stored = append(stored, b.known()) }, func(b *block) { removed = append(removed, b.hash) })
+	problem := r.blocks.end(isPartial, func(b *block) { stored = append(stored, b.known()) }, func(b *block) { removed = append(removed, b.hash) })
 	list, known := &r.blocks.list, len(r.blocks.all)
 	r.mu.Unlock()
 	if problem != "" && problem == r.problem && problem != r.logged { // one list may come before the workers' first events

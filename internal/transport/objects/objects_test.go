@@ -81,7 +81,7 @@ func TestListsAreFollowed(t *testing.T) {
 	m := newMaster(t)
 	m.set(blocks(5000)) // several batches
 	stored := make(chan struct{})
-	r := newReader(t, objects.Config{Address: m.address(), Interval: time.Millisecond, Contents: pooltest.Contents(pooltest.Chain(3000), func(l feed.Learner) {
+	r := newReader(t, objects.Config{Server: objects.Mooncake, Address: m.address(), Interval: time.Millisecond, Contents: pooltest.Contents(pooltest.Chain(3000), func(l feed.Learner) {
 		<-stored
 		l.Stored(pooltest.Chain(4000), false)
 	})})
@@ -143,7 +143,7 @@ func TestErrors(t *testing.T) {
 			t.Parallel()
 			m := newMaster(t)
 			m.set(c.list)
-			r := newReader(t, objects.Config{Address: m.address(), Contents: func(ctx context.Context, pool string, l feed.Learner) error {
+			r := newReader(t, objects.Config{Server: objects.Mooncake, Address: m.address(), Contents: func(ctx context.Context, pool string, l feed.Learner) error {
 				if !strings.Contains(name, "breaks") && !strings.Contains(name, "break off") {
 					t.Error("the contents of blocks are read although there is no list")
 				}
@@ -190,7 +190,7 @@ func TestServersThatAreNone(t *testing.T) {
 		"": "EOF",
 		"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 128<<10) + "\r\n\r\n": "exceeded",
 	} {
-		r := newReader(t, objects.Config{Address: raw(t, answer), Contents: pooltest.Contents(pooltest.Chain(1), nil)})
+		r := newReader(t, objects.Config{Server: objects.Mooncake, Address: raw(t, answer), Contents: pooltest.Contents(pooltest.Chain(1), nil)})
 		if e := r.Last(); e.Kind != transport.Failed || e.Err == nil || !strings.Contains(e.Err.Error(), want) || len(r.Held) > 0 {
 			t.Errorf("%+v; want %s", e, want)
 		}
@@ -202,7 +202,7 @@ func TestConnectionsEnd(t *testing.T) {
 	t.Parallel()
 	m := newMaster(t)
 	m.set(blocks(1))
-	r := newReader(t, objects.Config{Address: m.address(), Interval: time.Millisecond, Contents: pooltest.Contents(pooltest.Chain(1), nil)})
+	r := newReader(t, objects.Config{Server: objects.Mooncake, Address: m.address(), Interval: time.Millisecond, Contents: pooltest.Contents(pooltest.Chain(1), nil)})
 	r.Want(1)
 	m.set(http.NotFound)
 	if e := r.Last(); e.Kind != transport.Disconnected || !strings.Contains(e.Err.Error(), "404") {
@@ -210,7 +210,7 @@ func TestConnectionsEnd(t *testing.T) {
 	}
 	first := r.Topic
 	m.set(blocks(1))
-	r = newReader(t, objects.Config{Address: m.address(), Interval: time.Millisecond, Contents: pooltest.Contents(pooltest.Chain(1), nil)})
+	r = newReader(t, objects.Config{Server: objects.Mooncake, Address: m.address(), Interval: time.Millisecond, Contents: pooltest.Contents(pooltest.Chain(1), nil)})
 	if r.Want(1); r.Topic == first {
 		t.Errorf("two connections have the topic %q", first)
 	}
@@ -222,7 +222,7 @@ func TestConnectionsEnd(t *testing.T) {
 	}
 	ended := errors.New("the journal has ended")
 	for _, begins := range []bool{false, true} {
-		r = newReader(t, objects.Config{Address: m.address(), Interval: time.Hour, Contents: func(_ context.Context, _ string, l feed.Learner) error {
+		r = newReader(t, objects.Config{Server: objects.Mooncake, Address: m.address(), Interval: time.Hour, Contents: func(_ context.Context, _ string, l feed.Learner) error {
 			if begins {
 				l.Begun()
 			}
@@ -232,7 +232,7 @@ func TestConnectionsEnd(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 	}
-	r = newReader(t, objects.Config{Address: m.address(), Interval: time.Millisecond, Contents: feed.NoContents})
+	r = newReader(t, objects.Config{Server: objects.Mooncake, Address: m.address(), Interval: time.Millisecond, Contents: feed.NoContents})
 	if err := errors.Join(r.Read(), r.Read()); err != nil || r.Topic == "" || len(r.Held) > 0 {
 		t.Errorf("%v, topic %q, %v", err, r.Topic, r.Held)
 	}

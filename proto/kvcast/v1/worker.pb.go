@@ -805,14 +805,15 @@ func (x *AttentionSpec) GetLoraPaths() map[string]string {
 type SourceSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// vllm (or VLLM, GPU), sglang, trtllm (or TRTLLM, TensorRT-LLM), kvbm (or KVBM),
-	// llm-d-sim, lmcache, mooncake or workers; empty means what the endpoint says, or
-	// vllm.
+	// llm-d-sim, lmcache, lmcache-coordinator, mooncake or workers; empty means what the
+	// endpoint says, or vllm.
 	Engine string `protobuf:"bytes,1,opt,name=engine,proto3" json:"engine,omitempty"`
 	// ZeroMQ endpoint of the publisher, such as tcp://10.0.0.5:5557. dp rank first_rank + i is
 	// read at port + i. Or the endpoint of a server that kvcast calls, for all dp ranks:
-	// smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT or
-	// mooncake://HOST:PORT. Or workers://disk?max_age=24h or workers://external: a pool of
-	// the blocks that the workers which name it announce in that tier.
+	// smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT,
+	// lmcache-coordinator://HOST:PORT or mooncake://HOST:PORT. Or
+	// workers://disk?max_age=24h or workers://external: a pool of the blocks that the
+	// workers which name it announce in that tier.
 	Connect string `protobuf:"bytes,2,opt,name=connect,proto3" json:"connect,omitempty"`
 	// ZeroMQ endpoint of the publisher's replay socket; empty if it has none. dp rank
 	// first_rank + i is at port + i. An engine that is read by gRPC has none.
@@ -1502,7 +1503,8 @@ func (x *TierBlocks) GetBlocks() uint64 {
 // The status of a source of a worker. There is one for each dp rank.
 type SourceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache, mooncake or workers.
+	// vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache, lmcache-coordinator, mooncake or
+	// workers.
 	Engine string `protobuf:"bytes,1,opt,name=engine,proto3" json:"engine,omitempty"`
 	// ZeroMQ endpoint of the publisher.
 	Endpoint string `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`

@@ -84,5 +84,5 @@ for line in sys.stdin:
         publish(EventType.L1_KEYS_EVICTED, keys=[])
         bus._config.max_queue_size = most
     settle()
-    print(json.dumps({"seq": log.report_status()["kv_events"]["next_seq"] - 1}), flush=True)
+    print(json.dumps({"hashes": [h.hex() for h in hashes], "seq": log.report_status()["kv_events"]["next_seq"] - 1}), flush=True)
 os._exit(0)  # its threads do not end

@@ -858,15 +858,16 @@ pub struct AttentionSpec {
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SourceSpec {
     /// vllm (or VLLM, GPU), sglang, trtllm (or TRTLLM, TensorRT-LLM), kvbm (or KVBM),
-    /// llm-d-sim, lmcache, mooncake or workers; empty means what the endpoint says, or
-    /// vllm.
+    /// llm-d-sim, lmcache, lmcache-coordinator, mooncake or workers; empty means what the
+    /// endpoint says, or vllm.
     #[prost(string, tag = "1")]
     pub engine: ::prost::alloc::string::String,
     /// ZeroMQ endpoint of the publisher, such as tcp://10.0.0.5:5557. dp rank first_rank + i is
     /// read at port + i. Or the endpoint of a server that kvcast calls, for all dp ranks:
-    /// smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT or
-    /// mooncake://HOST:PORT. Or workers://disk?max_age=24h or workers://external: a pool of
-    /// the blocks that the workers which name it announce in that tier.
+    /// smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT,
+    /// lmcache-coordinator://HOST:PORT or mooncake://HOST:PORT. Or
+    /// workers://disk?max_age=24h or workers://external: a pool of the blocks that the
+    /// workers which name it announce in that tier.
     #[prost(string, tag = "2")]
     pub connect: ::prost::alloc::string::String,
     /// ZeroMQ endpoint of the publisher's replay socket; empty if it has none. dp rank
@@ -1045,7 +1046,8 @@ pub struct TierBlocks {
 /// The status of a source of a worker. There is one for each dp rank.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SourceStatus {
-    /// vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache, mooncake or workers.
+    /// vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache, lmcache-coordinator, mooncake or
+    /// workers.
     #[prost(string, tag = "1")]
     pub engine: ::prost::alloc::string::String,
     /// ZeroMQ endpoint of the publisher.

@@ -337,7 +337,7 @@ func TestVariableAndFlagMistakes(t *testing.T) {
 		{"TLS of the admin port without a certificate", Sources{Flags: map[string]string{"admin-tls": "true"}}, `--admin-tls: "true" is not allowed: want tls.cert as well`},
 		{"key alone", Sources{Flags: map[string]string{"tls-key": "k.pem"}}, `--tls-key: "k.pem" is not allowed: want tls.cert as well, or neither`},
 		{"port", Sources{Environ: []string{"ZMQ_PORT=:5557"}}, `ZMQ_PORT: ":5557" is not allowed: want a port, 1 to 65535, such as 5557`},
-		{"line of a variable", Sources{Environ: []string{"KVCAST_WORKER=name=a,connect=tcp://h:1\n\nname=b,connect=h"}}, `KVCAST_WORKER, line 2: connect: "h" is not allowed: want tcp://HOST:PORT, smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT or mooncake://HOST:PORT with a port of 1 to 65535, ipc://PATH, or workers://disk or workers://external, with ?max_age=DURATION of 1s to 8760h or without`},
+		{"line of a variable", Sources{Environ: []string{"KVCAST_WORKER=name=a,connect=tcp://h:1\n\nname=b,connect=h"}}, `KVCAST_WORKER, line 2: connect: "h" is not allowed: want tcp://HOST:PORT, smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT, lmcache-coordinator://HOST:PORT or mooncake://HOST:PORT with a port of 1 to 65535, ipc://PATH, or workers://disk or workers://external, with ?max_age=DURATION of 1s to 8760h or without`},
 		{"flag", Sources{Flags: map[string]string{"subscribers-progress": "1ms"}}, `--subscribers-progress: "1ms" is not allowed: want 100ms to 1h`},
 		{"worker", Sources{Workers: []string{"name=,connect=tcp://h:1"}}, `--worker name=,connect=tcp://h:1: name: "" is not allowed: want 1 to 253 bytes of UTF-8 without control or format characters`},
 		{"worker's rank", Sources{Workers: []string{"name=a,connect=tcp://h:1,first_rank=1024"}}, `--worker name=a,connect=tcp://h:1,first_rank=1024: first_rank: "1024" is not allowed: want 0 to 1023`},
@@ -345,7 +345,7 @@ func TestVariableAndFlagMistakes(t *testing.T) {
 		{"worker's number", Sources{Workers: []string{"name=a,connect=tcp://h:1,dp_size=0"}}, `--worker name=a,connect=tcp://h:1,dp_size=0: dp_size: "0" is not allowed: want 1 to 1024`},
 		{"worker's copies", Sources{Workers: []string{"name=a,connect=tcp://h:1,copies=all"}}, `--worker name=a,connect=tcp://h:1,copies=all: copies: "all" is not allowed: want auto, counted or announced-last`},
 		{"listener's copies", Sources{Binds: []string{"tcp://*:1,copies="}}, `--bind tcp://*:1,copies=: copies: "" is not allowed: want auto, counted or announced-last`},
-		{"worker's engine", Sources{Workers: []string{"name=a,connect=tcp://h:1,engine=Vllm"}}, `--worker name=a,connect=tcp://h:1,engine=Vllm: engine: "Vllm" is not allowed: want vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache, mooncake or workers`},
+		{"worker's engine", Sources{Workers: []string{"name=a,connect=tcp://h:1,engine=Vllm"}}, `--worker name=a,connect=tcp://h:1,engine=Vllm: engine: "Vllm" is not allowed: want vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache, lmcache-coordinator, mooncake or workers`},
 		{"endpoint", Sources{Binds: []string{"tcp://h"}}, `--bind tcp://h: bind: "tcp://h" is not allowed: want tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH`},
 		{"topic", Sources{Binds: []string{"tcp://*:1,topic=["}}, `--bind tcp://*:1,topic=[: topics[0]: "[" is not allowed: want a pattern as of path.Match`},
 		{"no file", Sources{File: "testdata/none.yaml"}, `read configuration: open testdata/none.yaml: no such file or directory`},
@@ -385,7 +385,7 @@ func TestEngineAliases(t *testing.T) {
 	}
 	for _, name := range []string{"", "gpu", "Vllm", "Kvbm", "SGLang", "SGLANG", "tensorrt-llm", "LLM-D-SIM"} {
 		_, _, err := readText(fmt.Sprintf("workers: [{name: a, sources: [{engine: %q, connect: \"tcp://h:1\"}]}]", name))
-		if want := fmt.Sprintf("f:1: workers[0].sources[0].engine: %q is not allowed: want vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache, mooncake or workers", name); err == nil || err.Error() != want {
+		if want := fmt.Sprintf("f:1: workers[0].sources[0].engine: %q is not allowed: want vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache, lmcache-coordinator, mooncake or workers", name); err == nil || err.Error() != want {
 			t.Errorf("got  %v\nwant %s", err, want)
 		}
 	}

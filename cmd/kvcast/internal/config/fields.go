@@ -163,7 +163,7 @@ func (c *Config) ingestFields() mapping {
 		{"reorder_buffer_bytes", size(&in.ReorderBufferBytes, ingestconfig.DefaultReorderBufferBytes, minBytes, maxBytes),
 			"Memory for live batches of all engines that wait for a replay; at least 1MiB. Batches that do not fit are requested again."},
 		{"pool_bytes", size(&in.PoolBytes, ingestconfig.DefaultPoolBytes, minBytes, maxBytes),
-			"Memory for the contents of blocks that Mooncake stores may hold, or that workers announce to pools; at least 1MiB. Blocks that do not fit do not count as held."},
+			"Memory for the contents of blocks in pools whose servers do not tell them; at least 1MiB. Blocks that do not fit do not count as held."},
 		{"register_hosts", hosts(&c.RegisterHostsText, &c.RegisterHosts),
 			"Hosts that RegisterWorker may name, separated by commas: IP addresses, CIDRs, names, *.DOMAIN. Empty allows any."},
 	}

@@ -190,7 +190,7 @@ func greeting(ctx context.Context, endpoint string) bool {
 	defer func() { _ = c.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 	switch {
-	case e.Transport == ingestconfig.TransportMooncake:
+	case e.Transport == ingestconfig.TransportLMCacheCoordinator, e.Transport == ingestconfig.TransportMooncake:
 		return objects.ReadGreeting(ctx, c) == nil
 	case e.Transport == ingestconfig.TransportLMCache:
 		return enginegrpc.ReadLMCacheGreeting(c) == nil

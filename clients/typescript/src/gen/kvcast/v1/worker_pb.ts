@@ -157,8 +157,8 @@ export const AttentionSpecSchema: GenMessage<AttentionSpec> = /*@__PURE__*/
 export type SourceSpec = Message<"kvcast.v1.SourceSpec"> & {
   /**
    * vllm (or VLLM, GPU), sglang, trtllm (or TRTLLM, TensorRT-LLM), kvbm (or KVBM),
-   * llm-d-sim, lmcache, mooncake or workers; empty means what the endpoint says, or
-   * vllm.
+   * llm-d-sim, lmcache, lmcache-coordinator, mooncake or workers; empty means what the
+   * endpoint says, or vllm.
    *
    * @generated from field: string engine = 1;
    */
@@ -167,9 +167,10 @@ export type SourceSpec = Message<"kvcast.v1.SourceSpec"> & {
   /**
    * ZeroMQ endpoint of the publisher, such as tcp://10.0.0.5:5557. dp rank first_rank + i is
    * read at port + i. Or the endpoint of a server that kvcast calls, for all dp ranks:
-   * smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT or
-   * mooncake://HOST:PORT. Or workers://disk?max_age=24h or workers://external: a pool of
-   * the blocks that the workers which name it announce in that tier.
+   * smg://HOST:PORT, openengine://HOST:PORT, lmcache://HOST:PORT,
+   * lmcache-coordinator://HOST:PORT or mooncake://HOST:PORT. Or
+   * workers://disk?max_age=24h or workers://external: a pool of the blocks that the
+   * workers which name it announce in that tier.
    *
    * @generated from field: string connect = 2;
    */
@@ -599,7 +600,8 @@ export const TierBlocksSchema: GenMessage<TierBlocks> = /*@__PURE__*/
  */
 export type SourceStatus = Message<"kvcast.v1.SourceStatus"> & {
   /**
-   * vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache, mooncake or workers.
+   * vllm, sglang, trtllm, kvbm, llm-d-sim, lmcache, lmcache-coordinator, mooncake or
+   * workers.
    *
    * @generated from field: string engine = 1;
    */
