@@ -56,7 +56,9 @@ test: ## Run the tests of class quick, with the race detector if there is cgo: a
 
 test-all: libzmq prepare docs kube-apiserver $(TOOLS)/helm $(TOOLS)/helm-docs $(TOOLS)/kubeconform ## Run each test there is at full size, and check that none was left out; needs root and etcd, and takes hours.
 	$(suite) -forget
-	$(suite) -class quick,exhaustive,process,packaging,peers,live -timeout 3h
+	$(suite) -class quick,exhaustive,packaging,peers,live -timeout 3h
+	$(suite) -class process
+	$(suite) -class process -full -race=0 -timeout 3h
 	$(suite) -class cluster,soak -full -p 1 -timeout 3h
 	$(suite) -check -class all
 	$(MAKE) fuzz

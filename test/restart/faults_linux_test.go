@@ -26,7 +26,7 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-var faultPoints = flag.Int("faults", testclass.Size(4, 200), "number of operations at which a fault is injected, of each test")
+var faultPoints = flag.Int("faults", testclass.Size(4, 100), "number of operations at which a fault is injected, of each test")
 
 const (
 	faultEngines = 2
