@@ -45,17 +45,20 @@ func (lmcache) learner(c Config) feed.Learner {
 
 // page is a page of a list.
 type page struct {
-	Total int `json:"total"`
-	Keys  []struct {
-		Key struct {
-			ChunkHash string `json:"chunk_hash_hex"`
-			Model     string `json:"model_name"`
-			Rank      int64  `json:"kv_rank"`
-			Group     uint32 `json:"object_group_id"`
-			Salt      string `json:"cache_salt"`
-		} `json:"key"`
-		Placements []placement `json:"placements"`
-	} `json:"keys"`
+	total   int
+	objects []lmcacheObject
+}
+
+// lmcacheObject is an object of a page.
+type lmcacheObject struct {
+	Key struct {
+		ChunkHash string `json:"chunk_hash_hex"`
+		Model     string `json:"model_name"`
+		Rank      int64  `json:"kv_rank"`
+		Group     uint32 `json:"object_group_id"`
+		Salt      string `json:"cache_salt"`
+	} `json:"key"`
+	Placements []placement `json:"placements"`
 }
 
 // placement is where an object is.
@@ -74,21 +77,65 @@ func (lmcache) request(r *receiver, offset, limit int) (*page, error) {
 		return nil, err
 	}
 	defer func() { _ = body.Close() }()
-	p := new(page)
-	text, err := io.ReadAll(io.LimitReader(body, pageBytes+1))
+	limited := &io.LimitedReader{R: body, N: pageBytes + 1}
+	p, err := readPage(json.NewDecoder(limited), limit)
 	switch {
-	case err != nil:
-		return nil, err
-	case len(text) > pageBytes:
+	case limited.N == 0:
 		return nil, fmt.Errorf("a page of the list is too long; want at most %d bytes", pageBytes)
-	}
-	if err := json.Unmarshal(text, p); err != nil {
-		return nil, fmt.Errorf("a page of the list is no JSON that is understood: %w", err)
-	}
-	if len(p.Keys) > limit {
-		return nil, fmt.Errorf("a page of the list has %d objects; want at most %d", len(p.Keys), limit)
+	case err != nil:
+		return nil, fmt.Errorf("read a page of the list: %w", err)
 	}
 	return p, nil
+}
+
+// readPage reads a page of at most limit objects. Others take no memory.
+func readPage(d *json.Decoder, limit int) (*page, error) {
+	p := new(page)
+	if err := expect(d, json.Delim('{')); err != nil {
+		return nil, err
+	}
+	for d.More() {
+		name, err := d.Token()
+		switch {
+		case err != nil:
+			return nil, err
+		case name == "total":
+			err = d.Decode(&p.total)
+		case name == "keys":
+			err = p.readObjects(d, limit)
+		default:
+			err = d.Decode(new(json.RawMessage))
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return p, expect(d, json.Delim('}'))
+}
+
+func (p *page) readObjects(d *json.Decoder, limit int) error {
+	if err := expect(d, json.Delim('[')); err != nil {
+		return err
+	}
+	for d.More() {
+		if len(p.objects) == limit {
+			return fmt.Errorf("there are more objects than asked for; want at most %d", limit)
+		}
+		p.objects = append(p.objects, lmcacheObject{})
+		if err := d.Decode(&p.objects[len(p.objects)-1]); err != nil {
+			return err
+		}
+	}
+	return expect(d, json.Delim(']'))
+}
+
+// expect reads a token, and returns an error if it is another one.
+func expect(d *json.Decoder, want json.Delim) error {
+	got, err := d.Token()
+	if err == nil && got != want {
+		err = fmt.Errorf("got %v, want %v", got, want)
+	}
+	return err
 }
 
 // probe implements Server.
@@ -105,13 +152,13 @@ func (m lmcache) read(r *receiver) (isPartial bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		isPartial = isPartial || total >= 0 && p.Total != total
-		total = p.Total
+		isPartial = isPartial || total >= 0 && p.total != total
+		total = p.total
 		r.mu.Lock()
 		m.objects(r, p)
 		r.mu.Unlock()
 		switch {
-		case len(p.Keys) < m.page:
+		case len(p.objects) < m.page:
 			return isPartial, nil
 		case offset+m.page >= m.most:
 			return false, fmt.Errorf("the list of objects is too long; want fewer than %d", m.most)
@@ -121,8 +168,8 @@ func (m lmcache) read(r *receiver) (isPartial bool, err error) {
 
 // objects adds the objects of a page to the list. r.mu must be held.
 func (m lmcache) objects(r *receiver, p *page) {
-	for i := range p.Keys {
-		object := &p.Keys[i]
+	for i := range p.objects {
+		object := &p.objects[i]
 		digest, err := hex.DecodeString(object.Key.ChunkHash)
 		isShared := slices.ContainsFunc(object.Placements, func(p placement) bool { return p.Shared })
 		k := key{namespace: []byte(object.Key.Model), shard: fmt.Appendf(nil, "%d/%d", object.Key.Rank, object.Key.Group), group: object.Key.Group, isPart: true}

@@ -170,11 +170,14 @@ func TestErrorsOfACoordinator(t *testing.T) {
 		want   string
 	}{
 		"another server": {func(w http.ResponseWriter, _, _ int) bool { w.WriteHeader(http.StatusNotFound); return false }, "404 Not Found; want 200 OK from a coordinator of LMCache"},
-		"no JSON":        {func(w http.ResponseWriter, _, _ int) bool { _, _ = io.WriteString(w, "<html>"); return false }, "no JSON that is understood"},
+		"no JSON":        {func(w http.ResponseWriter, _, _ int) bool { _, _ = io.WriteString(w, "<html>"); return false }, "read a page of the list: invalid character '<'"},
 		"another form": {func(w http.ResponseWriter, _, _ int) bool {
 			_, _ = io.WriteString(w, `{"keys":[{"key":1}]}`)
 			return false
-		}, "no JSON that is understood"},
+		}, "read a page of the list: json: cannot unmarshal number"},
+		"a list":          {func(w http.ResponseWriter, _, _ int) bool { _, _ = io.WriteString(w, "[]"); return false }, "read a page of the list: got [, want {"},
+		"objects by name": {func(w http.ResponseWriter, _, _ int) bool { _, _ = io.WriteString(w, `{"keys":{}}`); return false }, "read a page of the list: got {, want ["},
+		"no end of it":    {func(w http.ResponseWriter, _, _ int) bool { _, _ = io.WriteString(w, `{"keys":[]`); return false }, "read a page of the list: EOF"},
 		"a page too long": {func(w http.ResponseWriter, _, _ int) bool {
 			_, _ = io.WriteString(w, strings.Repeat(" ", 64<<20+1))
 			return false
@@ -182,7 +185,7 @@ func TestErrorsOfACoordinator(t *testing.T) {
 		"more than asked for": {func(w http.ResponseWriter, _, limit int) bool {
 			_ = json.NewEncoder(w).Encode(object{"keys": make([]object, limit+1)})
 			return false
-		}, "a page of the list has 2 objects; want at most 1"},
+		}, "read a page of the list: there are more objects than asked for; want at most 1"},
 		"no end": {func(w http.ResponseWriter, _, limit int) bool {
 			_, _ = io.WriteString(w, `{"keys":[{}`+strings.Repeat(",{}", limit-1)+"]}")
 			return false
