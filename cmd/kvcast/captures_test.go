@@ -149,7 +149,7 @@ func TestRecordingsMatchTheEnginesBlocks(t *testing.T) {
 				t.Parallel()
 				s := serve(t, "--bind", "tcp://127.0.0.1:*,engine="+c.engine)
 				e := newEngine(t)
-				if err := e.Connect(s.endpoint()); err != nil {
+				if err := e.Connect(s.Endpoint()); err != nil {
 					t.Fatal(err)
 				}
 				renamed := make([]message, len(messages))
@@ -267,7 +267,7 @@ func followRecording(t *testing.T, s *process, worker string, messages []message
 	}
 	c := checker.New(checker.Options{})
 	req := &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}}
-	stream, err := s.client().Subscribe(t.Context(), req)
+	stream, err := s.Client().Subscribe(t.Context(), req)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -53,7 +53,7 @@ func testChunks(t *testing.T, chunkFirst bool) {
 		for length, want := range map[int][2]uint32{3: {0, 0}, 4: {4, 0}, 15: {4, 0}, 16: {16, 16}, 31: {16, 16}, 32: {32, 32}} {
 			got := [2]uint32{}
 			harness.WaitFor(t, func() bool {
-				res, err := s.client().MatchPrefix(t.Context(), &kvcastv1.MatchPrefixRequest{Model: "m", Prompts: []*kvcastv1.Prompt{{TokenIds: tokens[:length]}}})
+				res, err := s.Client().MatchPrefix(t.Context(), &kvcastv1.MatchPrefixRequest{Model: "m", Prompts: []*kvcastv1.Prompt{{TokenIds: tokens[:length]}}})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -69,7 +69,7 @@ func testChunks(t *testing.T, chunkFirst bool) {
 				return got == want
 			})
 		}
-		list, err := s.client().ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
+		list, err := s.Client().ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}

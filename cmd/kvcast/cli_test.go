@@ -75,13 +75,13 @@ func TestAddressInUse(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
 	_, s := engine(t)
-	taken := s.addr()
+	taken := s.Address()
 	got := kvcast(t, nil, "serve", "--bind", "tcp://127.0.0.1:*", "--listen", taken, "--admin", "")
 	if got.status != 1 || !strings.Contains(got.err, "address already in use; choose another address with --listen") {
 		t.Errorf("got status %d and %q", got.status, got.err)
 	}
 	p := serve(t, "--bind", "tcp://127.0.0.1:*")
-	port := p.endpoint()[strings.LastIndexByte(p.endpoint(), ':'):]
+	port := p.Endpoint()[strings.LastIndexByte(p.Endpoint(), ':'):]
 	got = kvcast(t, nil, "serve", "--bind", "tcp://127.0.0.1"+port, "--listen", "127.0.0.1:0", "--admin", "")
 	if got.status != 1 || !strings.Contains(got.err, "address already in use") || !strings.Contains(got.err, port) {
 		t.Errorf("a port in use: got status %d and %q", got.status, got.err)
@@ -202,7 +202,7 @@ func TestSubscribeAsJSONAndResume(t *testing.T) {
 		} `json:"event"`
 	}
 	read := func(args ...string) (lines []line, got result) {
-		got = kvcast(t, nil, append([]string{"subscribe", "--addr", s.addr(), "-o", "json"}, args...)...)
+		got = kvcast(t, nil, append([]string{"subscribe", "--addr", s.Address(), "-o", "json"}, args...)...)
 		for text := range strings.Lines(got.out) {
 			var l line
 			if err := json.Unmarshal([]byte(text), &l); err != nil {
@@ -244,7 +244,7 @@ func TestSubscribeResumesAfterConnectionAge(t *testing.T) {
 		block++
 		publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{block}, Tokens: []uint32{1, 2}, BlockSize: 2})
 	}
-	e := runExample(t, program(t), "subscribe", "--addr", s.addr(), "--from", "earliest", "-o", "json")
+	e := runExample(t, program(t), "subscribe", "--addr", s.Address(), "--from", "earliest", "-o", "json")
 	last := uint64(0)
 	for more := 20; more > 0; {
 		var l struct {
@@ -277,7 +277,7 @@ func TestSimulatedRanksFormOneWorker(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
 	s := serve(t, "--bind", "tcp://127.0.0.1:*")
-	got := kvcast(t, nil, "simulate", "--connect", s.endpoint(), "--engines", "3", "--ranks", "--wait", "--batches", "5", "--rate", "0", "-o", "json")
+	got := kvcast(t, nil, "simulate", "--connect", s.Endpoint(), "--engines", "3", "--ranks", "--wait", "--batches", "5", "--rate", "0", "-o", "json")
 	if got.status != 0 {
 		t.Fatalf("simulate: status %d: %s", got.status, got.err)
 	}
@@ -288,7 +288,7 @@ func TestSimulatedRanksFormOneWorker(t *testing.T) {
 		if err := json.Unmarshal([]byte(line), &ended); err != nil {
 			t.Fatal(err)
 		}
-		s.metric(fmt.Sprintf(`kvcast_index_blocks{dp_rank="%d",tier="device",worker="sim"} %d`, rank, ended.Blocks))
+		s.AwaitSample(fmt.Sprintf(`kvcast_index_blocks{dp_rank="%d",tier="device",worker="sim"} %d`, rank, ended.Blocks))
 	}
 }
 

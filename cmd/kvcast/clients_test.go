@@ -151,7 +151,7 @@ func TestClientInPython(t *testing.T) {
 	}
 	publishSome()
 	for range 3 {
-		args := []string{script, "--addr", s.addr()}
+		args := []string{script, "--addr", s.Address()}
 		if at != "" {
 			args = append(args, "--after", at)
 		}
@@ -175,12 +175,12 @@ func TestClientInPython(t *testing.T) {
 	if snapshots != 1 {
 		t.Errorf("got %d snapshots, want only the first", snapshots)
 	}
-	s.metric(fmt.Sprintf(`kvcast_ingest_batches_total{worker="w"} %d`, block))
-	wrong := runExample(t, python, script, "--addr", s.addr(), "--after", "another:1", "--count", "1")
+	s.AwaitSample(fmt.Sprintf(`kvcast_ingest_batches_total{worker="w"} %d`, block))
+	wrong := runExample(t, python, script, "--addr", s.Address(), "--after", "another:1", "--count", "1")
 	if got, want := wrong.next(), fmt.Sprintf("snapshot of 1 workers, %d blocks", block); !strings.HasSuffix(got, want) {
 		t.Errorf("after a position of another epoch: got %q, want a %s", got, want)
 	}
-	ahead := runExample(t, python, script, "--addr", s.addr(), "--after", fmt.Sprintf(":%d", block+1000))
+	ahead := runExample(t, python, script, "--addr", s.Address(), "--after", fmt.Sprintf(":%d", block+1000))
 	for ahead.lines.Scan() {
 		t.Errorf("after a position that is ahead: got %q", ahead.lines.Text())
 	}
@@ -211,7 +211,7 @@ func TestNATSReaderClientInPython(t *testing.T) {
 	for _, block := range []uint64{1, 2, 3} {
 		publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{block}, Tokens: []uint32{1, 2}, BlockSize: 2})
 	}
-	s.metric(fmt.Sprintf("kvcast_ingest_batches_total{worker=%q} 3", name))
+	s.AwaitSample(fmt.Sprintf("kvcast_ingest_batches_total{worker=%q} 3", name))
 	python := clientsFolder + "/python/venv/bin/python"
 	all := runExample(t, python, script, "--servers", url, "--count", "4")
 	want := []string{" worker_added", " stored", " stored", " stored"} // after the record of the owner, which has no events
@@ -252,7 +252,7 @@ func serveTwoPrefixes(t *testing.T) *process {
 			t.Fatal(err)
 		}
 		publish(t, p) // a live batch shows that the replay socket is the engine's
-		s.metric(`kvcast_ingest_batches_total{worker="` + name + `"} 2`)
+		s.AwaitSample(`kvcast_ingest_batches_total{worker="` + name + `"} 2`)
 	}
 	return s
 }
@@ -267,7 +267,7 @@ func TestRouterClientInPython(t *testing.T) {
 	}
 	s := serveTwoPrefixes(t)
 	prompts, send := io.Pipe()
-	e := runExampleWith(t, prompts, clientsFolder+"/python/venv/bin/python", script, "--addr", s.addr(), "--model", "m", "--timeout", "60")
+	e := runExampleWith(t, prompts, clientsFolder+"/python/venv/bin/python", script, "--addr", s.Address(), "--model", "m", "--timeout", "60")
 	route := func(prompt, want string) {
 		t.Helper()
 		if _, err := fmt.Fprintln(send, prompt); err != nil {
@@ -281,7 +281,7 @@ func TestRouterClientInPython(t *testing.T) {
 	route("[1, 2, 9, 9]", "a 10.0.0.5:8000 2 of 4 tokens") // of equal prefixes, the worker with fewer requests
 	route("[9]", "a 10.0.0.5:8000 0 of 1 tokens")
 	route("[9]", "b 10.0.0.6:8000 0 of 1 tokens")
-	s.stop()
+	s.End()
 	route("[1, 2, 3, 4, 5]", "a 10.0.0.5:8000 0 of 5 tokens")
 	if err := send.Close(); err != nil {
 		t.Error(err)
@@ -298,13 +298,13 @@ func TestClientInRust(t *testing.T) {
 	testclass.Peers(t)
 	t.Parallel()
 	s := serve(t, "--bind", "tcp://127.0.0.1:*", "--subscribers-progress", "1h")
-	e := runExample(t, clientsFolder+"/rust/debug/examples/subscribe", s.addr())
+	e := runExample(t, clientsFolder+"/rust/debug/examples/subscribe", s.Address())
 	for _, want := range []string{"a snapshot begins: discard the state", "resume after "} {
 		if got := e.next(); !strings.HasPrefix(got, want) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
-	got := kvcast(t, nil, "simulate", "--connect", s.endpoint(), "--wait", "--batches", "5", "--rate", "0", "--name", "kv@w@m")
+	got := kvcast(t, nil, "simulate", "--connect", s.Endpoint(), "--wait", "--batches", "5", "--rate", "0", "--name", "kv@w@m")
 	if got.status != 0 {
 		t.Fatalf("simulate: status %d: %s", got.status, got.err)
 	}
@@ -321,7 +321,7 @@ func TestRouterClientInRust(t *testing.T) {
 	testclass.Peers(t)
 	t.Parallel()
 	s := serveTwoPrefixes(t)
-	e := runExampleWith(t, strings.NewReader("1 2 3 4 5\n9\n"), clientsFolder+"/rust/debug/examples/route", s.addr(), "m")
+	e := runExampleWith(t, strings.NewReader("1 2 3 4 5\n9\n"), clientsFolder+"/rust/debug/examples/route", s.Address(), "m")
 	for _, want := range []string{"b rank 0 has 4 tokens (TRUST_EXACT)", "no worker has a block of the prompt"} {
 		if got := e.next(); got != want {
 			t.Errorf("got %q, want %q", got, want)

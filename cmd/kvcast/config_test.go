@@ -49,14 +49,14 @@ workers:
 listeners:
   - {bind: "tcp://127.0.0.1:*", worker: other}
 `, p.Endpoint())))
-	s.endpoint() // waits for the listener
+	s.Endpoint() // waits for the listener
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	if err := p.WaitSubscribed(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
 	publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1, 2, 3}, Tokens: []uint32{1, 2, 3}, BlockSize: 1})
-	got := kvcast(t, nil, "subscribe", "--addr", s.addr(), "--after", ":0", "--count", "3")
+	got := kvcast(t, nil, "subscribe", "--addr", s.Address(), "--after", ":0", "--count", "3")
 	for _, says := range []string{`worker added, model "m"`, "2 blocks", "1 block"} {
 		if !strings.Contains(got.out, says) {
 			t.Errorf("no %q in\n%s%s", says, got.out, got.err)
@@ -211,10 +211,10 @@ discovery: [{file: %q}]
 	}
 	s := serve(t, "--config", file, "--ingest-start-wait", "0s")
 	for _, worker := range []string{"a", "c"} {
-		s.logged("level=WARN msg=\"" + text + "\" worker=" + worker + " source=0")
+		s.AwaitLog("level=WARN msg=\"" + text + "\" worker=" + worker + " source=0")
 	}
-	s.logged("level=WARN msg=\"" + noModel + "\" worker=d$")
-	if found := s.logged(`msg="worker found" discovery=(\S+) worker=c`); found != filepath.Join(filepath.Dir(file), filepath.Base(watched)) {
+	s.AwaitLog("level=WARN msg=\"" + noModel + "\" worker=d$")
+	if found := s.AwaitLog(`msg="worker found" discovery=(\S+) worker=c`); found != filepath.Join(filepath.Dir(file), filepath.Base(watched)) {
 		t.Errorf("the log names %s", found)
 	}
 }

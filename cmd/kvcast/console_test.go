@@ -73,7 +73,7 @@ func TestConsoleOnLoopbackNeedsNothing(t *testing.T) {
 			t.Errorf("%s: got %d for a call, want %d", flag, got, want)
 		}
 		if want == http.StatusOK {
-			s.metric(`kvcast_budget_limit{resource="console_answer_bytes"} 6.7108864e+07`)
+			s.AwaitSample(`kvcast_budget_limit{resource="console_answer_bytes"} 6.7108864e+07`)
 		}
 		for _, path := range []string{"/metrics", "/healthz", "/readyz", "/debug/pprof/"} {
 			if got := fetch(t, client, "http://"+admin+path); got != http.StatusOK {

@@ -60,7 +60,7 @@ func TestDedupEmitsABlockOnce(t *testing.T) {
 	if before := f.until("w", "stored [12]"); len(before) > 0 {
 		t.Errorf("before the new block: got %q, want nothing", before)
 	}
-	found, err := s.client().LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: []uint64{1, 12}})
+	found, err := s.Client().LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: []uint64{1, 12}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func TestDedupEmitsABlockOnce(t *testing.T) {
 	if diff := cmp.Diff(map[uint64][]string{1: {"vllm", "kvbm", "TIER_DEVICE"}, 12: {"kvbm", "TIER_DEVICE"}}, got); diff != "" {
 		t.Errorf("sources and tiers (-want +got):\n%s", diff)
 	}
-	out := kvcast(t, nil, "workers", "--addr", s.addr()).out
+	out := kvcast(t, nil, "workers", "--addr", s.Address()).out
 	for _, p := range []*simulator.Publisher{engine, offload} {
 		if n := strings.Count(out, p.Endpoint()); n != 1 {
 			t.Errorf("lines of workers for %s: got %d, want 1:\n%s", p.Endpoint(), n, out)

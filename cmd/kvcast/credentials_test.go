@@ -35,7 +35,7 @@ func dialWith(t *testing.T, s *process, ca *harness.Authority, cert, key string,
 		}
 		cfg.Certificates = []tls.Certificate{pair}
 	}
-	conn, err := grpc.NewClient(s.addr(), append(options, grpc.WithTransportCredentials(credentials.NewTLS(cfg)))...)
+	conn, err := grpc.NewClient(s.Address(), append(options, grpc.WithTransportCredentials(credentials.NewTLS(cfg)))...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func TestCommandsSendClientCertificates(t *testing.T) {
 	ca := harness.NewAuthority(t)
 	cert, key := ca.Issue("server")
 	s := serve(t, "--bind", "tcp://127.0.0.1:*", "--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca.File)
-	flags := []string{"status", "--addr", s.addr(), "--ca", ca.File}
+	flags := []string{"status", "--addr", s.Address(), "--ca", ca.File}
 	if got := kvcast(t, nil, append(flags, "--cert", cert, "--key", key)...); got.status != 0 {
 		t.Errorf("got status %d and %q", got.status, got.err)
 	}
@@ -129,12 +129,12 @@ func TestCredentialsAreReadAgain(t *testing.T) {
 		t.Errorf("got %v, want PERMISSION_DENIED", operator)
 	}
 	replace(t, names, "admin gateway")
-	s.logged(`level=ERROR msg="changed tokens or certificates cannot be used; the former stay in use" error="auth.certificates: .*:1: the role is not allowed`)
+	s.AwaitLog(`level=ERROR msg="changed tokens or certificates cannot be used; the former stay in use" error="auth.certificates: .*:1: the role is not allowed`)
 	if router, _ := calls(t, conn); router != codes.OK {
 		t.Errorf("after a mistake: got %v, want OK", router)
 	}
 	replace(t, names, "operator gateway")
-	s.logged(`msg="tokens and certificates read again, because their files have changed"`)
+	s.AwaitLog(`msg="tokens and certificates read again, because their files have changed"`)
 	if _, operator := calls(t, conn); operator != codes.NotFound { // on the same connection
 		t.Errorf("with the role operator: got %v, want NOT_FOUND", operator)
 	}
@@ -156,7 +156,7 @@ func TestCredentialsAreReadAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.metric(fmt.Sprintf("kvcast_server_certificate_expiry_timestamp_seconds %v", float64(pair.Leaf.NotAfter.Unix())))
+	s.AwaitSample(fmt.Sprintf("kvcast_server_certificate_expiry_timestamp_seconds %v", float64(pair.Leaf.NotAfter.Unix())))
 }
 
 // TestHalfReplacedCertificatesChangeNothing replaces a certificate and its key in steps, as by hand. New connections have the former ones until both are there.
@@ -167,7 +167,7 @@ func TestHalfReplacedCertificatesChangeNothing(t *testing.T) {
 	cert, key := ca.Issue("server")
 	nextCert, nextKey := next.Issue("server")
 	s := serve(t, "--bind", "tcp://127.0.0.1:*", "--tls-cert", cert, "--tls-key", key)
-	s.addr() // waits until they are loaded
+	s.Address() // waits until they are loaded
 	copyOf := func(file string) string {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -188,13 +188,13 @@ func TestHalfReplacedCertificatesChangeNothing(t *testing.T) {
 		}, `msg="tokens and certificates are not read again; the former stay in use"`},
 	} {
 		step.change()
-		s.logged(step.logs)
+		s.AwaitLog(step.logs)
 		if router, _ := calls(t, dialWith(t, s, ca, "", "")); router != codes.OK {
 			t.Errorf("after %s: got %v, want OK", step.logs, router)
 		}
 	}
 	replace(t, key, copyOf(nextKey))
-	s.logged(`msg="tokens and certificates read again, because their files have changed"`)
+	s.AwaitLog(`msg="tokens and certificates read again, because their files have changed"`)
 	if router, _ := calls(t, dialWith(t, s, next, "", "")); router != codes.OK {
 		t.Errorf("with the next certificate: got %v, want OK", router)
 	}
@@ -238,7 +238,7 @@ func TestOpenPortsAreReported(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			s := serve(t, append([]string{"--bind", "tcp://127.0.0.1:*"}, tt.flags...)...)
-			s.addr()
+			s.Address()
 			var warnings []string
 			for _, line := range s.Log() {
 				if strings.Contains(line, "level=WARN") {
@@ -261,7 +261,7 @@ func TestWorkersAreNotRegisteredByEveryone(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
 	s := serve(t, "--bind", "tcp://127.0.0.1:*", "--auth-open-registration=false", "--reflection=false")
-	conn := harness.Dial(t, s.addr())
+	conn := harness.Dial(t, s.Address())
 	client := kvcastv1.NewWorkerServiceClient(conn)
 	_, err := client.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{Name: "w"}})
 	_, deregisterErr := client.DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{Name: "w"})

@@ -27,10 +27,12 @@ func TestDeletedStreamsLoseNoRegistration(t *testing.T) {
 			url := natstest.Start(t)
 			js := natstest.JetStream(t, url)
 			p := publisherOf(t, simulator.SocketConfig{})
-			begin := func() *process { return &process{launch(t, "--journal", url, "--bind", "tcp://127.0.0.1:*"), t} }
+			begin := func() *process {
+				return harness.ServerOf(t, launch(t, "--journal", url, "--bind", "tcp://127.0.0.1:*"))
+			}
 			servers := []*process{begin(), begin()}
 			spec := &kvcastv1.WorkerSpec{Name: "w", Model: "m", Sources: []*kvcastv1.SourceSpec{{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()}}}
-			if _, err := servers[0].operator().RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: spec}); err != nil {
+			if _, err := servers[0].Operator().RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: spec}); err != nil {
 				t.Fatal(err)
 			}
 			if err := p.WaitSubscribed(harness.Context(t), 1); err != nil {
@@ -59,12 +61,12 @@ func TestDeletedStreamsLoseNoRegistration(t *testing.T) {
 			for _, s := range servers {
 				if tt.error != "" {
 					wantEnd(t, s.Process, tt.error)
-				} else if s.stop() != 0 {
+				} else if s.End() != 0 {
 					t.Error("a server ends with an error")
 				}
 			}
 			s := begin()
-			s.metric(`kvcast_ingest_publishers{state="live"} 1`)
+			s.AwaitSample(`kvcast_ingest_publishers{state="live"} 1`)
 			goOn(s)
 		})
 	}

@@ -29,7 +29,7 @@ func TestDynamoQueriesWithCredentials(t *testing.T) {
 	publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1, 2}, Tokens: []uint32{1, 2, 3, 4}, BlockSize: 2})
 	s := serve(t, "--config", file, "--egress-dynamo-listen", "127.0.0.1:0", "--auth-tokens", tokens, "--tls-cert", cert, "--tls-key", key,
 		"--worker", "name=w,model=m,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint())
-	address := s.logged(`msg=serving dynamo=(\S+)`)
+	address := s.AwaitLog(`msg=serving dynamo=(\S+)`)
 	pem, err := os.ReadFile(cert)
 	if err != nil {
 		t.Fatal(err)

@@ -236,7 +236,7 @@ var states = map[string]state{
 
 func mustLog(t *testing.T, s *harness.Process, pattern string) {
 	t.Helper()
-	(&process{s, t}).logged(pattern)
+	harness.ServerOf(t, s).AwaitLog(pattern)
 }
 
 func awaitUnready(t *testing.T, s *harness.Process) {

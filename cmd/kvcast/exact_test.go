@@ -92,7 +92,7 @@ func startProbed(t *testing.T, ranks int, attention string) *probedEngines {
 		p.ranks = append(p.ranks, e)
 	}
 	p.server = serve(t, "--worker", fmt.Sprintf("name=w,model=m,dp_size=%d,connect=tcp://127.0.0.1:%d%s", ranks, port, attention))
-	p.client = p.server.client()
+	p.client = p.server.Client()
 	for _, e := range p.ranks {
 		if _, err := e.AwaitSubscription(); err != nil {
 			t.Fatal(err)
@@ -117,8 +117,8 @@ func (p *probedEngines) await(last message) {
 	p.t.Helper()
 	p.publish(last)
 	p.duplicates++
-	p.server.metric(fmt.Sprintf(`kvcast_ingest_duplicates_total{worker="w"} %d`, p.duplicates))
-	p.server.metric("kvcast_index_behind_entries 0")
+	p.server.AwaitSample(fmt.Sprintf(`kvcast_ingest_duplicates_total{worker="w"} %d`, p.duplicates))
+	p.server.AwaitSample("kvcast_index_behind_entries 0")
 }
 
 // answer is how far the answer to a prompt goes, in tokens.

@@ -40,7 +40,7 @@ func TestForeignMessagesEndNoServer(t *testing.T) {
 			blocks++
 		}
 		for i, s := range servers {
-			awaitRank(t, &process{s.Process, t}, kvcastv1.Trust_TRUST_EXACT, blocks)
+			awaitRank(t, harness.ServerOf(t, s.Process), kvcastv1.Trust_TRUST_EXACT, blocks)
 			if err := routers[i].Err(); err != nil {
 				t.Fatalf("router %d: %v", i, err)
 			}
@@ -72,7 +72,7 @@ func TestForeignMessagesEndNoServer(t *testing.T) {
 		goOn()
 	}
 	for _, s := range servers {
-		(&process{s.Process, t}).metric("kvcast_journal_foreign_messages_total 5")
+		harness.ServerOf(t, s.Process).AwaitSample("kvcast_journal_foreign_messages_total 5")
 		if err := s.Process.Stop(); err != nil {
 			t.Fatal(err)
 		}

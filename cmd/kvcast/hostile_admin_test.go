@@ -112,8 +112,8 @@ func TestProbesBesideHostilePages(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(adminAttacks)) {
 		t.Run(name, func(t *testing.T) {
 			s := start(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*"}})
-			admin := s.must(s.Admin())
-			h := newHonest(t, s, s.client())
+			admin := s.Must(s.Admin())
+			h := newHonest(t, s, s.Client())
 			h.round()
 			publishFleet(t, s)
 			took := make(longest)
@@ -136,7 +136,7 @@ func TestProbesBesideHostilePages(t *testing.T) {
 					})
 				},
 				rounds: patientRounds, forget: func() { h.took = nil },
-				mostMiB: s.residentMiB() + 256, mostLogged: maxLogBytes,
+				mostMiB: s.ResidentMiB() + 256, mostLogged: maxLogBytes,
 			}.run(t, s)
 			t.Logf("batches most %v; probes most %v", slices.Max(h.took), took)
 		})

@@ -161,7 +161,7 @@ var egressAttacks = map[string]egressAttack{
 	},
 	"gateways that connect again and again": func(ctx context.Context, t *testing.T, w *egressWorld, begun func()) {
 		fromHostile(ctx, 20, begun, func() {
-			conn, err := grpc.NewClient("passthrough:///"+w.addr(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority(honestWorker), grpc.WithContextDialer(from(hostileIP)))
+			conn, err := grpc.NewClient("passthrough:///"+w.Address(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority(honestWorker), grpc.WithContextDialer(from(hostileIP)))
 			if err != nil {
 				t.Error(err)
 				return
@@ -190,7 +190,7 @@ var egressAttacks = map[string]egressAttack{
 
 // dialAs returns a connection from an address whose calls are for the honest worker. The caller may close it.
 func dialAs(t *testing.T, w *egressWorld, ip net.IP, opts ...grpc.DialOption) *grpc.ClientConn {
-	return dialFrom(t, ip, w.addr(), append(opts, grpc.WithAuthority(honestWorker))...)
+	return dialFrom(t, ip, w.Address(), append(opts, grpc.WithAuthority(honestWorker))...)
 }
 
 // TestHonestConsumersBesideHostileConsumers has consumers of each port for routers that cannot be changed, which do what they like.
@@ -202,9 +202,9 @@ func TestHonestConsumersBesideHostileConsumers(t *testing.T) {
 				"egress: {smg: {enabled: true, state_bytes: 64MiB}, sglang: {enabled: true, address: 'http://{worker}'}, zmq: {publishers: [{worker: %q, bind: 'tcp://127.0.0.1:*', replay: 'tcp://127.0.0.1:*'}]}}\n", honestWorker))
 			s := start(t, harness.ProcessConfig{Args: []string{"--config", file, "--bind", "tcp://127.0.0.1:*", "--emit-token-ids", "--retain-token-ids"}})
 			w := &egressWorld{process: s}
-			w.pub = strings.TrimPrefix(s.logged(`msg=publishing endpoint=(\S+)`), "tcp://")
-			w.replay = strings.TrimPrefix(s.logged(`msg=publishing .*replay=(\S+)`), "tcp://")
-			h := newHonest(t, s, s.client())
+			w.pub = strings.TrimPrefix(s.AwaitLog(`msg=publishing endpoint=(\S+)`), "tcp://")
+			w.replay = strings.TrimPrefix(s.AwaitLog(`msg=publishing .*replay=(\S+)`), "tcp://")
+			h := newHonest(t, s, s.Client())
 			h.round()
 			fillWorker(t, h, 20_000)
 			conn := dialAs(t, w, net.IPv4(127, 0, 0, 1))
@@ -260,7 +260,7 @@ func TestHonestConsumersBesideHostileConsumers(t *testing.T) {
 						return err
 					})
 				},
-				rounds: patientRounds, mostMiB: s.residentMiB() + 384, mostLogged: maxLogBytes,
+				rounds: patientRounds, mostMiB: s.ResidentMiB() + 384, mostLogged: maxLogBytes,
 			}.run(t, s)
 			t.Logf("most: %v", took)
 		})

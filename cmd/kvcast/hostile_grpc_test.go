@@ -204,8 +204,8 @@ func TestHonestEnginesBesideHostileServers(t *testing.T) {
 				args = append(args, "--worker", fmt.Sprintf("name=hostile-%d,model=m,connect=smg://%v", i, l.Addr()))
 			}
 			s := start(t, harness.ProcessConfig{Args: append(args, "--ingest-start-wait", "1ms")})
-			h := newHonest(t, s, s.client())
-			e.honestRouter = newHonestRouter(t, s.client(), grpcWorker)
+			h := newHonest(t, s, s.Client())
+			e.honestRouter = newHonestRouter(t, s.Client(), grpcWorker)
 			h.round()
 			e.round()
 			attack := grpcAttacks[name]
@@ -222,7 +222,7 @@ func TestHonestEnginesBesideHostileServers(t *testing.T) {
 					e.round()
 				},
 				rounds: patientRounds, forget: func() { h.took, e.took = nil, nil },
-				mostMiB: s.residentMiB() + 512, mostLogged: hostileServers * maxLogBytes / 3, // lines of configured workers are limited by worker
+				mostMiB: s.ResidentMiB() + 512, mostLogged: hostileServers * maxLogBytes / 3, // lines of configured workers are limited by worker
 			}.run(t, s)
 			for _, took := range [][]time.Duration{h.took, e.took} {
 				slices.Sort(took)

@@ -97,14 +97,14 @@ func TestLargeBatchesStayWithinMemory(t *testing.T) {
 		"--ingest-grace", "1s", // workers of attackers leave
 		"--ingest-max-blocks", fmt.Sprint(filledBlocks * 6 / 5), // of which attackers leave some
 	}})
-	h := newHonestAt(t, s, s.client(), port)
+	h := newHonestAt(t, s, s.Client(), port)
 	h.round()
 	fill(t, s)
 	h.round()
-	before := s.residentMiB()
+	before := s.ResidentMiB()
 	during := func(attack func(*testing.T, context.Context, *process), metric string) {
 		t.Helper()
-		most := s.sum(metric) + 2*attackers
+		most := s.Sum(metric) + 2*attackers
 		h.beside(t, s, mostResident, trial{
 			attack: func(ctx context.Context, _ func()) { attack(t, ctx, s) }, begun: func(m harness.Metrics) bool { return m.Sum(metric) >= most },
 		})
@@ -129,23 +129,23 @@ func TestLargeBatchesStayWithinMemory(t *testing.T) {
 			replay(ctx, t, s, net.IPv4(127, 0, 3, 5), port, attackers, batches["stores with all fields"], 0)
 		}, "kvcast_ingest_replayed_batches_total")
 	})
-	if got := s.sum("kvcast_index_blocks"); got < filledBlocks {
+	if got := s.Sum("kvcast_index_blocks"); got < filledBlocks {
 		t.Errorf("%g blocks, want %d", got, filledBlocks)
 	}
 	h.round()
-	peak := s.peakResidentMiB()
-	t.Logf("%d MiB resident before the attacks, %d at most, %d after", before, peak, s.residentMiB())
+	peak := s.PeakResidentMiB()
+	t.Logf("%d MiB resident before the attacks, %d at most, %d after", before, peak, s.ResidentMiB())
 	if peak > mostResident {
 		t.Errorf("%d MiB resident at most, want %d", peak, mostResident)
 	}
-	harness.WaitFor(t, func() bool { return s.residentMiB() < before+mostKept })
+	harness.WaitFor(t, func() bool { return s.ResidentMiB() < before+mostKept })
 }
 
 // fill has an engine without a replay socket store a million blocks.
 func fill(t *testing.T, s *process) {
 	t.Helper()
 	const blocks, size = 250, 16
-	c, err := rawzmtp.DialFrom(t.Context(), net.IPv4(127, 0, 3, 9), zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
+	c, err := rawzmtp.DialFrom(t.Context(), net.IPv4(127, 0, 3, 9), zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), waitTimeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,14 +170,14 @@ func fill(t *testing.T, s *process) {
 			}
 		}
 	}()
-	s.metric(fmt.Sprintf(`kvcast_index_blocks{dp_rank="0",tier="device",worker="192.0.2.100"} %g`, float64(filledBlocks)))
+	s.AwaitSample(fmt.Sprintf(`kvcast_index_blocks{dp_rank="0",tier="device",worker="192.0.2.100"} %g`, float64(filledBlocks)))
 }
 
 // sendBatches connects from an address again and again until the context is done, and sends the same batch as fast as it is read.
 func sendBatches(ctx context.Context, t *testing.T, s *process, from net.IP, engine int, batch []byte) {
 	topic := fmt.Appendf(nil, "kv@192.0.2.%d@m", engine)
 	for seq := uint64(0); ctx.Err() == nil; {
-		c, err := rawzmtp.DialFrom(ctx, from, zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
+		c, err := rawzmtp.DialFrom(ctx, from, zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), waitTimeout)
 		if err != nil {
 			if ctx.Err() == nil {
 				t.Error(err)

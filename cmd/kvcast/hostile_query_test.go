@@ -70,7 +70,7 @@ type correctRouter struct {
 
 func newRouter(t *testing.T, s *process) *correctRouter {
 	t.Helper()
-	r := &correctRouter{t: t, client: s.client()}
+	r := &correctRouter{t: t, client: s.Client()}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*waitTimeout)
 	t.Cleanup(cancel)
 	var err error
@@ -137,7 +137,7 @@ func (r *correctRouter) round() {
 // unreadCalls makes calls over a connection of the hostile address whose flow-control windows are empty, so that the server can send no answer, until the context is
 // done or the connection ends.
 func unreadCalls(ctx context.Context, t *testing.T, s *process, method string, request proto.Message) {
-	c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: hostileIP}}).DialContext(t.Context(), "tcp", s.addr())
+	c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: hostileIP}}).DialContext(t.Context(), "tcp", s.Address())
 	if err != nil {
 		t.Error(err)
 		return
@@ -190,7 +190,7 @@ func concurrently(ctx context.Context, t *testing.T, s *process, n int, call fun
 	var group sync.WaitGroup
 	defer group.Wait()
 	for range n {
-		client := kvcastv1.NewRouterEventServiceClient(dialFrom(t, hostileIP, s.addr()))
+		client := kvcastv1.NewRouterEventServiceClient(dialFrom(t, hostileIP, s.Address()))
 		group.Go(func() {
 			for ctx.Err() == nil {
 				call(client)
@@ -251,7 +251,7 @@ var queryAttacks = map[string]queryAttack{
 	},
 	"all subscribers": {
 		func(ctx context.Context, t *testing.T, s *process) {
-			client := kvcastv1.NewRouterEventServiceClient(dialFrom(t, hostileIP, s.addr()))
+			client := kvcastv1.NewRouterEventServiceClient(dialFrom(t, hostileIP, s.Address()))
 			var group sync.WaitGroup
 			defer group.Wait()
 			for range 1100 {
@@ -286,7 +286,7 @@ func TestHonestRouterBesideHostileRouters(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(queryAttacks)) {
 		t.Run(name, func(t *testing.T) {
 			s := start(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*"}})
-			h, r := newHonest(t, s, s.client()), newRouter(t, s)
+			h, r := newHonest(t, s, s.Client()), newRouter(t, s)
 			h.round()
 			publishFleet(t, s)
 			r.round()
@@ -300,7 +300,7 @@ func TestHonestRouterBesideHostileRouters(t *testing.T) {
 					r.round()
 				},
 				rounds: patientRounds, forget: func() { h.took, r.took = nil, nil },
-				mostMiB: s.residentMiB() + 512, mostLogged: maxLogBytes,
+				mostMiB: s.ResidentMiB() + 512, mostLogged: maxLogBytes,
 			}.run(t, s)
 			slices.Sort(r.took)
 			t.Logf("matches: %v when it is quiet, p50 %v and most %v during the attack; batches most %v",
@@ -312,7 +312,7 @@ func TestHonestRouterBesideHostileRouters(t *testing.T) {
 // publishFleet publishes a block of each of queryFleet workers, and waits until all are known.
 func publishFleet(t *testing.T, s *process) {
 	t.Helper()
-	c, err := rawzmtp.DialFrom(t.Context(), net.IPv4(127, 0, 0, 2), zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
+	c, err := rawzmtp.DialFrom(t.Context(), net.IPv4(127, 0, 0, 2), zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), waitTimeout)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -144,7 +144,7 @@ func newHonest(t *testing.T, s *process, router kvcastv1.RouterEventServiceClien
 func newHonestAt(t *testing.T, s *process, router kvcastv1.RouterEventServiceClient, port int) *correctEngine {
 	t.Helper()
 	publisher := publisherOf(t, simulator.SocketConfig{
-		Endpoint: s.endpoint(), Mode: simulator.ModeConnect, Topic: "kv@" + honestWorker + "@m", Replay: fmt.Sprintf("tcp://127.0.0.1:%d", port),
+		Endpoint: s.Endpoint(), Mode: simulator.ModeConnect, Topic: "kv@" + honestWorker + "@m", Replay: fmt.Sprintf("tcp://127.0.0.1:%d", port),
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	t.Cleanup(cancel)
@@ -178,7 +178,7 @@ func (h *correctEngine) round() {
 var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 	"PING floods that end in a reset": func(t *testing.T, ctx context.Context, s *process) {
 		for ctx.Err() == nil {
-			c, err := rawzmtp.Dial(t.Context(), zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
+			c, err := rawzmtp.Dial(t.Context(), zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), waitTimeout)
 			if err != nil {
 				t.Error(err)
 				return
@@ -199,7 +199,7 @@ var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 		}
 	},
 	"a flood of names": func(t *testing.T, ctx context.Context, s *process) {
-		c := attack(t, s.endpoint())
+		c := attack(t, s.Endpoint())
 		go c.Drain()
 		payload := batchOf(t, 1)
 		for i := 0; ctx.Err() == nil; i++ {
@@ -213,7 +213,7 @@ var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 		}
 	},
 	"health watches with large headers": func(t *testing.T, ctx context.Context, s *process) {
-		conn, err := grpc.NewClient(s.addr(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		conn, err := grpc.NewClient(s.Address(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
 			t.Error(err)
 			return
@@ -231,14 +231,14 @@ var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 		}
 	},
 	"garbage at the ports of clients": func(t *testing.T, ctx context.Context, s *process) {
-		admin := s.must(s.Admin())
+		admin := s.Must(s.Admin())
 		for ctx.Err() == nil {
 			sendGarbage(ctx, t, admin)
-			sendGarbage(ctx, t, s.addr())
+			sendGarbage(ctx, t, s.Address())
 		}
 	},
 	"streams that are reset": func(t *testing.T, ctx context.Context, s *process) {
-		resetStreams(ctx, t, s.client())
+		resetStreams(ctx, t, s.Client())
 	},
 	"silent connections": func(_ *testing.T, ctx context.Context, s *process) {
 		var open []net.Conn
@@ -247,7 +247,7 @@ var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 				_ = c.Close()
 			}
 		}()
-		for _, address := range []string{s.addr(), strings.TrimPrefix(s.endpoint(), "tcp://")} {
+		for _, address := range []string{s.Address(), strings.TrimPrefix(s.Endpoint(), "tcp://")} {
 			for range 500 {
 				c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 				if err != nil {
@@ -281,7 +281,7 @@ func publishSeqs(ctx context.Context, t *testing.T, s *process, next func(i uint
 
 // publishAll sends batches until the context is done or the peer stops reading. Its address is not that of the correct engine.
 func publishAll(ctx context.Context, t *testing.T, s *process, next func(i uint64) (topic string, seq uint64, payload []byte)) {
-	c, err := rawzmtp.DialFrom(t.Context(), net.IPv4(127, 0, 0, 2), zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
+	c, err := rawzmtp.DialFrom(t.Context(), net.IPv4(127, 0, 0, 2), zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), waitTimeout)
 	if err != nil {
 		t.Error(err)
 		return
@@ -336,7 +336,7 @@ func sendGarbage(ctx context.Context, t *testing.T, address string) {
 var nativeAttacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 	"messages of endless frames": func(t *testing.T, ctx context.Context, s *process) {
 		for ctx.Err() == nil {
-			c, err := rawzmtp.Dial(t.Context(), zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
+			c, err := rawzmtp.Dial(t.Context(), zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), waitTimeout)
 			if err != nil {
 				t.Error(err)
 				return
@@ -352,7 +352,7 @@ var nativeAttacks = map[string]func(t *testing.T, ctx context.Context, s *proces
 	"withheld messages": func(t *testing.T, ctx context.Context, s *process) {
 		half := make([]byte, 1<<20)
 		for ctx.Err() == nil {
-			c := attack(t, s.endpoint())
+			c := attack(t, s.Endpoint())
 			c.More(half)
 			_ = c.SetWriteDeadline(time.Now().Add(time.Second))
 			_ = c.Flush()
@@ -360,7 +360,7 @@ var nativeAttacks = map[string]func(t *testing.T, ctx context.Context, s *proces
 	},
 	"peers of other protocols": func(t *testing.T, ctx context.Context, s *process) {
 		for ctx.Err() == nil {
-			sendGarbage(ctx, t, strings.TrimPrefix(s.endpoint(), "tcp://"))
+			sendGarbage(ctx, t, strings.TrimPrefix(s.Endpoint(), "tcp://"))
 		}
 	},
 }
@@ -378,9 +378,9 @@ func TestHonestEngineBesideHostilePeers(t *testing.T) {
 		s := start(t, harness.ProcessConfig{Args: []string{
 			"--bind", "tcp://127.0.0.1:*", "--ingest-listen-transport", string(zmq), "--ingest-connect-transport", string(zmq), "--log-level", "debug",
 		}})
-		h := newHonest(t, s, s.client())
+		h := newHonest(t, s, s.Client())
 		h.round()
-		before := s.residentMiB()
+		before := s.ResidentMiB()
 		all, limit := maps.Clone(attacks), before+1024
 		if zmq == config.ZMQNative {
 			maps.Copy(all, nativeAttacks)
@@ -390,7 +390,7 @@ func TestHonestEngineBesideHostilePeers(t *testing.T) {
 			t.Run(name, func(t *testing.T) { h.during(t, s, all[name], limit) })
 		}
 		h.round()
-		t.Logf("%d MiB resident before the attacks, %d after", before, s.residentMiB())
+		t.Logf("%d MiB resident before the attacks, %d after", before, s.ResidentMiB())
 	})
 }
 
@@ -398,7 +398,7 @@ func TestHonestEngineBesideHostilePeers(t *testing.T) {
 func TestLoRANamesBesideManyLoRANames(t *testing.T) {
 	testclass.Process(t)
 	s := start(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*", "--ingest-max-attribute-bytes", "16MiB"}})
-	h := newHonest(t, s, s.client())
+	h := newHonest(t, s, s.Client())
 	h.adapts = true
 	h.round()
 	h.duringRounds(t, s, func(t *testing.T, ctx context.Context, s *process) {
@@ -408,7 +408,7 @@ func TestLoRANamesBesideManyLoRANames(t *testing.T) {
 			stored.LoRAName = fmt.Sprintf("%01000d", i)
 			return "kv@192.0.2.1@m", i, e.AppendBatch(nil, &wire.Batch{Time: 1, HasTime: true, Events: []wire.Event{stored}})
 		})
-	}, s.residentMiB()+256, func(m harness.Metrics) bool {
+	}, s.ResidentMiB()+256, func(m harness.Metrics) bool {
 		return m.Sum("kvcast_pipeline_blocks_refused_total", "reason", "attributes") > 0
 	})
 	h.round()
@@ -419,10 +419,10 @@ func TestLoRANamesBesideManyLoRANames(t *testing.T) {
 func TestLargeBatchesBesideStalledMessages(t *testing.T) {
 	testclass.Process(t)
 	s := start(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*"}})
-	h := newHonest(t, s, s.client())
+	h := newHonest(t, s, s.Client())
 	h.more = []wire.Event{{Kind: wire.KindRemoved, BlockHashes: slices.Repeat([]uint64{1 << 63}, 23_000)}} // 210 kB, and no such block
 	h.round()
-	limit := s.residentMiB() + 256 // four times the ledger and the batches, for a collector that lags behind
+	limit := s.ResidentMiB() + 256 // four times the ledger and the batches, for a collector that lags behind
 	for _, tt := range []struct{ addresses, connections, sent int }{{2, 30, 40_000}, {12, 1, 7 << 20}, {40, 2, 400_000}} {
 		t.Run(fmt.Sprintf("%d addresses with %d connections", tt.addresses, tt.connections), func(t *testing.T) {
 			h.duringRounds(t, s, func(t *testing.T, ctx context.Context, s *process) {
@@ -448,10 +448,10 @@ func TestRepairBesideSlowReplays(t *testing.T) {
 		s := start(t, harness.ProcessConfig{Args: []string{
 			"--bind", fmt.Sprintf("tcp://127.0.0.1:*,replay_port=%d", port), "--ingest-connect-transport", string(zmq),
 		}})
-		h := newHonestAt(t, s, s.client(), port)
+		h := newHonestAt(t, s, s.Client(), port)
 		h.round()
 		h.drops = true
-		limit := s.residentMiB() + 128
+		limit := s.ResidentMiB() + 128
 		for _, addresses := range []int{1, 4} {
 			t.Run(fmt.Sprintf("of %d addresses", addresses), func(t *testing.T) {
 				h.duringRounds(t, s, func(t *testing.T, ctx context.Context, s *process) {
@@ -507,7 +507,7 @@ func replay(ctx context.Context, t *testing.T, s *process, ip net.IP, port, engi
 	})
 	payload := batchOf(t, 1)
 	for seq := uint64(1000); ctx.Err() == nil; seq += 2 { // again if it is disconnected, as a busy server does
-		c, err := rawzmtp.DialFrom(ctx, ip, zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
+		c, err := rawzmtp.DialFrom(ctx, ip, zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), waitTimeout)
 		if err != nil {
 			if ctx.Err() == nil {
 				t.Error(err)
@@ -529,7 +529,7 @@ func replay(ctx context.Context, t *testing.T, s *process, ip net.IP, port, engi
 func stall(ctx context.Context, t *testing.T, s *process, from net.IP, sent int) {
 	part := append([]byte{2, 0, 0, 0, 0, 0, 0x80, 0, 0}, make([]byte, sent)...)
 	for ctx.Err() == nil {
-		c, err := rawzmtp.DialFrom(ctx, from, zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
+		c, err := rawzmtp.DialFrom(ctx, from, zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), waitTimeout)
 		if err != nil {
 			if ctx.Err() == nil {
 				t.Error(err)
@@ -552,10 +552,10 @@ func TestHonestEngineBesideFloodsOfSeqs(t *testing.T) {
 		for _, name := range slices.Sorted(maps.Keys(seqAttacks)) {
 			t.Run(name, func(t *testing.T) {
 				s := serve(t, "--bind", "tcp://127.0.0.1:*", "--ingest-listen-transport", string(zmq), "--ingest-connect-transport", string(zmq), "--log-level", "debug")
-				h := newHonest(t, s, s.client())
+				h := newHonest(t, s, s.Client())
 				h.round()
-				h.during(t, s, seqAttacks[name], s.residentMiB()+1024)
-				s.logged(`msg="engine restarted" worker=192\.0\.2\.\d+ peer\.address=127\.0\.0\.2 `) // the attack has reached what it attacks
+				h.during(t, s, seqAttacks[name], s.ResidentMiB()+1024)
+				s.AwaitLog(`msg="engine restarted" worker=192\.0\.2\.\d+ peer\.address=127\.0\.0\.2 `) // the attack has reached what it attacks
 			})
 		}
 	})
@@ -599,7 +599,7 @@ func (h *correctEngine) beside(t *testing.T, s *process, limit int, a trial) {
 	slices.Sort(h.took)
 	n := len(h.took)
 	t.Logf("%d batches during the attack: p50 %v, p99 %v, most %v", n, h.took[n/2], h.took[n*99/100], h.took[n-1])
-	if rss := s.residentMiB(); rss > limit {
+	if rss := s.ResidentMiB(); rss > limit {
 		t.Errorf("%d MiB resident, want at most %d", rss, limit)
 	}
 }
@@ -615,16 +615,16 @@ func TestHonestEngineBesideClientsWithoutCredentials(t *testing.T) {
 	}
 	s := serve(t, "--bind", "tcp://127.0.0.1:*", "--log-level", "debug", "--egress-dynamo-listen", "127.0.0.1:0",
 		"--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca.File, "--admin-tls", "--auth-tokens", secretFile(t, "tokens", "router "+routersToken))
-	dynamo, admin := s.logged(`msg=serving dynamo=(\S+)`), s.must(s.Admin())
+	dynamo, admin := s.AwaitLog(`msg=serving dynamo=(\S+)`), s.Must(s.Admin())
 	h := newHonest(t, s, kvcastv1.NewRouterEventServiceClient(dialWith(t, s, ca, "", "", grpc.WithPerRPCCredentials(bearer(routersToken)))))
 	h.round()
 	stranger := kvcastv1.NewRouterEventServiceClient(dialWith(t, s, ca, "", ""))
-	limit := s.residentMiB() + 1024
+	limit := s.ResidentMiB() + 1024
 	for name, attack := range map[string]func(t *testing.T, ctx context.Context, s *process){
 		"streams": func(t *testing.T, ctx context.Context, _ *process) { resetStreams(ctx, t, stranger) },
 		"garbage in place of TLS": func(t *testing.T, ctx context.Context, s *process) {
 			for i := 0; ctx.Err() == nil; i++ {
-				sendGarbage(ctx, t, []string{s.addr(), admin, dynamo}[i%3])
+				sendGarbage(ctx, t, []string{s.Address(), admin, dynamo}[i%3])
 			}
 		},
 		"handshakes that never end": func(_ *testing.T, ctx context.Context, s *process) {
@@ -634,7 +634,7 @@ func TestHonestEngineBesideClientsWithoutCredentials(t *testing.T) {
 				group.Go(func() {
 					dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 3, byte(i%50))}}
 					for ctx.Err() == nil {
-						c, err := dialer.DialContext(ctx, "tcp", []string{s.addr(), admin, dynamo}[i%3])
+						c, err := dialer.DialContext(ctx, "tcp", []string{s.Address(), admin, dynamo}[i%3])
 						if err != nil {
 							continue
 						}
@@ -649,7 +649,7 @@ func TestHonestEngineBesideClientsWithoutCredentials(t *testing.T) {
 		},
 		"certificates of another CA": func(_ *testing.T, ctx context.Context, s *process) {
 			for ctx.Err() == nil {
-				c, err := new(net.Dialer).DialContext(ctx, "tcp", s.addr())
+				c, err := new(net.Dialer).DialContext(ctx, "tcp", s.Address())
 				if err != nil {
 					continue
 				}
@@ -680,7 +680,7 @@ func TestHonestEngineBesideClientsWithoutCredentials(t *testing.T) {
 	}
 	h.round()
 	for _, kind := range []string{`msg="refused call"`, `msg="HTTP server"`, `msg="refused request"`} {
-		s.logged(kind) // the attacks have reached what they attack
+		s.AwaitLog(kind) // the attacks have reached what they attack
 	}
 }
 
@@ -701,7 +701,7 @@ func TestFloodingPeerCannotEndTheProcess(t *testing.T) {
 		transports := []string{"--ingest-listen-transport", string(zmq), "--ingest-connect-transport", string(zmq)}
 		t.Run("bound", func(t *testing.T) {
 			s := serve(t, append(transports, "--bind", "tcp://127.0.0.1:*")...)
-			endpoint := s.endpoint()
+			endpoint := s.Endpoint()
 			for range 2 {
 				c := attack(t, endpoint)
 				flood(t, c, "kv@127.0.0.9@m")
@@ -709,8 +709,8 @@ func TestFloodingPeerCannotEndTheProcess(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			s.client() // addr waits for the server
-			if rss := s.residentMiB(); rss > 1024 {
+			s.Client() // addr waits for the server
+			if rss := s.ResidentMiB(); rss > 1024 {
 				t.Errorf("%d MiB resident after the flood", rss)
 			}
 		})
@@ -731,8 +731,8 @@ func TestFloodingPeerCannotEndTheProcess(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			s.addr()
-			if rss := s.residentMiB(); rss > 1024 {
+			s.Address()
+			if rss := s.ResidentMiB(); rss > 1024 {
 				t.Errorf("%d MiB resident after the flood", rss)
 			}
 		})
@@ -778,9 +778,9 @@ func TestNamesThatDeceiveReachNoMetric(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
 	s := serve(t, "--bind", "tcp://127.0.0.1:*")
-	h := newHonest(t, s, s.client())
+	h := newHonest(t, s, s.Client())
 	h.round()
-	c := attack(t, s.endpoint())
+	c := attack(t, s.Endpoint())
 	topics := []string{"kv@a\u200b@m", "kv@a\u202eb@m", "kv@a@m\u2028", "kv@\U000e0041@m"}
 	for _, topic := range topics {
 		c.Message([]byte(topic), binary.BigEndian.AppendUint64(nil, 0), batchOf(t, 1))
@@ -788,9 +788,9 @@ func TestNamesThatDeceiveReachNoMetric(t *testing.T) {
 	if err := c.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	s.metric(fmt.Sprintf(`kvcast_ingest_messages_refused_total{reason="bad_name",worker=""} %d`, len(topics)))
+	s.AwaitSample(fmt.Sprintf(`kvcast_ingest_messages_refused_total{reason="bad_name",worker=""} %d`, len(topics)))
 	spec := &kvcastv1.WorkerSpec{Name: "a\u200bb", Sources: []*kvcastv1.SourceSpec{{Connect: "tcp://127.0.0.1:1"}}}
-	if _, err := s.operator().RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: spec}); status.Code(err) != codes.InvalidArgument {
+	if _, err := s.Operator().RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: spec}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("register: got %v, want INVALID_ARGUMENT", err)
 	}
 	h.round()
@@ -801,12 +801,4 @@ func TestNamesThatDeceiveReachNoMetric(t *testing.T) {
 	if i := strings.IndexFunc(metrics, func(r rune) bool { return r != '\n' && !config.Printable(string(r)) }); i >= 0 {
 		t.Errorf("the metrics have %q", metrics[i:min(i+20, len(metrics))])
 	}
-}
-
-// logBytes returns the bytes of the log so far.
-func (p *process) logBytes() (n int) {
-	for _, line := range p.Log() {
-		n += len(line) + len("\n")
-	}
-	return n
 }

@@ -21,7 +21,7 @@ func TestWhatHappensToAnEngineIsRemembered(t *testing.T) {
 	if err := p.WaitSubscribed(harness.Context(t), 1); err != nil {
 		t.Fatal(err)
 	}
-	inspection := kvcastv1.NewInspectionServiceClient(harness.Dial(t, s.addr()))
+	inspection := kvcastv1.NewInspectionServiceClient(harness.Dial(t, s.Address()))
 	// await waits for an incident, and returns it without what differs from run to run.
 	await := func(kind kvcastv1.IncidentKind) *kvcastv1.Incident {
 		t.Helper()
@@ -55,7 +55,7 @@ func TestWhatHappensToAnEngineIsRemembered(t *testing.T) {
 	publish(t, p, block(1)) // 0
 	want(&kvcastv1.Incident{Kind: kvcastv1.IncidentKind_INCIDENT_KIND_WORKER_ADDED, Worker: "w"})
 	want(&kvcastv1.Incident{Kind: kvcastv1.IncidentKind_INCIDENT_KIND_SOURCE_UP, Worker: "w", DpRank: rank})
-	s.metric(`kvcast_ingest_batches_total{worker="w"} 1`)
+	s.AwaitSample(`kvcast_ingest_batches_total{worker="w"} 1`)
 
 	if _, err := p.Drop(block(2)); err != nil { // 1
 		t.Fatal(err)
@@ -79,7 +79,7 @@ func TestWhatHappensToAnEngineIsRemembered(t *testing.T) {
 	publish(t, p, block(5))
 	want(&kvcastv1.Incident{Kind: kvcastv1.IncidentKind_INCIDENT_KIND_ENGINE_RESTARTED, Worker: "w", DpRank: rank})
 
-	workers, err := s.client().ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
+	workers, err := s.Client().ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func TestWhatHappensToAnEngineIsRemembered(t *testing.T) {
 		t.Errorf("got history %v, %v; want the sample of the start", history, err)
 	}
 
-	if _, err := kvcastv1.NewWorkerServiceClient(harness.Dial(t, s.addr())).DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{Name: "w"}); err != nil {
+	if _, err := kvcastv1.NewWorkerServiceClient(harness.Dial(t, s.Address())).DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{Name: "w"}); err != nil {
 		t.Fatal(err)
 	}
 	want(&kvcastv1.Incident{Kind: kvcastv1.IncidentKind_INCIDENT_KIND_WORKER_REMOVED, Worker: "w", Reason: "REASON_DEREGISTERED"})

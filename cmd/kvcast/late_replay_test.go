@@ -25,7 +25,7 @@ func awaitRank(t *testing.T, s *process, trust kvcastv1.Trust, blocks uint32) {
 	for token := range uint32(200) {
 		prompt.TokenIds = append(prompt.TokenIds, token)
 	}
-	client := s.client()
+	client := s.Client()
 	var last string
 	defer func() {
 		if t.Failed() {
@@ -57,7 +57,7 @@ func TestSlowReplaySocketLosesNothing(t *testing.T) {
 		publish(t, p, chainedBlock(n))
 	}
 	awaitRank(t, s, kvcastv1.Trust_TRUST_EXACT, 5)
-	s.stop()
+	s.End()
 	for n := range uint64(12) {
 		publish(t, p, chainedBlock(5+n))
 	}
@@ -66,7 +66,7 @@ func TestSlowReplaySocketLosesNothing(t *testing.T) {
 	}
 	s = serve(t, args...)
 	awaitRank(t, s, kvcastv1.Trust_TRUST_EXACT, 17)
-	s.metric(`kvcast_ingest_missed_batches_total{worker="w"} 0`)
+	s.AwaitSample(`kvcast_ingest_missed_batches_total{worker="w"} 0`)
 }
 
 // TestLateReplayRepairsALateJoin lets the replay socket answer after kvcast has begun to read without it.
@@ -85,8 +85,8 @@ func TestLateReplayRepairsALateJoin(t *testing.T) {
 		t.Fatal(err)
 	}
 	publish(t, p, chainedBlock(3))
-	s.metric(`kvcast_ingest_gaps_total{worker="w"} 0`)
-	client := s.client()
+	s.AwaitSample(`kvcast_ingest_gaps_total{worker="w"} 0`)
+	client := s.Client()
 	harness.WaitFor(t, func() bool {
 		got, err := client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
 		if err != nil {

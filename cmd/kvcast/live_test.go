@@ -181,7 +181,7 @@ func newLiveRouter(t *testing.T, s *process, p *livePublisher) *liveRouter {
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	var err error
-	if r.stream, err = s.client().Subscribe(ctx, req); err != nil {
+	if r.stream, err = s.Client().Subscribe(ctx, req); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.checker.Begin(req); err != nil {
@@ -323,7 +323,7 @@ func testLivePublisher(t *testing.T, kvEvents string, connects bool, flags ...st
 	// When kvcast knows that the connections have ended, it is stopped while the next incarnation has published nothing: whether an engine
 	// without batches has restarted cannot be known, which would be reported.
 	start := func(batches int) (held []map[string][]int64) {
-		s.metric(fmt.Sprintf(`kvcast_ingest_publishers{state="connecting"} %d`, liveRanks))
+		s.AwaitSample(fmt.Sprintf(`kvcast_ingest_publishers{state="connecting"} %d`, liveRanks))
 		suspend(t, s, syscall.SIGSTOP)
 		p.start()
 		held = p.publish(batches)

@@ -42,7 +42,7 @@ func TestMatchCommand(t *testing.T) {
 		{"--tokens-file -", strings.Repeat("1,", 262_145), 1, `INVALID_ARGUMENT: prompts\[0\]\.token_ids: 262145 elements are too many`},
 		{"--tokens-file -", "", 2, `--tokens-file: no number is given`},
 	} {
-		got := kvcast(t, strings.NewReader(tt.stdin), append([]string{"match", "--addr", s.addr()}, strings.Fields(tt.args)...)...)
+		got := kvcast(t, strings.NewReader(tt.stdin), append([]string{"match", "--addr", s.Address()}, strings.Fields(tt.args)...)...)
 		text := got.out
 		if tt.status != 0 {
 			text = got.err
@@ -54,7 +54,7 @@ func TestMatchCommand(t *testing.T) {
 			t.Errorf("match %s: standard error is %q", tt.args, got.err)
 		}
 	}
-	all := objects(t, kvcast(t, nil, "match", "--addr", s.addr(), "-o", "json", "--tokens", "1,2").out)
+	all := objects(t, kvcast(t, nil, "match", "--addr", s.Address(), "-o", "json", "--tokens", "1,2").out)
 	if len(all) != 1 || all[0]["position"].(map[string]any)["seq"] != "4" {
 		t.Fatalf("as JSON: got %v", all)
 	}
@@ -74,8 +74,8 @@ func TestMatchReportsThatASourceIsDown(t *testing.T) {
 	}
 	publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1}, Tokens: []uint32{1, 2}, BlockSize: 2})
 	s := serve(t, "--worker", "name=w,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint()+",endpoint=10.0.0.5:8000")
-	match := func() string { return kvcast(t, nil, "match", "--addr", s.addr(), "--tokens", "1,2").out }
-	s.metric(`kvcast_ingest_batches_total{worker="w"} 1`)
+	match := func() string { return kvcast(t, nil, "match", "--addr", s.Address(), "--tokens", "1,2").out }
+	s.AwaitSample(`kvcast_ingest_batches_total{worker="w"} 1`)
 	if got := match(); !strings.HasSuffix(got, " degraded: replay_unproved\n") {
 		t.Errorf("after a replay: got %q", got)
 	}
@@ -107,19 +107,19 @@ func TestRankThatBatchesNameIsDownWithItsSource(t *testing.T) {
 	await := func(want string) {
 		t.Helper()
 		harness.WaitFor(t, func() bool {
-			return strings.HasSuffix(kvcast(t, nil, "match", "--addr", s.addr(), "--tokens", "1,2").out, want)
+			return strings.HasSuffix(kvcast(t, nil, "match", "--addr", s.Address(), "--tokens", "1,2").out, want)
 		})
 	}
-	s.metric(`kvcast_ingest_batches_total{worker="w"} 1`)
+	s.AwaitSample(`kvcast_ingest_batches_total{worker="w"} 1`)
 	publish(t, p)
 	await(" exact\n")
-	if workers := kvcast(t, nil, "workers", "--addr", s.addr(), "-o", "json").out; !strings.Contains(workers, `"dp_rank":4`) {
+	if workers := kvcast(t, nil, "workers", "--addr", s.Address(), "-o", "json").out; !strings.Contains(workers, `"dp_rank":4`) {
 		t.Errorf("the source is not of rank 4: %s", workers)
 	}
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
 	harness.WaitFor(t, func() bool {
-		return strings.Contains(kvcast(t, nil, "match", "--addr", s.addr(), "--tokens", "1,2").out, "degraded: source_down")
+		return strings.Contains(kvcast(t, nil, "match", "--addr", s.Address(), "--tokens", "1,2").out, "degraded: source_down")
 	})
 }

@@ -26,7 +26,7 @@ func serverWithGap(t *testing.T) *process {
 	publish(t, p,
 		wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{3}, HasParent: true, Parent: 2, Tokens: []uint32{5, 6}, BlockSize: 2},
 		wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{9}, Tokens: []uint32{5, 6}, BlockSize: 2, Medium: "DISK"})
-	s.metric(`kvcast_ingest_batches_total{worker="w"} 2`)
+	s.AwaitSample(`kvcast_ingest_batches_total{worker="w"} 2`)
 	return s
 }
 
@@ -80,7 +80,7 @@ func TestReplayCommand(t *testing.T) {
 		{"--tier disk", "accepted worker_added@1 gap@3 stored@4"},
 		{"--worker w --after :3", "accepted stored@4 stored@4"},
 	} {
-		got := kvcast(t, nil, append([]string{"replay", "--addr", s.addr(), "-o", "json"}, strings.Fields(tt.args)...)...)
+		got := kvcast(t, nil, append([]string{"replay", "--addr", s.Address(), "-o", "json"}, strings.Fields(tt.args)...)...)
 		if words := kinds(objects(t, got.out)); words != tt.want || got.status != 0 {
 			t.Errorf("replay %s: got status %d and %q, want %q\n%s", tt.args, got.status, words, tt.want, got.err)
 		}
@@ -91,7 +91,7 @@ func TestReplayCommand(t *testing.T) {
 		"--after :3 --until :2": "INVALID_ARGUMENT: until: ",
 		"--until :7":            "OUT_OF_RANGE: ",
 	} {
-		got := kvcast(t, nil, append([]string{"replay", "--addr", s.addr()}, strings.Fields(args)...)...)
+		got := kvcast(t, nil, append([]string{"replay", "--addr", s.Address()}, strings.Fields(args)...)...)
 		if got.status != 1 || !strings.Contains(got.err, says) {
 			t.Errorf("replay %s: got status %d and %q, want %q", args, got.status, got.err, says)
 		}
@@ -102,7 +102,7 @@ func TestSnapshotCommand(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
 	s := serverWithGap(t)
-	got := kvcast(t, nil, "snapshot", "--addr", s.addr(), "-o", "json")
+	got := kvcast(t, nil, "snapshot", "--addr", s.Address(), "-o", "json")
 	all := objects(t, got.out)
 	if words := kinds(all); words != "snapshot_begin snapshot_worker stored stored snapshot_end" {
 		t.Fatalf("got %q\n%s", words, got.err)
@@ -114,11 +114,11 @@ func TestSnapshotCommand(t *testing.T) {
 	if all[4]["seq"] != "4" || !strings.Contains(got.err, "--after "+all[4]["epoch"].(string)+":4") {
 		t.Errorf("end: got %v and %q", all[4], got.err)
 	}
-	got = kvcast(t, nil, "snapshot", "--addr", s.addr(), "--tier", "disk")
+	got = kvcast(t, nil, "snapshot", "--addr", s.Address(), "--tier", "disk")
 	if !strings.Contains(got.out, "at seq 4: 1 worker, 1 block") || !strings.Contains(got.out, "INCOMPLETE at dp ranks [0]") {
 		t.Errorf("as text, one tier: got %q", got.out)
 	}
-	got = kvcast(t, nil, "subscribe", "--addr", s.addr(), "--from", "earliest", "--count", "1")
+	got = kvcast(t, nil, "subscribe", "--addr", s.Address(), "--from", "earliest", "--count", "1")
 	if got.status != 0 {
 		t.Errorf("subscribe: %q", got.err)
 	}
@@ -138,9 +138,9 @@ func TestChunksOfAConnectorMatch(t *testing.T) {
 		t.Helper()
 		publish(t, p, events...)
 		batches++
-		s.metric(fmt.Sprintf(`kvcast_ingest_batches_total{worker="w"} %d`, batches))
-		s.metric("kvcast_index_behind_entries 0")
-		got, err := s.client().MatchPrefix(t.Context(), &kvcastv1.MatchPrefixRequest{Prompts: []*kvcastv1.Prompt{{TokenIds: []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9}}}})
+		s.AwaitSample(fmt.Sprintf(`kvcast_ingest_batches_total{worker="w"} %d`, batches))
+		s.AwaitSample("kvcast_index_behind_entries 0")
+		got, err := s.Client().MatchPrefix(t.Context(), &kvcastv1.MatchPrefixRequest{Prompts: []*kvcastv1.Prompt{{TokenIds: []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9}}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -169,8 +169,8 @@ func TestChunksOfAConnectorMatch(t *testing.T) {
 			t.Errorf("after %v: got %s, want %s", c.event.BlockHashes, got, c.want)
 		}
 	}
-	s.metric(`kvcast_index_degraded{dp_rank="0",reason="connector_tier",worker="w"} 1`)
-	s.metric(`kvcast_ingest_events_skipped_total{reason="chunks",worker="w"} 1`)
+	s.AwaitSample(`kvcast_index_degraded{dp_rank="0",reason="connector_tier",worker="w"} 1`)
+	s.AwaitSample(`kvcast_ingest_events_skipped_total{reason="chunks",worker="w"} 1`)
 }
 
 // TestBlocksOfAnotherSizeAreReported has a worker whose block size is not the engine's: kvcast must say so wherever an operator
@@ -184,21 +184,21 @@ func TestBlocksOfAnotherSizeAreReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1}, Tokens: []uint32{1, 2}, BlockSize: 2})
-	s.metric(`kvcast_index_degraded{dp_rank="0",reason="block_size_mismatch",worker="w"} 1`)
-	s.metric(`kvcast_pipeline_raw_event_holes_total{worker="w"} 1`)
+	s.AwaitSample(`kvcast_index_degraded{dp_rank="0",reason="block_size_mismatch",worker="w"} 1`)
+	s.AwaitSample(`kvcast_pipeline_raw_event_holes_total{worker="w"} 1`)
 	const detail = "the engine's blocks have 2 tokens; want 32"
 	for _, command := range []string{"workers", "status", "top --once --interval 100ms"} {
-		got := kvcast(t, nil, append(strings.Fields(command), "--addr", s.addr())...)
+		got := kvcast(t, nil, append(strings.Fields(command), "--addr", s.Address())...)
 		if !strings.Contains(got.out, "\nw rank 0: block_size_mismatch in device: "+detail) {
 			t.Errorf("%s: got\n%s%s", command, got.out, got.err)
 		}
 	}
-	worker := objects(t, kvcast(t, nil, "workers", "--addr", s.addr(), "-o", "json").out)[0]
+	worker := objects(t, kvcast(t, nil, "workers", "--addr", s.Address(), "-o", "json").out)[0]
 	rank, source := worker["ranks"].([]any)[0].(map[string]any), worker["sources"].([]any)[0].(map[string]any)
 	if rank["detail"] != detail || fmt.Sprint(rank["reasons"]) != "[DEGRADED_REASON_BLOCK_SIZE_MISMATCH]" || rank["tier_reasons"] == nil || source["replay_state"] != "REPLAY_STATE_ANSWERS" {
 		t.Errorf("as JSON: got %v and %v", rank, source)
 	}
-	inspection := kvcastv1.NewInspectionServiceClient(harness.Dial(t, s.addr()))
+	inspection := kvcastv1.NewInspectionServiceClient(harness.Dial(t, s.Address()))
 	incidents, err := inspection.ListIncidents(t.Context(), &kvcastv1.ListIncidentsRequest{Kinds: []kvcastv1.IncidentKind{kvcastv1.IncidentKind_INCIDENT_KIND_GAP}})
 	if err != nil {
 		t.Fatal(err)
@@ -215,27 +215,27 @@ func TestWorkersAndStatusCommands(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
 	s := serverWithGap(t)
-	got := kvcast(t, nil, "workers", "--addr", s.addr())
+	got := kvcast(t, nil, "workers", "--addr", s.Address())
 	if lines := strings.Split(got.out, "\n"); len(lines) != 5 || !strings.Contains(lines[1], "3, disk 1") || !strings.Contains(lines[1], "1 (1 batches) INCOMPLETE") ||
 		!strings.Contains(lines[1], "  none  ") || !strings.HasPrefix(lines[3], "w rank 0: gap: ") {
 		t.Errorf("workers: got %q %q", got.out, got.err)
 	}
-	all := objects(t, kvcast(t, nil, "workers", "--addr", s.addr(), "-o", "json").out)
+	all := objects(t, kvcast(t, nil, "workers", "--addr", s.Address(), "-o", "json").out)
 	if len(all) != 1 || all[0]["name"] != "w" || all[0]["last_event_id"] != "5" {
 		t.Errorf("workers as JSON: got %v", all)
 	}
 	for _, args := range []string{"w", "--worker w", "w --worker w"} {
-		if got := kvcast(t, nil, append([]string{"workers", "--addr", s.addr()}, strings.Fields(args)...)...); got.status != 0 || !strings.Contains(got.out, "\nw ") {
+		if got := kvcast(t, nil, append([]string{"workers", "--addr", s.Address()}, strings.Fields(args)...)...); got.status != 0 || !strings.Contains(got.out, "\nw ") {
 			t.Errorf("workers %s: got status %d, %q and %q", args, got.status, got.out, got.err)
 		}
 	}
-	got = kvcast(t, nil, "status", "--addr", s.addr())
+	got = kvcast(t, nil, "status", "--addr", s.Address())
 	for _, want := range []string{"entries      1 to 4", "workers      1", "blocks       4", "subscribers  0", "degraded     gap 1", "replay       none 1", "\nw rank 0: gap: "} {
 		if !strings.Contains(got.out, want) {
 			t.Errorf("status: got %q, want %q in it", got.out, want)
 		}
 	}
-	status := objects(t, kvcast(t, nil, "status", "--addr", s.addr(), "-o", "json").out)
+	status := objects(t, kvcast(t, nil, "status", "--addr", s.Address(), "-o", "json").out)
 	if len(status) != 1 || status[0]["newest_seq"] != "4" {
 		t.Errorf("status as JSON: got %v", status)
 	}
@@ -255,8 +255,8 @@ func TestWhatDoesNotExistIsAnError(t *testing.T) {
 	publish(t, q, storedOf(1))
 	s := serve(t, "--worker", "name=a,model=m,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint(),
 		"--worker", "name=b,model=n,connect="+q.Endpoint()+",replay="+q.ReplayEndpoint())
-	s.metric(`kvcast_ingest_batches_total{worker="a"} 1`)
-	s.metric(`kvcast_ingest_batches_total{worker="b"} 1`)
+	s.AwaitSample(`kvcast_ingest_batches_total{worker="a"} 1`)
+	s.AwaitSample(`kvcast_ingest_batches_total{worker="b"} 1`)
 	const workers = `; workers: a (model "m"), b (model "n")` + "\n"
 	for _, tt := range []struct {
 		args string
@@ -273,18 +273,18 @@ func TestWhatDoesNotExistIsAnError(t *testing.T) {
 				if command == "replay" && tt.args == "--worker a --model n" {
 					continue // a has had entries of another model, for all that is known
 				}
-				args := strings.Fields(command + " " + tt.args + " -o " + format + " --addr " + s.addr())
+				args := strings.Fields(command + " " + tt.args + " -o " + format + " --addr " + s.Address())
 				if got := kvcast(t, nil, args...); got.status != 1 || got.err != tt.want || command != "replay" && got.out != "" {
 					t.Errorf("%s: got status %d, %q and %q, want 1 and %q", args, got.status, got.out, got.err, tt.want)
 				}
 			}
 		}
 	}
-	if got := kvcast(t, nil, "workers", "nobody", "--addr", s.addr()); got.status != 1 || got.err != `kvcast: worker "nobody" does not exist`+workers {
+	if got := kvcast(t, nil, "workers", "nobody", "--addr", s.Address()); got.status != 1 || got.err != `kvcast: worker "nobody" does not exist`+workers {
 		t.Errorf("workers nobody: got status %d and %q", got.status, got.err)
 	}
 	for _, args := range []string{"workers a --worker b", "workers --model m", "match --tokens 1,2 --worker a", "match --tokens 9,9 --worker b --model n", "snapshot --worker a --worker b --model m", "replay --model m --model n"} {
-		if got := kvcast(t, nil, strings.Fields(args+" --addr "+s.addr())...); got.status != 0 {
+		if got := kvcast(t, nil, strings.Fields(args+" --addr "+s.Address())...); got.status != 0 {
 			t.Errorf("%s: got status %d and %q", args, got.status, got.err)
 		}
 	}
@@ -296,8 +296,8 @@ func TestReplayHasRemovedWorkers(t *testing.T) {
 	t.Parallel()
 	p, s := engine(t, "--auth-open-registration")
 	publish(t, p, storedOf(1))
-	s.metric(`kvcast_ingest_batches_total{worker="w"} 1`)
-	if _, err := s.operator().DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{Name: "w"}); err != nil {
+	s.AwaitSample(`kvcast_ingest_batches_total{worker="w"} 1`)
+	if _, err := s.Operator().DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{Name: "w"}); err != nil {
 		t.Fatal(err)
 	}
 	for args, want := range map[string]string{
@@ -306,7 +306,7 @@ func TestReplayHasRemovedWorkers(t *testing.T) {
 		"--worker w --after :3": "kvcast: worker \"w\" does not exist; workers: none\n",
 		"--worker w --until :2": "",
 	} {
-		got := kvcast(t, nil, append([]string{"replay", "--addr", s.addr(), "-o", "json"}, strings.Fields(args)...)...)
+		got := kvcast(t, nil, append([]string{"replay", "--addr", s.Address(), "-o", "json"}, strings.Fields(args)...)...)
 		if got.err != want || (got.status == 0) != (want == "") {
 			t.Errorf("replay %s: got status %d and %q, want %q", args, got.status, got.err, want)
 		}
@@ -327,12 +327,12 @@ func TestCommandsShowTheInstances(t *testing.T) {
 	}
 	owners := make(map[string]bool)
 	for _, s := range servers {
-		s.metric(`kvcast_cluster_instances{state="live"} 2`)
-		status := kvcast(t, nil, "status", "--addr", s.addr())
+		s.AwaitSample(`kvcast_cluster_instances{state="live"} 2`)
+		status := kvcast(t, nil, "status", "--addr", s.Address())
 		if !strings.Contains(status.out, "\ninstance ") || !strings.Contains(status.out, "\n\nINSTANCE  STATE  HOST") || strings.Count(status.out, "  live  ") != 2 {
 			t.Errorf("status: got %q %q", status.out, status.err)
 		}
-		workers := kvcast(t, nil, "workers", "--addr", s.addr())
+		workers := kvcast(t, nil, "workers", "--addr", s.Address())
 		lines := strings.Split(workers.out, "\n")
 		if len(lines) < 3 || !strings.HasPrefix(lines[0], "INSTANCE  WORKER") {
 			t.Fatalf("workers: got %q %q", workers.out, workers.err)
@@ -342,7 +342,7 @@ func TestCommandsShowTheInstances(t *testing.T) {
 		if !strings.Contains(status.out, "\n"+owner+"  live") {
 			t.Errorf("the owner %q of the worker is not in %q", owner, status.out)
 		}
-		top := kvcast(t, nil, "top", "--addr", s.addr(), "--once", "--interval", "100ms")
+		top := kvcast(t, nil, "top", "--addr", s.Address(), "--once", "--interval", "100ms")
 		if !strings.Contains(top.out, " (this)  live") || !strings.Contains(top.out, owner) {
 			t.Errorf("top: got %q %q", top.out, top.err)
 		}

@@ -47,9 +47,9 @@ func TestServeWithTLSAndTokens(t *testing.T) {
 	file := secretFile(t, "tokens", "# the gateway\nrouter "+routersToken+"\noperator "+operatorsToken+"\n")
 	_, s := engine(t, "--auth-tokens", file, "--tls-cert", cert, "--tls-key", key)
 	token := secretFile(t, "token", routersToken+"\n")
-	subscribe := []string{"subscribe", "--addr", s.addr(), "--after", ":0", "--count", "1"}
+	subscribe := []string{"subscribe", "--addr", s.Address(), "--after", ":0", "--count", "1"}
 	got := kvcast(t, nil, append(subscribe, "--ca", cert, "--token-file", token)...)
-	hint := " --addr " + s.addr() + " --ca " + cert + " --token-file " + token + " --after "
+	hint := " --addr " + s.Address() + " --ca " + cert + " --token-file " + token + " --after "
 	if got.status != 0 || !strings.Contains(got.out, "worker added") || !strings.Contains(got.err, hint) {
 		t.Errorf("got status %d, %q and %q; want a worker, and a hint with the same flags", got.status, got.out, got.err)
 	}
@@ -87,11 +87,11 @@ func TestTokensWithoutTLS(t *testing.T) {
 	t.Parallel()
 	_, s := engine(t, "--auth-tokens", secretFile(t, "tokens", "router "+routersToken))
 	token := secretFile(t, "token", routersToken)
-	if got := kvcast(t, nil, "status", "--addr", s.addr(), "--token-file", token); got.status != 0 {
+	if got := kvcast(t, nil, "status", "--addr", s.Address(), "--token-file", token); got.status != 0 {
 		t.Errorf("TLS that a proxy terminates: got status %d and %q", got.status, got.err)
 	}
-	got := kvcast(t, nil, "status", "--addr", s.addr(), "--tls", "--token-file", token)
-	if want := "kvcast: the server at " + s.addr() + " does not use TLS; omit --tls and --ca\n"; got.err != want || got.status != 1 {
+	got := kvcast(t, nil, "status", "--addr", s.Address(), "--tls", "--token-file", token)
+	if want := "kvcast: the server at " + s.Address() + " does not use TLS; omit --tls and --ca\n"; got.err != want || got.status != 1 {
 		t.Errorf("TLS to a server without TLS: got status %d and %q, want %q", got.status, got.err, want)
 	}
 }

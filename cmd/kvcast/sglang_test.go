@@ -30,8 +30,8 @@ func TestSGLangMatchesWithCredentials(t *testing.T) {
 	t.Cleanup(func() { _ = p.Close() })
 	publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1, 2}, Tokens: []uint32{1, 2, 3, 4}, BlockSize: 2})
 	s := serve(t, "--config", file, "--auth-tokens", tokens, "--worker", "name=w,model=m,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint())
-	s.logged(`msg=serving grpc=(\S+)`)
-	conn, err := grpc.NewClient(s.addr(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	s.AwaitLog(`msg=serving grpc=(\S+)`)
+	conn, err := grpc.NewClient(s.Address(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -50,7 +50,7 @@ func TestShutdownDeliversTheLastEntry(t *testing.T) {
 	// The batch waits to be merged with a further batch, which is never sent.
 	p, s := engine(t, "--batch-timeout", "15s")
 	req := &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}}
-	stream, err := s.client().Subscribe(t.Context(), req)
+	stream, err := s.Client().Subscribe(t.Context(), req)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,9 +74,9 @@ func TestShutdownDeliversTheLastEntry(t *testing.T) {
 		}
 	}
 	publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{7}, Tokens: []uint32{1, 2}, BlockSize: 2})
-	s.metric(`kvcast_ingest_batches_total{worker="w"} 1`)
+	s.AwaitSample(`kvcast_ingest_batches_total{worker="w"} 1`)
 
-	if status := s.stop(); status != 0 {
+	if status := s.End(); status != 0 {
 		t.Errorf("exit status: got %d, want 0", status)
 	}
 	for err = nil; err == nil; {
@@ -104,7 +104,7 @@ func TestShutdownDoesNotWaitForASlowSubscriber(t *testing.T) {
 
 func testSlowSubscriberAtShutdown(t *testing.T, journal string) {
 	p, s := engine(t, "--journal", journal)
-	stream, err := s.client().Subscribe(t.Context(), &kvcastv1.SubscribeRequest{
+	stream, err := s.Client().Subscribe(t.Context(), &kvcastv1.SubscribeRequest{
 		Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}},
 	})
 	if err != nil {
@@ -122,9 +122,9 @@ func testSlowSubscriberAtShutdown(t *testing.T, journal string) {
 	for range batches {
 		publish(t, p, wire.Event{Kind: wire.KindRemoved, BlockHashes: hashes})
 	}
-	s.metric(`kvcast_ingest_batches_total{worker="w"} 256`)
+	s.AwaitSample(`kvcast_ingest_batches_total{worker="w"} 256`)
 	began := time.Now()
-	if status := s.stop(); status != 0 {
+	if status := s.End(); status != 0 {
 		t.Errorf("exit status: got %d, want 0", status)
 	}
 	if took := time.Since(began); took < time.Second {
@@ -153,7 +153,7 @@ func TestLossAndRestartAreReported(t *testing.T) {
 	}
 	publish(t, p, stored(5))
 
-	got := kvcast(t, nil, "subscribe", "--addr", s.addr(), "--from", "earliest", "--count", "9")
+	got := kvcast(t, nil, "subscribe", "--addr", s.Address(), "--from", "earliest", "--count", "9")
 	want := []string{"worker added", "stored", "stored", "stored", "GAP", "removed", "stored", "cleared", "stored"}
 	all := got.out
 	for _, w := range want {
@@ -171,6 +171,6 @@ func TestLossAndRestartAreReported(t *testing.T) {
 		`kvcast_index_blocks{dp_rank="0",tier="device",worker="w"} 1`,
 		`kvcast_pipeline_raw_event_holes_total{worker="w"} 1`,
 	} {
-		s.metric(m)
+		s.AwaitSample(m)
 	}
 }

@@ -182,22 +182,22 @@ func TestSimulateHybrid(t *testing.T) {
 		t.Run(form, func(t *testing.T) {
 			t.Parallel()
 			s := serve(t, "--bind", "tcp://127.0.0.1:*")
-			got := kvcast(t, nil, "simulate", "--connect", s.endpoint(), "--wait", "--window", "64", "--mamba", "--form", form, "--rate", "0", "--batches", "100", "-o", "json")
+			got := kvcast(t, nil, "simulate", "--connect", s.Endpoint(), "--wait", "--window", "64", "--mamba", "--form", form, "--rate", "0", "--batches", "100", "-o", "json")
 			if got.status != 0 {
 				t.Fatalf("status %d: %s", got.status, got.err)
 			}
-			s.metric(`kvcast_ingest_batches_total{worker="sim-0"} 100`)
-			s.metric(`kvcast_pipeline_events_total{event="groups_omitted",worker="sim-0"} 1`)
+			s.AwaitSample(`kvcast_ingest_batches_total{worker="sim-0"} 100`)
+			s.AwaitSample(`kvcast_pipeline_events_total{event="groups_omitted",worker="sim-0"} 1`)
 			lines := objects(t, got.out)
 			want := fmt.Sprintf("blocks       %v\n", lines[len(lines)-1]["blocks"])
-			if status := kvcast(t, nil, "status", "--addr", s.addr()); !strings.Contains(status.out, want) {
+			if status := kvcast(t, nil, "status", "--addr", s.Address()); !strings.Contains(status.out, want) {
 				t.Errorf("status: got %q, want %q in it", status.out, want)
 			}
-			got = kvcast(t, nil, "replay", "--addr", s.addr(), "--tier", "disk", "-o", "json")
+			got = kvcast(t, nil, "replay", "--addr", s.Address(), "--tier", "disk", "-o", "json")
 			if got, want := kinds(objects(t, got.out)), "accepted worker_added@1 groups_omitted@2 groups@2"; got != want {
 				t.Errorf("events without a tier: got %q, want %q", got, want)
 			}
-			got = kvcast(t, nil, "subscribe", "--addr", s.addr(), "--from", "earliest", "--count", "100")
+			got = kvcast(t, nil, "subscribe", "--addr", s.Address(), "--from", "earliest", "--count", "100")
 			if got.status != 0 || strings.Count(got.out, "there are other attention groups") != 1 {
 				t.Errorf("as text: got status %d, %q and %q", got.status, got.out, got.err)
 			}

@@ -21,7 +21,7 @@ func TestSMGNeedsTheCredentialsOfARouter(t *testing.T) {
 	t.Parallel()
 	tokens := secretFile(t, "tokens", "router "+routersToken+"\n")
 	s := serve(t, "--auth-tokens", tokens, "--emit-token-ids", "--retain-token-ids", "--egress-smg-enabled", "--bind", "tcp://127.0.0.1:*")
-	conn, err := grpc.NewClient(s.addr(), grpc.WithAuthority("unknown"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(s.Address(), grpc.WithAuthority("unknown"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}

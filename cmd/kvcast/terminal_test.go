@@ -18,8 +18,8 @@ func TestTopPrintsOnceWithoutATerminal(t *testing.T) {
 	s := serverWithGap(t)
 	f := follow(t, s)
 	f.until("w", "stored [9]")
-	got := kvcast(t, nil, "top", "--addr", s.addr(), "--interval", "100ms")
-	for _, want := range []string{s.addr(), "1 worker (1 live) · 4 blocks · 1 subscriber\n", "WORKER  MODEL", "1 (1 batches) INCOMPLETE", "SUBSCRIBER", "follower"} {
+	got := kvcast(t, nil, "top", "--addr", s.Address(), "--interval", "100ms")
+	for _, want := range []string{s.Address(), "1 worker (1 live) · 4 blocks · 1 subscriber\n", "WORKER  MODEL", "1 (1 batches) INCOMPLETE", "SUBSCRIBER", "follower"} {
 		if !strings.Contains(got.out, want) || got.status != 0 || got.err != "" {
 			t.Errorf("got status %d, %q and\n%s\nwant %q in it", got.status, got.err, got.out, want)
 		}
@@ -32,7 +32,7 @@ func TestTopPrintsOnceWithoutATerminal(t *testing.T) {
 func TestColoursOnTerminalsOnly(t *testing.T) {
 	testclass.Process(t)
 	s := serverWithGap(t)
-	run := func() string { return kvcast(t, nil, "replay", "--addr", s.addr()).out }
+	run := func() string { return kvcast(t, nil, "replay", "--addr", s.Address()).out }
 	plain := run()
 	if ansi.Strip(plain) != plain {
 		t.Errorf("no terminal: got %q", plain)

@@ -106,9 +106,9 @@ func TestTokenIDsDoNotLeave(t *testing.T) {
 			} {
 				publish(t, p, event)
 			}
-			s.metric(`kvcast_ingest_batches_total{worker="w"} 3`)
+			s.AwaitSample(`kvcast_ingest_batches_total{worker="w"} 3`)
 			answers := new(traffic)
-			askAll(t, answers.dial(t, s.addr()))
+			askAll(t, answers.dial(t, s.Address()))
 			var metrics string
 			for _, path := range []string{"/metrics", "/readyz", "/debug/pprof/goroutine?debug=2", "/debug/pprof/heap"} {
 				text, err := s.Get(harness.Context(t), path)

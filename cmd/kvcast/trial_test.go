@@ -30,14 +30,14 @@ func (a trial) run(t *testing.T, s *process) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	before, logged := s.residentMiB(), s.logBytes()
+	before, logged := s.ResidentMiB(), s.LogBytes()
 	var group sync.WaitGroup
 	var hasBegun atomic.Bool
 	group.Go(func() { a.attack(ctx, func() { hasBegun.Store(true) }) })
 	peak := 0
 	for begun, rounds, end := false, 0, time.Now().Add(10*waitTimeout); !begun || rounds < a.rounds; {
 		a.round()
-		peak = max(peak, s.residentMiB())
+		peak = max(peak, s.ResidentMiB())
 		if begun {
 			rounds++
 			continue
@@ -57,7 +57,7 @@ func (a trial) run(t *testing.T, s *process) {
 	}
 	cancel()
 	group.Wait()
-	logged = s.logBytes() - logged
+	logged = s.LogBytes() - logged
 	t.Logf("%d MiB resident before, at most %d during the attack; %d bytes logged", before, peak, logged)
 	if a.mostMiB > 0 && peak > a.mostMiB {
 		t.Errorf("%d MiB resident, want at most %d", peak, a.mostMiB)

@@ -148,7 +148,7 @@ func TestServersEndWhenNothingCanBeStored(t *testing.T) {
 				publish(t, p, chainedBlock(n))
 			}
 			for _, s := range servers {
-				awaitRank(t, &process{s, t}, kvcastv1.Trust_TRUST_EXACT, 5)
+				awaitRank(t, harness.ServerOf(t, s), kvcastv1.Trust_TRUST_EXACT, 5)
 			}
 			enter()
 			if !state.isIdle {
@@ -161,8 +161,8 @@ func TestServersEndWhenNothingCanBeStored(t *testing.T) {
 				wantEnd(t, begin(), state.error)
 				leave()
 			}
-			s := &process{begin(), t}
-			s.metric(`kvcast_ingest_publishers{state="live"} 1`)
+			s := harness.ServerOf(t, begin())
+			s.AwaitSample(`kvcast_ingest_publishers{state="live"} 1`)
 			if state.isIdle {
 				publish(t, p, chainedBlock(5))
 			}

@@ -11,7 +11,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/internal/core/testclass"
@@ -61,7 +60,7 @@ func follow(t *testing.T, s *process) *eventReader {
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	t.Cleanup(cancel)
 	req := &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}, ClientId: "follower"}
-	stream, err := s.client().Subscribe(ctx, req)
+	stream, err := s.Client().Subscribe(ctx, req)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,28 +116,13 @@ func describe(ev *kvcastv1.RouterEvent) string {
 	}
 }
 
-// operator calls the process's WorkerService.
-func (p *process) operator() kvcastv1.WorkerServiceClient {
-	p.t.Helper()
-	conn, err := grpc.NewClient(p.addr(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	p.t.Cleanup(func() {
-		if err := conn.Close(); err != nil {
-			p.t.Errorf("close client: %v", err)
-		}
-	})
-	return kvcastv1.NewWorkerServiceClient(conn)
-}
-
 func TestRegisterAndDeregisterWorkers(t *testing.T) {
 	testclass.Process(t)
 	t.Parallel()
 	s := serve(t, "--config", configFile(t, "ingest: {max_workers: 2}")) // without workers and listeners
 	p := publisherOf(t, simulator.SocketConfig{})
 	publish(t, p, storedOf(1)) // before kvcast connects
-	f, operator := follow(t, s), s.operator()
+	f, operator := follow(t, s), s.Operator()
 	spec := &kvcastv1.WorkerSpec{Name: "w", Model: "m", Sources: []*kvcastv1.SourceSpec{{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()}}}
 	register := func() error {
 		_, err := operator.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: spec})
@@ -187,17 +171,17 @@ func TestDeregisterConfiguredAndConnectingWorkers(t *testing.T) {
 	t.Parallel()
 	p, s := engine(t, "--bind", "tcp://127.0.0.1:*")
 	publish(t, p, storedOf(1))
-	f, operator := follow(t, s), s.operator()
+	f, operator := follow(t, s), s.Operator()
 	f.until("w", "stored [1]")
 	if _, err := operator.DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{Name: "w"}); err != nil {
 		t.Fatal(err)
 	}
 	f.until("w", "removed DEREGISTERED")
-	if got := kvcast(t, nil, "workers", "--addr", s.addr()); got.out != "no workers\n" {
+	if got := kvcast(t, nil, "workers", "--addr", s.Address()); got.out != "no workers\n" {
 		t.Errorf("got %q %q", got.out, got.err)
 	}
 
-	several := "127.0.0.1:1," + s.addr()
+	several := "127.0.0.1:1," + s.Address()
 	if got := kvcast(t, nil, "workers", "--addr", several); got.out != "no workers\n" {
 		t.Errorf("several addresses: got %q %q", got.out, got.err)
 	}
@@ -205,7 +189,7 @@ func TestDeregisterConfiguredAndConnectingWorkers(t *testing.T) {
 		t.Errorf("several addresses: got %q %q", got.out, got.err)
 	}
 
-	bound := publisherOf(t, simulator.SocketConfig{Endpoint: s.endpoint(), Mode: simulator.ModeConnect, Topic: "kv@pod-0@m"})
+	bound := publisherOf(t, simulator.SocketConfig{Endpoint: s.Endpoint(), Mode: simulator.ModeConnect, Topic: "kv@pod-0@m"})
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	if err := bound.WaitSubscribed(ctx, 1); err != nil {
@@ -243,7 +227,7 @@ func TestDiscoveryByFile(t *testing.T) {
 	}
 	// The file does not exist yet.
 	s := serve(t, "--config", configFile(t, fmt.Sprintf("discovery: [{file: %q, interval: 100ms}]", file)))
-	s.logged(`discovery failed; the workers found before stay.*no such file`)
+	s.AwaitLog(`discovery failed; the workers found before stay.*no such file`)
 	if log := strings.Join(s.Log(), "\n"); strings.Contains(log, "msg=serving") {
 		t.Errorf("it serves before discovery has worked:\n%s", log)
 	}
@@ -258,7 +242,7 @@ func TestDiscoveryByFile(t *testing.T) {
 	f.until("a", "stored [1]")
 
 	write(item("a", "n") + "- {name: b, modell: m}\n")
-	s.logged(`the workers found before stay.*workers.yaml:2: workers\[1\]: unknown key .*modell.*, did you mean model`)
+	s.AwaitLog(`the workers found before stay.*workers.yaml:2: workers\[1\]: unknown key .*modell.*, did you mean model`)
 	publishAll(2)
 	f.until("b", "stored [2]")
 	write(item("a", "n"))
@@ -287,15 +271,15 @@ func TestServerStartsWhileDiscoveryFails(t *testing.T) {
 	config := configFile(t, fmt.Sprintf("discovery: [{file: %q, interval: 100ms}]", file))
 
 	bounded := serve(t, "--config", config, "--ingest-discovery-wait", "100ms")
-	bounded.logged(`serving without the workers that discovery would find: it has not worked yet" waited=100ms`)
+	bounded.AwaitLog(`serving without the workers that discovery would find: it has not worked yet" waited=100ms`)
 	write("[]")
-	bounded.logged(`msg="discovery works again"`)
+	bounded.AwaitLog(`msg="discovery works again"`)
 
 	write(fmt.Sprintf("- {name: a, model: m, sources: [{connect: %q, replay: %q}]}\n", p.Endpoint(), p.ReplayEndpoint()))
 	durable := []string{"--config", config, "--journal", "file:" + filepath.Join(folder, "journal"), "--ingest-grace", "10ms", "--ingest-start-wait", "1s", "--ingest-discovery-wait", "1h"}
 	before := serve(t, durable...)
 	follow(t, before).until("a", "stored [1]")
-	if got := before.stop(); got != 0 {
+	if got := before.End(); got != 0 {
 		t.Fatalf("got exit status %d", got)
 	}
 	if err := os.Remove(file); err != nil {
@@ -303,7 +287,7 @@ func TestServerStartsWhileDiscoveryFails(t *testing.T) {
 	}
 	after := serve(t, durable...) // it serves the workers of the journal, after a time that is longer than the grace
 	f := follow(t, after)
-	all, err := after.client().ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
+	all, err := after.Client().ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
 	if err != nil || len(all.GetWorkers()) != 1 {
 		t.Errorf("got workers %v (%v), want the one of the journal", all.GetWorkers(), err)
 	}
@@ -389,7 +373,7 @@ func TestReplaySocketOfAnotherEngine(t *testing.T) {
 	if got := f.checker.View().Blocks("w", 0, kvcastv1.Tier_TIER_DEVICE); len(got) != 1 || !f.checker.View().Incomplete("w", 0) {
 		t.Errorf("%d blocks, incomplete %v; want that of the engine alone, which may have others", len(got), f.checker.View().Incomplete("w", 0))
 	}
-	s.logged(`replay socket belongs to another engine.*replay=` + other.ReplayEndpoint())
+	s.AwaitLog(`replay socket belongs to another engine.*replay=` + other.ReplayEndpoint())
 	replays := other.Replays()
 	for i := range uint64(10) {
 		publish(t, p, storedOf(10+i))
@@ -439,7 +423,7 @@ func TestIdleWorkerStays(t *testing.T) {
 	if err := p.WaitReplays(ctx, p.Replays()+5); err != nil {
 		t.Fatal(err)
 	}
-	got := kvcast(t, nil, "workers", "--addr", s.addr())
+	got := kvcast(t, nil, "workers", "--addr", s.Address())
 	if lines := strings.Split(got.out, "\n"); len(lines) != 3 || strings.Join(strings.Fields(lines[1])[:5], " ") != "w m live 0 live" {
 		t.Errorf("workers: got %q %q", got.out, got.err)
 	}
@@ -456,7 +440,7 @@ func TestServesOnceEnginesHaveBeenRead(t *testing.T) {
 	dir := t.TempDir()
 	at := simulator.SocketConfig{Endpoint: "ipc://" + filepath.Join(dir, "events"), Replay: "ipc://" + filepath.Join(dir, "replay")}
 	s := serve(t, "--ingest-start-wait", "1h", "--worker", "name=w,model=m,connect="+at.Endpoint+",replay="+at.Replay)
-	addr := s.logged(`msg=starting grpc=(\S+)`)
+	addr := s.AwaitLog(`msg=starting grpc=(\S+)`)
 	got := kvcast(t, nil, "snapshot", "--addr", addr)
 	if got.status != 1 || !strings.Contains(got.err, "UNAVAILABLE: ") {
 		t.Errorf("while it starts: got status %d and %q", got.status, got.err)
@@ -470,7 +454,7 @@ func TestServesOnceEnginesHaveBeenRead(t *testing.T) {
 	for n := range uint64(100) {
 		publish(t, p, storedOf(n))
 	}
-	got = kvcast(t, nil, "snapshot", "--addr", s.addr())
+	got = kvcast(t, nil, "snapshot", "--addr", s.Address())
 	if !strings.Contains(got.out, "1 worker, 100 blocks") {
 		t.Errorf("the first snapshot: got %q %q", got.out, got.err)
 	}
@@ -481,8 +465,8 @@ func TestShutdownDuringStart(t *testing.T) {
 	t.Parallel()
 	// stop does not wait for an hour.
 	s := serve(t, "--ingest-start-wait", "1h", "--worker", "name=w,connect=ipc://"+filepath.Join(t.TempDir(), "no-engine"))
-	s.logged(`msg=starting grpc=(\S+)`)
-	if status := s.stop(); status != 0 {
+	s.AwaitLog(`msg=starting grpc=(\S+)`)
+	if status := s.End(); status != 0 {
 		t.Errorf("exit status: got %d, want 0", status)
 	}
 }
