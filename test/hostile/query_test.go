@@ -1,4 +1,4 @@
-package main_test
+package hostile_test
 
 import (
 	"bytes"
@@ -68,10 +68,10 @@ type correctRouter struct {
 	took   []time.Duration // of matches
 }
 
-func newRouter(t *testing.T, s *process) *correctRouter {
+func newRouter(t *testing.T, s *harness.Server) *correctRouter {
 	t.Helper()
 	r := &correctRouter{t: t, client: s.Client()}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*waitTimeout)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*harness.Timeout)
 	t.Cleanup(cancel)
 	var err error
 	if r.stream, err = r.client.MatchPrefixes(ctx); err != nil {
@@ -136,7 +136,7 @@ func (r *correctRouter) round() {
 
 // unreadCalls makes calls over a connection of the hostile address whose flow-control windows are empty, so that the server can send no answer, until the context is
 // done or the connection ends.
-func unreadCalls(ctx context.Context, t *testing.T, s *process, method string, request proto.Message) {
+func unreadCalls(ctx context.Context, t *testing.T, s *harness.Server, method string, request proto.Message) {
 	c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: hostileIP}}).DialContext(t.Context(), "tcp", s.Address())
 	if err != nil {
 		t.Error(err)
@@ -177,7 +177,7 @@ func unreadCalls(ctx context.Context, t *testing.T, s *process, method string, r
 
 // queryAttack is an attack of a hostile router, and a metric that shows that it has its way.
 type queryAttack struct {
-	attack func(ctx context.Context, t *testing.T, s *process)
+	attack func(ctx context.Context, t *testing.T, s *harness.Server)
 	begun  func(harness.Metrics) bool
 }
 
@@ -186,7 +186,7 @@ func isRefused(resource string) func(harness.Metrics) bool {
 }
 
 // concurrently calls a function again and again in so many goroutines, each with a connection of the hostile address, until the context is done.
-func concurrently(ctx context.Context, t *testing.T, s *process, n int, call func(client kvcastv1.RouterEventServiceClient)) {
+func concurrently(ctx context.Context, t *testing.T, s *harness.Server, n int, call func(client kvcastv1.RouterEventServiceClient)) {
 	var group sync.WaitGroup
 	defer group.Wait()
 	for range n {
@@ -201,7 +201,7 @@ func concurrently(ctx context.Context, t *testing.T, s *process, n int, call fun
 
 var queryAttacks = map[string]queryAttack{
 	"matches that are not read": {
-		func(ctx context.Context, t *testing.T, s *process) {
+		func(ctx context.Context, t *testing.T, s *harness.Server) {
 			var group sync.WaitGroup
 			defer group.Wait()
 			for range 4 {
@@ -210,12 +210,12 @@ var queryAttacks = map[string]queryAttack{
 		}, isRefused("unread_answer_bytes"),
 	},
 	"largest matches": {
-		func(ctx context.Context, t *testing.T, s *process) {
+		func(ctx context.Context, t *testing.T, s *harness.Server) {
 			concurrently(ctx, t, s, 4*runtime.GOMAXPROCS(0), func(c kvcastv1.RouterEventServiceClient) { _, _ = c.MatchPrefix(ctx, largestMatch()) })
 		}, func(m harness.Metrics) bool { return m.Sum("kvcast_server_queries_waiting", "kind", "match") > 0 },
 	},
 	"matches that wait for a position": {
-		func(ctx context.Context, t *testing.T, s *process) {
+		func(ctx context.Context, t *testing.T, s *harness.Server) {
 			tokens := &kvcastv1.Prompt{TokenIds: slices.Repeat([]uint32{1}, 1<<18)}
 			concurrently(ctx, t, s, 30, func(c kvcastv1.RouterEventServiceClient) {
 				_, _ = c.MatchPrefix(ctx, &kvcastv1.MatchPrefixRequest{
@@ -225,7 +225,7 @@ var queryAttacks = map[string]queryAttack{
 		}, isRefused("match_bytes"),
 	},
 	"lookups": {
-		func(ctx context.Context, t *testing.T, s *process) {
+		func(ctx context.Context, t *testing.T, s *harness.Server) {
 			hashes := make([]uint64, 10_000)
 			for i := range hashes {
 				hashes[i] = 1<<63 + uint64(i)
@@ -238,7 +238,7 @@ var queryAttacks = map[string]queryAttack{
 		},
 	},
 	"streams that are left, with wide filters": {
-		func(ctx context.Context, t *testing.T, s *process) {
+		func(ctx context.Context, t *testing.T, s *harness.Server) {
 			filter := wideFilter()
 			concurrently(ctx, t, s, 60, func(c kvcastv1.RouterEventServiceClient) {
 				stream, err := c.Subscribe(ctx, &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Latest{Latest: &kvcastv1.FromLatest{}}, Filter: filter})
@@ -250,7 +250,7 @@ var queryAttacks = map[string]queryAttack{
 		}, isRefused("filter_bytes"),
 	},
 	"all subscribers": {
-		func(ctx context.Context, t *testing.T, s *process) {
+		func(ctx context.Context, t *testing.T, s *harness.Server) {
 			client := kvcastv1.NewRouterEventServiceClient(dialFrom(t, hostileIP, s.Address()))
 			var group sync.WaitGroup
 			defer group.Wait()
@@ -267,7 +267,7 @@ var queryAttacks = map[string]queryAttack{
 		}, isRefused("subscribers"),
 	},
 	"streams of matches that are left": {
-		func(ctx context.Context, t *testing.T, s *process) {
+		func(ctx context.Context, t *testing.T, s *harness.Server) {
 			concurrently(ctx, t, s, 140, func(c kvcastv1.RouterEventServiceClient) {
 				stream, err := c.MatchPrefixes(ctx)
 				for i := 0; i < 4 && err == nil; i++ { // of which nothing is read
@@ -285,7 +285,7 @@ func TestHonestRouterBesideHostileRouters(t *testing.T) {
 	testclass.Process(t)
 	for _, name := range slices.Sorted(maps.Keys(queryAttacks)) {
 		t.Run(name, func(t *testing.T) {
-			s := start(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*"}})
+			s := harness.Serve(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*"}})
 			h, r := newHonest(t, s, s.Client()), newRouter(t, s)
 			h.round()
 			publishFleet(t, s)
@@ -310,9 +310,9 @@ func TestHonestRouterBesideHostileRouters(t *testing.T) {
 }
 
 // publishFleet publishes a block of each of queryFleet workers, and waits until all are known.
-func publishFleet(t *testing.T, s *process) {
+func publishFleet(t *testing.T, s *harness.Server) {
 	t.Helper()
-	c, err := rawzmtp.DialFrom(t.Context(), net.IPv4(127, 0, 0, 2), zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), waitTimeout)
+	c, err := rawzmtp.DialFrom(t.Context(), net.IPv4(127, 0, 0, 2), zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), harness.Timeout)
 	if err != nil {
 		t.Fatal(err)
 	}

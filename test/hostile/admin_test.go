@@ -1,4 +1,4 @@
-package main_test
+package hostile_test
 
 import (
 	"bufio"
@@ -111,7 +111,7 @@ func TestProbesBesideHostilePages(t *testing.T) {
 	testclass.Process(t)
 	for _, name := range slices.Sorted(maps.Keys(adminAttacks)) {
 		t.Run(name, func(t *testing.T) {
-			s := start(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*"}})
+			s := harness.Serve(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*"}})
 			admin := s.Must(s.Admin())
 			h := newHonest(t, s, s.Client())
 			h.round()

@@ -1,4 +1,4 @@
-package main_test
+package hostile_test
 
 import (
 	"context"
@@ -27,7 +27,7 @@ import (
 
 // egressWorld is a server with all ports for routers that do not use the API.
 type egressWorld struct {
-	*process
+	*harness.Server
 	pub, replay string // addresses
 }
 
@@ -64,7 +64,7 @@ func sglangRequest(hashes int) *emptypb.Empty {
 
 // consumer subscribes to all that is published, from an address.
 func (w *egressWorld) consumer(ctx context.Context, from net.IP) (*rawzmtp.Conn, error) {
-	c, err := rawzmtp.DialFrom(ctx, from, zmtp.SUB, w.pub, waitTimeout)
+	c, err := rawzmtp.DialFrom(ctx, from, zmtp.SUB, w.pub, harness.Timeout)
 	if err == nil {
 		c.Message([]byte{1})
 		err = c.Flush()
@@ -95,7 +95,7 @@ func fromHostile(ctx context.Context, n int, begun func(), call func()) {
 var egressAttacks = map[string]egressAttack{
 	"replay requests": func(ctx context.Context, _ *testing.T, w *egressWorld, begun func()) {
 		fromHostile(ctx, 20, begun, func() {
-			c, err := rawzmtp.DialFrom(ctx, hostileIP, zmtp.DEALER, w.replay, waitTimeout)
+			c, err := rawzmtp.DialFrom(ctx, hostileIP, zmtp.DEALER, w.replay, harness.Timeout)
 			if err != nil {
 				return
 			}
@@ -110,7 +110,7 @@ var egressAttacks = map[string]egressAttack{
 	},
 	"replay requests whose answers are not read": func(ctx context.Context, _ *testing.T, w *egressWorld, begun func()) {
 		fromHostile(ctx, 100, func() {}, func() {
-			c, err := rawzmtp.DialFrom(ctx, hostileIP, zmtp.DEALER, w.replay, waitTimeout)
+			c, err := rawzmtp.DialFrom(ctx, hostileIP, zmtp.DEALER, w.replay, harness.Timeout)
 			if err != nil {
 				return
 			}
@@ -198,10 +198,10 @@ func TestHonestConsumersBesideHostileConsumers(t *testing.T) {
 	testclass.Process(t)
 	for _, name := range slices.Sorted(maps.Keys(egressAttacks)) {
 		t.Run(name, func(t *testing.T) {
-			file := secretFile(t, "kvcast.yaml", fmt.Sprintf(
+			file := fileOf(t, fmt.Sprintf(
 				"egress: {smg: {enabled: true, state_bytes: 64MiB}, sglang: {enabled: true, address: 'http://{worker}'}, zmq: {publishers: [{worker: %q, bind: 'tcp://127.0.0.1:*', replay: 'tcp://127.0.0.1:*'}]}}\n", honestWorker))
-			s := start(t, harness.ProcessConfig{Args: []string{"--config", file, "--bind", "tcp://127.0.0.1:*", "--emit-token-ids", "--retain-token-ids"}})
-			w := &egressWorld{process: s}
+			s := harness.Serve(t, harness.ProcessConfig{Args: []string{"--config", file, "--bind", "tcp://127.0.0.1:*", "--emit-token-ids", "--retain-token-ids"}})
+			w := &egressWorld{Server: s}
 			w.pub = strings.TrimPrefix(s.AwaitLog(`msg=publishing endpoint=(\S+)`), "tcp://")
 			w.replay = strings.TrimPrefix(s.AwaitLog(`msg=publishing .*replay=(\S+)`), "tcp://")
 			h := newHonest(t, s, s.Client())
@@ -216,7 +216,7 @@ func TestHonestConsumersBesideHostileConsumers(t *testing.T) {
 			// The subscription has no answer: batches are published until one arrives.
 			received := make(chan error, 1)
 			go func() {
-				_, err := sub.Receive(waitTimeout)
+				_, err := sub.Receive(harness.Timeout)
 				received <- err
 			}()
 			for done := false; !done; {
@@ -247,7 +247,7 @@ func TestHonestConsumersBesideHostileConsumers(t *testing.T) {
 						return conn.Invoke(ctx, sglangMatch, sglangRequest(1), new(emptypb.Empty))
 					})
 					took.call(t, "a replay", func(ctx context.Context) error {
-						c, err := rawzmtp.DialFrom(ctx, net.IPv4(127, 0, 0, 1), zmtp.DEALER, w.replay, waitTimeout)
+						c, err := rawzmtp.DialFrom(ctx, net.IPv4(127, 0, 0, 1), zmtp.DEALER, w.replay, harness.Timeout)
 						if err != nil {
 							return err
 						}

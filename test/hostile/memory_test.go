@@ -1,4 +1,4 @@
-package main_test
+package hostile_test
 
 import (
 	"bytes"
@@ -92,7 +92,7 @@ func TestLargeBatchesStayWithinMemory(t *testing.T) {
 	testclass.Process(t)
 	t.Setenv("GOMEMLIMIT", fmt.Sprintf("%dMiB", memoryLimit))
 	port := harness.FreePort(t)
-	s := start(t, harness.ProcessConfig{Args: []string{
+	s := harness.Serve(t, harness.ProcessConfig{Args: []string{
 		"--bind", fmt.Sprintf("tcp://127.0.0.1:*,replay_port=%d", port), "--ingest-listen-transport", "native", "--ingest-connect-transport", "native",
 		"--ingest-grace", "1s", // workers of attackers leave
 		"--ingest-max-blocks", fmt.Sprint(filledBlocks * 6 / 5), // of which attackers leave some
@@ -102,7 +102,7 @@ func TestLargeBatchesStayWithinMemory(t *testing.T) {
 	fill(t, s)
 	h.round()
 	before := s.ResidentMiB()
-	during := func(attack func(*testing.T, context.Context, *process), metric string) {
+	during := func(attack func(*testing.T, context.Context, *harness.Server), metric string) {
 		t.Helper()
 		most := s.Sum(metric) + 2*attackers
 		h.beside(t, s, mostResident, trial{
@@ -115,7 +115,7 @@ func TestLargeBatchesStayWithinMemory(t *testing.T) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(batches)) {
 		t.Run(name, func(*testing.T) {
-			during(func(t *testing.T, ctx context.Context, s *process) {
+			during(func(t *testing.T, ctx context.Context, s *harness.Server) {
 				var group sync.WaitGroup
 				for i := range attackers {
 					group.Go(func() { sendBatches(ctx, t, s, net.IPv4(127, 0, 3, byte(i%4)), i%2, batches[name]) })
@@ -125,7 +125,7 @@ func TestLargeBatchesStayWithinMemory(t *testing.T) {
 		})
 	}
 	t.Run("replays", func(*testing.T) {
-		during(func(t *testing.T, ctx context.Context, s *process) {
+		during(func(t *testing.T, ctx context.Context, s *harness.Server) {
 			replay(ctx, t, s, net.IPv4(127, 0, 3, 5), port, attackers, batches["stores with all fields"], 0)
 		}, "kvcast_ingest_replayed_batches_total")
 	})
@@ -142,10 +142,10 @@ func TestLargeBatchesStayWithinMemory(t *testing.T) {
 }
 
 // fill has an engine without a replay socket store a million blocks.
-func fill(t *testing.T, s *process) {
+func fill(t *testing.T, s *harness.Server) {
 	t.Helper()
 	const blocks, size = 250, 16
-	c, err := rawzmtp.DialFrom(t.Context(), net.IPv4(127, 0, 3, 9), zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), waitTimeout)
+	c, err := rawzmtp.DialFrom(t.Context(), net.IPv4(127, 0, 3, 9), zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), harness.Timeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func fill(t *testing.T, s *process) {
 	}
 	go func() {
 		for {
-			if _, err := c.Receive(waitTimeout); err != nil { // it answers PINGs
+			if _, err := c.Receive(harness.Timeout); err != nil { // it answers PINGs
 				return
 			}
 		}
@@ -174,10 +174,10 @@ func fill(t *testing.T, s *process) {
 }
 
 // sendBatches connects from an address again and again until the context is done, and sends the same batch as fast as it is read.
-func sendBatches(ctx context.Context, t *testing.T, s *process, from net.IP, engine int, batch []byte) {
+func sendBatches(ctx context.Context, t *testing.T, s *harness.Server, from net.IP, engine int, batch []byte) {
 	topic := fmt.Appendf(nil, "kv@192.0.2.%d@m", engine)
 	for seq := uint64(0); ctx.Err() == nil; {
-		c, err := rawzmtp.DialFrom(ctx, from, zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), waitTimeout)
+		c, err := rawzmtp.DialFrom(ctx, from, zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), harness.Timeout)
 		if err != nil {
 			if ctx.Err() == nil {
 				t.Error(err)

@@ -1,4 +1,4 @@
-package main_test
+package hostile_test
 
 import (
 	"context"
@@ -26,7 +26,7 @@ type trial struct {
 }
 
 // run runs the attack, with rounds beside it, and checks the bounds.
-func (a trial) run(t *testing.T, s *process) {
+func (a trial) run(t *testing.T, s *harness.Server) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -35,7 +35,7 @@ func (a trial) run(t *testing.T, s *process) {
 	var hasBegun atomic.Bool
 	group.Go(func() { a.attack(ctx, func() { hasBegun.Store(true) }) })
 	peak := 0
-	for begun, rounds, end := false, 0, time.Now().Add(10*waitTimeout); !begun || rounds < a.rounds; {
+	for begun, rounds, end := false, 0, time.Now().Add(10*harness.Timeout); !begun || rounds < a.rounds; {
 		a.round()
 		peak = max(peak, s.ResidentMiB())
 		if begun {

@@ -1,4 +1,4 @@
-package main_test
+package hostile_test
 
 import (
 	"context"
@@ -39,7 +39,7 @@ const floodTimeout = 10 * time.Second
 // attack connects to a bound port as a publisher.
 func attack(t *testing.T, endpoint string) *rawzmtp.Conn {
 	t.Helper()
-	c, err := rawzmtp.Dial(t.Context(), zmtp.PUB, strings.TrimPrefix(endpoint, "tcp://"), waitTimeout)
+	c, err := rawzmtp.Dial(t.Context(), zmtp.PUB, strings.TrimPrefix(endpoint, "tcp://"), harness.Timeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func newHonestRouter(t *testing.T, client kvcastv1.RouterEventServiceClient, wor
 // wait waits until the router has a block, which was published at a time. No loss may be reported, whatever the attack.
 func (r *honestRouter) wait(block uint64, published time.Time) {
 	r.t.Helper()
-	defer time.AfterFunc(waitTimeout, r.end).Stop()
+	defer time.AfterFunc(harness.Timeout, r.end).Stop()
 	for {
 		m, err := r.stream.Recv()
 		if err != nil {
@@ -135,18 +135,26 @@ type correctEngine struct {
 
 const honestWorker = "127.0.0.1"
 
-func newHonest(t *testing.T, s *process, router kvcastv1.RouterEventServiceClient) *correctEngine {
+func newHonest(t *testing.T, s *harness.Server, router kvcastv1.RouterEventServiceClient) *correctEngine {
 	t.Helper()
 	return newHonestAt(t, s, router, harness.FreePort(t))
 }
 
 // newHonestAt has the port of the engine's replay socket.
-func newHonestAt(t *testing.T, s *process, router kvcastv1.RouterEventServiceClient, port int) *correctEngine {
+func newHonestAt(t *testing.T, s *harness.Server, router kvcastv1.RouterEventServiceClient, port int) *correctEngine {
 	t.Helper()
-	publisher := publisherOf(t, simulator.SocketConfig{
+	publisher, err := simulator.NewPublisher(simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{
 		Endpoint: s.Endpoint(), Mode: simulator.ModeConnect, Topic: "kv@" + honestWorker + "@m", Replay: fmt.Sprintf("tcp://127.0.0.1:%d", port),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := publisher.Close(); err != nil {
+			t.Errorf("close publisher: %v", err)
+		}
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.Timeout)
 	t.Cleanup(cancel)
 	if err := publisher.WaitSubscribed(ctx, 1); err != nil {
 		t.Fatal(err)
@@ -175,10 +183,10 @@ func (h *correctEngine) round() {
 }
 
 // attacks run concurrently with a correct engine. Each runs until the context is done.
-var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
-	"PING floods that end in a reset": func(t *testing.T, ctx context.Context, s *process) {
+var attacks = map[string]func(t *testing.T, ctx context.Context, s *harness.Server){
+	"PING floods that end in a reset": func(t *testing.T, ctx context.Context, s *harness.Server) {
 		for ctx.Err() == nil {
-			c, err := rawzmtp.Dial(t.Context(), zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), waitTimeout)
+			c, err := rawzmtp.Dial(t.Context(), zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), harness.Timeout)
 			if err != nil {
 				t.Error(err)
 				return
@@ -198,7 +206,7 @@ var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 			_ = c.Reset()
 		}
 	},
-	"a flood of names": func(t *testing.T, ctx context.Context, s *process) {
+	"a flood of names": func(t *testing.T, ctx context.Context, s *harness.Server) {
 		c := attack(t, s.Endpoint())
 		go c.Drain()
 		payload := batchOf(t, 1)
@@ -212,7 +220,7 @@ var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 			}
 		}
 	},
-	"health watches with large headers": func(t *testing.T, ctx context.Context, s *process) {
+	"health watches with large headers": func(t *testing.T, ctx context.Context, s *harness.Server) {
 		conn, err := grpc.NewClient(s.Address(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
 			t.Error(err)
@@ -230,17 +238,17 @@ var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 			}
 		}
 	},
-	"garbage at the ports of clients": func(t *testing.T, ctx context.Context, s *process) {
+	"garbage at the ports of clients": func(t *testing.T, ctx context.Context, s *harness.Server) {
 		admin := s.Must(s.Admin())
 		for ctx.Err() == nil {
 			sendGarbage(ctx, t, admin)
 			sendGarbage(ctx, t, s.Address())
 		}
 	},
-	"streams that are reset": func(t *testing.T, ctx context.Context, s *process) {
+	"streams that are reset": func(t *testing.T, ctx context.Context, s *harness.Server) {
 		resetStreams(ctx, t, s.Client())
 	},
-	"silent connections": func(_ *testing.T, ctx context.Context, s *process) {
+	"silent connections": func(_ *testing.T, ctx context.Context, s *harness.Server) {
 		var open []net.Conn
 		defer func() {
 			for _, c := range open {
@@ -261,18 +269,18 @@ var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 }
 
 // seqAttacks are attacks that are reported as restarts and losses, again and again.
-var seqAttacks = map[string]func(t *testing.T, ctx context.Context, s *process){
-	"falling seqs of many topics": func(t *testing.T, ctx context.Context, s *process) {
+var seqAttacks = map[string]func(t *testing.T, ctx context.Context, s *harness.Server){
+	"falling seqs of many topics": func(t *testing.T, ctx context.Context, s *harness.Server) {
 		publishSeqs(ctx, t, s, func(i uint64) (topic string, seq uint64) { return fmt.Sprintf("kv@192.0.2.%d@m", i%200), 1<<40 - i })
 	},
-	"random seqs": func(t *testing.T, ctx context.Context, s *process) {
+	"random seqs": func(t *testing.T, ctx context.Context, s *harness.Server) {
 		random := rand.New(rand.NewPCG(1, 2))
 		publishSeqs(ctx, t, s, func(uint64) (topic string, seq uint64) { return "kv@192.0.2.201@m", random.Uint64() >> 1 })
 	},
 }
 
 // publishSeqs publishes batches of topics and seqs, each of another block.
-func publishSeqs(ctx context.Context, t *testing.T, s *process, next func(i uint64) (topic string, seq uint64)) {
+func publishSeqs(ctx context.Context, t *testing.T, s *harness.Server, next func(i uint64) (topic string, seq uint64)) {
 	publishAll(ctx, t, s, func(i uint64) (string, uint64, []byte) {
 		topic, seq := next(i)
 		return topic, seq, batchOf(t, i)
@@ -280,8 +288,8 @@ func publishSeqs(ctx context.Context, t *testing.T, s *process, next func(i uint
 }
 
 // publishAll sends batches until the context is done or the peer stops reading. Its address is not that of the correct engine.
-func publishAll(ctx context.Context, t *testing.T, s *process, next func(i uint64) (topic string, seq uint64, payload []byte)) {
-	c, err := rawzmtp.DialFrom(t.Context(), net.IPv4(127, 0, 0, 2), zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), waitTimeout)
+func publishAll(ctx context.Context, t *testing.T, s *harness.Server, next func(i uint64) (topic string, seq uint64, payload []byte)) {
+	c, err := rawzmtp.DialFrom(t.Context(), net.IPv4(127, 0, 0, 2), zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), harness.Timeout)
 	if err != nil {
 		t.Error(err)
 		return
@@ -307,7 +315,7 @@ func resetStreams(ctx context.Context, t *testing.T, client kvcastv1.RouterEvent
 	for range 8 {
 		group.Go(func() {
 			for ctx.Err() == nil {
-				stream, cancel := context.WithTimeout(t.Context(), waitTimeout)
+				stream, cancel := context.WithTimeout(t.Context(), harness.Timeout)
 				if subscription, err := client.Subscribe(stream, &kvcastv1.SubscribeRequest{
 					Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}},
 				}); err == nil {
@@ -333,10 +341,10 @@ func sendGarbage(ctx context.Context, t *testing.T, address string) {
 }
 
 // nativeAttacks are attacks that exceed libzmq's memory or end its process.
-var nativeAttacks = map[string]func(t *testing.T, ctx context.Context, s *process){
-	"messages of endless frames": func(t *testing.T, ctx context.Context, s *process) {
+var nativeAttacks = map[string]func(t *testing.T, ctx context.Context, s *harness.Server){
+	"messages of endless frames": func(t *testing.T, ctx context.Context, s *harness.Server) {
 		for ctx.Err() == nil {
-			c, err := rawzmtp.Dial(t.Context(), zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), waitTimeout)
+			c, err := rawzmtp.Dial(t.Context(), zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), harness.Timeout)
 			if err != nil {
 				t.Error(err)
 				return
@@ -349,7 +357,7 @@ var nativeAttacks = map[string]func(t *testing.T, ctx context.Context, s *proces
 			_ = c.Close()
 		}
 	},
-	"withheld messages": func(t *testing.T, ctx context.Context, s *process) {
+	"withheld messages": func(t *testing.T, ctx context.Context, s *harness.Server) {
 		half := make([]byte, 1<<20)
 		for ctx.Err() == nil {
 			c := attack(t, s.Endpoint())
@@ -358,7 +366,7 @@ var nativeAttacks = map[string]func(t *testing.T, ctx context.Context, s *proces
 			_ = c.Flush()
 		}
 	},
-	"peers of other protocols": func(t *testing.T, ctx context.Context, s *process) {
+	"peers of other protocols": func(t *testing.T, ctx context.Context, s *harness.Server) {
 		for ctx.Err() == nil {
 			sendGarbage(ctx, t, strings.TrimPrefix(s.Endpoint(), "tcp://"))
 		}
@@ -375,7 +383,7 @@ func TestHonestEngineBesideHostilePeers(t *testing.T) {
 	testclass.Process(t)
 	harness.ForEachTransport(t, func(t *testing.T, zmq config.ZMQ) {
 		// The race detector multiplies memory use.
-		s := start(t, harness.ProcessConfig{Args: []string{
+		s := harness.Serve(t, harness.ProcessConfig{Args: []string{
 			"--bind", "tcp://127.0.0.1:*", "--ingest-listen-transport", string(zmq), "--ingest-connect-transport", string(zmq), "--log-level", "debug",
 		}})
 		h := newHonest(t, s, s.Client())
@@ -397,11 +405,11 @@ func TestHonestEngineBesideHostilePeers(t *testing.T) {
 // TestLoRANamesBesideManyLoRANames has a peer use up the LoRA names that its address may have. Those of another engine must be known.
 func TestLoRANamesBesideManyLoRANames(t *testing.T) {
 	testclass.Process(t)
-	s := start(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*", "--ingest-max-attribute-bytes", "16MiB"}})
+	s := harness.Serve(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*", "--ingest-max-attribute-bytes", "16MiB"}})
 	h := newHonest(t, s, s.Client())
 	h.adapts = true
 	h.round()
-	h.duringRounds(t, s, func(t *testing.T, ctx context.Context, s *process) {
+	h.duringRounds(t, s, func(t *testing.T, ctx context.Context, s *harness.Server) {
 		var e wire.Encoder
 		publishAll(ctx, t, s, func(i uint64) (topic string, seq uint64, payload []byte) {
 			stored := storedOf(i)
@@ -418,14 +426,14 @@ func TestLoRANamesBesideManyLoRANames(t *testing.T) {
 // disconnected. Large batches of another engine must arrive all the same, in order and without loss.
 func TestLargeBatchesBesideStalledMessages(t *testing.T) {
 	testclass.Process(t)
-	s := start(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*"}})
+	s := harness.Serve(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*"}})
 	h := newHonest(t, s, s.Client())
 	h.more = []wire.Event{{Kind: wire.KindRemoved, BlockHashes: slices.Repeat([]uint64{1 << 63}, 23_000)}} // 210 kB, and no such block
 	h.round()
 	limit := s.ResidentMiB() + 256 // four times the ledger and the batches, for a collector that lags behind
 	for _, tt := range []struct{ addresses, connections, sent int }{{2, 30, 40_000}, {12, 1, 7 << 20}, {40, 2, 400_000}} {
 		t.Run(fmt.Sprintf("%d addresses with %d connections", tt.addresses, tt.connections), func(t *testing.T) {
-			h.duringRounds(t, s, func(t *testing.T, ctx context.Context, s *process) {
+			h.duringRounds(t, s, func(t *testing.T, ctx context.Context, s *harness.Server) {
 				var group sync.WaitGroup
 				for i := range tt.addresses * tt.connections {
 					group.Go(func() { stall(ctx, t, s, net.IPv4(127, 0, 1, byte(i%tt.addresses)), tt.sent) })
@@ -445,7 +453,7 @@ func TestRepairBesideSlowReplays(t *testing.T) {
 	testclass.Process(t)
 	harness.ForEachTransport(t, func(t *testing.T, zmq config.ZMQ) {
 		port := harness.FreePort(t)
-		s := start(t, harness.ProcessConfig{Args: []string{
+		s := harness.Serve(t, harness.ProcessConfig{Args: []string{
 			"--bind", fmt.Sprintf("tcp://127.0.0.1:*,replay_port=%d", port), "--ingest-connect-transport", string(zmq),
 		}})
 		h := newHonestAt(t, s, s.Client(), port)
@@ -454,7 +462,7 @@ func TestRepairBesideSlowReplays(t *testing.T) {
 		limit := s.ResidentMiB() + 128
 		for _, addresses := range []int{1, 4} {
 			t.Run(fmt.Sprintf("of %d addresses", addresses), func(t *testing.T) {
-				h.duringRounds(t, s, func(t *testing.T, ctx context.Context, s *process) {
+				h.duringRounds(t, s, func(t *testing.T, ctx context.Context, s *harness.Server) {
 					var group sync.WaitGroup
 					for i := range addresses {
 						group.Go(func() {
@@ -473,7 +481,7 @@ func TestRepairBesideSlowReplays(t *testing.T) {
 
 // replay publishes the batches of so many engines of an address, the first of which are missing, over one connection, and answers each request to their
 // replay sockets with a batch again and again, each after a pause, until the context is done.
-func replay(ctx context.Context, t *testing.T, s *process, ip net.IP, port, engines int, batch []byte, pause time.Duration) {
+func replay(ctx context.Context, t *testing.T, s *harness.Server, ip net.IP, port, engines int, batch []byte, pause time.Duration) {
 	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: ip, Port: port})
 	if err != nil {
 		t.Error(err)
@@ -484,7 +492,7 @@ func replay(ctx context.Context, t *testing.T, s *process, ip net.IP, port, engi
 	defer group.Wait()
 	group.Go(func() {
 		for ctx.Err() == nil {
-			c, err := rawzmtp.Accept(l, zmtp.ROUTER, waitTimeout)
+			c, err := rawzmtp.Accept(l, zmtp.ROUTER, harness.Timeout)
 			if err != nil {
 				continue
 			}
@@ -507,7 +515,7 @@ func replay(ctx context.Context, t *testing.T, s *process, ip net.IP, port, engi
 	})
 	payload := batchOf(t, 1)
 	for seq := uint64(1000); ctx.Err() == nil; seq += 2 { // again if it is disconnected, as a busy server does
-		c, err := rawzmtp.DialFrom(ctx, ip, zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), waitTimeout)
+		c, err := rawzmtp.DialFrom(ctx, ip, zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), harness.Timeout)
 		if err != nil {
 			if ctx.Err() == nil {
 				t.Error(err)
@@ -526,10 +534,10 @@ func replay(ctx context.Context, t *testing.T, s *process, ip net.IP, port, engi
 }
 
 // stall connects from an address again and again until the context is done, and sends a part of a message of 8 MiB on each connection.
-func stall(ctx context.Context, t *testing.T, s *process, from net.IP, sent int) {
+func stall(ctx context.Context, t *testing.T, s *harness.Server, from net.IP, sent int) {
 	part := append([]byte{2, 0, 0, 0, 0, 0, 0x80, 0, 0}, make([]byte, sent)...)
 	for ctx.Err() == nil {
-		c, err := rawzmtp.DialFrom(ctx, from, zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), waitTimeout)
+		c, err := rawzmtp.DialFrom(ctx, from, zmtp.PUB, strings.TrimPrefix(s.Endpoint(), "tcp://"), harness.Timeout)
 		if err != nil {
 			if ctx.Err() == nil {
 				t.Error(err)
@@ -563,7 +571,7 @@ func TestHonestEngineBesideFloodsOfSeqs(t *testing.T) {
 
 // during runs an attack for a second, and checks that the engine loses nothing, that the process has at most so many MiB of memory, and that it
 // logs at most maxLogBytes.
-func (h *correctEngine) during(t *testing.T, s *process, attack func(*testing.T, context.Context, *process), limit int) {
+func (h *correctEngine) during(t *testing.T, s *harness.Server, attack func(*testing.T, context.Context, *harness.Server), limit int) {
 	t.Helper()
 	h.beside(t, s, limit, trial{attack: func(ctx context.Context, begun func()) {
 		defer time.AfterFunc(time.Second, begun).Stop()
@@ -579,7 +587,7 @@ const (
 
 // duringRounds runs an attack until a condition has become true, and the engine has sent some batches since, each of which must reach the router in a
 // time in which it would not while the attack has its way.
-func (h *correctEngine) duringRounds(t *testing.T, s *process, attack func(*testing.T, context.Context, *process), limit int, begun func(harness.Metrics) bool) {
+func (h *correctEngine) duringRounds(t *testing.T, s *harness.Server, attack func(*testing.T, context.Context, *harness.Server), limit int, begun func(harness.Metrics) bool) {
 	t.Helper()
 	h.beside(t, s, limit, trial{
 		attack: func(ctx context.Context, _ func()) { attack(t, ctx, s) }, begun: begun,
@@ -591,7 +599,7 @@ func (h *correctEngine) duringRounds(t *testing.T, s *process, attack func(*test
 }
 
 // beside runs a trial whose rounds are those of the engine. limit bounds the memory at the end, in MiB.
-func (h *correctEngine) beside(t *testing.T, s *process, limit int, a trial) {
+func (h *correctEngine) beside(t *testing.T, s *harness.Server, limit int, a trial) {
 	t.Helper()
 	h.took = nil
 	a.round, a.mostLogged = h.round, maxLogBytes
@@ -614,20 +622,20 @@ func TestHonestEngineBesideClientsWithoutCredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := serve(t, "--bind", "tcp://127.0.0.1:*", "--log-level", "debug", "--egress-dynamo-listen", "127.0.0.1:0",
-		"--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca.File, "--admin-tls", "--auth-tokens", secretFile(t, "tokens", "router "+routersToken))
+		"--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca.File, "--admin-tls", "--auth-tokens", fileOf(t, "router "+routersToken))
 	dynamo, admin := s.AwaitLog(`msg=serving dynamo=(\S+)`), s.Must(s.Admin())
-	h := newHonest(t, s, kvcastv1.NewRouterEventServiceClient(dialWith(t, s, ca, "", "", grpc.WithPerRPCCredentials(bearer(routersToken)))))
+	h := newHonest(t, s, kvcastv1.NewRouterEventServiceClient(dial(t, s, ca, grpc.WithPerRPCCredentials(bearer(routersToken)))))
 	h.round()
-	stranger := kvcastv1.NewRouterEventServiceClient(dialWith(t, s, ca, "", ""))
+	stranger := kvcastv1.NewRouterEventServiceClient(dial(t, s, ca))
 	limit := s.ResidentMiB() + 1024
-	for name, attack := range map[string]func(t *testing.T, ctx context.Context, s *process){
-		"streams": func(t *testing.T, ctx context.Context, _ *process) { resetStreams(ctx, t, stranger) },
-		"garbage in place of TLS": func(t *testing.T, ctx context.Context, s *process) {
+	for name, attack := range map[string]func(t *testing.T, ctx context.Context, s *harness.Server){
+		"streams": func(t *testing.T, ctx context.Context, _ *harness.Server) { resetStreams(ctx, t, stranger) },
+		"garbage in place of TLS": func(t *testing.T, ctx context.Context, s *harness.Server) {
 			for i := 0; ctx.Err() == nil; i++ {
 				sendGarbage(ctx, t, []string{s.Address(), admin, dynamo}[i%3])
 			}
 		},
-		"handshakes that never end": func(_ *testing.T, ctx context.Context, s *process) {
+		"handshakes that never end": func(_ *testing.T, ctx context.Context, s *harness.Server) {
 			var group sync.WaitGroup
 			defer group.Wait()
 			for i := range 500 { // of 50 addresses
@@ -647,7 +655,7 @@ func TestHonestEngineBesideClientsWithoutCredentials(t *testing.T) {
 				})
 			}
 		},
-		"certificates of another CA": func(_ *testing.T, ctx context.Context, s *process) {
+		"certificates of another CA": func(_ *testing.T, ctx context.Context, s *harness.Server) {
 			for ctx.Err() == nil {
 				c, err := new(net.Dialer).DialContext(ctx, "tcp", s.Address())
 				if err != nil {
@@ -660,7 +668,7 @@ func TestHonestEngineBesideClientsWithoutCredentials(t *testing.T) {
 				_ = c.Close()
 			}
 		},
-		"requests with long paths": func(t *testing.T, ctx context.Context, _ *process) {
+		"requests with long paths": func(t *testing.T, ctx context.Context, _ *harness.Server) {
 			client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} // it is a stranger
 			defer client.CloseIdleConnections()
 			for ctx.Err() == nil {
@@ -722,7 +730,7 @@ func TestFloodingPeerCannotEndTheProcess(t *testing.T) {
 			defer func() { _ = l.Close() }()
 			s := serve(t, append(transports, "--worker", fmt.Sprintf("name=w,connect=tcp://%v", l.Addr()))...)
 			for range 2 {
-				c, err := rawzmtp.Accept(l, zmtp.PUB, waitTimeout)
+				c, err := rawzmtp.Accept(l, zmtp.PUB, harness.Timeout)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -1,4 +1,4 @@
-package main_test
+package hostile_test
 
 import (
 	"context"
@@ -203,7 +203,7 @@ func TestHonestEnginesBesideHostileServers(t *testing.T) {
 				hostile = append(hostile, l)
 				args = append(args, "--worker", fmt.Sprintf("name=hostile-%d,model=m,connect=smg://%v", i, l.Addr()))
 			}
-			s := start(t, harness.ProcessConfig{Args: append(args, "--ingest-start-wait", "1ms")})
+			s := harness.Serve(t, harness.ProcessConfig{Args: append(args, "--ingest-start-wait", "1ms")})
 			h := newHonest(t, s, s.Client())
 			e.honestRouter = newHonestRouter(t, s.Client(), grpcWorker)
 			h.round()
