@@ -2,20 +2,23 @@ package wire
 
 import "slices"
 
-// maxFormer is how many blocks that were forgotten are remembered: those of 64 Ki tokens in blocks of 16. What vLLM has evicted or cleared is
-// in a lower tier a few steps later, or never.
-const maxFormer = 1 << 12
+const (
+	// maxFormer is how many blocks that were forgotten are remembered.
+	maxFormer = 1 << 13
+	// copyBatches is how many batches of a dp rank follow at most before a block that was evicted or cleared is in a lower tier, or never will be:
+	// vLLM publishes one for each step, and copies a block within a few.
+	copyBatches = 32
+)
 
 // former are the scopes of the blocks that scopes have forgotten last. The zero value has none.
 type former struct {
 	blocks map[formerBlock]formerScope
 	// ring has their keys, at the slots in blocks; others are of blocks that have been forgotten again since. Once it is full, the next takes the
 	// place of the oldest, which is at next.
-	ring []formerBlock
+	ring []formerSlot
 	next int
-	// lost are the ranks of which one clear has forgotten more blocks than there is room for, or of which there was no memory for some; and how many
-	// blocks are forgotten until those count as old.
-	lost map[uint32]int
+	// batches is the number of batches of each rank, and lost until which of them copies may be of blocks that are not remembered.
+	batches, lost map[uint32]uint64
 	// max is maxFormer if it is 0, and fewer in tests.
 	max int
 }
@@ -24,6 +27,12 @@ type former struct {
 type formerBlock struct {
 	hash uint64
 	rank uint32
+}
+
+// formerSlot has a block, and the batch of its rank by which it was forgotten.
+type formerSlot struct {
+	formerBlock
+	batch uint64
 }
 
 // formerScope is a block's scope, and where it is in the ring.
@@ -39,43 +48,58 @@ func (f *former) limit() int {
 	return maxFormer
 }
 
-// add adds a block.
-func (f *former) add(s *scopes, rank uint32, hash uint64, id scopeID) {
-	if left := f.lost[rank]; left > 1 {
-		f.lost[rank] = left - 1
-	} else {
+// begin begins a batch of a rank.
+func (f *former) begin(rank uint32) {
+	if f.batches == nil {
+		f.batches, f.lost = make(map[uint32]uint64), make(map[uint32]uint64)
+	}
+	f.batches[rank]++
+	if f.lost[rank] < f.batches[rank] {
 		delete(f.lost, rank)
 	}
-	at, slot := formerBlock{hash, rank}, len(f.ring)
+}
+
+// add adds a block.
+func (f *former) add(s *scopes, rank uint32, hash uint64, id scopeID) {
+	at, slot := formerSlot{formerBlock{hash, rank}, f.batches[rank]}, len(f.ring)
+	s.retain(id)
 	switch {
 	case slot == f.limit():
 		slot = f.next
 		f.next = (f.next + 1) % len(f.ring)
-		f.drop(s, slot)
+		if oldest := f.ring[slot]; f.drop(s, slot) && f.isRecent(oldest) {
+			f.lose(oldest.rank)
+		}
 		f.ring[slot] = at
 	case s.budget.Reserve(scopedBlockCost):
 		f.ring = append(f.ring, at)
 	default: // there is no memory
+		s.release(id)
 		f.lose(rank)
 		return
 	}
-	s.retain(id)
-	if before, ok := f.blocks[at]; ok {
+	if before, ok := f.blocks[at.formerBlock]; ok {
 		s.release(before.id)
 	}
 	if f.blocks == nil {
 		f.blocks = make(map[formerBlock]formerScope)
 	}
-	f.blocks[at] = formerScope{id, slot}
+	f.blocks[at.formerBlock] = formerScope{id, slot}
 }
 
-// drop removes the block of a slot, unless it has another slot now.
-func (f *former) drop(s *scopes, slot int) {
-	at := f.ring[slot]
-	if b, ok := f.blocks[at]; ok && b.slot == slot {
-		delete(f.blocks, at)
-		s.release(b.id)
+// isRecent reports whether the block of a slot may still be copied.
+func (f *former) isRecent(at formerSlot) bool { return f.batches[at.rank]-at.batch <= copyBatches }
+
+// drop removes the block of a slot, and returns false if it has another slot now.
+func (f *former) drop(s *scopes, slot int) bool {
+	at := f.ring[slot].formerBlock
+	b, ok := f.blocks[at]
+	if !ok || b.slot != slot {
+		return false
 	}
+	delete(f.blocks, at)
+	s.release(b.id)
+	return true
 }
 
 // find returns the scope of a block.
@@ -84,23 +108,33 @@ func (f *former) find(rank uint32, hash uint64) (scopeID, bool) {
 	return b.id, ok
 }
 
-// cleared records how many blocks of a rank one clear has forgotten.
-func (f *former) cleared(rank uint32, blocks int) {
-	if blocks > f.limit() {
-		f.lose(rank)
-	}
-}
-
-// lose records that blocks of a rank are not remembered.
+// lose records that blocks of a rank are not remembered that may still be copied.
 func (f *former) lose(rank uint32) {
 	if f.lost == nil {
-		f.lost = make(map[uint32]int)
+		f.batches, f.lost = make(map[uint32]uint64), make(map[uint32]uint64)
 	}
-	f.lost[rank] = f.limit()
+	f.batches[rank] += 0 // is there
+	f.lost[rank] = f.batches[rank] + copyBatches
 }
 
-// isLost reports whether a block of a rank may have been among those that are not remembered.
-func (f *former) isLost(rank uint32) bool { return f.lost[rank] > 0 }
+// isLost reports whether a copy in a rank may be of a block that is not remembered.
+func (f *former) isLost(rank uint32) bool {
+	_, ok := f.lost[rank]
+	return ok
+}
+
+// isNeeded reports whether a copy in a rank may be of a block that was forgotten, whether it is remembered or not.
+func (f *former) isNeeded(rank uint32) bool {
+	if f.isLost(rank) {
+		return true
+	}
+	for i := range f.ring { // from the newest on
+		if at := f.ring[(f.next-1-i+2*len(f.ring))%len(f.ring)]; at.rank == rank {
+			return f.isRecent(at)
+		}
+	}
+	return false
+}
 
 // used reports whether there are blocks, or some are lost.
 func (f *former) used() bool { return len(f.ring) > 0 || len(f.lost) > 0 }
@@ -108,31 +142,34 @@ func (f *former) used() bool { return len(f.ring) > 0 || len(f.lost) > 0 }
 // clear forgets the blocks of a rank.
 func (f *former) clear(s *scopes, rank uint32) {
 	delete(f.lost, rank)
+	delete(f.batches, rank)
 	for slot, at := range f.ring {
 		if at.rank == rank {
 			f.drop(s, slot)
 		}
 	}
 	oldest := slices.Concat(f.ring[f.next:], f.ring[:f.next])
-	kept := slices.DeleteFunc(oldest, func(at formerBlock) bool { return at.rank == rank })
+	kept := slices.DeleteFunc(oldest, func(at formerSlot) bool { return at.rank == rank })
 	s.budget.Release(int64(scopedBlockCost * (len(f.ring) - len(kept))))
 	f.ring, f.next = kept, 0
 	for slot, at := range f.ring { // the last slot of a block is its own
-		if b, ok := f.blocks[at]; ok {
+		if b, ok := f.blocks[at.formerBlock]; ok {
 			b.slot = slot
-			f.blocks[at] = b
+			f.blocks[at.formerBlock] = b
 		}
 	}
 }
 
-// makeRoom forgets all blocks, whose ranks are then lost.
+// makeRoom forgets all blocks.
 func (f *former) makeRoom(s *scopes) {
 	for _, at := range f.ring {
-		f.lose(at.rank)
+		if f.isRecent(at) {
+			f.lose(at.rank)
+		}
 	}
-	lost := f.lost
+	batches, lost := f.batches, f.lost
 	f.close(s)
-	f.lost = lost
+	f.batches, f.lost = batches, lost
 }
 
 // close forgets all blocks.

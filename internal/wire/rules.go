@@ -157,6 +157,9 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 	kept, followed := 0, false
 	r.ForeignBlockSize, r.ForeignTier, r.ChunkSize = 0, 0, 0
 	r.doubts = Doubts{}
+	if r.scopes.hashed = r.IsVLLM; r.IsVLLM {
+		r.scopes.former.begin(rank)
+	}
 	for k := range b.Events {
 		ev := &b.Events[k]
 		for len(skipped) > 0 && skipped[0].Index < ev.Index {
@@ -242,7 +245,7 @@ func (r *Rules) ignore(ev *Event, rank uint32) Reason {
 		}
 	}
 	rare := ev.rare()
-	isShared := r.HasPools && ev.isShared()
+	isShared := r.HasPools && r.IsVLLM && ev.isShared()
 	if isShared {
 		ev.Tier = kvblock.TierExternal
 	}
@@ -334,7 +337,8 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 
 // isShared reports whether the event is a store in files or objects that vLLM's offloading connector keeps on another machine, by its setting locality.
 func (ev *Event) isShared() bool {
-	return ev.Kind == KindStored && ev.Medium == "STORAGE" && strings.EqualFold(ev.rare().Locality, "REMOTE")
+	rare := ev.rare()
+	return ev.Kind == KindStored && ev.Medium == "STORAGE" && rare.Ownership == "" && strings.EqualFold(rare.Locality, "REMOTE")
 }
 
 // isNeverRemoved reports whether a store of vLLM is by a connector that sends no removes. The media are those of vLLM 0.33: cpu in lower case of its
@@ -375,7 +379,6 @@ func eagleOverlap(ev *Event) int {
 // cannot be told. ok is false if a name is longer than maxNameBytes. The scope is then recorded as unknown.
 func (r *Rules) applyScope(ev *Event, rank uint32) (known int, told, ok bool) {
 	scopes := &r.scopes
-	scopes.hashed = r.IsVLLM
 	named := ev.LoRAName != "" && len(scopes.peers) > 0
 	if ev.CacheSalt == "" && ev.Raw == nil && !named && !scopes.used() && !scopes.peersUsed() {
 		return len(ev.BlockHashes), true, true

@@ -95,6 +95,7 @@ func TestSharedStorage(t *testing.T) {
 		event    any
 		want     kvblock.Tier // 0: ignored
 	}{
+		"of an owner":                      {true, stored(obj{"medium": "STORAGE", "locality": "REMOTE", "ownership": "kvcr"}, 1), 0},
 		"of this machine":                  {true, store("STORAGE", "LOCAL"), kvblock.TierDisk},
 		"of another":                       {true, store("STORAGE", "Remote"), kvblock.TierExternal},
 		"of another, without pools":        {false, store("STORAGE", "REMOTE"), 0},
@@ -112,6 +113,13 @@ func TestSharedStorage(t *testing.T) {
 			t.Errorf("%s: got %+v, want tier %d", name, got.Events, c.want)
 		case c.want != 0 && !got.Doubts[wire.ReasonNoRemoves].Has(c.want):
 			t.Errorf("%s: doubts %v, want that there are no removes", name, got.Doubts)
+		}
+		rules = wire.NewRules(new(wire.BlockSize)) // of another engine, which may remove it
+		rules.HasPools = true
+		other := decodeOf(t, c.event)
+		rules.Admit(other, 0, new(wire.Counts))
+		if c.want == kvblock.TierExternal && len(other.Events) > 0 {
+			t.Errorf("%s, of another engine: got %+v, want none", name, other.Events)
 		}
 	}
 }

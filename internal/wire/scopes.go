@@ -59,7 +59,8 @@ const (
 //  6. vLLM hashes salts, and names none in stores in lower tiers, which it sends some time after
 //     those in device memory: the block may be evicted or cleared by then. Such a store has the
 //     scope of its first block or of its parent, as it is recorded or was in the last maxFormer
-//     blocks that were forgotten. It has an unknown scope if more were forgotten by one clear.
+//     blocks that were forgotten. It has an unknown scope in the copyBatches batches after one by
+//     which more were forgotten at a time, or a restart.
 //     Copies that are never removed do not count: a block would be recorded for ever.
 //
 // Scopes in lost batches, and before the first batch, are not known. Blocks that continue them count as blocks of the base scope.
@@ -81,7 +82,7 @@ type scopes struct {
 	peers []*scopes
 	// changes are recorded after Rules.TrackChanges; nil before.
 	changes *changes
-	// hashed reports whether the engine hashes salts. former are then blocks that were forgotten. They are not in the state.
+	// hashed reports whether the engine hashes salts. former are then blocks that were forgotten. The state has whether a rank has some.
 	hashed bool
 	former former
 }
@@ -134,7 +135,7 @@ func (s *scopes) id(name scope) scopeID {
 	if id, ok := s.ids[name]; ok {
 		return id
 	}
-	if s.bytes+name.bytes() > maxScopeBytes || !s.budget.Reserve(int64(name.bytes())) {
+	if s.bytes+name.bytes() > maxScopeBytes || !s.reserve(int64(name.bytes())) {
 		return unknownScope
 	}
 	var id scopeID
@@ -272,11 +273,12 @@ func (s *scopes) setTokens(ev *Event, rank uint32) {
 // record adds the blocks of a store, and their scope. conflict reports whether a block is recorded with another scope: its
 // content cannot be told from then on.
 func (s *scopes) record(ev *Event, rank uint32, id scopeID) (conflict bool) {
+	s.retain(id) // memory that is made for a block may be that of the scope's last one
+	defer s.release(id)
 	r := s.ranks[rank]
 	isCounted := !s.hashed || !ev.isNeverRemoved()
 	if r == nil {
 		if id == baseScope || !isCounted || len(ev.BlockHashes) == 0 {
-			s.drop(id)
 			return false
 		}
 		r = s.addRank(rank)
@@ -306,7 +308,6 @@ func (s *scopes) record(ev *Event, rank uint32, id scopeID) (conflict bool) {
 		r.blocks[h] = b
 		s.changes.addBlock(rank, h)
 	}
-	s.drop(id)
 	return conflict
 }
 
@@ -322,14 +323,16 @@ func (s *scopes) addRank(rank uint32) *scopedRank {
 
 // reserveBlock reserves memory for another block, and reports whether there was room.
 func (s *scopes) reserveBlock() bool {
-	if s.blocks >= s.maxBlocks {
-		return false
-	}
-	if s.budget.Reserve(scopedBlockCost) {
+	return s.blocks < s.maxBlocks && s.reserve(scopedBlockCost)
+}
+
+// reserve reserves memory, if need be that of blocks that were forgotten, and reports whether there was room.
+func (s *scopes) reserve(bytes int64) bool {
+	if s.budget.Reserve(bytes) {
 		return true
 	}
 	s.former.makeRoom(s)
-	return s.budget.Reserve(scopedBlockCost)
+	return s.budget.Reserve(bytes)
 }
 
 // remove removes one copy of each block of a remove.
@@ -379,7 +382,6 @@ func (s *scopes) clearTier(rank uint32, tier kvblock.Tier) {
 	if r == nil {
 		return
 	}
-	forgotten := len(r.blocks)
 	for h, b := range r.blocks {
 		if b.copies[tier-kvblock.TierDevice] == 0 {
 			continue
@@ -392,7 +394,6 @@ func (s *scopes) clearTier(rank uint32, tier kvblock.Tier) {
 			r.blocks[h] = b
 		}
 	}
-	s.former.cleared(rank, forgotten-len(r.blocks))
 	s.dropRank(rank, r)
 }
 
@@ -412,7 +413,6 @@ func (s *scopes) clear(rank uint32) {
 		}
 		s.release(b.scope)
 	}
-	s.former.cleared(rank, len(r.blocks))
 	s.blocks -= len(r.blocks)
 	s.budget.Release(int64(scopedBlockCost * len(r.blocks)))
 	delete(s.ranks, rank)

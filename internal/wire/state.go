@@ -40,6 +40,11 @@ func (r *Rules) State() *statev1.IngestSource {
 			all = append(all, rankChanges{rank: rank, blocks: r.scopes.hashes(rank)})
 		}
 	}
+	for rank := range r.scopes.former.batches {
+		if r.groups[rank] == nil && r.scopes.ranks[rank] == nil && r.scopes.former.isNeeded(rank) {
+			all = append(all, rankChanges{rank: rank})
+		}
+	}
 	return r.encode(all)
 }
 
@@ -60,6 +65,7 @@ func (r *Rules) encode(all []rankChanges) *statev1.IngestSource {
 		if salted := r.scopes.ranks[c.rank]; salted != nil {
 			rank.Incomplete = salted.incomplete
 		}
+		rank.SaltsForgotten = r.scopes.former.isNeeded(c.rank)
 		if g := r.groups[c.rank]; c.groups && g != nil {
 			for _, a := range g.all {
 				rank.Groups = append(rank.Groups, &statev1.IngestGroup{Index: a.idx, Kind: a.kind, BlockSize: a.blockSize, Window: a.window})
@@ -192,6 +198,9 @@ func (r *Rules) RestoreRawID(id uint64) { r.rawID = min(max(r.rawID, id), MaxRaw
 
 // restore sets the salted blocks of a rank.
 func (s *scopes) restore(state *statev1.IngestRank, salts, adapters [][]byte) {
+	if state.SaltsForgotten {
+		s.former.lose(state.Rank)
+	}
 	if len(state.SaltedBlocks) == 0 && !state.Incomplete {
 		return
 	}

@@ -285,9 +285,12 @@ type IngestRank struct {
 	HashSeed string `protobuf:"bytes,14,opt,name=hash_seed,json=hashSeed,proto3" json:"hash_seed,omitempty"`
 	// Why blocks of attention groups other than the main group may be unknown; empty if none
 	// are.
-	GroupsLost    string `protobuf:"bytes,15,opt,name=groups_lost,json=groupsLost,proto3" json:"groups_lost,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	GroupsLost string `protobuf:"bytes,15,opt,name=groups_lost,json=groupsLost,proto3" json:"groups_lost,omitempty"`
+	// Reports whether salted blocks of the rank were forgotten of which copies in lower tiers
+	// may follow.
+	SaltsForgotten bool `protobuf:"varint,16,opt,name=salts_forgotten,json=saltsForgotten,proto3" json:"salts_forgotten,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *IngestRank) Reset() {
@@ -423,6 +426,13 @@ func (x *IngestRank) GetGroupsLost() string {
 		return x.GroupsLost
 	}
 	return ""
+}
+
+func (x *IngestRank) GetSaltsForgotten() bool {
+	if x != nil {
+		return x.SaltsForgotten
+	}
+	return false
 }
 
 // An attention group of a dp rank.
@@ -824,7 +834,7 @@ const file_kvcast_state_v1_ingest_proto_rawDesc = "" +
 	"\x06source\x18\x01 \x01(\rR\x06source\x12\x14\n" +
 	"\x05salts\x18\x02 \x03(\fR\x05salts\x121\n" +
 	"\x05ranks\x18\x03 \x03(\v2\x1b.kvcast.state.v1.IngestRankR\x05ranks\x12\x1a\n" +
-	"\badapters\x18\x04 \x03(\fR\badapters\"\x87\x04\n" +
+	"\badapters\x18\x04 \x03(\fR\badapters\"\xb0\x04\n" +
 	"\n" +
 	"IngestRank\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x18\n" +
@@ -847,7 +857,8 @@ const file_kvcast_state_v1_ingest_proto_rawDesc = "" +
 	"\x0ehash_algorithm\x18\r \x01(\rR\rhashAlgorithm\x12\x1b\n" +
 	"\thash_seed\x18\x0e \x01(\tR\bhashSeed\x12\x1f\n" +
 	"\vgroups_lost\x18\x0f \x01(\tR\n" +
-	"groupsLost\"n\n" +
+	"groupsLost\x12'\n" +
+	"\x0fsalts_forgotten\x18\x10 \x01(\bR\x0esaltsForgotten\"n\n" +
 	"\vIngestGroup\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x12R\x05index\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x1d\n" +
