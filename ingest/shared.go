@@ -71,7 +71,7 @@ type budgets struct {
 	sources   *budget.Budget      // publishers: one for each source and dp rank
 	ranks     *budget.Budget      // dp ranks that are known only from batches
 	workers   *budget.Budget      // bytes of the strings in workers' configs
-	pools     *budget.Budget      // bytes of the contents of blocks in Mooncake stores
+	pools     *budget.Budget      // bytes of the contents of blocks in pools
 	rules     *budget.Budget      // bytes of the state of wire.Rules
 	decoding  *budget.Budget      // bytes of large payloads that are decoded and processed
 	decode    *semaphore.Weighted // of decoding

@@ -17,6 +17,8 @@ const (
 	maxOtherParts = 128
 	// partLists is after how many lists without it blocks do not need a part any more: the engines have other ranks then. It is half an hour at least.
 	partLists = 900
+	// maxMissed is how many partial lists in a row may lack a block that is held.
+	maxMissed = 3
 	// maxNamespaces is how many namespaces a problem names.
 	maxNamespaces = 8
 	// blockBytes is the memory of a block, with its part of the map, without the name of its adapter.
@@ -40,6 +42,7 @@ type block struct {
 	// know that. disputed reports whether several contents were learned: it never counts as held.
 	parts                   parts
 	hasParent               bool
+	missed                  uint8 // partial lists in a row that had not all parts
 	held, emitted, disputed bool
 }
 
@@ -264,7 +267,7 @@ func (l *list) problem(model string, texts *problemTexts) string {
 
 // end ends the list. Blocks that the store no longer holds are passed to removed, and those that it holds now to stored: each after its
 // parent. A block whose parent the store does not hold is passed when it does, since no prompt has it as its prefix before.
-// Of a partial list, blocks that are not in it are held as before.
+// Blocks that are not in a partial list are held as before, until maxMissed in a row have not had them.
 func (b *blocks) end(isPartial bool, stored, removed func(*block)) (problem string) {
 	problem = b.list.problem(b.model, &b.texts)
 	var all parts
@@ -272,7 +275,11 @@ func (b *blocks) end(isPartial bool, stored, removed func(*block)) (problem stri
 		all = b.list.required()
 	}
 	for _, at := range b.all {
-		at.held = (all != parts{} && at.parts.has(all) || isPartial && at.held) && !at.disputed
+		isListed := all != parts{} && at.parts.has(all)
+		if at.missed++; isListed || !isPartial {
+			at.missed = 0
+		}
+		at.held = (isListed || at.held && 0 < at.missed && at.missed < maxMissed) && !at.disputed
 		if at.emitted && !at.held {
 			at.emitted = false
 			removed(at)

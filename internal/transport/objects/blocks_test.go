@@ -351,3 +351,33 @@ func TestChainsThatEndInNothing(t *testing.T) {
 		t.Errorf("%d blocks are stored, want %d", stored, long+1)
 	}
 }
+
+// TestPartialLists has lists that lack a block, some of them partial.
+func TestPartialLists(t *testing.T) {
+	t.Parallel()
+	b := newBlocks("", "", budget.New("test", 0))
+	for hash := uint64(1); hash <= 2; hash++ {
+		b.learn(hash, hash-1, hash > 1, hash, content{size: 16})
+	}
+	held := make(map[uint64]bool)
+	list := func(isPartial bool, hashes ...uint64) {
+		b.begin()
+		for _, hash := range hashes {
+			b.mooncakeObject([]byte(keyOf("m", 0, 0, hash)))
+		}
+		b.end(isPartial, func(at *block) { held[at.hash] = true }, func(at *block) { delete(held, at.hash) })
+	}
+	for i, c := range []struct {
+		isPartial bool
+		hashes    []uint64
+		want      bool // block 2 is held
+	}{
+		{true, []uint64{1}, false}, {true, []uint64{1, 2}, true}, {true, []uint64{1}, true}, {true, []uint64{1}, true}, {true, []uint64{1}, false}, {true, []uint64{1}, false},
+		{false, []uint64{1, 2}, true}, {true, []uint64{1}, true}, {false, []uint64{1}, false}, {true, []uint64{1}, false}, {true, []uint64{1, 2}, true}, {true, []uint64{1}, true},
+		{true, []uint64{1, 2}, true}, {true, []uint64{1}, true}, {true, []uint64{1}, true}, {true, []uint64{1}, false},
+	} {
+		if list(c.isPartial, c.hashes...); held[2] != c.want || !held[1] {
+			t.Errorf("list %d, %+v: %v are held", i, c, held)
+		}
+	}
+}

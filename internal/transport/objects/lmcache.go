@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/feed"
@@ -19,6 +20,8 @@ const (
 	pageBytes   = 64 << 20
 	// maxObjects is more than the longest list has.
 	maxObjects = 10_000_000
+	// longestList is how long reading all pages may take.
+	longestList = 2 * time.Minute
 	// minChunkHash is the length of the shortest hash of a chunk, in bytes.
 	minChunkHash = 8
 )
@@ -146,7 +149,7 @@ func (m lmcache) probe(r *receiver) error {
 
 // read implements Server. Pages of a list that changes may lack objects.
 func (m lmcache) read(r *receiver) (isPartial bool, err error) {
-	total := -1
+	total, began := -1, time.Now()
 	for offset := 0; ; offset += m.page {
 		p, err := m.request(r, offset, m.page)
 		if err != nil {
@@ -160,6 +163,8 @@ func (m lmcache) read(r *receiver) (isPartial bool, err error) {
 		switch {
 		case len(p.objects) < m.page:
 			return isPartial, nil
+		case time.Since(began) > longestList:
+			return false, fmt.Errorf("reading the list takes more than %v", longestList)
 		case offset+m.page >= m.most:
 			return false, fmt.Errorf("the list of objects is too long; want fewer than %d", m.most)
 		}
@@ -174,7 +179,7 @@ func (m lmcache) objects(r *receiver, p *page) {
 		isShared := slices.ContainsFunc(object.Placements, func(p placement) bool { return p.Shared })
 		k := key{namespace: []byte(object.Key.Model), shard: fmt.Appendf(nil, "%d/%d", object.Key.Rank, object.Key.Group), group: object.Key.Group, isPart: true}
 		switch {
-		case err != nil || len(digest) < minChunkHash, object.Key.Salt != "", r.Topic == "" && !isShared:
+		case err != nil || len(digest) < minChunkHash, len(object.Key.Model) > maxKeyBytes, object.Key.Salt != "", r.Topic == "" && !isShared:
 			r.blocks.unread()
 		case object.Key.Model != r.Model:
 			r.blocks.foreign(&k)

@@ -97,7 +97,7 @@ func TestDirectoryIsFollowed(t *testing.T) {
 	unshared["placements"] = []object{{"shared": false}}
 	others := []object{
 		chunk(601, 0).with("cache_salt", "s"), chunk(601, 1).with("cache_salt", "s"), chunk(602, 0).with("model_name", "n"),
-		chunk(603, 0).with("chunk_hash_hex", "zz"), chunk(604, 0).with("chunk_hash_hex", "00"), unshared,
+		chunk(603, 0).with("model_name", strings.Repeat("n", 3000)), chunk(603, 0).with("chunk_hash_hex", "zz"), chunk(604, 0).with("chunk_hash_hex", "00"), unshared,
 	}
 	c.set(600, others...)
 	r := c.read(t, "", pooltest.Contents(pooltest.Chain(610), nil))

@@ -820,7 +820,9 @@ type SourceSpec struct {
 	Replay string `protobuf:"bytes,3,opt,name=replay,proto3" json:"replay,omitempty"`
 	// Number of dp ranks, at most 1024; 0 means 1.
 	DpSize uint32 `protobuf:"varint,4,opt,name=dp_size,json=dpSize,proto3" json:"dp_size,omitempty"`
-	// Prefix of the topics to read; empty means all.
+	// Prefix of the topics to read; empty means all. Of mooncake:// it is the prefix of the
+	// keys of the objects to read, and of lmcache-coordinator:// the instance whose objects to
+	// read; empty means those that all instances share.
 	Topic string `protobuf:"bytes,5,opt,name=topic,proto3" json:"topic,omitempty"`
 	// The meaning of a store of a block that the engine already holds.
 	Copies Copies `protobuf:"varint,6,opt,name=copies,proto3,enum=kvcast.v1.Copies" json:"copies,omitempty"`

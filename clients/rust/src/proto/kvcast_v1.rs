@@ -877,7 +877,9 @@ pub struct SourceSpec {
     /// Number of dp ranks, at most 1024; 0 means 1.
     #[prost(uint32, tag = "4")]
     pub dp_size: u32,
-    /// Prefix of the topics to read; empty means all.
+    /// Prefix of the topics to read; empty means all. Of mooncake:// it is the prefix of the
+    /// keys of the objects to read, and of lmcache-coordinator:// the instance whose objects to
+    /// read; empty means those that all instances share.
     #[prost(string, tag = "5")]
     pub topic: ::prost::alloc::string::String,
     /// The meaning of a store of a block that the engine already holds.

@@ -192,7 +192,9 @@ export type SourceSpec = Message<"kvcast.v1.SourceSpec"> & {
   dpSize: number;
 
   /**
-   * Prefix of the topics to read; empty means all.
+   * Prefix of the topics to read; empty means all. Of mooncake:// it is the prefix of the
+   * keys of the objects to read, and of lmcache-coordinator:// the instance whose objects to
+   * read; empty means those that all instances share.
    *
    * @generated from field: string topic = 5;
    */
