@@ -104,7 +104,7 @@ func TestCopiesHaveTheSaltOfTheirHash(t *testing.T) {
 				copied[h], host[h] = true, medium == "CPU"
 				want(t, h, store(h, medium, ""))
 			},
-			"clear": func(t *rapid.T) {
+			"clear": func(*rapid.T) {
 				forget(slices.Collect(maps.Keys(device))...)
 				clear(device)
 				admit(Event{Kind: KindCleared})
