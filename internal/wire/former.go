@@ -48,11 +48,19 @@ func (f *former) limit() int {
 	return maxFormer
 }
 
-// begin begins a batch of a rank.
-func (f *former) begin(rank uint32) {
+// know makes sure that a rank has a number of batches.
+func (f *former) know(rank uint32) {
 	if f.batches == nil {
 		f.batches, f.lost = make(map[uint32]uint64), make(map[uint32]uint64)
 	}
+	if _, ok := f.batches[rank]; !ok {
+		f.batches[rank] = 0
+	}
+}
+
+// begin begins a batch of a rank.
+func (f *former) begin(rank uint32) {
+	f.know(rank)
 	f.batches[rank]++
 	if f.lost[rank] < f.batches[rank] {
 		delete(f.lost, rank)
@@ -61,6 +69,7 @@ func (f *former) begin(rank uint32) {
 
 // add adds a block.
 func (f *former) add(s *scopes, rank uint32, hash uint64, id scopeID) {
+	f.know(rank)
 	at, slot := formerSlot{formerBlock{hash, rank}, f.batches[rank]}, len(f.ring)
 	s.retain(id)
 	switch {
@@ -110,10 +119,7 @@ func (f *former) find(rank uint32, hash uint64) (scopeID, bool) {
 
 // lose records that blocks of a rank are not remembered that may still be copied.
 func (f *former) lose(rank uint32) {
-	if f.lost == nil {
-		f.batches, f.lost = make(map[uint32]uint64), make(map[uint32]uint64)
-	}
-	f.batches[rank] += 0 // is there
+	f.know(rank)
 	f.lost[rank] = f.batches[rank] + copyBatches
 }
 

@@ -157,7 +157,7 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 	kept, followed := 0, false
 	r.ForeignBlockSize, r.ForeignTier, r.ChunkSize = 0, 0, 0
 	r.doubts = Doubts{}
-	if r.scopes.hashed = r.IsVLLM; r.IsVLLM {
+	if r.scopes.hashed = r.IsVLLM; r.scopes.former.used() {
 		r.scopes.former.begin(rank)
 	}
 	for k := range b.Events {
