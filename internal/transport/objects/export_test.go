@@ -1,4 +1,4 @@
 package objects
 
 // LMCacheOf is LMCache with other limits.
-func LMCacheOf(page, most int) Server { return lmcache{page, most} }
+func LMCacheOf(page, bytes, most int) Server { return lmcache{page, bytes, most} }

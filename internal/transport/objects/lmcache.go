@@ -28,10 +28,10 @@ const (
 
 // LMCache is LMCache's coordinator (lmcache 0.5.6). It answers with pages of the objects that its servers have told it of, each with where they are. An object is the part of a
 // chunk of one rank and object group.
-var LMCache Server = lmcache{pageObjects, maxObjects}
+var LMCache Server = lmcache{pageObjects, pageBytes, maxObjects}
 
-// lmcache has pages of a number of objects, and lists of fewer than another.
-type lmcache struct{ page, most int }
+// lmcache has pages of a number of objects and at most so many bytes, and lists of fewer than most objects.
+type lmcache struct{ page, bytes, most int }
 
 func (lmcache) texts() problemTexts {
 	return problemTexts{
@@ -70,7 +70,7 @@ type placement struct {
 }
 
 // request requests a page of objects.
-func (lmcache) request(r *receiver, offset, limit int) (*page, error) {
+func (m lmcache) request(r *receiver, offset, limit int) (*page, error) {
 	query := url.Values{"offset": {strconv.Itoa(offset)}, "limit": {strconv.Itoa(limit)}}
 	if r.Topic != "" {
 		query.Set("instance_id", r.Topic)
@@ -80,11 +80,11 @@ func (lmcache) request(r *receiver, offset, limit int) (*page, error) {
 		return nil, err
 	}
 	defer func() { _ = body.Close() }()
-	limited := &io.LimitedReader{R: body, N: pageBytes + 1}
+	limited := &io.LimitedReader{R: body, N: int64(m.bytes) + 1}
 	p, err := readPage(json.NewDecoder(limited), limit)
 	switch {
 	case limited.N == 0:
-		return nil, fmt.Errorf("a page of the list is too long; want at most %d bytes", pageBytes)
+		return nil, fmt.Errorf("a page of the list is too long; want at most %d bytes", m.bytes)
 	case err != nil:
 		return nil, fmt.Errorf("read a page of the list: %w", err)
 	}

@@ -85,7 +85,7 @@ func (c *coordinator) set(n uint64, others ...object) {
 func (c *coordinator) read(t *testing.T, topic string, contents feed.Contents) *pooltest.Reader {
 	t.Helper()
 	return newReader(t, objects.Config{
-		Server: objects.LMCacheOf(100, 2000), Address: c.Listener.Addr().String(), Model: "m", Topic: topic, Interval: time.Millisecond, Contents: contents,
+		Server: objects.LMCacheOf(100, 1<<20, 2000), Address: c.Listener.Addr().String(), Model: "m", Topic: topic, Interval: time.Millisecond, Contents: contents,
 	})
 }
 
@@ -179,9 +179,9 @@ func TestErrorsOfACoordinator(t *testing.T) {
 		"objects by name": {func(w http.ResponseWriter, _, _ int) bool { _, _ = io.WriteString(w, `{"keys":{}}`); return false }, "read a page of the list: got {, want ["},
 		"no end of it":    {func(w http.ResponseWriter, _, _ int) bool { _, _ = io.WriteString(w, `{"keys":[]`); return false }, "read a page of the list: EOF"},
 		"a page too long": {func(w http.ResponseWriter, _, _ int) bool {
-			_, _ = io.WriteString(w, strings.Repeat(" ", 64<<20+1))
+			_, _ = io.WriteString(w, strings.Repeat(" ", 1<<20+1))
 			return false
-		}, "a page of the list is too long; want at most 67108864 bytes"},
+		}, "a page of the list is too long; want at most 1048576 bytes"},
 		"more than asked for": {func(w http.ResponseWriter, _, limit int) bool {
 			_ = json.NewEncoder(w).Encode(object{"keys": make([]object, limit+1)})
 			return false
