@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -289,12 +290,22 @@ func TestMetricsOfAWorkerDisappearWithIt(t *testing.T) {
 		}
 	}
 	slices.Sort(want)
+	diff := ""
+	defer func() {
+		if t.Failed() {
+			t.Logf("the metrics of the worker (-want +got):\n%s", diff)
+		}
+	}()
+	hash := uint64(1)
 	harness.WaitFor(t, func() bool {
+		hash++ // another replay may have read the batches before
+		publish(t, engine, enginetest.Stored(hash))
 		served, _, err := families(t.Context(), p)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return slices.Equal(withLabel(served, "worker", "w"), want)
+		diff = cmp.Diff(want, withLabel(served, "worker", "w"))
+		return diff == ""
 	})
 	if _, err := workers.DeregisterWorker(harness.Context(t), &kvcastv1.DeregisterWorkerRequest{Name: "w"}); err != nil {
 		t.Fatal(err)
