@@ -96,7 +96,7 @@ func (f *former) add(s *scopes, rank uint32, hash uint64, id scopeID) {
 	f.blocks[at.formerBlock] = formerScope{id, slot}
 }
 
-// isRecent reports whether the block of a slot may still be copied.
+// isRecent reports whether the engine may still announce a copy of the block of a slot.
 func (f *former) isRecent(at formerSlot) bool { return f.batches[at.rank]-at.batch <= copyBatches }
 
 // drop removes the block of a slot, and returns false if it has another slot now.

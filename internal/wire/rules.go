@@ -67,7 +67,7 @@ type Rules struct {
 	IsVLLM bool
 	// ContentInKeys reports whether stores have the contents of their blocks in the form of AppendContents, in place of tokens.
 	ContentInKeys bool
-	// HasPools reports whether the worker loads from pools: files or objects of another machine count as blocks in external memory.
+	// HasPools reports whether the worker loads from pools. Its stores in files or objects on another machine are then admitted, in the external tier.
 	HasPools bool
 	// doubts are those of the current Admit.
 	doubts Doubts

@@ -17,7 +17,8 @@ type Server struct {
 // ServerOf returns the Server of a process, whose end is another's.
 func ServerOf(t testing.TB, p *Process) *Server { return &Server{p, t} }
 
-// Serve starts kvcast serve. It stops with the test, which fails if that is not in order, and then has its log if it has failed.
+// Serve starts kvcast serve, and stops it at the end of the test. The test fails if the server does not stop in order. The log of kvcast is printed if the
+// test has failed.
 func Serve(t testing.TB, cfg ProcessConfig) *Server {
 	t.Helper()
 	p, err := StartProcess(cfg)

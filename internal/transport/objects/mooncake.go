@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	// maxKeyBytes is the length of the longest key that is read.
+	// maxKeyBytes is the most bytes of a key, or of a model's name. Longer ones are of no block.
 	maxKeyBytes = 2 << 10
 	// readBytes is how much of a list is read before it is looked at.
 	readBytes = 64 << 10

@@ -38,7 +38,7 @@ func Contents(all []feed.Content, then func(feed.Learner)) feed.Contents {
 	}
 }
 
-// Reader reads a Receiver of blocks of Chain.
+// Reader reads what a Receiver publishes, which must be blocks of Chain, and keeps which of them are held.
 type Reader struct {
 	transport.Receiver
 	// Held has the tokens hashes of the blocks that are held, by hash, and Gone counts those that were removed.

@@ -286,8 +286,8 @@ type IngestRank struct {
 	// Why blocks of attention groups other than the main group may be unknown; empty if none
 	// are.
 	GroupsLost string `protobuf:"bytes,15,opt,name=groups_lost,json=groupsLost,proto3" json:"groups_lost,omitempty"`
-	// Reports whether salted blocks of the rank were forgotten of which copies in lower tiers
-	// may follow.
+	// Reports whether the rank has evicted or cleared salted blocks lately. Copies of them in
+	// lower tiers may still be announced.
 	SaltsForgotten bool `protobuf:"varint,16,opt,name=salts_forgotten,json=saltsForgotten,proto3" json:"salts_forgotten,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
