@@ -27,6 +27,7 @@ type test struct {
 	dir         string // of the package
 	class       testclass.Class
 	withoutRace bool
+	parallel    bool // runs at the same time as others, or its subtests do
 }
 
 // matches reports whether the name matches a pattern; nil matches all.
@@ -99,7 +100,7 @@ func testsOf(pkg, path string, src any) (tests []test, err error) {
 		if !ok || f.Recv != nil || !isTest(f.Name.Name) || f.Body == nil || f.Name.Name == "TestMain" {
 			continue
 		}
-		t := test{pkg: pkg, name: f.Name.Name, class: testclass.ClassQuick}
+		t := test{pkg: pkg, name: f.Name.Name, class: testclass.ClassQuick, parallel: callsParallel(f.Body)}
 		for _, s := range f.Body.List {
 			switch name := declaration(s); name {
 			case "":
@@ -115,6 +116,17 @@ func testsOf(pkg, path string, src any) (tests []test, err error) {
 		tests = append(tests, t)
 	}
 	return tests, nil
+}
+
+// callsParallel reports whether a test, or a function within it, calls a method Parallel.
+func callsParallel(body ast.Node) (found bool) {
+	ast.Inspect(body, func(n ast.Node) bool {
+		if s, ok := n.(*ast.SelectorExpr); ok && s.Sel.Name == "Parallel" {
+			found = true
+		}
+		return !found
+	})
+	return found
 }
 
 // isTest reports whether go test runs a function of this name as a test or a fuzz target.

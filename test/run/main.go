@@ -156,43 +156,53 @@ type pass struct {
 
 // passes returns the calls that run the selected tests.
 func passes(declared []test, o options) (all []pass) {
-	withRace, without := pass{race: o.race}, pass{}
-	everything := o.run == nil && testclass.Selected(testclass.ClassQuick, o.classes)
+	var withRace, without []*test
 	for i := range declared {
 		t := &declared[i]
-		if !testclass.Selected(t.class, o.classes) || !t.matches(o.run) {
-			continue
+		switch {
+		case !testclass.Selected(t.class, o.classes) || !t.matches(o.run):
+		case t.withoutRace && o.race:
+			without = append(without, t)
+		default:
+			withRace = append(withRace, t)
 		}
-		p := &withRace
-		if t.withoutRace && o.race {
-			p = &without
-		}
-		p.names, p.packages = append(p.names, t.name), append(p.packages, t.pkg)
 	}
-	for _, p := range []*pass{&withRace, &without} {
-		slices.Sort(p.names)
-		p.names, p.packages = slices.Compact(p.names), mostTestsFirst(p.packages)
-		if len(p.packages) == 0 {
-			continue
+	if len(withRace) > 0 {
+		p := pass{race: o.race, packages: longestFirst(withRace, o.parallel)}
+		// Without names, all other tests of the packages are skipped by what they declare.
+		if o.run != nil || !testclass.Selected(testclass.ClassQuick, o.classes) {
+			p.names = names(withRace)
 		}
-		// All other tests of the packages are skipped by what they declare.
-		if everything && p == &withRace {
-			p.names = nil
-		}
-		all = append(all, *p)
+		all = append(all, p)
+	}
+	if len(without) > 0 {
+		all = append(all, pass{names: names(without), packages: longestFirst(without, o.parallel)})
 	}
 	return all
 }
 
-// mostTestsFirst returns the packages, of which there is one for each test, once each: those with the most tests, which take
-// longest, first, so that none is left to run alone at the end.
-func mostTestsFirst(ofTests []string) []string {
-	tests := make(map[string]int)
-	for _, pkg := range ofTests {
-		tests[pkg]++
+func names(tests []*test) []string {
+	var names []string
+	for _, t := range tests {
+		names = append(names, t.name)
 	}
-	return slices.SortedFunc(maps.Keys(tests), func(a, b string) int {
-		return cmp.Or(cmp.Compare(tests[b], tests[a]), strings.Compare(a, b))
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// longestFirst returns the packages of tests, those first that probably take longest, so that none is left to run alone at the end:
+// those with the most tests, of which one that is not quick and does not run beside others counts as many as could run at its time.
+func longestFirst(tests []*test, parallel int) []string {
+	work := make(map[string]int)
+	for _, t := range tests {
+		n := 1
+		if !t.parallel && t.class != testclass.ClassQuick {
+			n = parallel
+		}
+		work[t.pkg] += n
+	}
+	return slices.SortedFunc(maps.Keys(work), func(a, b string) int {
+		return cmp.Or(cmp.Compare(work[b], work[a]), strings.Compare(a, b))
 	})
 }
 

@@ -13,7 +13,7 @@ import (
 func TestDeclarationsAreReadFromSource(t *testing.T) {
 	got, err := testsOf("p", "a_test.go", `package a
 func TestQuick(t *testing.T) { t.Run("x", func(t *testing.T) { testclass.Cluster(t) }) }
-func TestCluster(t *testing.T) { t.Parallel(); testclass.Cluster(t) }
+func TestCluster(t *testing.T) { testclass.Cluster(t); t.Run("x", func(t *testing.T) { t.Parallel() }) }
 func TestMemory(t *testing.T) { testclass.WithoutRace(t); testclass.Exhaustive(t) }
 func TestMain(m *testing.M) {}
 func Testing(t *testing.T) {}
@@ -29,11 +29,11 @@ func ExampleIsOnlyCompiled() {}
 		t.Fatal(err)
 	}
 	want := []test{
-		{"p", "Example", "", testclass.ClassQuick, false},
-		{"p", "TestQuick", "", testclass.ClassQuick, false},
-		{"p", "TestCluster", "", testclass.ClassCluster, false},
-		{"p", "TestMemory", "", testclass.ClassExhaustive, true},
-		{"p", "FuzzDecode", "", testclass.ClassQuick, false},
+		{"p", "Example", "", testclass.ClassQuick, false, false},
+		{"p", "TestQuick", "", testclass.ClassQuick, false, false},
+		{"p", "TestCluster", "", testclass.ClassCluster, false, true},
+		{"p", "TestMemory", "", testclass.ClassExhaustive, true, false},
+		{"p", "FuzzDecode", "", testclass.ClassQuick, false, false},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(test{})); diff != "" {
 		t.Errorf("tests (-want +got):\n%s", diff)
@@ -46,10 +46,10 @@ func ExampleIsOnlyCompiled() {}
 
 func TestEachSelectedTestIsInOnePass(t *testing.T) {
 	declared := []test{
-		{"p", "TestA", "", testclass.ClassQuick, false},
-		{"p", "TestB", "", testclass.ClassQuick, true},
-		{"q", "TestC", "", testclass.ClassCluster, false},
-		{"r", "TestE", "", testclass.ClassCluster, true},
+		{"p", "TestA", "", testclass.ClassQuick, false, false},
+		{"p", "TestB", "", testclass.ClassQuick, true, false},
+		{"q", "TestC", "", testclass.ClassCluster, false, false},
+		{"r", "TestE", "", testclass.ClassCluster, true, false},
 	}
 	for _, tt := range []struct {
 		name string
@@ -68,6 +68,23 @@ func TestEachSelectedTestIsInOnePass(t *testing.T) {
 				t.Errorf("passes (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestPackagesThatTakeLongestBeginFirst(t *testing.T) {
+	tests := []*test{
+		{"many", "TestA", "", testclass.ClassQuick, false, false},
+		{"many", "TestB", "", testclass.ClassQuick, false, false},
+		{"one", "TestC", "", testclass.ClassQuick, false, false},
+		{"other", "TestC", "", testclass.ClassQuick, false, false},
+		{"in turn", "TestD", "", testclass.ClassProcess, false, false},
+		{"in turn", "TestE", "", testclass.ClassProcess, false, false},
+		{"beside others", "TestF", "", testclass.ClassProcess, false, true},
+		{"beside others", "TestG", "", testclass.ClassProcess, false, true},
+		{"beside others", "TestH", "", testclass.ClassProcess, false, true},
+	}
+	if diff := cmp.Diff([]string{"in turn", "beside others", "many", "one", "other"}, longestFirst(tests, 6)); diff != "" {
+		t.Errorf("packages (-want +got):\n%s", diff)
 	}
 }
 
@@ -93,9 +110,9 @@ go: no such tool
 func TestReportHasFailuresAndSkips(t *testing.T) {
 	t.Chdir(t.TempDir())
 	declared := []test{
-		{"p", "TestPasses", "", testclass.ClassQuick, false}, {"p", "TestFails", "", testclass.ClassQuick, false},
-		{"p", "TestOther", "", testclass.ClassCluster, false}, {"p", "TestMissing", "", testclass.ClassQuick, false},
-		{"q", "TestCrashes", "", testclass.ClassQuick, false},
+		{"p", "TestPasses", "", testclass.ClassQuick, false, false}, {"p", "TestFails", "", testclass.ClassQuick, false, false},
+		{"p", "TestOther", "", testclass.ClassCluster, false, false}, {"p", "TestMissing", "", testclass.ClassQuick, false, false},
+		{"q", "TestCrashes", "", testclass.ClassQuick, false, false},
 	}
 	var out strings.Builder
 	r := newReport(&out)
