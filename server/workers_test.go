@@ -108,6 +108,8 @@ func TestRegisteredEndpointsAreRestricted(t *testing.T) {
 		{hosts: hosts, connect: "openengine://vllm-0.pods:2"},
 		{hosts: hosts, connect: "smg://192.0.2.1:1", want: []string{"worker.sources[0].connect"}},
 		{hosts: hosts, connect: "workers://disk"},
+		{hosts: hosts, connect: "lmcache-coordinator://10.1.2.3:1"},
+		{hosts: hosts, connect: "lmcache-coordinator://192.0.2.1:1", want: []string{"worker.sources[0].connect"}},
 		{hosts: hosts, connect: "tcp://10.1.2.3:1", replay: "tcp://vllm-0.pods:2"},
 		{hosts: hosts, connect: "tcp://169.254.169.254:80", want: []string{"worker.sources[0].connect"}},
 		{hosts: hosts, connect: "tcp://10.1.2.3:1", replay: "tcp://localhost:2", want: []string{"worker.sources[0].replay"}},
