@@ -44,7 +44,7 @@ type Source struct {
 	// Lock is held from the first call for an entry, or for a part of the index's blocks, until after Flush or End.
 	Lock   sync.Locker
 	Logger *slog.Logger
-	// Pool, if not empty, selects a pool and the workers that load from it, or, if PoolsOf is not empty, the other pools of that model.
+	// Pool, if not empty, selects a pool and the workers of its model that load from it, or, if PoolsOf is not empty, the other pools of that model.
 	Pool, PoolsOf string
 	// Restarted is called before the target gets all blocks anew; nil: nothing is.
 	Restarted func()
@@ -59,6 +59,9 @@ type run struct {
 	target Target
 	after  map[string]uint64 // by worker that has begun, the last entry that the target has of it
 	others map[string]bool   // the workers that are not applied
+	// model is that of Pool, if hasModel is set: without it, it is not known which workers load from the pool.
+	model    string
+	hasModel bool
 }
 
 // isOther reports whether a worker is not applied, and keeps that.
@@ -70,7 +73,7 @@ func (r *run) isOther(name string, added *kvcastv1.WorkerAdded) bool {
 	case r.PoolsOf != "":
 		other = !added.GetPool() || added.GetModel() != r.PoolsOf
 	case r.Pool != "":
-		other = !slices.Contains(added.GetPools(), r.Pool)
+		other = !slices.Contains(added.GetPools(), r.Pool) || !r.hasModel || added.GetModel() != r.model
 	}
 	r.others[name] = other
 	return other
@@ -79,11 +82,12 @@ func (r *run) isOther(name string, added *kvcastv1.WorkerAdded) bool {
 // Run applies blocks to the target until ctx ends, and calls begun when it has applied those that the index has. It returns an
 // error if the journal cannot be read.
 func (s *Source) Run(ctx context.Context, t Target, begun func()) error {
-	r := run{s, t, make(map[string]uint64), make(map[string]bool)}
+	r := run{Source: s, target: t, after: make(map[string]uint64), others: make(map[string]bool)}
 	after := r.begin(ctx)
 	begun()
 	for ctx.Err() == nil {
 		changed := s.Journal.Changed()
+		model, hasModel := r.model, r.hasModel
 		next, err := r.read(ctx, after)
 		switch {
 		case ctx.Err() != nil, errors.Is(err, journal.ErrClosed):
@@ -96,6 +100,8 @@ func (s *Source) Run(ctx context.Context, t Target, begun func()) error {
 			next = r.begin(ctx)
 		case err != nil:
 			return fmt.Errorf("follow the journal: %w", err)
+		case r.model != model || r.hasModel != hasModel:
+			next = r.begin(ctx)
 		case next == after:
 			select {
 			case <-changed:
@@ -112,6 +118,11 @@ func (r *run) begin(ctx context.Context) (after uint64) {
 	after = r.Journal.Bounds().Newest
 	workers, _ := r.Index.Workers(nil)
 	clear(r.others)
+	for i := range workers {
+		if w := &workers[i]; w.Name == r.Pool {
+			r.model, r.hasModel = w.Model, true
+		}
+	}
 	workers = slices.DeleteFunc(workers, func(w index.Worker) bool { return r.isOther(w.Name, w.Added) })
 	present := make(map[string]bool, len(workers))
 	for i := range workers {
@@ -212,6 +223,9 @@ func (r *run) apply(entry *kvcastv1.Entry) {
 	for _, event := range entry.GetEvents() {
 		switch kind := event.GetEvent().(type) {
 		case *kvcastv1.RouterEvent_WorkerAdded:
+			if name == r.Pool && r.Pool != "" {
+				r.model, r.hasModel = kind.WorkerAdded.GetModel(), true
+			}
 			if !r.isOther(name, kind.WorkerAdded) {
 				r.target.Begin(name, kind.WorkerAdded)
 				known = true

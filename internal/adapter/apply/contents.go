@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 
 	"github.com/kvcast/kvcast/internal/core/index"
+	"github.com/kvcast/kvcast/internal/core/index/radix"
 	"github.com/kvcast/kvcast/internal/feed"
 	"github.com/kvcast/kvcast/internal/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -20,7 +23,7 @@ var errEnded = errors.New("the journal has ended")
 func Contents(reader journal.Reader, of *index.Index, logger *slog.Logger) feed.Contents {
 	return func(ctx context.Context, pool string, l feed.Learner) error {
 		source := &Source{Journal: reader, Index: of, Lock: new(sync.Mutex), Logger: logger, Pool: pool, PoolsOf: l.PoolsOf}
-		if err := source.Run(ctx, &learner{Learner: l, pool: pool}, l.Begun); err != nil {
+		if err := source.Run(ctx, &learner{Learner: l, pool: pool, index: of}, l.Begun); err != nil {
 			return err
 		}
 		return errEnded
@@ -31,6 +34,7 @@ func Contents(reader journal.Reader, of *index.Index, logger *slog.Logger) feed.
 type learner struct {
 	feed.Learner
 	pool  string
+	index *index.Index
 	batch []feed.Content
 }
 
@@ -53,11 +57,29 @@ func (l *learner) Apply(worker string, event *kvcastv1.RouterEvent) {
 		return
 	}
 	parent, hasParent := stored.GetParentHash(), stored != nil && stored.ParentHash != nil
+	first := len(l.batch)
 	for i, hash := range hashes {
 		l.batch = append(l.batch, feed.Content{
 			Hash: hash, Parent: parent, HasParent: hasParent, TokensHash: tokens[i], Tokens: stored.GetBlockSize(), LoRA: stored.GetLoraName(),
 		})
 		parent, hasParent = hash, true
+	}
+	if event.GetTier() == kvcastv1.Tier_TIER_DEVICE || worker == l.pool {
+		return
+	}
+	// A connector may know less of a block than what was said of device memory, which the index has, unless the block was removed since.
+	contents := l.batch[first:]
+	var unknown []int
+	l.index.EachBlock(worker, event.GetDpRank(), hashes, func(i int, b *radix.Block) {
+		if !b.HasTokens {
+			unknown = append(unknown, i)
+			return
+		}
+		c := &contents[i]
+		c.Parent, c.HasParent, c.TokensHash, c.Tokens, c.LoRA = b.Parent, b.HasParent, b.Tokens, b.BlockSize, strings.Clone(b.LoRA)
+	})
+	for _, i := range slices.Backward(unknown) {
+		l.batch = slices.Delete(l.batch, first+i, first+i+1)
 	}
 }
 

@@ -128,6 +128,22 @@ func (s *search) scan(ctx context.Context, x *Index, worker string, number uint3
 	return nil
 }
 
+// EachBlock calls a function with what is known of each of some blocks of a dp rank that any tier holds, and its index in hashes. The function must not
+// call the Index.
+func (x *Index) EachBlock(worker string, number uint32, hashes []uint64, visit func(i int, b *radix.Block)) {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	r := x.findRank(worker, number)
+	if r == nil {
+		return
+	}
+	for i, h := range hashes {
+		if b, ok := x.blocks.Find(r.blocks, h); ok {
+			visit(i, &b)
+		}
+	}
+}
+
 // findRank returns a rank; nil if it does not exist.
 func (x *Index) findRank(worker string, number uint32) *rank {
 	w := x.workers[worker]
