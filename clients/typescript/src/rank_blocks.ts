@@ -8,6 +8,9 @@ export function tierBit(tier: number): number {
   return tier >= 1 && tier <= numTiers ? 1 << (tier - 1) : 0;
 }
 
+/** Device memory, the first tier. */
+const deviceBit = 1;
+
 /** A block that at least one tier holds. */
 interface Block {
   readonly hash: bigint;
@@ -138,7 +141,7 @@ export class RankBlocks {
       b = { hash, parent, tokens, size, tiers: 0 };
       this.#blocks.set(hash, b);
       this.#link(b);
-    } else if (tokens !== undefined) {
+    } else if (tokens !== undefined && (bit === deviceBit || (b.tiers & deviceBit) === 0)) { // else what was said of device memory is the content
       b.size = size;
       if (b.tokens !== tokens || b.parent !== parent) {
         this.#move(b, parent, tokens);

@@ -42,7 +42,9 @@ func TestHolders(t *testing.T) {
 		}
 	}
 	one, two, onDisk := held("w", "m", 1, device, 1), held("w", "m", 1, device, 2), held("w", "m", 1, disk, 2)
-	one.LoraName = proto.String("adapter") // that of block 2 is replaced by the store on disk
+	for _, h := range []*kvcastv1.BlockHolder{one, two, onDisk} { // also the copy, of which the store on disk says nothing
+		h.LoraName = proto.String("adapter")
+	}
 	hashOnly, elsewhere := held("w", "m", 4, device, 1), held("a", "n", 0, pinned, 2)
 	hashOnly.TokensHash = nil
 	type (

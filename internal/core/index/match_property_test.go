@@ -223,8 +223,10 @@ func (w *world) store(hashes []uint64, tier kvcastv1.Tier, ranks ...*modelRank) 
 				b = &modelBlock{hash: blockHash(path, r.engine())}
 				r.blocks[path] = b
 			}
+			if tier == device || b.tiers&1 == 0 { // what device memory has is the block's content
+				b.hashed = b.hashed || hashed
+			}
 			b.tiers |= 1 << (tier - 1)
-			b.hashed = b.hashed || hashed
 		}
 		w.apply(r, s, tier)
 	}

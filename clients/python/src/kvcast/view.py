@@ -69,6 +69,8 @@ class _Rank:
         for i, block_hash in enumerate(stored.block_hashes):
             content = contents[i] if i < len(contents) else None
             block = self.blocks.get(block_hash)
+            if block is not None and tier != event_pb2.TIER_DEVICE and event_pb2.TIER_DEVICE in block.tiers:
+                content = None  # of a copy: the content is what was said of device memory
             if block is not None and content is not None and (block.parent, block.content) != (parent, content):
                 tiers = block.tiers
                 self._forget(block_hash)

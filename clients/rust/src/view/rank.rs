@@ -63,6 +63,7 @@ impl RankState {
         let mut parent = s.parent_hash;
         for (i, &hash) in s.block_hashes.iter().enumerate() {
             let block = self.blocks.entry(hash).or_insert(Block { place: Place::Unknown, tiers: [false; NUM_TIERS] });
+            let is_copy = tier > 0 && block.tiers[0]; // the content is what was said of device memory
             if !block.tiers[tier] {
                 block.tiers[tier] = true;
                 self.held[tier] += 1;
@@ -70,7 +71,7 @@ impl RankState {
                     tree.hold(node, self.id, tier);
                 }
             }
-            if let Some(&tokens) = s.tokens_hashes.get(i) {
+            if let Some(&tokens) = s.tokens_hashes.get(i).filter(|_| !is_copy) {
                 self.place(tree, hash, parent, tokens);
             }
             parent = Some(hash);

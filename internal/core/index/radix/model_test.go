@@ -40,11 +40,12 @@ func (m *modelRank) store(tier int, s Stored) {
 			b = new(modelBlock)
 			m.blocks[h] = b
 		}
-		if !existed || i < len(s.Tokens) {
+		told := i < len(s.Tokens) && (tier == 0 || b.tiers&1 == 0) // the content is what was said of device memory
+		if !existed || told {
 			b.lora, b.blockSize = s.LoRA, s.BlockSize
 		}
 		b.tiers |= 1 << tier
-		if i < len(s.Tokens) {
+		if told {
 			before, known := "", !hasParent
 			if p := m.blocks[parent]; hasParent && p != nil && p.path != "" {
 				before, known = p.path, true

@@ -23,6 +23,9 @@ type Stored struct {
 
 // Store adds blocks of a rank in a tier, which is below NumTiers. Consecutive new blocks of a run are added to the tree at
 // once.
+//
+// The content of a block that device memory, the first tier, holds is what was said there: a store in another tier does not
+// change it, nor tell it if it is unknown.
 func (x *Index) Store(r *Rank, tier int, s Stored) {
 	x.stored += len(s.Blocks)
 	attr := x.attributes(r, s)
@@ -174,6 +177,9 @@ func (x *Index) storeBlock(
 	existed = existed && x.clean(r, e)
 	s, was := &e.Value, e.Value.tag
 	bit := r.bits[tier]
+	if existed && tier > 0 && was.has(r.bits[0]) {
+		b.HasTokens = false // a copy of what device memory holds, by a connector that may know less of its content
+	}
 	added := !was.has(bit)
 	if s.tag |= tag(bit); added {
 		r.count(tier, b.Hash)
