@@ -141,7 +141,7 @@ export class RankBlocks {
       b = { hash, parent, tokens, size, tiers: 0 };
       this.#blocks.set(hash, b);
       this.#link(b);
-    } else if (tokens !== undefined && (bit === deviceBit || (b.tiers & deviceBit) === 0)) { // else what was said of device memory is the content
+    } else if (tokens !== undefined && (bit === deviceBit || ((b.tiers & deviceBit) === 0 && b.tokens === undefined))) { // else a copy, which does not change the content
       b.size = size;
       if (b.tokens !== tokens || b.parent !== parent) {
         this.#move(b, parent, tokens);

@@ -223,7 +223,7 @@ func (w *world) store(hashes []uint64, tier kvcastv1.Tier, ranks ...*modelRank) 
 				b = &modelBlock{hash: blockHash(path, r.engine())}
 				r.blocks[path] = b
 			}
-			if tier == device || b.tiers&1 == 0 { // what device memory has is the block's content
+			if tier == device || b.tiers&1 == 0 { // else a copy of what is known
 				b.hashed = b.hashed || hashed
 			}
 			b.tiers |= 1 << (tier - 1)

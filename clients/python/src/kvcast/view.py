@@ -56,12 +56,16 @@ class _Block:
 class _Rank:
     """The blocks of a dp rank, and what is known to be wrong with them."""
 
-    def __init__(self) -> None:
+    def __init__(self, joined_late: bool = False) -> None:
         self.blocks: dict[int, _Block] = {}
         # Hashes of blocks by the hash of their parent and their content. Several blocks may have the same.
         self.children: dict[tuple[int | None, int], set[int]] = {}
         self.reasons: dict[event_pb2.Tier, set[worker_pb2.DegradedReason]] = collections.defaultdict(set)
         self.has_groups = False  # the engine may reuse less than the prefix
+        # The subscription started after the worker was added, and the engine has not restarted since: what was said before is not known.
+        self._joined_late = joined_late
+        if joined_late:
+            self.doubt(worker_pb2.DEGRADED_REASON_JOINED_LATE)
 
     def store(self, tier: event_pb2.Tier, stored: event_pb2.Stored) -> None:
         parent = stored.parent_hash if stored.HasField("parent_hash") else None
@@ -69,8 +73,8 @@ class _Rank:
         for i, block_hash in enumerate(stored.block_hashes):
             content = contents[i] if i < len(contents) else None
             block = self.blocks.get(block_hash)
-            if block is not None and tier != event_pb2.TIER_DEVICE and event_pb2.TIER_DEVICE in block.tiers:
-                content = None  # of a copy: the content is what was said of device memory
+            if block is not None and tier != event_pb2.TIER_DEVICE and (event_pb2.TIER_DEVICE in block.tiers or block.content is not None):
+                content = None  # of a copy, which does not change the content
             if block is not None and content is not None and (block.parent, block.content) != (parent, content):
                 tiers = block.tiers
                 self._forget(block_hash)
@@ -95,6 +99,8 @@ class _Rank:
 
     def clear(self, cleared: event_pb2.Cleared) -> None:
         tiers = tuple(cleared.tiers) or _TIERS
+        if cleared.reason == event_pb2.Cleared.REASON_ENGINE_RESTARTED and not cleared.tiers:
+            self.has_groups = self._joined_late = False
         for block_hash in list(self.blocks):
             for tier in tiers:
                 self.remove(tier, (block_hash,))
@@ -102,8 +108,8 @@ class _Rank:
             self.reasons[tier].clear()
             if cleared.reason == event_pb2.Cleared.REASON_UNREPAIRED_GAP:
                 self.reasons[tier].add(worker_pb2.DEGRADED_REASON_GAP)
-        if cleared.reason == event_pb2.Cleared.REASON_ENGINE_RESTARTED and not cleared.tiers:
-            self.has_groups = False
+            if self._joined_late:
+                self.reasons[tier].add(worker_pb2.DEGRADED_REASON_JOINED_LATE)
 
     def doubt(self, *reasons: worker_pb2.DegradedReason) -> None:
         """Degrades all tiers."""
@@ -170,9 +176,7 @@ class _Worker:
     def rank(self, number: int) -> _Rank:
         rank = self.ranks.get(number)
         if rank is None:
-            rank = self.ranks[number] = _Rank()
-            if self._joined_late:  # what the rank held then is not known
-                rank.doubt(worker_pb2.DEGRADED_REASON_JOINED_LATE)
+            rank = self.ranks[number] = _Rank(self._joined_late)
         return rank
 
 

@@ -26,7 +26,7 @@ impl NaiveRank {
     fn store(&mut self, tier: usize, parent: Option<u64>, blocks: &[u64], tokens: &[u64]) {
         let mut parent = parent;
         for (i, &hash) in blocks.iter().enumerate() {
-            let is_copy = tier > 0 && self.blocks.get(&hash).is_some_and(|b| b.tiers[0]);
+            let is_copy = tier > 0 && self.blocks.get(&hash).is_some_and(|b| b.tiers[0] || b.path.is_some() || b.orphan.is_some());
             self.blocks.entry(hash).or_default().tiers[tier] = true;
             if let Some(&content) = tokens.get(i).filter(|_| !is_copy) {
                 let before = parent.map_or(Some(vec![]), |p| self.blocks.get(&p).and_then(|b| b.path.clone()));

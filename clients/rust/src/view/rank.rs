@@ -15,6 +15,8 @@ pub(crate) struct RankState {
     pub doubts: Doubts,
     /// The engine caches other attention groups than the main group.
     pub groups: bool,
+    /// The stream has begun after the worker was added, and the engine has not restarted since.
+    pub joined_late: bool,
     pub gaps: u64,
     /// The number of blocks in each tier.
     pub held: [u64; NUM_TIERS],
@@ -50,6 +52,7 @@ impl RankState {
             number,
             doubts: Doubts::default(),
             groups: false,
+            joined_late: false,
             gaps: 0,
             held: [0; NUM_TIERS],
             root,
@@ -63,7 +66,7 @@ impl RankState {
         let mut parent = s.parent_hash;
         for (i, &hash) in s.block_hashes.iter().enumerate() {
             let block = self.blocks.entry(hash).or_insert(Block { place: Place::Unknown, tiers: [false; NUM_TIERS] });
-            let is_copy = tier > 0 && block.tiers[0]; // the content is what was said of device memory
+            let is_copy = tier > 0 && (block.tiers[0] || !matches!(block.place, Place::Unknown)); // it does not change the content
             if !block.tiers[tier] {
                 block.tiers[tier] = true;
                 self.held[tier] += 1;

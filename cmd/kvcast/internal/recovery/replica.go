@@ -34,6 +34,7 @@ const (
 // journal or the store. While that process replaces checkpoints or removes entries, it begins anew, at most 20 times; while the
 // journal's servers do not answer, until ctx ends.
 func Replicate(ctx context.Context, j Followed, s Store, log *slog.Logger, p *Progress, x *index.Index) error {
+	x.DoubtUnadded() // without a checkpoint, the entries that are retained may begin in the middle
 	isUnanswered := false
 	for attempt := 1; ; {
 		began := time.Now()

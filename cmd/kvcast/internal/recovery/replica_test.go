@@ -3,12 +3,14 @@ package recovery
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/kvcast/kvcast/internal/journal/jetstream"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // followedLog is a log that another process writes. change is called by each Mark.
@@ -63,5 +65,28 @@ func TestReplicateBeginsAnewUntilTheJournalIsConsistent(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestReplicaWithoutCheckpointsJoinsLate has no checkpoints, since their stream was deleted, and a journal that no longer has the entries that have added the workers.
+func TestReplicaWithoutCheckpointsJoinsLate(t *testing.T) {
+	w := newWorld(t)
+	w.log.entries = w.log.entries[2:]
+	l := &followedLog{log: w.log, change: func(int) {}}
+	if err := Replicate(t.Context(), l, w.store, w.lines.Logger(), &w.progress, w.index); err != nil {
+		t.Fatal(err)
+	}
+	all, _ := w.index.Workers(nil)
+	ranks := 0
+	for _, a := range all {
+		for _, r := range a.Ranks {
+			ranks++
+			if got := r.Reasons.List(); a.Added != nil || !slices.Equal(got, []kvcastv1.DegradedReason{kvcastv1.DegradedReason_DEGRADED_REASON_JOINED_LATE}) {
+				t.Errorf("worker %s: added %v, reasons %v", a.Name, a.Added, got)
+			}
+		}
+	}
+	if ranks == 0 {
+		t.Error("no ranks")
 	}
 }

@@ -40,7 +40,7 @@ func (m *modelRank) store(tier int, s Stored) {
 			b = new(modelBlock)
 			m.blocks[h] = b
 		}
-		told := i < len(s.Tokens) && (tier == 0 || b.tiers&1 == 0) // the content is what was said of device memory
+		told := i < len(s.Tokens) && (tier == 0 || b.tiers&1 == 0 && b.path == "" && !b.orphan) // else a copy
 		if !existed || told {
 			b.lora, b.blockSize = s.LoRA, s.BlockSize
 		}

@@ -24,8 +24,8 @@ type Stored struct {
 // Store adds blocks of a rank in a tier, which is below NumTiers. Consecutive new blocks of a run are added to the tree at
 // once.
 //
-// The content of a block that device memory, the first tier, holds is what was said there: a store in another tier does not
-// change it, nor tell it if it is unknown.
+// What a block contains is what a store in device memory, the first tier, says: a store in another tier is of a copy, and tells it only if
+// neither device memory holds the block nor its content is known.
 func (x *Index) Store(r *Rank, tier int, s Stored) {
 	x.stored += len(s.Blocks)
 	attr := x.attributes(r, s)
@@ -177,8 +177,8 @@ func (x *Index) storeBlock(
 	existed = existed && x.clean(r, e)
 	s, was := &e.Value, e.Value.tag
 	bit := r.bits[tier]
-	if existed && tier > 0 && was.has(r.bits[0]) {
-		b.HasTokens = false // a copy of what device memory holds, by a connector that may know less of its content
+	if existed && tier > 0 && (was.has(r.bits[0]) || was&tagNoContent == 0) {
+		b.HasTokens = false // of a copy, by a connector that may know less of its content
 	}
 	added := !was.has(bit)
 	if s.tag |= tag(bit); added {
