@@ -61,7 +61,7 @@ type rankSources struct {
 	incomplete []bool
 	// unproved reports whether batches of the source came from a replay socket that may be another engine's.
 	unproved []bool
-	// tiers are the tiers that the source has stored into since then.
+	// tiers are the tiers that the source has stored into since then, or was doubted in alone.
 	tiers []kvblock.Tiers
 }
 
@@ -119,6 +119,17 @@ func (l *Lane) useTier(b *feed.Batch, s *rankSources, e *wire.Event) {
 	if bit := kvblock.TierBit(uint8(e.Tier)); len(e.BlockHashes) > 0 && s.tiers[b.Source]&bit == 0 {
 		s.tiers[b.Source] |= bit
 		l.log.sourcesChanged(b.Rank)
+	}
+}
+
+// markUsed records that a source uses some tiers, of a worker with several: a clear of others says nothing of them.
+func (l *Lane) markUsed(rank uint32, r *rankState, source int, tiers kvblock.Tiers) {
+	if l.consolidation == oneSource {
+		return
+	}
+	if s := l.sources(rank, r); tiers&^s.tiers[source] != 0 {
+		s.tiers[source] |= tiers
+		l.log.sourcesChanged(rank)
 	}
 }
 
@@ -200,7 +211,7 @@ func (l *Lane) clearSourceEvent(b *feed.Batch, e *wire.Event) {
 		return
 	}
 	l.clearSource(b, r, kvcastv1.Cleared_REASON_ENGINE_CLEARED, e.Tier)
-	if e.Tier != 0 && e.Medium == "" {
+	if e.Tier != 0 && (e.Medium == "" || l.consolidation == dedup) { // the source's blocks in other tiers were removed as well
 		l.doubtNotCleared(b, others)
 	}
 }
@@ -212,6 +223,7 @@ func (l *Lane) emitEmpty(rank uint32, r *rankState, reason kvcastv1.Cleared_Reas
 		reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
 	}
 	l.emitCleared(rank, reason)
+	l.repeatUnproved(rank, r)
 }
 
 // clearTiers clears those of some tiers that only this source has stored into, for passthrough. In a tier
@@ -258,6 +270,7 @@ func (l *Lane) clearTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_R
 	}
 	if len(cleared) > 0 { // Cleared without tiers means all tiers
 		l.emitCleared(b.Rank, reason, cleared...)
+		l.repeatUnproved(b.Rank, r, cleared...)
 	}
 	if stale != 0 {
 		l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(b.Rank), Event: &kvcastv1.RouterEvent_Gap{

@@ -44,6 +44,9 @@ func (l *Lane) doubt(b *feed.Batch, d feed.Doubt) {
 // false then. Routers hold the blocks of deduplicated sources in one tier, so that a doubt about another concerns it.
 func (l *Lane) reportDoubt(rank uint32, source int, d feed.Doubt) (reported bool) {
 	r := l.rank(rank)
+	if d.Tiers != kvblock.AllTiers {
+		l.markUsed(rank, r, source, d.Tiers)
+	}
 	if l.consolidation == dedup {
 		d.Tiers, d.ChunkTokens = kvblock.AllTiers, 0
 	}
@@ -72,6 +75,15 @@ func (l *Lane) markUnproved(rank uint32, r *rankState, source int, unproved bool
 	if s := l.sources(rank, r); s.unproved[source] != unproved {
 		s.unproved[source] = unproved
 		l.log.sourcesChanged(rank)
+	}
+}
+
+// repeatUnproved emits again what a Cleared of some tiers (none: all) has ended: that batches of another source came from a replay socket that may be another engine's.
+func (l *Lane) repeatUnproved(rank uint32, r *rankState, tiers ...kvcastv1.Tier) {
+	if slices.Contains(r.sources.unproved, true) {
+		l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(rank), Event: &kvcastv1.RouterEvent_Gap{
+			Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_REPLAY_UNPROVED, Tiers: tiers},
+		}})
 	}
 }
 
@@ -116,8 +128,16 @@ func tiersOf(set kvblock.Tiers) (tiers []kvcastv1.Tier) {
 }
 
 // doubtUnknown reports that the content of a store's blocks is unknown, if it names hashes only, and a block is held in no
-// tier: a hash names the same content in each tier.
+// tier: a hash names the same content in each tier. It may be unknown as well if that was reported of another tier.
 func (l *Lane) doubtUnknown(b *feed.Batch, e *wire.Event) {
+	for tier, reported := range l.rank(b.Rank).reported {
+		if reported.has(kvcastv1.Gap_REASON_UNKNOWN_CONTENT) && kvblock.Tier(tier) != e.Tier {
+			l.doubt(b, feed.Doubt{
+				Reason: feed.GapUnknownContent, Tiers: 1 << e.Tier, Detail: "a store of hashes alone may name a block of unknown content",
+			})
+			return
+		}
+	}
 	for _, hash := range e.BlockHashes {
 		if e.Tier > kvblock.TierDevice && l.names(b, wire.PartBefore(hash)) { // a chunk, of which only the last block is known here
 			l.doubt(b, feed.Doubt{Reason: feed.GapConnectorTier, Tiers: 1 << e.Tier, Detail: "a store of hashes alone names a chunk"})

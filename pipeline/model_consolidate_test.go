@@ -419,11 +419,11 @@ func (m *model) clearedSource(mw *modelWorker, b feed.Batch, e wire.Event) {
 		}
 	}
 	if mw.mode == feed.ConsolidateDedup && e.Tier > kvblock.TierDevice {
-		m.doubt(mw, b, kvcastv1.Gap_REASON_TIER_NOT_CLEARED, "")
+		m.doubt(mw, b, kvcastv1.Gap_REASON_TIER_NOT_CLEARED, "", namedTiers(nil)...)
 		return
 	}
 	m.releaseSource(mw, b, kvcastv1.Cleared_REASON_ENGINE_CLEARED, e.Tier)
-	if e.Tier != 0 && e.Medium == "" && len(others) > 0 {
+	if e.Tier != 0 && (e.Medium == "" || mw.mode == feed.ConsolidateDedup) && len(others) > 0 { // of which nothing is left, if they are deduplicated
 		m.doubt(mw, b, kvcastv1.Gap_REASON_TIER_NOT_CLEARED, "", others...)
 	}
 }

@@ -535,6 +535,15 @@ func (mw *modelWorker) incompleteRanks() (ranks []uint32) {
 
 // doubt reports why tiers may differ, unless Gaps have reported it of all of them.
 func (m *model) doubt(mw *modelWorker, b feed.Batch, reason kvcastv1.Gap_Reason, detail string, tiers ...kvblock.Tier) {
+	if mw.mode != "" && len(tiers) < kvblock.TierEnd-1 { // the source uses them
+		r := mw.rankOf(b.Rank)
+		if r.used[b.Source] == nil && len(tiers) > 0 {
+			r.used[b.Source] = make(map[kvblock.Tier]bool)
+		}
+		for _, tier := range tiers {
+			r.used[b.Source][tier] = true
+		}
+	}
 	if mw.mode == feed.ConsolidateDedup {
 		tiers = namedTiers(nil)
 	}

@@ -90,6 +90,7 @@ const (
 // million blocks. They may not use up the blocks either. It must neither exceed the memory of its container, nor keep it afterwards. libzmq receives without such a bound.
 func TestLargeBatchesStayWithinMemory(t *testing.T) {
 	testclass.Process(t)
+	testclass.WithoutRace(t) // it measures memory
 	t.Setenv("GOMEMLIMIT", fmt.Sprintf("%dMiB", memoryLimit))
 	port := harness.FreePort(t)
 	s := harness.Serve(t, harness.ProcessConfig{Args: []string{

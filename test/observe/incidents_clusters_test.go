@@ -98,12 +98,12 @@ func TestIncidentsOfClusters(t *testing.T) {
 	if err := js.DeleteStream(t.Context(), "OBJ_kvcast-checkpoints"); err != nil {
 		t.Fatal(err)
 	}
-	p.wantFiring(func() {
+	first := uint64(1000)
+	p.wantFiring(func() { // some looks make a checkpoint due
 		for _, e := range engines {
-			for i := range 10 {
-				publish(t, e, stored(uint64(1000*(i+1)), 500))
-			}
+			publish(t, e, stored(first, 500))
 		}
+		first = 1000 + (first+500)%10_000
 	}, checkpoints)
 }
 

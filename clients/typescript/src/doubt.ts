@@ -33,6 +33,12 @@ export class Doubt {
   /** Whether the engine has further attention groups, which a View does not follow. */
   hasGroups = false;
 
+  /** Makes the rank one of which events may have been sent before the stream, also of further attention groups. */
+  joinLate(): void {
+    this.#add([DegradedReason.JOINED_LATE], []);
+    this.hasGroups = true;
+  }
+
   /** Applies a Gap. A reason of a later version counts as GAP. */
   gap(g: Gap): void {
     this.#add([gapReasons.get(g.reason) ?? DegradedReason.GAP], g.tiers);

@@ -44,7 +44,8 @@ export interface ViewRank {
  *    one tier is the match.
  *  - A prompt with eagle must be given by tokens, or by hashes that include the next token: its last block needs a token
  *    after it.
- *  - A worker whose WorkerAdded the stream did not have, as with start "latest", is degraded: JOINED_LATE.
+ *  - A worker whose WorkerAdded the stream did not have, as with start "latest", is degraded until its engine clears its
+ *    cache (JOINED_LATE), and then Trust.UPPER_BOUND until it restarts.
  *  - Blocks of another size than the worker's newest end a prefix.
  *  - Pools are never a match.
  */
@@ -189,7 +190,7 @@ export class View {
     const all = [...this.#state.workers.values()].map((w) => ({
       name: w.name, model: w.model, blockSize: w.blockSize, added: w.added,
       ranks: [...w.ranks].sort(([a], [b]) => a - b).map(([number, r]) => {
-        const reasons = withAge(r.doubt.reasons(), w, ageMs);
+        const reasons = withAge(r.doubt.reasons(), ageMs);
         return { rank: number, blocks: [...r.blocks.counts], trust: r.doubt.trust(reasons), reasons };
       }),
     }));
@@ -197,25 +198,18 @@ export class View {
   }
 }
 
-/** Adds to reasons of the stream those that concern all tiers. */
-function withAge(reasons: DegradedReason[], w: WorkerState, ageMs: number): DegradedReason[] {
-  const all = new Set(reasons);
-  if (w.added === undefined) {
-    all.add(DegradedReason.JOINED_LATE); // what was before the stream is unknown
-  }
-  if (ageMs > staleAfterMs) {
-    all.add(DegradedReason.STALE);
-  }
-  return [...all].sort((a, b) => a - b);
+/** Adds to reasons of the stream that the state is not that of a stream, if it has not been for long. */
+function withAge(reasons: DegradedReason[], ageMs: number): DegradedReason[] {
+  return ageMs > staleAfterMs ? [...new Set([...reasons, DegradedReason.STALE])].sort((a, b) => a - b) : reasons;
 }
 
 function matchOf(w: WorkerState, rank: number, state: RankState, prefix: Prefix, ageMs: number): Match {
-  const reasons = withAge(state.doubt.reasons(), w, ageMs);
+  const reasons = withAge(state.doubt.reasons(), ageMs);
   const tiers: TierPrefix[] = [];
   prefix.tiers.forEach((blocks, i) => {
     if (blocks > 0) {
       const tier = (i + 1) as Tier;
-      const ofTier = withAge(state.doubt.reasons(tier), w, ageMs);
+      const ofTier = withAge(state.doubt.reasons(tier), ageMs);
       tiers.push({ tier, blocks, tokens: blocks * w.blockSize, trust: state.doubt.trust(ofTier), reasons: ofTier });
     }
   });

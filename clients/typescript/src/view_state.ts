@@ -42,6 +42,9 @@ export class WorkerState {
     let r = this.ranks.get(number);
     if (r === undefined) {
       r = new RankState();
+      if (this.added === undefined) {
+        r.doubt.joinLate(); // what was before the stream is unknown
+      }
       this.ranks.set(number, r);
     }
     return r;

@@ -68,8 +68,8 @@ func (x *Index) KeepBlockHashes() { x.blocks.KeepNames() }
 // KeepsBlockHashes reports whether KeepBlockHashes was called.
 func (x *Index) KeepsBlockHashes() bool { return x.blocks.KeepsNames() }
 
-// DoubtUnadded makes the ranks of workers whose WorkerAdded is not received degraded with JOINED_LATE until their engine restarts: of an index whose
-// first entry may be a later one than the first of the journal. It concerns ranks that are seen later.
+// DoubtUnadded makes the ranks of workers whose WorkerAdded is not received degraded with JOINED_LATE, and count as of engines with other attention groups
+// until their engine restarts: of an index whose first entry may be a later one than the first of the journal. It concerns ranks that are seen later.
 func (x *Index) DoubtUnadded() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -250,9 +250,6 @@ func (x *Index) clear(r *rank, c *kvcastv1.Cleared) {
 	}
 	r.clearGroups(c.GetTiers())
 	r.resolve(c.GetTiers())
-	if r.isUnadded(x) && (len(c.GetTiers()) > 0 || c.GetReason() != kvcastv1.Cleared_REASON_ENGINE_RESTARTED) {
-		r.doubt(reasonsOf(kvcastv1.DegradedReason_DEGRADED_REASON_JOINED_LATE), c.GetTiers()) // what else was said before is not known, such as groups
-	}
 	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP { // the engine may still hold blocks
 		r.doubt(reasonsOf(kvcastv1.DegradedReason_DEGRADED_REASON_GAP), c.GetTiers())
 		r.gaps++

@@ -306,15 +306,13 @@ func (x *Index) rank(w *worker, number uint32) *rank {
 		r := &rank{worker: w, number: number, created: x.seq + 1}
 		r.blocks = x.blocks.AddRank(w.model, r)
 		w.ranks = slices.Insert(w.ranks, i, r)
-		if r.isUnadded(x) {
+		if w.added == nil && x.doubtUnadded {
 			r.doubt(reasonsOf(kvcastv1.DegradedReason_DEGRADED_REASON_JOINED_LATE), nil)
+			r.groupsOmitted = true // which a clear does not change
 		}
 	}
 	return w.ranks[i]
 }
-
-// isUnadded reports whether there may be entries about the rank before the first that the index has applied, see DoubtUnadded.
-func (r *rank) isUnadded(x *Index) bool { return r.worker.added == nil && x.doubtUnadded }
 
 // find returns the index of a dp rank in ranks, or the index at which to insert it.
 func (w *worker) find(number uint32) (int, bool) {

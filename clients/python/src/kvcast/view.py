@@ -61,10 +61,8 @@ class _Rank:
         # Hashes of blocks by the hash of their parent and their content. Several blocks may have the same.
         self.children: dict[tuple[int | None, int], set[int]] = {}
         self.reasons: dict[event_pb2.Tier, set[worker_pb2.DegradedReason]] = collections.defaultdict(set)
-        self.has_groups = False  # the engine may reuse less than the prefix
-        # The subscription started after the worker was added, and the engine has not restarted since: what was said before is not known.
-        self._joined_late = joined_late
-        if joined_late:
+        self.has_groups = joined_late  # the engine may reuse less than the prefix
+        if joined_late:  # the subscription started after the worker was added: what was said before is not known
             self.doubt(worker_pb2.DEGRADED_REASON_JOINED_LATE)
 
     def store(self, tier: event_pb2.Tier, stored: event_pb2.Stored) -> None:
@@ -99,8 +97,6 @@ class _Rank:
 
     def clear(self, cleared: event_pb2.Cleared) -> None:
         tiers = tuple(cleared.tiers) or _TIERS
-        if cleared.reason == event_pb2.Cleared.REASON_ENGINE_RESTARTED and not cleared.tiers:
-            self.has_groups = self._joined_late = False
         for block_hash in list(self.blocks):
             for tier in tiers:
                 self.remove(tier, (block_hash,))
@@ -108,8 +104,8 @@ class _Rank:
             self.reasons[tier].clear()
             if cleared.reason == event_pb2.Cleared.REASON_UNREPAIRED_GAP:
                 self.reasons[tier].add(worker_pb2.DEGRADED_REASON_GAP)
-            if self._joined_late:
-                self.reasons[tier].add(worker_pb2.DEGRADED_REASON_JOINED_LATE)
+        if cleared.reason == event_pb2.Cleared.REASON_ENGINE_RESTARTED and not cleared.tiers:
+            self.has_groups = False
 
     def doubt(self, *reasons: worker_pb2.DegradedReason) -> None:
         """Degrades all tiers."""

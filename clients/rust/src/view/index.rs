@@ -228,7 +228,6 @@ impl Index {
         let mut rank = RankState::new(id, name, number, model.root);
         if self.partial && state.added.is_none() {
             rank.doubts.add(Reasons::of(DegradedReason::JoinedLate), &[]);
-            rank.joined_late = true;
             rank.groups = true; // a GroupsOmitted may have been sent before
         }
         state.ranks.insert(number, id);
@@ -311,14 +310,10 @@ impl RankState {
         if c.tiers.is_empty() {
             self.clear(tree);
             if c.reason() == cleared::Reason::EngineRestarted {
-                (self.groups, self.joined_late) = (false, false);
+                self.groups = false;
             }
         }
         self.doubts.clear(&c.tiers);
-        if self.joined_late {
-            // What else was said before the stream is not known.
-            self.doubts.add(Reasons::of(DegradedReason::JoinedLate), &c.tiers);
-        }
         if c.reason() == cleared::Reason::UnrepairedGap {
             // The engine may still hold blocks.
             self.doubts.add(Reasons::of(DegradedReason::Gap), &c.tiers);

@@ -15,8 +15,6 @@ pub(crate) struct RankState {
     pub doubts: Doubts,
     /// The engine caches other attention groups than the main group.
     pub groups: bool,
-    /// The stream has begun after the worker was added, and the engine has not restarted since.
-    pub joined_late: bool,
     pub gaps: u64,
     /// The number of blocks in each tier.
     pub held: [u64; NUM_TIERS],
@@ -52,7 +50,6 @@ impl RankState {
             number,
             doubts: Doubts::default(),
             groups: false,
-            joined_late: false,
             gaps: 0,
             held: [0; NUM_TIERS],
             root,

@@ -1,0 +1,86 @@
+package pipeline_test
+
+import (
+	"testing"
+
+	"github.com/kvcast/kvcast/internal/core/index"
+	"github.com/kvcast/kvcast/internal/core/kvblock"
+	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/pipeline"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// wantDoubt fails the test if a tier of the first rank counts as complete.
+func wantDoubt(t *testing.T, s *subject, tier kvblock.Tier) {
+	t.Helper()
+	w, ok := s.journal.index.Worker(testWorker)
+	if !ok {
+		t.Fatal("no worker")
+	}
+	if w.Ranks[0].TierReasons[tier-kvblock.TierDevice] == 0 {
+		t.Errorf("no reason for doubt in tier %d", tier)
+	}
+}
+
+// TestAClearOfDeviceMemoryDoesNotResolveOtherTiers has a store of host memory that was skipped, so that nothing is known to be there.
+func TestAClearOfDeviceMemoryDoesNotResolveOtherTiers(t *testing.T) {
+	calls := []call{
+		batch(store(1)), doubting(batch(), feed.GapEventsSkipped, 1<<kvblock.TierHostPinned, "x"),
+		batch(clearOf(kvblock.TierDevice, "")), batch(store(1)), batch(clearOf(kvblock.TierDevice, "GPU")),
+	}
+	t.Run("one source", func(t *testing.T) {
+		withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
+			s.play(t, calls...)
+			wantDoubt(t, s, kvblock.TierHostPinned)
+		})
+	})
+	for _, mode := range []feed.Consolidate{feed.ConsolidatePassthrough, feed.ConsolidateDedup} {
+		t.Run(string(mode), func(t *testing.T) {
+			withSharing(t, pipeline.Config{}, mode, func(t *testing.T, s *subject) {
+				s.play(t, calls...)
+				wantDoubt(t, s, kvblock.TierHostPinned)
+			})
+		})
+	}
+}
+
+// TestAClearOfASourceDoesNotProveTheReplayOfAnother has a clear of the first source, while batches of the second are not proved to be its engine's.
+func TestAClearOfASourceDoesNotProveTheReplayOfAnother(t *testing.T) {
+	unproved := func(c call) call { return by2(doubting(c, feed.GapReplayUnproved, kvblock.AllTiers, "")) }
+	for _, mode := range []feed.Consolidate{feed.ConsolidatePassthrough, feed.ConsolidateDedup} {
+		for name, calls := range map[string][]call{
+			"it has stored nothing":        {batch(store(1)), unproved(batch()), batch(clearOf(0, ""))},
+			"it has no block":              {batch(store(1)), unproved(batch(store(2), remove(2))), batch(clearOf(0, ""))},
+			"the first restarts":           {batch(store(1)), unproved(batch(onHost(store(2)))), restarted(0)},
+			"the first clears host memory": {batch(store(1), onHost(store(3))), unproved(batch(store(2))), batch(clearOf(kvblock.TierHostPinned, "CPU"))},
+		} {
+			t.Run(string(mode)+", "+name, func(t *testing.T) {
+				withSharing(t, pipeline.Config{}, mode, func(t *testing.T, s *subject) {
+					s.play(t, calls...)
+					wantDoubt(t, s, kvblock.TierDevice)
+					if mode == feed.ConsolidatePassthrough {
+						wantDoubt(t, s, kvblock.TierHostPinned)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestACopyOfABlockOfUnknownContent has device memory store a block of unknown content, host memory get it by its hash alone, and device memory be cleared.
+func TestACopyOfABlockOfUnknownContent(t *testing.T) {
+	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
+		second := after(1, store(2))
+		second.TokensHashes, second.Tokens = nil, nil // as of a block with prompt embeddings
+		copied := onHost(second)
+		copied.HashesOnly, copied.BlockSize, copied.HasParent, copied.Parent = true, 0, false, 0
+		s.play(t,
+			batch(store(1)), doubting(batch(second), feed.GapUnknownContent, 1<<kvblock.TierDevice, ""),
+			batch(onHost(store(1)), copied), batch(clearOf(kvblock.TierDevice, "GPU")))
+		var m index.Matches
+		s.journal.index.Match(&index.Query{Prompts: []index.Prompt{{TokensHashes: store(1, 2).TokensHashes}}}, &m)
+		if f := &m.Prompts[0][0]; f.Trust() == kvcastv1.Trust_TRUST_EXACT {
+			t.Errorf("%d blocks of the prompt, %v, and host memory holds 2", f.Blocks, f.Trust())
+		}
+	})
+}
