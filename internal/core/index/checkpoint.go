@@ -66,7 +66,11 @@ func (x *Index) Restore(state *statev1.IndexWorker) error {
 func (x *Index) restoreBlocks(name string, b []byte) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	defer x.applyQueue() // after an error
+	x.inSnapshot = true
+	defer func() {
+		x.applyQueue() // after an error
+		x.inSnapshot = false
+	}()
 	var w *worker
 	size := uint32(0)
 	var f encode.Field

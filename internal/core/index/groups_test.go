@@ -380,3 +380,37 @@ func TestAdaptersOfEngines(t *testing.T) {
 		}
 	}
 }
+
+// TestFilesContinueWhatGroupsHold has a rank whose files, of which only the main group is known, have the blocks after those in device memory.
+func TestFilesContinueWhatGroupsHold(t *testing.T) {
+	t.Parallel()
+	var tokens []uint32
+	for n := range uint32(33) {
+		tokens = append(tokens, 100+n)
+	}
+	h := hashesOf(t, tokens, vllmhash.Content{})
+	all := kvblock.AppendTokensHashes(nil, tokens, 4, kvblock.Seed("", ""), false, nil)
+	x := index.New()
+	onDisk := func(from, to int) *kvcastv1.RouterEvent {
+		return inTier(disk, event(0, &kvcastv1.Stored{ParentHash: &h[from-1], BlockHashes: h[from:to], TokensHashes: all[from:to], BlockSize: 4}))
+	}
+	x.ApplyEntry(entryOf(1, event(0, &kvcastv1.GroupsOmitted{}),
+		event(0, &kvcastv1.Groups{Unit: 4, Groups: []*kvcastv1.AttentionGroup{fullGroup, windowGroup}, Hashing: hashed}),
+		event(0, storedOf(t, tokens, "", 4)), event(0, &kvcastv1.GroupStored{Group: 1, BlockHashes: h[:4]})))
+	want := func(blocks int, trust kvcastv1.Trust) {
+		t.Helper()
+		for _, p := range []index.Prompt{{TokenIDs: tokens}, {TokensHashes: all}, {BlockHashes: h[:8]}} {
+			var m index.Matches
+			x.Match(&index.Query{Prompts: []index.Prompt{p}}, &m)
+			f := &m.Prompts[0][0]
+			if f.Blocks != blocks || f.Tokens() != 4*blocks || f.Trust() != trust || f.TierTrust(0) != kvcastv1.Trust_TRUST_EXACT || f.TierBlocks[0] != 4 {
+				t.Errorf("%+v: %d blocks, %d tokens, %v, in device memory %d, %v", p, f.Blocks, f.Tokens(), f.Trust(), f.TierBlocks[0], f.TierTrust(0))
+			}
+		}
+	}
+	want(4, kvcastv1.Trust_TRUST_EXACT)
+	x.ApplyEntry(entryOf(2, onDisk(5, 8)))
+	want(4, kvcastv1.Trust_TRUST_EXACT) // there is no block between
+	x.ApplyEntry(entryOf(3, onDisk(4, 5)))
+	want(8, kvcastv1.Trust_TRUST_UPPER_BOUND)
+}

@@ -91,7 +91,7 @@ type Match struct {
 // Tokens returns the number of tokens in the longest prefix; 0 if the block size is unknown. If the rank has several attention groups, the
 // prefix may end within a block.
 func (m *Match) Tokens() int {
-	if m.groups.known {
+	if m.groups.known && !m.groups.continues {
 		return int(m.groups.total)
 	}
 	return m.Blocks * int(m.BlockSize)
@@ -125,8 +125,10 @@ func (m *Match) Trust() kvcastv1.Trust {
 	return trust(m.Reasons, m.omitted(deviceTier) || m.GroupsOmitted && m.hasLowest())
 }
 
-// hasLowest reports whether a tier holds a prefix of which other attention groups are not followed.
-func (m *Match) hasLowest() bool { return slices.Max(m.TierBlocks[numGroupTiers:]) > 0 }
+// hasLowest reports whether a tier of which other attention groups are not followed holds a prefix, or continues one.
+func (m *Match) hasLowest() bool {
+	return m.groups.continues || slices.Max(m.TierBlocks[numGroupTiers:]) > 0
+}
 
 // TierTrust returns how far the prefix in one tier can be trusted, as far as it follows from entries.
 func (m *Match) TierTrust(tier int) kvcastv1.Trust {

@@ -14,6 +14,8 @@ type reuse struct {
 	total uint32                // of device memory, and what host memory adds to it
 	// endedBy is the attention group that ends the prefix in each tier; hybrid.NoGroup if none does.
 	endedBy [numGroupTiers]int8
+	// continues reports whether a tier below host memory, of which other groups are not known, holds the main group's next block.
+	continues bool
 }
 
 // isNothing reports whether a rank with several attention groups can reuse nothing, though its main group holds blocks.
@@ -97,7 +99,7 @@ func (m *Matches) applyRule(x *Index, all []names, f *radix.Match, r *rank, q *Q
 			f.TierBlocks[tier] = int(tokens) / size
 		}
 	}
-	if int(u.total) != f.Blocks*size {
+	if int(u.total) != f.Blocks*size && !u.continues {
 		f.Blocks = int(u.total) / size
 	}
 	f.Blocks = max(f.Blocks, slices.Max(f.TierBlocks[:]))
@@ -121,7 +123,7 @@ type heldWord struct{ key, mask, held uint64 }
 // isComparable reports whether a rank can have the result of another one, or give it its own: what it can reuse depends only on what its
 // groups hold in device memory, as it has learned it.
 func (r *rank) isComparable() bool {
-	return r.usedTiers&(1<<deviceTier|1<<hostTier) == 1<<deviceTier && r.attention.learned.ambiguous.Len() == 0
+	return r.usedTiers == 1<<deviceTier && r.attention.learned.ambiguous.Len() == 0
 }
 
 // isOf reports whether what was found last also holds for a rank with a match of the main group.
@@ -264,6 +266,11 @@ func (m *Matches) reuse(r *rank, n *names, blocks *[NumTiers]int) (u reuse) {
 			u.total = uint32(rule.LongestWithHost(h, int(u.total), n.limit, n.hashed))
 		}
 		u.known = u.known && !h.unknown
+	}
+	for tier := numGroupTiers; tier < NumTiers; tier++ {
+		h := holder{rank: r, tier: tier, names: n}
+		next := (int(u.total)/max(1, r.attention.mainBlock) + 1) * r.attention.mainBlock
+		u.continues = u.continues || r.usedTiers&(1<<tier) != 0 && 0 < next && next <= n.hashed && h.holdsMain(next)
 	}
 	if keeps && u.known && len(m.last.words) <= maxHeldWords {
 		m.last.rank, m.last.reuse = r, u
