@@ -69,7 +69,8 @@ type Match struct {
 	// Down is how long a source of the rank has had no connection; 0: each has one. Only the server knows it.
 	Down time.Duration
 	// Age is the time since the rank was known to be up to date with its engine. The server tells it; for a View it is the time for
-	// which the View has had no stream. A View's ranks are degraded (STALE) when Age exceeds StaleAfter.
+	// which the View has had no stream, or one that has not caught up with what was newest when it began. A View's ranks are degraded (STALE) when Age
+	// exceeds StaleAfter, and at once when its digests differ from the server's.
 	Age time.Duration
 	// TierEndedBy is the attention group because of which the prefix in a tier is not longer, by kvcastv1.Tier. It is not set if the prompt
 	// ends the prefix, if the rank has a main group alone, and if its other groups are not followed.
@@ -122,10 +123,7 @@ func (v *View) AppendMatches(out []Match, p Prompt) []Match {
 	found := matchesPool.Get().(*index.Matches)
 	defer matchesPool.Put(found)
 	v.state.Load().Match(&q, found)
-	age := time.Duration(0)
-	if ended := v.ended.Load(); ended != nil {
-		age = time.Since(*ended)
-	}
+	age := v.age()
 	out = slices.Grow(out, len(found.Prompts[0]))
 	for i := range found.Prompts[0] {
 		m := exportMatch(&found.Prompts[0][i])
@@ -136,6 +134,14 @@ func (v *View) AppendMatches(out []Match, p Prompt) []Match {
 		out = append(out, m)
 	}
 	return out
+}
+
+// age returns the time for which the state has not been up to date.
+func (v *View) age() time.Duration {
+	if ended := v.ended.Load(); ended != nil {
+		return time.Since(*ended)
+	}
+	return 0
 }
 
 // StaleAfter is the Age beyond which the ranks of a View are degraded: the default of the servers' cluster.ttl.

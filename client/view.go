@@ -26,7 +26,9 @@ const numTiers = kvblock.NumTiers
 // snapshot is complete, the View is empty and ViewStatus.Ready is false.
 type View struct {
 	state atomic.Pointer[index.Index] // replaced at the end of each snapshot
-	ended atomic.Pointer[time.Time]   // since when the state is not updated, because there is no stream or a snapshot replaces it; nil: it is updated
+	// ended is since when the state is not up to date, because there is no stream, a stream catches up, a snapshot replaces it, or it differs from the
+	// server's; nil: it is.
+	ended atomic.Pointer[time.Time]
 
 	mu       sync.RWMutex
 	status   ViewStatus            // guarded by mu
@@ -35,6 +37,7 @@ type View struct {
 	// Used only by the goroutine that applies updates.
 	pending  *index.Index // the state of the snapshot that is being received; nil: none
 	complete bool         // the state has all blocks that the filter selects, so digests must match
+	newest   uint64       // the newest seq when the stream began, which it must reach to be up to date
 }
 
 // ViewStatus is the status of a View.
@@ -87,6 +90,9 @@ func (v *View) Apply(u Update) {
 		v.streamEnded()
 		return
 	case m.GetAccepted() != nil:
+		if v.newest = 0; m.GetAccepted().GetMode() != kvcastv1.Accepted_MODE_SNAPSHOT {
+			v.newest = m.GetAccepted().GetNewestSeq()
+		}
 		v.complete = v.complete || m.GetAccepted().GetMode() == kvcastv1.Accepted_MODE_EARLIEST && u.Position.Seq == 0
 		if !v.complete { // what workers that were added before hold is not known
 			v.state.Load().DoubtUnadded()
@@ -101,11 +107,13 @@ func (v *View) Apply(u Update) {
 	v.applyContents(m)
 	v.update(func() {
 		v.status.Live = true
-		if !u.Position.IsZero() {
-			v.ended.Store(nil)
+		if u.Position.IsZero() {
+			return
 		}
-		if !u.Position.IsZero() {
-			v.status.Ready, v.status.Position = true, u.Position
+		if v.status.Ready, v.status.Position = true, u.Position; u.Position.Seq >= v.newest {
+			v.ended.Store(nil)
+		} else {
+			v.stopUpdating()
 		}
 	})
 	if m.GetProgress() != nil && m.GetPosition() != nil && v.complete {
@@ -120,7 +128,7 @@ func (v *View) streamEnded() {
 	v.update(func() { v.status.Live = false })
 }
 
-// stopUpdating records that the state is not updated from now on. Its ranks become STALE after StaleAfter.
+// stopUpdating records that the state is not up to date from now on. Its ranks become STALE after StaleAfter.
 func (v *View) stopUpdating() {
 	if now := time.Now(); v.ended.Load() == nil {
 		v.ended.Store(&now)
@@ -229,9 +237,9 @@ type Rank struct {
 // Workers returns all workers, ordered by name.
 func (v *View) Workers() []Worker {
 	all, _ := v.state.Load().Workers(nil)
-	out := make([]Worker, 0, len(all))
+	out, isStale := make([]Worker, 0, len(all)), v.age() > StaleAfter
 	for i := range all {
-		out = append(out, exportWorker(&all[i]))
+		out = append(out, exportWorker(&all[i], isStale))
 	}
 	return out
 }
@@ -242,15 +250,18 @@ func (v *View) Worker(name string) (_ Worker, ok bool) {
 	if !ok {
 		return Worker{}, false
 	}
-	return exportWorker(&w), true
+	return exportWorker(&w, v.age() > StaleAfter), true
 }
 
-func exportWorker(w *index.Worker) Worker {
+func exportWorker(w *index.Worker, isStale bool) Worker {
 	out := Worker{Name: w.Name, Model: w.Model, BlockSize: w.BlockSize, Added: w.Added}
 	for i := range w.Ranks {
 		r := &w.Ranks[i]
 		rank := Rank{
 			Rank: r.Rank, Trust: r.Trust(), Reasons: r.Reasons.List(), Incomplete: r.Reasons != 0, Gaps: r.Gaps, LastGap: r.LastGap,
+		}
+		if isStale {
+			rank.Trust, rank.Reasons = kvcastv1.Trust_TRUST_DEGRADED, append(rank.Reasons, kvcastv1.DegradedReason_DEGRADED_REASON_STALE)
 		}
 		for tier, d := range r.Blocks {
 			rank.Blocks[tier+1] = BlocksDigest(d)
@@ -345,6 +356,10 @@ func (v *View) compareDigests(u Update) {
 			differed++
 			u.Resnapshot(&DigestError{at.worker, at.rank, at.tier, true, u.Position.Seq, got.groups, want.groups})
 		}
+	}
+	if differed > 0 { // until there is a snapshot
+		wrong := time.Now().Add(-2 * StaleAfter)
+		v.ended.Store(&wrong)
 	}
 	if len(want) > 0 {
 		v.update(func() {

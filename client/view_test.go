@@ -472,7 +472,9 @@ func clearing(times int, stored ...uint64) *kvcastv1.Entry {
 func TestViewWithoutAStreamIsStale(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := client.NewView()
-		updates := play(t, script{earliest(two()), status.Error(codes.Unavailable, "gone")}, script{messages: []*kvcastv1.SubscribeResponse{resumed(2)}}).
+		first, second := earliest(two()), resumed(2)
+		first[0].Accepted.NewestSeq, second.Accepted.NewestSeq = 2, 2
+		updates := play(t, script{first, status.Error(codes.Unavailable, "gone")}, script{messages: []*kvcastv1.SubscribeResponse{second}}).
 			client.Subscribe(t.Context(), client.Config{Start: client.FromEarliest()})
 		match := func() client.Match {
 			t.Helper()
@@ -532,5 +534,54 @@ func TestViewIsStaleAfterItsSubscription(t *testing.T) {
 		if len(all) != 1 || !slices.Equal(all[0].Reasons, []kvcastv1.DegradedReason{kvcastv1.DegradedReason_DEGRADED_REASON_STALE}) {
 			t.Errorf("got %+v, want a stale match", all)
 		}
+	})
+}
+
+// TestViewThatDiffersIsNotExact has a digest of the server that the View's blocks do not have.
+func TestViewThatDiffersIsNotExact(t *testing.T) {
+	v := startedView()
+	at := client.Position{Epoch: "e", Seq: 1}
+	v.Apply(client.Update{Message: entries(of("w", chainOf(0, device, nil, 1, 2))).Message, Position: at})
+	v.Apply(client.Update{Position: at, Message: &kvcastv1.SubscribeResponse{
+		Position: &kvcastv1.Position{Epoch: "e", Seq: 1},
+		Progress: &kvcastv1.Progress{Workers: []*kvcastv1.WorkerDigest{{Worker: "w", Tier: device, Blocks: 1, Digest: digestOf(1)}}},
+	}})
+	if got := v.Status().Differed; got != 1 {
+		t.Fatalf("%d differences", got)
+	}
+	if m := v.Match(client.Prompt{TokensHashes: []uint64{1, 2}})[0]; m.Trust != kvcastv1.Trust_TRUST_DEGRADED {
+		t.Errorf("%d blocks, %v", m.Blocks, m.Trust)
+	}
+}
+
+// TestWorkersOfAViewAreStale has a View whose stream has ended, and one that does not catch up.
+func TestWorkersOfAViewAreStale(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := startedView()
+		at := client.Position{Epoch: "e", Seq: 1}
+		v.Apply(client.Update{Message: entries(of("w", chainOf(0, device, nil, 1))).Message, Position: at})
+		want := func(want kvcastv1.Trust, reasons ...kvcastv1.DegradedReason) {
+			t.Helper()
+			w, _ := v.Worker("w")
+			for _, w := range append(v.Workers(), w) {
+				if r := w.Ranks[0]; r.Trust != want || !slices.Equal(r.Reasons, reasons) {
+					t.Errorf("%v, %v; want %v, %v", r.Trust, r.Reasons, want, reasons)
+				}
+			}
+			if m := v.Match(client.Prompt{TokensHashes: []uint64{1}})[0]; m.Trust != want {
+				t.Errorf("match: %v, want %v", m.Trust, want)
+			}
+		}
+		v.Apply(client.Update{Interruption: &client.Interruption{}})
+		time.Sleep(client.StaleAfter)
+		want(kvcastv1.Trust_TRUST_EXACT)
+		time.Sleep(time.Second)
+		want(kvcastv1.Trust_TRUST_DEGRADED, kvcastv1.DegradedReason_DEGRADED_REASON_STALE)
+		accepted := &kvcastv1.Accepted{Epoch: "e", OldestSeq: 1, NewestSeq: 2, Mode: kvcastv1.Accepted_MODE_RESUME}
+		v.Apply(client.Update{Message: &kvcastv1.SubscribeResponse{Accepted: accepted}, Position: at})
+		want(kvcastv1.Trust_TRUST_DEGRADED, kvcastv1.DegradedReason_DEGRADED_REASON_STALE)
+		at.Seq++
+		v.Apply(client.Update{Message: entries(of("w", chainOf(0, device, nil, 1))).Message, Position: at})
+		want(kvcastv1.Trust_TRUST_EXACT)
 	})
 }

@@ -41,7 +41,7 @@ pub struct View {
 #[derive(Debug, Default)]
 struct State {
     index: Index,
-    /// Since when no update has changed the state, because there is no stream or a snapshot is received; None: they do.
+    /// Since when the state is not up to date, because there is no stream, it catches up, or a snapshot is received; None: it is.
     outdated: Option<Instant>,
     /// When the last update was applied, and the subscription that has delivered it.
     source: Option<(Instant, Arc<Liveness>)>,
@@ -51,6 +51,8 @@ struct State {
 struct Pending {
     /// The state of the snapshot that is being received.
     snapshot: Option<Index>,
+    /// The newest entry when the stream began, which it must reach to be up to date.
+    newest: u64,
 }
 
 /// The status of a [`View`].
@@ -135,10 +137,10 @@ impl View {
         }
         let live = update.message().is_some();
         let mut state = self.write();
-        if live && update.position.is_some() {
+        if live && update.position.as_ref().is_some_and(|position| position.seq >= pending.newest) {
             state.outdated = None;
         } else {
-            // There is no stream, or a snapshot is awaited or received. An earlier subscription may have ended before.
+            // There is no stream, or it catches up, or a snapshot is awaited or received. An earlier subscription may have ended before.
             let ended = state.source.as_ref().and_then(|(_, liveness)| liveness.ended());
             state.outdated.get_or_insert_with(|| ended.unwrap_or_else(Instant::now));
         }
@@ -155,6 +157,7 @@ impl View {
     fn apply_message(&self, pending: &mut MutexGuard<'_, Pending>, m: &SubscribeResponse, position: Option<&Position>) {
         if let Some(accepted) = &m.accepted {
             pending.snapshot = None; // of a subscription that has ended within it
+            pending.newest = if accepted.mode() == Mode::Snapshot { 0 } else { accepted.newest_seq };
             self.apply_start(accepted.mode(), position);
         }
         if m.snapshot_begin.is_some() {

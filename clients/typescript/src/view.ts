@@ -1,4 +1,5 @@
 import type { Tier, WorkerAdded } from "./gen/kvcast/v1/event_pb.js";
+import { Accepted_Mode } from "./gen/kvcast/v1/router_event_service_pb.js";
 import { DegradedReason, Trust } from "./gen/kvcast/v1/worker_pb.js";
 import type { Match, TierPrefix } from "./match.js";
 import type { Position } from "./position.js";
@@ -56,8 +57,10 @@ export class View {
   #position: Position | undefined;
   #isReady = false;
   #isLive = false;
-  /** When the state was last known to be that of a stream; undefined: it is. */
+  /** When the state was last known to be that of a stream which is up to date; undefined: it is. */
   #endedAt: number | undefined;
+  /** The newest entry when the stream began, which it must reach to be up to date. */
+  #newest = 0n;
   /** When the last update was applied, and how long a live stream can be without one. */
   #appliedAt: number;
   #silenceMs = defaultIdleTimeoutMs;
@@ -109,6 +112,7 @@ export class View {
     }
     const { message: m } = u;
     if (m.accepted !== undefined) {
+      this.#newest = m.accepted.mode === Accepted_Mode.SNAPSHOT ? 0n : m.accepted.newestSeq;
       const intervalMs = Number(m.accepted.progressIntervalNano) / 1e6;
       this.#silenceMs = intervalMs > 0 ? Math.max(idleIntervals * intervalMs, leastIdleTimeoutMs) : defaultIdleTimeoutMs;
     } else if (m.snapshotBegin !== undefined) {
@@ -122,7 +126,11 @@ export class View {
     }
     this.#isLive = true;
     if (u.position !== undefined) {
-      this.#endedAt = undefined;
+      if (u.position.seq >= this.#newest) {
+        this.#endedAt = undefined;
+      } else {
+        this.#endedAt ??= this.#appliedAt;
+      }
       this.#isReady = true;
       this.#position = u.position;
     }

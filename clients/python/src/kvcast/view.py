@@ -243,7 +243,8 @@ class View:
         self._clock = clock
         self._state = _State()
         self._pending: _State | None = None  # the snapshot that is being received
-        self._ended: float | None = None  # since when the state is not updated
+        self._ended: float | None = None  # since when the state is not up to date
+        self._newest = 0  # the newest entry when the stream began, which it must reach to be up to date
         self.position: Position | None = None
         """The last position applied; None: none since the state was empty."""
         self.ready = False
@@ -256,6 +257,9 @@ class View:
             self._pending = None  # the next stream starts another snapshot
             self._outdated()
             return
+        if m.HasField("accepted"):
+            snapshot = m.accepted.mode == pb.Accepted.MODE_SNAPSHOT
+            self._newest = 0 if snapshot else m.accepted.newest_seq
         if m.HasField("snapshot_begin"):
             self._pending = _State()
             self._outdated()  # until the snapshot is complete, the state is the one before
@@ -264,10 +268,14 @@ class View:
         else:
             (self._pending or self._state).apply_contents(m)
         if update.position is not None:
-            self.position, self.ready, self._ended = update.position, True, None
+            self.position, self.ready = update.position, True
+            if update.position.seq >= self._newest:
+                self._ended = None
+            else:
+                self._outdated()
 
     def _outdated(self) -> None:
-        """Begins the time in which the state is not updated."""
+        """Begins the time in which the state is not up to date."""
         if self._ended is None:
             self._ended = self._clock()
 
