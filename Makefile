@@ -248,17 +248,17 @@ $(TOOLS)/buf: tools/go.mod
 
 $(TOOLS)/helm: tools/deploy/go.mod
 	@# The version of Kubernetes that helm template takes for the cluster's, as in helm's own Makefile.
-	CGO_ENABLED=0 GOWORK=off $(GO) -C tools/deploy build -ldflags '-s -w $(foreach package,chartutil lint/rules,\
+	CGO_ENABLED=0 GOWORK=off $(GO) -C tools/deploy build -trimpath -ldflags '-s -w $(foreach package,chartutil lint/rules,\
 		-X helm.sh/helm/v3/pkg/$(package).k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/$(package).k8sVersionMinor=34)' -o $@ helm.sh/helm/v3/cmd/helm
 
 $(TOOLS)/cyclonedx-gomod: tools/deploy/go.mod
-	CGO_ENABLED=0 GOWORK=off $(GO) -C tools/deploy build -ldflags '-s -w' -o $@ github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod
+	CGO_ENABLED=0 GOWORK=off $(GO) -C tools/deploy build -trimpath -ldflags '-s -w' -o $@ github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod
 
 $(TOOLS)/helm-docs: tools/deploy/go.mod
-	CGO_ENABLED=0 GOWORK=off $(GO) -C tools/deploy build -ldflags '-s -w' -o $@ github.com/norwoodj/helm-docs/cmd/helm-docs
+	CGO_ENABLED=0 GOWORK=off $(GO) -C tools/deploy build -trimpath -ldflags '-s -w' -o $@ github.com/norwoodj/helm-docs/cmd/helm-docs
 
 $(TOOLS)/kubeconform: tools/deploy/go.mod
-	CGO_ENABLED=0 GOWORK=off $(GO) -C tools/deploy build -ldflags '-s -w' -o $@ github.com/yannh/kubeconform/cmd/kubeconform
+	CGO_ENABLED=0 GOWORK=off $(GO) -C tools/deploy build -trimpath -ldflags '-s -w' -o $@ github.com/yannh/kubeconform/cmd/kubeconform
 
 $(TOOLS)/cosign: tools/cosign/go.mod
 	CGO_ENABLED=0 GOWORK=off $(GO) -C tools/cosign build -ldflags '-s -w' -o $@ github.com/sigstore/cosign/v3/cmd/cosign

@@ -67,7 +67,8 @@ type Rules struct {
 	IsVLLM bool
 	// ContentInKeys reports whether stores have the contents of their blocks in the form of AppendContents, in place of tokens.
 	ContentInKeys bool
-	// HasPools reports whether the worker loads from pools. Its stores in files or objects on another machine are then admitted, in the external tier.
+	// HasPools reports whether the worker loads from pools. Its stores in files or objects on another machine are then admitted, in the external tier. Without
+	// pools, they are left out, with a doubt.
 	HasPools bool
 	// doubts are those of the current Admit.
 	doubts Doubts
@@ -245,11 +246,13 @@ func (r *Rules) ignore(ev *Event, rank uint32) Reason {
 		}
 	}
 	rare := ev.rare()
-	isShared := r.HasPools && r.IsVLLM && ev.isShared()
+	isShared := r.IsVLLM && ev.isShared()
 	if isShared {
 		ev.Tier = kvblock.TierExternal
 	}
 	switch {
+	case isShared && !r.HasPools:
+		return ReasonNoRemoves // the engine may load it
 	case !isShared && rare.Locality != "" && !strings.EqualFold(rare.Locality, "LOCAL"):
 		return ReasonNonLocalLocality
 	case rare.Ownership != "" && rare.Ownership != "kvcr":

@@ -111,6 +111,8 @@ func TestSharedStorage(t *testing.T) {
 		switch {
 		case c.want == 0 && len(got.Events) > 0, c.want != 0 && (len(got.Events) != 1 || got.Events[0].Tier != c.want):
 			t.Errorf("%s: got %+v, want tier %d", name, got.Events, c.want)
+		case name == "of another, without pools" && !got.Doubts[wire.ReasonNoRemoves].Has(kvblock.TierExternal):
+			t.Errorf("%s: doubts %v, want one of external memory: the engine may load the block", name, got.Doubts)
 		case c.want != 0 && !got.Doubts[wire.ReasonNoRemoves].Has(c.want):
 			t.Errorf("%s: doubts %v, want that there are no removes", name, got.Doubts)
 		}

@@ -350,7 +350,7 @@ const (
 	ReasonChunks
 	// ReasonNoExtraKeys is a store that is not left out, in a form that cannot tell the cache salt and other inputs of the engine.
 	ReasonNoExtraKeys
-	// ReasonNoRemoves is a store that is not left out, by a connector that sends no removes.
+	// ReasonNoRemoves is a store by a connector that sends no removes. It is not left out, but if it is in files on another machine, of a worker without pools.
 	ReasonNoRemoves
 
 	NumReasons = iota

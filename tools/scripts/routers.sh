@@ -22,14 +22,14 @@ skip() {
 llmd() {
 	log=$into/llmd.log
 	echo "pool of llm-d: building" >&2
-	limited env CGO_ENABLED=0 GOWORK=off "${GO:-go}" -C $from/llmd build -o "$into/llmd" . >"$log" 2>&1 ||
+	limited env CGO_ENABLED=0 GOWORK=off "${GO:-go}" -C $from/llmd build -trimpath -o "$into/llmd" . >"$log" 2>&1 ||
 		skip llmd "it cannot be built: $(reason "$log")"
 }
 
 epp() {
 	log=$into/epp.log
 	echo "endpoint picker: building" >&2
-	limited env CGO_ENABLED=0 GOWORK=off "${GO:-go}" -C examples/epp test -c -o "$into/epp.test" . >"$log" 2>&1 ||
+	limited env CGO_ENABLED=0 GOWORK=off "${GO:-go}" -C examples/epp test -trimpath -c -o "$into/epp.test" . >"$log" 2>&1 ||
 		skip epp.test "it cannot be built: $(reason "$log")"
 }
 

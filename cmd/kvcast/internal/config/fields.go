@@ -68,7 +68,7 @@ func (c *Config) fields() mapping {
 		}, ""},
 		{"batch", mapping{
 			{"timeout", duration(&c.Pipeline.Timeout, 0, 0, pipeline.MaxBatchTimeout),
-				"How long events may wait to be merged with events of the next engine batch, 0s to 15s."},
+				"How long events may wait to be merged with events of the next engine batch, 0s to 15s. Matches count as older by that, and if it is not below cluster.ttl, as stale."},
 			{"max_blocks", number(&c.Pipeline.MaxBlocks, pipeline.DefaultMaxBlocks, pipeline.MaxMaxBlocks),
 				"Maximum number of blocks in an event, 1 to 16384."},
 		}, ""},
