@@ -66,11 +66,7 @@ func (x *Index) Restore(state *statev1.IndexWorker) error {
 func (x *Index) restoreBlocks(name string, b []byte) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.inSnapshot = true
-	defer func() {
-		x.applyQueue() // after an error
-		x.inSnapshot = false
-	}()
+	defer x.applyQueue() // after an error
 	var w *worker
 	size := uint32(0)
 	var f encode.Field

@@ -41,8 +41,6 @@ type Index struct {
 	learners int
 	// doubtUnadded makes ranks of workers without a WorkerAdded degraded.
 	doubtUnadded bool
-	// inSnapshot is set while the blocks of a snapshot are applied, whose reasons for doubt are known.
-	inSnapshot bool
 	// lastRule is the last rule of an engine with several attention groups. Equal ones that follow share it, so that they are compared quickly.
 	lastRule *hybrid.Rule
 	decoder  decoder
@@ -156,11 +154,9 @@ func (x *Index) ApplySnapshotBlocks(b *kvcastv1.SnapshotBlocks) {
 	defer x.mu.Unlock()
 	w := x.worker(b.GetWorker(), "")
 	size := w.blockSize
-	x.inSnapshot = true
 	for _, ev := range b.GetEvents() {
 		w = x.applyEvent(w, ev)
 	}
-	x.inSnapshot = false
 	if size != 0 {
 		x.setBlockSize(w, size)
 	}
@@ -218,7 +214,7 @@ func tierIndex(t uint64) (_ int, ok bool) { return int(t) - 1, t >= 1 && t <= Nu
 // store adds blocks to a rank.
 func (x *Index) store(r *rank, tier int, s *radix.Stored) {
 	if s.BlockSize != 0 && s.BlockSize != r.worker.blockSize {
-		x.changeBlockSize(r, s.BlockSize)
+		x.setBlockSize(r.worker, s.BlockSize) // an engine may restart with another block size
 	}
 	if uint64(len(s.TokenIDs)) != uint64(len(s.Blocks))*uint64(s.BlockSize) {
 		s.TokenIDs = nil // of another version, or not of all blocks
@@ -227,30 +223,6 @@ func (x *Index) store(r *rank, tier int, s *radix.Stored) {
 	x.blocks.Store(r.blocks, tier, *s)
 	x.learnAll(r, s.Blocks)
 	x.expected.stored(r, s.Tokens)
-}
-
-// changeBlockSize applies the size of a store: an engine may restart with another block size. The other ranks of the worker may not have restarted, and
-// matches of their blocks are then of another number of tokens than is said.
-func (x *Index) changeBlockSize(r *rank, size uint32) {
-	w := r.worker
-	if w.blockSize != 0 && !x.inSnapshot {
-		for _, o := range w.ranks {
-			if o != r && o.hasBlocks() {
-				o.doubt(reasonsOf(kvcastv1.DegradedReason_DEGRADED_REASON_BLOCK_SIZE_MISMATCH), nil)
-			}
-		}
-	}
-	x.setBlockSize(w, size)
-}
-
-// hasBlocks reports whether a tier holds a block.
-func (r *rank) hasBlocks() bool {
-	for tier := range NumTiers {
-		if r.digest(tier).Blocks > 0 {
-			return true
-		}
-	}
-	return false
 }
 
 // remove removes blocks from a rank.

@@ -2,7 +2,6 @@ package index_test
 
 import (
 	"math"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -189,33 +188,4 @@ func TestSnapshotOfAnEarlierServerHasAReason(t *testing.T) {
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 		t.Errorf("workers (-want +got):\n%s", diff)
 	}
-}
-
-// TestRanksOfTwoBlockSizes has a rank that restarts with another block size, before the other rank of the worker does.
-func TestRanksOfTwoBlockSizes(t *testing.T) {
-	t.Parallel()
-	x := index.New()
-	of := func(size uint32, blocks ...uint64) *kvcastv1.Stored {
-		s := stored(blocks...)
-		s.BlockSize = size
-		return s
-	}
-	want := func(x *index.Index, of1 ...kvcastv1.DegradedReason) {
-		t.Helper()
-		w, _ := x.Worker("w")
-		if got := w.Ranks[1].Reasons.List(); !slices.Equal(got, of1) || w.Ranks[0].Reasons != 0 {
-			t.Errorf("reasons %v and %v, want none and %v", w.Ranks[0].Reasons.List(), got, of1)
-		}
-	}
-	x.ApplyEntry(entryOf(1, event(0, of(16, 1, 2)), event(1, of(16, 1, 2))))
-	x.ApplyEntry(entryOf(2, event(0, cleared(kvcastv1.Cleared_REASON_ENGINE_RESTARTED))))
-	want(x)
-	x.ApplyEntry(entryOf(3, event(0, of(32, 3))))
-	const mismatch = kvcastv1.DegradedReason_DEGRADED_REASON_BLOCK_SIZE_MISMATCH
-	want(x, mismatch)
-	copied := index.New()
-	copyWorker(t, x, copied, "w", allTiers)
-	want(copied, mismatch)
-	x.ApplyEntry(entryOf(4, event(1, cleared(kvcastv1.Cleared_REASON_ENGINE_RESTARTED)), event(1, of(32, 3))))
-	want(x)
 }
