@@ -37,6 +37,8 @@ type run struct {
 	hashes       []uint64
 	tokensHashes []uint64
 	tokens       []uint32
+	// inputs reports whether stored blocks may have inputs beside their tokens and adapter.
+	inputs bool
 	// ops are the operations on the copies of each block; empty if all are 0: copies.Add or copies.Remove.
 	ops []copies.Op
 	// Times of the last batch that contributed.
@@ -111,7 +113,7 @@ func (r *run) reset() {
 	if cap(r.tokens) > maxIdleTokens {
 		r.tokens = nil
 	}
-	r.hashes, r.tokensHashes, r.tokens, r.ops = r.hashes[:0], r.tokensHashes[:0], r.tokens[:0], r.ops[:0]
+	r.hashes, r.tokensHashes, r.tokens, r.ops, r.inputs = r.hashes[:0], r.tokensHashes[:0], r.tokens[:0], r.ops[:0], false
 }
 
 // flushReason is why a run was emitted.

@@ -46,6 +46,8 @@ const (
 	flagCopies
 	// flagRecent is set when the block is stored, and cleared when a search for old blocks visits it.
 	flagRecent
+	// flagInputs is set if the block may have inputs beside its tokens and adapter. It is not stored: blocks that are restored have it.
+	flagInputs
 
 	// childrenShift is the position of the number of children, generationShift of the generation.
 	childrenShift   = iota

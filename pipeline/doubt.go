@@ -173,15 +173,17 @@ func (l *Lane) contradicts(b *feed.Batch, e *wire.Event, hasParent bool) bool {
 	return false
 }
 
-// storeWithoutContent applies a store that contradicts what device memory holds: its hashes alone, which name the blocks that
-// device memory holds.
-func (l *Lane) storeWithoutContent(b *feed.Batch, e *wire.Event) {
-	l.doubt(b, feed.Doubt{
-		Reason: feed.GapUnknownContent, Tiers: 1 << e.Tier, Detail: "a store says of a block that device memory holds that it has another parent",
-	})
+// storeWithoutContent applies a store whose content is not that of its blocks: its hashes alone, which name the blocks that other tiers
+// hold.
+func (l *Lane) storeWithoutContent(b *feed.Batch, e *wire.Event, why string) {
+	l.doubt(b, feed.Doubt{Reason: feed.GapUnknownContent, Tiers: 1 << e.Tier, Detail: why})
 	hashes := *e
 	hashes.Parent, hashes.HasParent, hashes.TokensHashes, hashes.Tokens = 0, false, nil, nil
-	l.store(b, &hashes)
+	if l.consolidation != oneSource {
+		l.consolidate(b, &hashes)
+	} else {
+		l.store(b, &hashes)
+	}
 }
 
 // names reports whether a source's hash names a block of the rank.

@@ -55,6 +55,7 @@ func (l *Lane) flushRemoves(r *run) {
 	rank := l.rank(r.key.rank)
 	t := l.newTable(rank, r.key.tier)
 	skipped := rank.reported[r.key.tier].has(kvcastv1.Gap_REASON_BLOCK_SIZE_MISMATCH)
+	isTracked := r.key.tier == kvblock.TierDevice && rank.used&^(1<<kvblock.TierDevice) != 0
 	l.prefetchRun(t, r)
 	before := t.blocks.table.Len()
 	gone := r.hashes[:0]
@@ -63,8 +64,11 @@ func (l *Lane) flushRemoves(r *run) {
 		if skipped && !t.has(hash) {
 			continue
 		}
+		inputs := isTracked && t.hasInputs(hash)
 		if t.remove(hash, op) {
-			gone = append(gone, hash)
+			if gone = append(gone, hash); isTracked {
+				rank.lost(hash, inputs)
+			}
 		} else {
 			l.log.suppress(&r.key, l.entry.events, op, hash)
 		}

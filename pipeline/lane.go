@@ -114,6 +114,7 @@ type rankState struct {
 	otherGroups groups.Rank
 	// sources is nil for a worker with one source.
 	sources *rankSources
+	evicted *evicted // nil: none
 }
 
 var _ feed.Lane = (*Lane)(nil)
@@ -189,6 +190,10 @@ func (l *Lane) Batch(b *feed.Batch) {
 func (l *Lane) applyStore(b *feed.Batch, e *wire.Event) {
 	if e.HashesOnly {
 		l.doubtUnknown(b, e)
+	}
+	if e.Inputs == wire.InputsUntold && l.untold(b, e) {
+		l.storeWithoutContent(b, e, "a store does not tell the salts or images of blocks that had some")
+		return
 	}
 	if l.consolidation != oneSource {
 		l.consolidate(b, e)
@@ -337,7 +342,7 @@ func (l *Lane) store(b *feed.Batch, e *wire.Event) {
 	// Some engines write 0 for the parent of a first block.
 	hasParent := e.HasParent && (e.Parent != 0 || l.known(b.Rank, 0))
 	if key.hashed && l.contradicts(b, e, hasParent) {
-		l.storeWithoutContent(b, e)
+		l.storeWithoutContent(b, e, "a store says of a block that device memory holds that it has another parent")
 		return
 	}
 	if !l.pending.empty() && (!hasParent || e.Parent != l.pending.last()) {
@@ -428,6 +433,7 @@ func (l *Lane) extendRun(b *feed.Batch, key *runKey, e *wire.Event, hasParent bo
 			r.key, r.parent, r.hasParent = *key, parent, hasParent
 		}
 		end := min(n, i+l.room())
+		r.inputs = r.inputs || e.Inputs == wire.InputsTold
 		r.appendOps(op, end-i)
 		r.hashes = append(r.hashes, e.BlockHashes[i:end]...)
 		if key.hashed {

@@ -197,7 +197,7 @@ func (r *run) restore(state *statev1.Run) error {
 		},
 		parent: state.GetParentHash(), hasParent: state.ParentHash != nil,
 		hashes: state.GetBlockHashes(), tokensHashes: state.GetTokensHashes(), tokens: state.GetTokenIds(), ops: ops,
-		engineTime: state.GetEngineTimeUnixNano(), ingestTime: state.GetIngestTimeUnixNano(),
+		engineTime: state.GetEngineTimeUnixNano(), ingestTime: state.GetIngestTimeUnixNano(), inputs: true,
 	}
 	if state.GetRemoves() {
 		r.key.kind = wire.KindRemoved
@@ -275,7 +275,7 @@ func (t *table) restoreBlocks(hashes, parents []uint64, infos []uint32, slots ma
 					return fmt.Errorf("attributes %d are missing", id)
 				}
 			}
-			b := block{parent: parents[i], attr: slot, flags: t.blocks.currentGeneration()}
+			b := block{parent: parents[i], attr: slot, flags: t.blocks.currentGeneration() | flagInputs}
 			if info&infoParent != 0 {
 				b.flags |= flagParent
 			}

@@ -34,6 +34,9 @@ func (t *table) storeRun(r *run, slot uint32) {
 	if r.hasParent {
 		b.flags |= flagParent
 	}
+	if r.inputs {
+		b.flags |= flagInputs
+	}
 	for i, hash := range r.hashes {
 		if s, existed := t.blocks.put(hash); existed {
 			t.storeAgain(s, &b, r.op(i), r.key.hashed)
@@ -118,6 +121,12 @@ func (t *table) delete(b *slot) {
 	}
 	t.attrs.Release(b.Value.attr)
 	t.blocks.delete(b)
+}
+
+// hasInputs reports whether a block may have inputs beside its tokens and adapter.
+func (t *table) hasInputs(hash uint64) bool {
+	b := t.blocks.table.Find(hash)
+	return b != nil && b.Value.flags&flagInputs != 0
 }
 
 // gap makes every block stale, with one copy, since removes of other copies may have been lost. It

@@ -74,7 +74,9 @@ func drawEvent(t *rapid.T, index int, f engineForm) wire.Event {
 		if has(9) && !hasMetadata {
 			raws.ExtraKeys = list("extra keys")
 		}
-		ev.NoExtraKeys = !has(9) && (!hasMetadata || !has(8))
+		if !has(9) && (!hasMetadata || !has(8)) {
+			ev.Inputs = wire.InputsWithoutField
+		}
 		if inMap || f.producer == dynamo && has(10) {
 			raws.BlockMMInfos = list("mm infos")
 		}

@@ -28,7 +28,9 @@ func (d *Decoder) readArrayEvent(ev *Event, n, i int) (int, fault) {
 	d.nesting = nesting{}
 	var seen keySet
 	keys := arrayFields[kind]
-	ev.NoExtraKeys = kind == KindStored && n < len(keys)
+	if kind == KindStored && n < len(keys) {
+		ev.Inputs = InputsWithoutField
+	}
 	if kind == KindCleared && (n == 0 || !isMedium(d.p, i)) {
 		keys = nil // vLLM has another field there
 	}
@@ -86,7 +88,7 @@ func (d *Decoder) readFields(ev *Event, keys []key, i int, seen *keySet) (n, end
 			return n, i, f
 		}
 		if k == keyLoRAName && isMap(p, at) {
-			ev.NoExtraKeys = false // the map has the salt
+			ev.Inputs = InputsNone // the map has the salt
 			return n + 1, i, 0
 		}
 	}

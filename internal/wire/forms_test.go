@@ -197,7 +197,7 @@ func TestArrayEventsMayBeShort(t *testing.T) {
 			11: func() { want.Rare = nil },
 			10: func() { want.SpecKind = "" },
 			9:  func() { want.GroupIdx, want.HasGroupIdx = 0, false },
-			8:  func() { want.Raw, want.NoExtraKeys = nil, true },
+			8:  func() { want.Raw, want.Inputs = nil, wire.InputsWithoutField },
 			7:  func() { want.LoRAName = "" },
 			6:  func() { want.Medium = "" },
 			5:  func() { want.LoRAID, want.HasLoRAID = 0, false },

@@ -102,7 +102,7 @@ func reencode(t *testing.T, b *wire.Batch) {
 	ignore := cmp.FilterPath(func(p cmp.Path) bool {
 		// Skipped events are not encoded, so that the indexes of later events change.
 		return p.Last().String() == ".Skipped" || p.Last().String() == ".Index" || p.Last().String() == ".UnknownTag" ||
-			p.Last().String() == ".NoExtraKeys" // a map always can have them
+			p.Last().String() == ".Inputs" // a map always can have them
 	}, cmp.Ignore())
 	if diff := cmp.Diff(b, got, ignore, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("batch differs after encoding (-want +got):\n%s", diff)

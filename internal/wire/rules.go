@@ -315,9 +315,10 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 	if !told {
 		r.doubt(ReasonUnknownContent, ev.Tier, counts)
 	}
-	if r.IsVLLM && ev.NoExtraKeys {
+	if r.IsVLLM && ev.Inputs == InputsWithoutField {
 		r.doubt(ReasonNoExtraKeys, ev.Tier, counts)
 	}
+	ev.Inputs = r.inputs(ev)
 	if ev.OpaqueTokens {
 		return true
 	}
@@ -336,6 +337,18 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 	ev.Tokens = ev.Tokens[:blocks*size+overlap]
 	r.hashTokens(ev, rank, min(known, blocks), isChunks)
 	return true
+}
+
+// inputs returns what a store says of inputs beside tokens and adapter. vLLM's connectors tell none: the salts that are known are those of earlier stores.
+func (r *Rules) inputs(ev *Event) Inputs {
+	raw := ev.raw()
+	switch told := raw.ExtraKeys != nil && !allNil(raw.ExtraKeys); {
+	case told, ev.CacheSalt != "", raw.BlockMMInfos != nil, raw.MMKeys != nil:
+		return InputsTold
+	case r.IsVLLM && ev.Tier != kvblock.TierDevice:
+		return InputsUntold
+	}
+	return InputsNone
 }
 
 // isShared reports whether the event is a store in files or objects that vLLM's offloading connector keeps on another machine, by its setting locality.

@@ -79,7 +79,7 @@ type Skip struct {
 
 // Event is one event of a batch.
 //
-// The fields are as in the payload, except for Tier, TokensHashes, ReplacesBlockSize, HashesOnly, Group and RawID, which Rules.Admit sets.
+// The fields are as in the payload, except for Tier, TokensHashes, ReplacesBlockSize, HashesOnly, Inputs, Group and RawID, which Rules.Admit sets.
 // Admit also cuts BlockHashes and Tokens to whole blocks, and sets CacheSalt where an extra key holds it or the store continues a salted
 // block.
 type Event struct {
@@ -104,11 +104,11 @@ type Event struct {
 	// ReplacesBlockSize reports whether a store has another block size than the learned
 	// block size, and replaces it: earlier stores were of partial blocks.
 	ReplacesBlockSize bool
-	// NoExtraKeys reports whether a store is an array that ends before the extra keys.
-	NoExtraKeys bool
 	// HashesOnly reports whether a store names hashes without tokens. The content of its blocks is that of the blocks with
 	// these hashes in other tiers.
 	HashesOnly bool
+	// Inputs is what a store says of the inputs of its blocks beside their tokens and adapter.
+	Inputs Inputs
 	// Origin is how the engine came by a store's blocks.
 	Origin Origin
 	// Group is set in events of an attention group that Rules follow beside the main group, and in a store of a part of a block of
@@ -244,6 +244,21 @@ func originOf(name value) Origin {
 	}
 	return OriginUnknown
 }
+
+// Inputs are the inputs of a store's blocks beside their tokens and adapter, such as a cache salt or images.
+type Inputs uint8
+
+// The inputs.
+const (
+	// InputsNone is a store of blocks without any, or of an engine that tells them in each store.
+	InputsNone Inputs = iota
+	// InputsTold is a store of which some blocks have some.
+	InputsTold
+	// InputsUntold is a store of copies, by a connector that does not tell them.
+	InputsUntold
+	// InputsWithoutField is a store that is an array which ends before the extra keys. Admit replaces it.
+	InputsWithoutField
+)
 
 // Form is how a batch or an event is encoded.
 type Form uint8
