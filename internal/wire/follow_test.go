@@ -182,3 +182,19 @@ func TestGroupsThatDoNotStayTheSame(t *testing.T) {
 		t.Errorf("the description of groups that change does not say so: %v", last)
 	}
 }
+
+// TestAPartOfAFirstBlockIsMissed has a part of the first block of a prompt as the engine's first store, which has no parent: it counts as a block until the next
+// one shows the size.
+func TestAPartOfAFirstBlockIsMissed(t *testing.T) {
+	f := follow(t, wire.GroupSettings{})
+	admit := func(size int, prompt []uint32) ([]wire.Event, *kvcastv1.Groups) {
+		return f.admit(f.root(0, "full_attention", size, prompt, vllmhash.SHA256, vllmhash.Content{}), f.root(1, "mamba", size, prompt, vllmhash.SHA256, vllmhash.Content{}))
+	}
+	if _, groups := admit(4, somePrompt[:4]); groups.GetMissing() != "" {
+		t.Fatalf("missing %q before", groups.GetMissing())
+	}
+	events, groups := admit(8, []uint32{21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36})
+	if !events[0].ReplacesBlockSize || groups.GetMissing() == "" {
+		t.Errorf("replaces the size: %t, missing %q", events[0].ReplacesBlockSize, groups.GetMissing())
+	}
+}

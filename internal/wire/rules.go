@@ -475,6 +475,10 @@ func (r *Rules) learnBlockSize(ev *Event, counts *Counts) {
 		counts[ReasonChunks]++
 		r.doubts[ReasonChunks] |= kvblock.LowerTiers
 	}
-	ev.ReplacesBlockSize = r.blockSize.Tokens != 0
+	if ev.ReplacesBlockSize = r.blockSize.Tokens != 0; ev.ReplacesBlockSize {
+		for rank := range r.groups { // what was stored before is removed, and the engine can reuse it
+			r.lose(rank, "a part of a block was stored before the block size was known: reset the engine's prefix cache")
+		}
+	}
 	*r.blockSize = BlockSize{Tokens: ev.BlockSize, offDevice: ev.Tier != kvblock.TierDevice, former: r.blockSize.former}
 }
