@@ -950,6 +950,11 @@ type Stored struct {
 	// there is one, plus XXH3-64 with seed 1 of the cache salt if there is one. Equal
 	// contents have equal hashes on all engines. One for each of block_hashes, or empty if
 	// the contents are unknown.
+	//
+	// What a block contains is what a store in TIER_DEVICE says. A store in another tier of
+	// a block that the dp rank holds is of a copy, by a connector that may not know all of
+	// its content: it tells the content only if neither TIER_DEVICE holds the block nor its
+	// content is known.
 	TokensHashes []uint64 `protobuf:"fixed64,3,rep,packed,name=tokens_hashes,json=tokensHashes,proto3" json:"tokens_hashes,omitempty"`
 	// Tokens in each block; 0 if the engine sent hashes only.
 	BlockSize uint32 `protobuf:"varint,4,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`

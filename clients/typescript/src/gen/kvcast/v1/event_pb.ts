@@ -294,6 +294,11 @@ export type Stored = Message<"kvcast.v1.Stored"> & {
    * contents have equal hashes on all engines. One for each of block_hashes, or empty if
    * the contents are unknown.
    *
+   * What a block contains is what a store in TIER_DEVICE says. A store in another tier of
+   * a block that the dp rank holds is of a copy, by a connector that may not know all of
+   * its content: it tells the content only if neither TIER_DEVICE holds the block nor its
+   * content is known.
+   *
    * @generated from field: repeated fixed64 tokens_hashes = 3;
    */
   tokensHashes: bigint[];
