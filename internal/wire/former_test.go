@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/internal/budget"
@@ -153,4 +154,51 @@ func TestCopiesHaveTheSaltOfTheirHash(t *testing.T) {
 			t.Fatalf("%d bytes are not released", limit.Used())
 		}
 	})
+}
+
+// TestDeviceMemoryTellsTheSaltOfACopy has a copy of unknown salt after a restart of kvcast, and then the block in device memory, of which the engine tells the
+// salt, and its child.
+func TestDeviceMemoryTellsTheSaltOfACopy(t *testing.T) {
+	t.Parallel()
+	for _, salt := range []string{"", "s"} {
+		rules := NewRules(new(BlockSize))
+		rules.IsVLLM, rules.ClearsDevice = true, true
+		admit := func(e Event) Event {
+			e.BlockSize = 1
+			for _, h := range e.BlockHashes {
+				e.Tokens = append(e.Tokens, uint32(h))
+			}
+			b := &Batch{Events: []Event{e}}
+			rules.Admit(b, 0, new(Counts))
+			return b.Events[0]
+		}
+		admit(Event{Kind: KindStored, BlockHashes: []uint64{50}, CacheSalt: "x", Medium: "GPU"})
+		admit(Event{Kind: KindStored, BlockHashes: []uint64{1}, CacheSalt: salt, Medium: "GPU"})
+		admit(Event{Kind: KindRemoved, BlockHashes: []uint64{50}, Medium: "GPU"})
+		if salt != "" {
+			admit(Event{Kind: KindRemoved, BlockHashes: []uint64{1}, Medium: "GPU"})
+		}
+		state := rules.State()
+		rules = NewRules(new(BlockSize))
+		rules.IsVLLM, rules.ClearsDevice = true, true
+		rules.Restore(state)
+		if e := admit(Event{Kind: KindStored, BlockHashes: []uint64{1}, Medium: "CPU"}); len(e.TokensHashes) > 0 {
+			t.Errorf("salt %q: a copy after a restart has known content", salt)
+		}
+		admit(Event{Kind: KindRemoved, BlockHashes: []uint64{1}, Medium: "GPU"})
+		for range 100 {
+			admit(Event{Kind: KindStored, BlockHashes: []uint64{77}, Medium: "GPU"})
+		}
+		for _, e := range []Event{
+			{Kind: KindStored, BlockHashes: []uint64{1}, CacheSalt: salt, Medium: "GPU"},
+			{Kind: KindStored, BlockHashes: []uint64{2}, HasParent: true, Parent: 1, Medium: "GPU"},
+			{Kind: KindStored, BlockHashes: []uint64{1}, Medium: "CPU"},
+		} {
+			got := admit(e)
+			want := kvblock.AppendTokensHashes(nil, got.Tokens, 1, kvblock.Seed("", salt), false, nil)
+			if diff := cmp.Diff(want, got.TokensHashes); diff != "" || got.CacheSalt != salt {
+				t.Errorf("salt %q: %d has the salt %q, tokens hashes (-want +got):\n%s", salt, e.BlockHashes, got.CacheSalt, diff)
+			}
+		}
+	}
 }

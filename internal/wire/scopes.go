@@ -60,7 +60,8 @@ const (
 //     those in device memory: the block may be evicted or cleared by then. Such a store has the
 //     scope of its first block or of its parent, as it is recorded or was in the last maxFormer
 //     blocks that were forgotten. It has an unknown scope in the copyBatches batches after one by
-//     which more were forgotten at a time, or a restart.
+//     which more were forgotten at a time, or a restart. A store in device memory ends that: it has
+//     the salt of its block, or none if it has no parent.
 //     Copies that are never removed do not count: a block would be recorded for ever.
 //
 // Scopes in lost batches, and before the first batch, are not known. Blocks that continue them count as blocks of the base scope.
@@ -188,8 +189,9 @@ func (s *scopes) inherited(ev *Event, rank uint32) (_ scope, known bool) {
 	if ev.hashOnly() {
 		return scope{}, true
 	}
+	isCertain := s.hashed && ev.Tier == kvblock.TierDevice && (!ev.HasParent || ev.Parent == 0) // the engine would have sent the salt
 	for _, h := range ev.BlockHashes {
-		if _, _, recorded := s.recorded(rank, h); recorded {
+		if _, known, recorded := s.recorded(rank, h); recorded && (known || !isCertain) {
 			return scope{}, false
 		}
 	}
@@ -286,6 +288,13 @@ func (s *scopes) record(ev *Event, rank uint32, id scopeID) (conflict bool) {
 	for _, h := range ev.BlockHashes {
 		b, ok := r.blocks[h]
 		switch {
+		case ok && s.hashed && ev.Tier == kvblock.TierDevice && b.scope == unknownScope && id != unknownScope: // of a copy, before the scope was told
+			if id == baseScope {
+				s.unrecord(rank, r, h)
+				continue
+			}
+			b.scope = id
+			s.retain(id)
 		case ok:
 			if b.scope != id && (id >= firstScope || id == unknownScope && ev.Tier == kvblock.TierDevice) {
 				s.release(b.scope)
@@ -309,6 +318,14 @@ func (s *scopes) record(ev *Event, rank uint32, id scopeID) (conflict bool) {
 		s.changes.addBlock(rank, h)
 	}
 	return conflict
+}
+
+// unrecord deletes a block of the base scope that was recorded with an unknown one.
+func (s *scopes) unrecord(rank uint32, r *scopedRank, hash uint64) {
+	delete(r.blocks, hash)
+	s.blocks--
+	s.budget.Release(scopedBlockCost)
+	s.changes.addBlock(rank, hash)
 }
 
 // addRank adds a rank without blocks.
