@@ -91,7 +91,7 @@ type Match struct {
 // Tokens returns the number of tokens in the longest prefix; 0 if the block size is unknown. If the rank has several attention groups, the
 // prefix may end within a block.
 func (m *Match) Tokens() int {
-	if m.groups.known && !m.groups.continues {
+	if m.groups.known {
 		return int(m.groups.total)
 	}
 	return m.Blocks * int(m.BlockSize)
@@ -511,7 +511,9 @@ func (m *Matches) appendMatch(out []Match, c candidate) []Match {
 	f.Reasons, f.TierReasons, f.GroupsOmitted = r.all, r.reasons, r.groupsOmitted
 	f.groups, f.Walk, f.firstHash, f.numHashes, f.RankIndex, f.firstPool, f.numPools = reuse{}, [NumTiers]int{}, 0, 0, 0, 0, 0
 	if len(m.reuses) > 0 {
-		f.groups = m.reuses[c.found]
+		if f.groups = m.reuses[c.found]; f.groups.continues {
+			f.groups.total = uint32(f.Blocks) * f.BlockSize
+		}
 	}
 	if len(m.matcher.Walks) > 0 {
 		f.Walk = m.matcher.Walks[c.found].Ends
