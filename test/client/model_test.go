@@ -45,7 +45,7 @@ func (m *model) apply(e *kvcastv1.Entry) {
 			continue
 		}
 		if s := ev.GetStored(); s != nil {
-			m.store(p, s)
+			m.store(p, ev.GetTier(), s)
 		}
 		// Remove blocks that are in no tier.
 		held := m.blocks(p)
@@ -53,7 +53,7 @@ func (m *model) apply(e *kvcastv1.Entry) {
 	}
 }
 
-func (m *model) store(p place, s *kvcastv1.Stored) {
+func (m *model) store(p place, tier kvcastv1.Tier, s *kvcastv1.Stored) {
 	known := m.known[p]
 	if known == nil {
 		known = make(map[uint64]*block)
@@ -66,7 +66,9 @@ func (m *model) store(p place, s *kvcastv1.Stored) {
 			k = new(block)
 			known[h] = k
 		}
-		if len(s.GetTokensHashes()) > 0 {
+		_, isHeld := m.view.Blocks(p.worker, p.rank, kvcastv1.Tier_TIER_DEVICE)[h]
+		isCopy := tier != kvcastv1.Tier_TIER_DEVICE && (isHeld || k.hasSeq || k.orphan)
+		if len(s.GetTokensHashes()) > 0 && !isCopy {
 			tokens := s.GetTokensHashes()[i]
 			parentBlock := known[parent]
 			switch {
