@@ -41,7 +41,7 @@ func (l *Lane) logLimit(effect limitEffect, why consolidate.Refusal, rank uint32
 var doubtTexts = map[feed.GapReason]struct{ msg, hint string }{
 	feed.GapUnknownContent: {"content of blocks unknown: no prompt matches them", "rely on the device's blocks"},
 	feed.GapTierNotCleared: {"the engine cleared its device memory, and perhaps other tiers", "set clear: all if the engine clears all tiers"},
-	feed.GapConnectorTier:  {"a connector stores chunks of several blocks by their hashes alone", "rely on the device's blocks"},
+	feed.GapConnectorTier:  {"a connector does not tell all of the blocks that it keeps", "rely on the device's blocks"},
 	feed.GapCopiesUnsure:   {"the engine announces blocks that it reuses, so that its copies cannot be counted", "use kv_cache_report_mode incremental"},
 }
 

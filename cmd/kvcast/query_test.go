@@ -18,7 +18,7 @@ import (
 // serverWithGap returns a server with a worker that has three blocks, after a gap.
 func serverWithGap(t *testing.T) *process {
 	t.Helper()
-	p, s := engine(t)
+	p, s := engineWith(t, ",engine=sglang") // of vLLM, not all of what is on disk is known
 	publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1, 2}, Tokens: []uint32{1, 2, 3, 4}, BlockSize: 2})
 	if _, err := p.Lose(); err != nil {
 		t.Fatal(err)

@@ -19,6 +19,12 @@ import (
 // engine starts a publisher, and a server that reads it as worker w.
 func engine(t *testing.T, args ...string) (*simulator.Publisher, *process) {
 	t.Helper()
+	return engineWith(t, "", args...)
+}
+
+// engineWith is engine with further settings of the worker.
+func engineWith(t *testing.T, settings string, args ...string) (*simulator.Publisher, *process) {
+	t.Helper()
 	p, err := simulator.NewPublisher(simulator.PublisherConfig{})
 	if err != nil {
 		t.Fatal(err)
@@ -28,7 +34,7 @@ func engine(t *testing.T, args ...string) (*simulator.Publisher, *process) {
 			t.Errorf("close publisher: %v", err)
 		}
 	})
-	s := serve(t, append([]string{"--worker", "name=w,connect=" + p.Endpoint()}, args...)...)
+	s := serve(t, append([]string{"--worker", "name=w,connect=" + p.Endpoint() + settings}, args...)...)
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	if err := p.WaitSubscribed(ctx, 1); err != nil {

@@ -176,7 +176,7 @@ const (
 	GapReplayForeign GapReason = 15
 	// GapCopiesUnsure: the engine announces blocks that it reuses, so that its copies cannot be counted.
 	GapCopiesUnsure GapReason = 16
-	// GapConnectorTier: a connector keeps chunks of several blocks in a tier, and may not tell which it removes.
+	// GapConnectorTier: a connector keeps blocks in a tier, and may not tell all of their content, or which it removes.
 	GapConnectorTier GapReason = 17
 	// GapRelayed: the events come from a relay, which leaves some out without telling.
 	GapRelayed GapReason = 18

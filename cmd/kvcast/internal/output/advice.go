@@ -36,7 +36,7 @@ var advice = map[kvcastv1.DegradedReason]string{
 	kvcastv1.DegradedReason_DEGRADED_REASON_REPLAY_UNPROVED:  "the engine has published nothing since its replay was read, so that the replay socket may be another engine's; send it a request",
 	replayForeign: "the replay socket belongs to another engine: blocks are missing; set the worker's replay to that of its own engine",
 	kvcastv1.DegradedReason_DEGRADED_REASON_COPIES_UNSURE:  "the engine announces blocks that it reuses (kv_cache_report_mode full), so that copies cannot be counted: blocks may be missing; use report mode incremental",
-	kvcastv1.DegradedReason_DEGRADED_REASON_CONNECTOR_TIER: "a connector keeps chunks of several blocks in this tier, and may not tell which it removes; rely on the device",
+	kvcastv1.DegradedReason_DEGRADED_REASON_CONNECTOR_TIER: "a connector keeps blocks in this tier, and may not tell all of their content, or which it removes; rely on the device",
 	kvcastv1.DegradedReason_DEGRADED_REASON_RELAYED:        "a relay (smg://) leaves events out without telling: blocks may be missing or gone; read the engine's own ZeroMQ publisher instead",
 	overpredicted: "routers report that the engine reuses less than its events tell; see whether they predict without the prompt's last token, and the engine's options for EAGLE, connectors and caches",
 	stale:         "the blocks may have changed since; check that a server reads the worker (kvcast status), and that the journal accepts entries",
