@@ -148,7 +148,7 @@ func (a *application) other(e *event) error {
 
 // stored applies an encoded Stored.
 func (a *application) stored(t *table, b []byte) error {
-	r := run{key: runKey{kind: wire.KindStored}, inputs: true} // the event does not tell
+	r := run{key: runKey{kind: wire.KindStored, salt: "unknown"}, inputs: true} // the event tells neither
 	a.hashes = a.hashes[:0]
 	tokensHashes := 0
 	var f encode.Field

@@ -46,8 +46,10 @@ const (
 	flagCopies
 	// flagRecent is set when the block is stored, and cleared when a search for old blocks visits it.
 	flagRecent
-	// flagInputs is set if the block may have inputs beside its tokens and adapter. It is not stored: blocks that are restored have it.
+	// flagInputs is set if the block may have inputs beside its tokens, adapter and salt, and flagSalted if it has a salt. They are not stored: blocks
+	// that are restored have them.
 	flagInputs
+	flagSalted
 
 	// childrenShift is the position of the number of children, generationShift of the generation.
 	childrenShift   = iota

@@ -242,8 +242,10 @@ func (l *Lane) clearTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_R
 		l.emitEmpty(b.Rank, r, reason)
 		return
 	}
-	if slices.Contains(r.sources.incomplete, true) {
-		reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
+	for source, incomplete := range r.sources.incomplete {
+		if incomplete && source != b.Source { // which may have stored into any tier
+			reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
+		}
 	}
 	var cleared []kvcastv1.Tier
 	stale := uint32(0) // bit n is tier n

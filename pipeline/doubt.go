@@ -186,6 +186,18 @@ func (l *Lane) storeWithoutContent(b *feed.Batch, e *wire.Event, why string) {
 	}
 }
 
+// named returns a store of copies without their content, if all of them are known by their names: a connector may know less of it.
+func (l *Lane) named(b *feed.Batch, e *wire.Event) *wire.Event {
+	for _, hash := range e.BlockHashes {
+		if !l.names(b, hash) {
+			return e
+		}
+	}
+	without := *e
+	without.TokensHashes, without.Tokens = nil, nil
+	return &without
+}
+
 // names reports whether a source's hash names a block of the rank.
 func (l *Lane) names(b *feed.Batch, hash uint64) bool {
 	if tr := l.tracker(b.Rank); tr != nil {

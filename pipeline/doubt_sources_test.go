@@ -6,6 +6,7 @@ import (
 	"github.com/kvcast/kvcast/internal/core/index"
 	"github.com/kvcast/kvcast/internal/core/kvblock"
 	"github.com/kvcast/kvcast/internal/feed"
+	"github.com/kvcast/kvcast/internal/wire"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -81,6 +82,31 @@ func TestACopyOfABlockOfUnknownContent(t *testing.T) {
 		s.journal.index.Match(&index.Query{Prompts: []index.Prompt{{TokensHashes: store(1, 2).TokensHashes}}}, &m)
 		if f := &m.Prompts[0][0]; f.Trust() == kvcastv1.Trust_TRUST_EXACT {
 			t.Errorf("%d blocks of the prompt, %v, and host memory holds 2", f.Blocks, f.Trust())
+		}
+	})
+}
+
+// TestAClearOfDeviceMemoryEndsItsDoubts has a source of which host memory alone is doubted.
+func TestAClearOfDeviceMemoryEndsItsDoubts(t *testing.T) {
+	withSharing(t, pipeline.Config{}, feed.ConsolidatePassthrough, func(t *testing.T, s *subject) {
+		s.play(t, batch(store(1)), doubting(batch(), feed.GapEventsSkipped, 1<<kvblock.TierHostPinned, "x"), batch(clearOf(kvblock.TierDevice, "GPU")), batch(store(1)))
+		wantDoubt(t, s, kvblock.TierHostPinned)
+		if w, _ := s.journal.index.Worker(testWorker); w.Ranks[0].TierReasons[0] != 0 {
+			t.Errorf("device memory has the reasons %v", w.Ranks[0].TierReasons[0].List())
+		}
+	})
+}
+
+// TestCopiesOfADeduplicatedBlockDoNotTellItsContent has a copy of a block with an image, by a connector that does not tell it.
+func TestCopiesOfADeduplicatedBlockDoNotTellItsContent(t *testing.T) {
+	withSharing(t, pipeline.Config{}, feed.ConsolidateDedup, func(t *testing.T, s *subject) {
+		image, untold := store(1), onHost(store(1))
+		image.TokensHashes, image.Inputs, untold.Inputs = []uint64{77}, wire.InputsTold, wire.InputsUntold
+		s.play(t, batch(image), batch(untold))
+		var m index.Matches
+		s.journal.index.Match(&index.Query{Prompts: []index.Prompt{{TokensHashes: []uint64{77}}, {TokensHashes: untold.TokensHashes}}}, &m)
+		if len(m.Prompts[0]) != 1 || len(m.Prompts[1]) != 0 {
+			t.Errorf("matches %v, want one of the prompt with the image", m.Prompts)
 		}
 	})
 }

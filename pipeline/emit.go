@@ -55,7 +55,7 @@ func (l *Lane) flushRemoves(r *run) {
 	rank := l.rank(r.key.rank)
 	t := l.newTable(rank, r.key.tier)
 	skipped := rank.reported[r.key.tier].has(kvcastv1.Gap_REASON_BLOCK_SIZE_MISMATCH)
-	isTracked := r.key.tier == kvblock.TierDevice && rank.used&^(1<<kvblock.TierDevice) != 0
+	isTracked := r.key.tier == kvblock.TierDevice && rank.hasCopies()
 	l.prefetchRun(t, r)
 	before := t.blocks.table.Len()
 	gone := r.hashes[:0]
@@ -64,10 +64,9 @@ func (l *Lane) flushRemoves(r *run) {
 		if skipped && !t.has(hash) {
 			continue
 		}
-		inputs := isTracked && t.hasInputs(hash)
 		if t.remove(hash, op) {
-			if gone = append(gone, hash); isTracked {
-				rank.lost(hash, inputs)
+			if gone = append(gone, hash); isTracked && t.deleted != 0 {
+				rank.lost(hash, t.deleted)
 			}
 		} else {
 			l.log.suppress(&r.key, l.entry.events, op, hash)
@@ -268,6 +267,9 @@ func (l *Lane) newTable(r *rankState, tier kvblock.Tier) *table {
 
 // dropTable drops the blocks of a rank's tier.
 func (l *Lane) dropTable(r *rankState, tier kvblock.Tier) {
+	if tier == kvblock.TierDevice {
+		r.lostAll()
+	}
 	if t := r.tables[tier]; t != nil {
 		l.releaseBlocks(tier, t.blocks.table.Len())
 		t.attrs.Reset()

@@ -12,33 +12,51 @@ const maxEvicted = 2048
 // evicted has the blocks of a rank that device memory has lost lately, and no other tier holds. A connector announces a copy some time after it was made.
 type evicted struct {
 	hashes [maxEvicted]uint64
-	inputs [maxEvicted]bool // whether the block may have inputs beside its tokens and adapter
-	n      int              // added so far
+	flags  [maxEvicted]uint8 // flagInputs and flagSalted of the block
+	n      int               // added so far
 }
 
-func (e *evicted) add(hash uint64, inputs bool) {
-	e.hashes[e.n%maxEvicted], e.inputs[e.n%maxEvicted] = hash, inputs
+func (e *evicted) add(hash uint64, flags blockFlags) {
+	e.hashes[e.n%maxEvicted], e.flags[e.n%maxEvicted] = hash, uint8(flags&(flagInputs|flagSalted))
 	e.n++
 }
 
-// find returns whether a block may have had further inputs; ok is false if it is not known.
-func (e *evicted) find(hash uint64) (inputs, ok bool) {
+// find returns what a block may have had beside its tokens and adapter; ok is false if it is not known.
+func (e *evicted) find(hash uint64) (flags blockFlags, ok bool) {
 	if e == nil {
-		return false, false
+		return 0, false
 	}
 	for i := e.n - 1; i >= max(0, e.n-maxEvicted); i-- {
 		if e.hashes[i%maxEvicted] == hash {
-			return e.inputs[i%maxEvicted], true
+			return blockFlags(e.flags[i%maxEvicted]), true
 		}
 	}
-	return false, false
+	return 0, false
 }
 
-// lost records that device memory has lost a block, if copies may be announced.
-func (r *rankState) lost(hash uint64, inputs bool) {
-	if r.used&^(1<<kvblock.TierDevice) == 0 {
+// hasCopies reports whether copies of blocks may be announced.
+func (r *rankState) hasCopies() bool {
+	return r.used&^(1<<kvblock.TierDevice) != 0 || r.evicted != nil
+}
+
+// lostAll records that device memory has lost its blocks, of which some are remembered.
+func (r *rankState) lostAll() {
+	t, n := r.tables[kvblock.TierDevice], 0
+	if t == nil || !r.hasCopies() {
 		return
 	}
+	r.tables[kvblock.TierDevice] = nil // so that it does not hold them
+	for b := range t.blocks.table.All() {
+		if r.lost(b.Key(), b.Value.flags); n == maxEvicted {
+			break
+		}
+		n++
+	}
+	r.tables[kvblock.TierDevice] = t
+}
+
+// lost records that device memory has lost a block, whose flags are given.
+func (r *rankState) lost(hash uint64, flags blockFlags) {
 	for _, t := range r.tables {
 		if t.has(hash) {
 			return
@@ -47,11 +65,11 @@ func (r *rankState) lost(hash uint64, inputs bool) {
 	if r.evicted == nil {
 		r.evicted = new(evicted)
 	}
-	r.evicted.add(hash, inputs)
+	r.evicted.add(hash, flags)
 }
 
 // untold reports what a store of copies does not tell: the salts and images of blocks that no tier holds, and that device memory has not held lately. It returns
-// whether a block had such inputs, so that its content is not that of its tokens.
+// whether a block had such inputs, so that its content is not that of its tokens. A salt may be known from an earlier store.
 func (l *Lane) untold(b *feed.Batch, e *wire.Event) (isUnknown bool) {
 	if l.pending.key.kind == wire.KindRemoved {
 		l.flush(flushUnmergeable) // which the store would do as well
@@ -61,8 +79,8 @@ func (l *Lane) untold(b *feed.Batch, e *wire.Event) (isUnknown bool) {
 		if l.names(b, hash) {
 			continue
 		}
-		inputs, ok := lost.find(hash)
-		isUnknown = isUnknown || inputs
+		had, ok := lost.find(hash)
+		isUnknown = isUnknown || had&flagInputs != 0 || had&flagSalted != 0 && e.CacheSalt == ""
 		if !ok {
 			l.doubt(b, feed.Doubt{
 				Reason: feed.GapConnectorTier, Tiers: 1 << e.Tier, Detail: "a store tells neither salts nor images of blocks that device memory has not held lately",

@@ -1,6 +1,7 @@
 package pipeline_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/kvcast/kvcast/internal/core/index"
@@ -29,34 +30,43 @@ func TestCopiesWithUntoldInputs(t *testing.T) {
 	adapter.LoRAName, mooncake.HasGroupIdx, mooncake.SpecKind = "a", false, ""
 	evicted := wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{11}, Medium: "GPU", HasGroupIdx: true}
 	restart, copied := wire.Event{}, in("CPU")
+	keyed, withAdapter := gpu("\x91\x91\xa1a"), in("CPU") // [["a"]]
+	keyed.LoRAName, withAdapter.LoRAName = "a", "a"
 	const (
-		none   = "\x91\xc0"                 // [nil]
-		salt   = "\x91\x91\xa1s"            // [["s"]]
-		image  = "\x91\x91\x92\xa3img\x00"  // [[["img", 0]]]
-		embeds = "\x91\x91\xc4\x02\x01\x02" // [[bytes]]
+		none   = "\x91\xc0"                     // [nil]
+		salt   = "\x91\x91\xa1s"                // [["s"]]
+		image  = "\x91\x91\x92\xa3img\x00"      // [[["img", 0]]]
+		salted = "\x91\x92\xa1s\x92\xa3img\x00" // [["s", ["img", 0]]]
+		embeds = "\x91\x91\xc4\x02\x01\x02"     // [[bytes]]
 	)
 	withImage := gpu(image)
 	const device, host = 0, 1
 	for name, c := range map[string]struct {
 		events []wire.Event
 		exact  []int // the tiers of which the prompt is an exact match
+		salted []int // and with the salt, or the adapter
 	}{
-		"copied":                                {[]wire.Event{other, gpu(none), copied}, []int{device, host}},
-		"copied and evicted":                    {[]wire.Event{other, gpu(none), copied, evicted}, []int{host}},
-		"evicted, then copied":                  {[]wire.Event{other, copy99(other), gpu(none), evicted, copied}, []int{host}},
-		"not known":                             {[]wire.Event{other, copied}, nil},
-		"an image":                              {[]wire.Event{other, withImage, copied}, nil},
-		"an image, copied and evicted":          {[]wire.Event{other, withImage, copied, evicted}, nil},
-		"an image, evicted, then copied":        {[]wire.Event{other, copy99(other), withImage, evicted, copied}, nil},
-		"an image, in a file":                   {[]wire.Event{other, withImage, in("STORAGE")}, nil},
-		"an image, in a file, evicted":          {[]wire.Event{other, withImage, copied, evicted, in("STORAGE")}, nil},
-		"an image, by Mooncake's connector":     {[]wire.Event{other, withImage, mooncake}, nil},
-		"embeddings":                            {[]wire.Event{other, gpu(embeds), copied}, nil},
-		"embeddings, copied and evicted":        {[]wire.Event{other, gpu(embeds), copied, evicted}, nil},
-		"a salt":                                {[]wire.Event{other, gpu(salt), copied}, nil},
-		"a salt, of which a restart is between": {[]wire.Event{other, gpu(salt), copied, restart, other, copied}, nil},
-		"an adapter, by Mooncake's connector":   {[]wire.Event{other, adapter, mooncake}, nil},
-		"not known, then with a salt":           {[]wire.Event{other, copied, gpu(salt)}, nil},
+		"copied":                                     {[]wire.Event{other, gpu(none), copied}, []int{device, host}, nil},
+		"copied and evicted":                         {[]wire.Event{other, gpu(none), copied, evicted}, []int{host}, nil},
+		"evicted, then copied":                       {[]wire.Event{other, copy99(other), gpu(none), evicted, copied}, []int{host}, nil},
+		"not known":                                  {[]wire.Event{other, copied}, nil, nil},
+		"an image":                                   {[]wire.Event{other, withImage, copied}, nil, nil},
+		"an image, copied and evicted":               {[]wire.Event{other, withImage, copied, evicted}, nil, nil},
+		"an image, evicted, then copied":             {[]wire.Event{other, copy99(other), withImage, evicted, copied}, nil, nil},
+		"an image, in a file":                        {[]wire.Event{other, withImage, in("STORAGE")}, nil, nil},
+		"an image, in a file, evicted":               {[]wire.Event{other, withImage, copied, evicted, in("STORAGE")}, nil, nil},
+		"an image, by Mooncake's connector":          {[]wire.Event{other, withImage, mooncake}, nil, nil},
+		"embeddings":                                 {[]wire.Event{other, gpu(embeds), copied}, nil, nil},
+		"embeddings, copied and evicted":             {[]wire.Event{other, gpu(embeds), copied, evicted}, nil, nil},
+		"a salt":                                     {[]wire.Event{other, gpu(salt), copied}, nil, []int{device, host}},
+		"a salt, of which a restart is between":      {[]wire.Event{other, gpu(salt), copied, restart, other, copied}, nil, nil},
+		"an adapter, by Mooncake's connector":        {[]wire.Event{other, adapter, mooncake}, nil, []int{device}},
+		"a salt, evicted, then copied":               {[]wire.Event{other, copy99(other), gpu(salt), evicted, copied}, nil, []int{host}},
+		"a salt and an image, evicted, then copied":  {[]wire.Event{other, copy99(other), gpu(salted), evicted, copied}, nil, nil},
+		"an adapter among the keys, evicted, copied": {[]wire.Event{other, copy99(other), keyed, evicted, withAdapter}, nil, []int{host}},
+		"never held, and removed":                    {[]wire.Event{other, copy99(other), evicted, copied}, nil, nil},
+		"cleared, then copied":                       {[]wire.Event{other, copy99(other), gpu(none), {Kind: wire.KindCleared, Medium: "GPU"}, copied}, []int{host}, nil},
+		"not known, then with a salt":                {[]wire.Event{other, copied, gpu(salt)}, nil, []int{device}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, err := newSubject(pipeline.Config{})
@@ -77,23 +87,19 @@ func TestCopiesWithUntoldInputs(t *testing.T) {
 				s.batch(testWorker, feed.Batch{Seq: uint64(n), IngestTime: int64(n) + 1, CopyRule: feed.CopyRuleDetected, Events: b.Events, GroupsOmitted: b.GroupsOmitted, Doubts: doubtsOf(b)})
 			}
 			var m index.Matches
-			s.journal.index.Match(&index.Query{Model: "m", Prompts: []index.Prompt{{TokenIDs: tokens}}}, &m)
-			exact := map[int]bool{}
-			for _, f := range m.Prompts[0] {
-				for tier := range kvblock.NumTiers {
-					if f.TierBlocks[tier] > 0 && f.TierTrust(tier) == kvcastv1.Trust_TRUST_EXACT {
-						exact[tier] = true
+			s.journal.index.Match(&index.Query{Model: "m", Prompts: []index.Prompt{{TokenIDs: tokens}, {TokenIDs: tokens, Salt: "s"}, {TokenIDs: tokens, LoRA: "a"}}}, &m)
+			exact := func(prompts ...[]index.Match) (tiers []int) {
+				for _, f := range slices.Concat(prompts...) {
+					for tier := range kvblock.NumTiers {
+						if f.TierBlocks[tier] > 0 && f.TierTrust(tier) == kvcastv1.Trust_TRUST_EXACT {
+							tiers = append(tiers, tier)
+						}
 					}
 				}
+				return tiers
 			}
-			for _, tier := range c.exact {
-				if !exact[tier] {
-					t.Errorf("tier %d is not an exact match", tier)
-				}
-				delete(exact, tier)
-			}
-			if len(exact) > 0 {
-				t.Errorf("tiers %v are exact matches", exact)
+			if got, salted := exact(m.Prompts[0]), exact(m.Prompts[1:]...); !slices.Equal(got, c.exact) || !slices.Equal(salted, c.salted) {
+				t.Errorf("exact in tiers %v, and with the salt or the adapter %v; want %v and %v", got, salted, c.exact, c.salted)
 			}
 		})
 	}

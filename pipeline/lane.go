@@ -191,7 +191,9 @@ func (l *Lane) applyStore(b *feed.Batch, e *wire.Event) {
 	if e.HashesOnly {
 		l.doubtUnknown(b, e)
 	}
-	if e.Inputs == wire.InputsUntold && l.untold(b, e) {
+	if e.Inputs == wire.InputsUntold && l.consolidation == dedup {
+		e = l.named(b, e)
+	} else if e.Inputs == wire.InputsUntold && l.untold(b, e) {
 		l.storeWithoutContent(b, e, "a store does not tell the salts or images of blocks that had some")
 		return
 	}

@@ -483,8 +483,10 @@ func (m *model) clearTiersOf(mw *modelWorker, b feed.Batch, reason kvcastv1.Clea
 		m.emitEmpty(mw, b.Rank, reason)
 		return
 	}
-	if len(r.incomplete) > 0 {
-		reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
+	for source := range r.incomplete {
+		if source != b.Source {
+			reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
+		}
 	}
 	var cleared, shares []kvcastv1.Tier
 	var shared []modelBlock

@@ -275,7 +275,7 @@ func (t *table) restoreBlocks(hashes, parents []uint64, infos []uint32, slots ma
 					return fmt.Errorf("attributes %d are missing", id)
 				}
 			}
-			b := block{parent: parents[i], attr: slot, flags: t.blocks.currentGeneration() | flagInputs}
+			b := block{parent: parents[i], attr: slot, flags: t.blocks.currentGeneration() | flagInputs | flagSalted}
 			if info&infoParent != 0 {
 				b.flags |= flagParent
 			}

@@ -16,6 +16,8 @@ type table struct {
 	attrs    attribute.Interner
 	// evictFrom is the cursor at which the search for old blocks continues.
 	evictFrom uint64
+	// deleted are the flags of the block that remove has deleted, with flagRecent; 0 if it has deleted none.
+	deleted blockFlags
 }
 
 func newTable(bytes *budget.Budget) *table {
@@ -36,6 +38,9 @@ func (t *table) storeRun(r *run, slot uint32) {
 	}
 	if r.inputs {
 		b.flags |= flagInputs
+	}
+	if r.key.salt != "" {
+		b.flags |= flagSalted
 	}
 	for i, hash := range r.hashes {
 		if s, existed := t.blocks.put(hash); existed {
@@ -88,6 +93,7 @@ func (t *table) storeAgain(s *slot, b *block, op copies.Op, hashed bool) {
 // remove applies a remove of a block, and reports whether to emit it: whether no copy is left. An unknown block has none, since a router
 // may have the block, unless the engine reports remaining copies.
 func (t *table) remove(hash uint64, op copies.Op) (gone bool) {
+	t.deleted = 0
 	b := t.blocks.table.Find(hash)
 	if b == nil {
 		return op <= copies.RemoveDownTo || op == copies.RemoveCopy
@@ -115,18 +121,13 @@ func (t *table) remove(hash uint64, op copies.Op) (gone bool) {
 
 // delete removes the block of a slot.
 func (t *table) delete(b *slot) {
+	t.deleted = b.Value.flags | flagRecent
 	if t.children.counting {
 		t.removeFromParent(b)
 		t.keepChildCount(b)
 	}
 	t.attrs.Release(b.Value.attr)
 	t.blocks.delete(b)
-}
-
-// hasInputs reports whether a block may have inputs beside its tokens and adapter.
-func (t *table) hasInputs(hash uint64) bool {
-	b := t.blocks.table.Find(hash)
-	return b != nil && b.Value.flags&flagInputs != 0
 }
 
 // gap makes every block stale, with one copy, since removes of other copies may have been lost. It

@@ -32,6 +32,8 @@ type BlockSize struct {
 	offDevice bool
 	// former is the size of device memory that was forgotten last; 0: none was. Other dp ranks still have it.
 	former uint32
+	// taughtBy are the rules of the source whose store has set the size; nil: none has since the state was restored.
+	taughtBy *Rules
 }
 
 // Forget resets a learned size, since an engine may have restarted with another one.
@@ -318,7 +320,7 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 	if r.IsVLLM && ev.Inputs == InputsWithoutField {
 		r.doubt(ReasonNoExtraKeys, ev.Tier, counts)
 	}
-	ev.Inputs = r.inputs(ev)
+	ev.Inputs = r.inputs(ev, known)
 	if ev.OpaqueTokens {
 		return true
 	}
@@ -339,14 +341,14 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 	return true
 }
 
-// inputs returns what a store says of inputs beside tokens and adapter. vLLM's connectors tell none: the salts that are known are those of earlier stores.
-func (r *Rules) inputs(ev *Event) Inputs {
+// inputs returns what a store says of inputs beside tokens, adapter, salt and images, with known first blocks of known content. vLLM's connectors tell none.
+func (r *Rules) inputs(ev *Event, known int) Inputs {
 	raw := ev.raw()
-	switch told := raw.ExtraKeys != nil && !allNil(raw.ExtraKeys); {
-	case told, ev.CacheSalt != "", raw.BlockMMInfos != nil, raw.MMKeys != nil:
-		return InputsTold
-	case r.IsVLLM && ev.Tier != kvblock.TierDevice:
+	switch hasKeys := raw.ExtraKeys != nil && !allNil(raw.ExtraKeys); {
+	case r.IsVLLM && ev.Tier != kvblock.TierDevice && !hasKeys && raw.BlockMMInfos == nil && raw.MMKeys == nil:
 		return InputsUntold
+	case known < len(ev.BlockHashes):
+		return InputsTold
 	}
 	return InputsNone
 }
@@ -374,8 +376,12 @@ func (r *Rules) hashTokens(ev *Event, rank uint32, known int, isSplit bool) {
 	if known < len(ev.BlockHashes) {
 		tokens = tokens[:min(len(tokens), known*size+eagleOverlap(ev))]
 	}
+	images := r.multimodal.read(ev)
+	if slices.ContainsFunc(images, func(of []uint64) bool { return len(of) > 0 }) {
+		ev.Inputs = InputsTold
+	}
 	seed := kvblock.Seed(ev.LoRAName, ev.CacheSalt)
-	hashes := kvblock.AppendTokensHashes(r.hashes.reserve(known)[:0], tokens, size, seed, ev.Eagle, r.multimodal.read(ev))
+	hashes := kvblock.AppendTokensHashes(r.hashes.reserve(known)[:0], tokens, size, seed, ev.Eagle, images)
 	ev.TokensHashes = r.hashes.allocate(len(hashes))
 	if !isSplit {
 		r.scopes.setTokens(ev, rank)
@@ -475,10 +481,10 @@ func (r *Rules) learnBlockSize(ev *Event, counts *Counts) {
 		counts[ReasonChunks]++
 		r.doubts[ReasonChunks] |= kvblock.LowerTiers
 	}
-	if ev.ReplacesBlockSize = r.blockSize.Tokens != 0; ev.ReplacesBlockSize {
+	if ev.ReplacesBlockSize = r.blockSize.Tokens != 0; ev.ReplacesBlockSize && r.blockSize.taughtBy == r && !r.blockSize.offDevice {
 		for rank := range r.groups { // what was stored before is removed, and the engine can reuse it
 			r.lose(rank, "a part of a block was stored before the block size was known: reset the engine's prefix cache")
 		}
 	}
-	*r.blockSize = BlockSize{Tokens: ev.BlockSize, offDevice: ev.Tier != kvblock.TierDevice, former: r.blockSize.former}
+	*r.blockSize = BlockSize{Tokens: ev.BlockSize, offDevice: ev.Tier != kvblock.TierDevice, former: r.blockSize.former, taughtBy: r}
 }

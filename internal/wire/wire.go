@@ -107,7 +107,7 @@ type Event struct {
 	// HashesOnly reports whether a store names hashes without tokens. The content of its blocks is that of the blocks with
 	// these hashes in other tiers.
 	HashesOnly bool
-	// Inputs is what a store says of the inputs of its blocks beside their tokens and adapter.
+	// Inputs is what a store says of the inputs of its blocks beside their tokens, adapter and cache salt.
 	Inputs Inputs
 	// Origin is how the engine came by a store's blocks.
 	Origin Origin
@@ -245,7 +245,7 @@ func originOf(name value) Origin {
 	return OriginUnknown
 }
 
-// Inputs are the inputs of a store's blocks beside their tokens and adapter, such as a cache salt or images.
+// Inputs are the inputs of a store's blocks beside their tokens, adapter and cache salt, such as images.
 type Inputs uint8
 
 // The inputs.

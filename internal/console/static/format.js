@@ -79,7 +79,7 @@ export const reasons = {
   DEGRADED_REASON_REPLAY_UNPROVED: ['replay unproved', 'The engine has published nothing since its replay was read: the replay socket may be another engine’s.'],
   DEGRADED_REASON_REPLAY_FOREIGN: ['replay foreign', 'The replay socket belongs to another engine: blocks are missing. Set the worker’s replay to that of its own engine.'],
   DEGRADED_REASON_COPIES_UNSURE: ['copies unsure', 'The engine announces blocks that it reuses, so that its copies cannot be counted: blocks may be missing.'],
-  DEGRADED_REASON_CONNECTOR_TIER: ['connector tier', 'A connector keeps blocks in this tier, and may not tell all of their content, or which it removes: they may be gone, or another request's.'],
+  DEGRADED_REASON_CONNECTOR_TIER: ['connector tier', 'A connector keeps blocks in this tier, and may not tell all of their content, or which it removes: they may be gone, or of another salt or image.'],
   DEGRADED_REASON_RELAYED: ['relayed', 'A relay leaves events out without telling: blocks may be missing or gone. Read the engine’s own ZeroMQ publisher instead.'],
   DEGRADED_REASON_OVERPREDICTED: ['overpredicted', 'Routers report that the engine reuses less than its events tell.'],
   DEGRADED_REASON_STALE: ['stale', 'The server cannot tell whether the blocks are the engine’s now: it is cut off, the journal accepts no entries, or no server reads the worker.'],

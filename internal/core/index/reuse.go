@@ -99,7 +99,10 @@ func (m *Matches) applyRule(x *Index, all []names, f *radix.Match, r *rank, q *Q
 			f.TierBlocks[tier] = int(tokens) / size
 		}
 	}
-	if int(u.total) != f.Blocks*size && !u.continues {
+	switch {
+	case u.continues:
+		f.Blocks = max(f.Blocks, int(u.total)/size)
+	case int(u.total) != f.Blocks*size:
 		f.Blocks = int(u.total) / size
 	}
 	f.Blocks = max(f.Blocks, slices.Max(f.TierBlocks[:]))
