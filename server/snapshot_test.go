@@ -469,8 +469,11 @@ func TestFilteredSubscriberGetsProgress(t *testing.T) {
 		req := earliest()
 		req.Filter = &kvcastv1.Filter{Workers: []string{"absent"}}
 		s := h.subscribe(checker.New(checker.Options{}), req)
-		if _, err := s.next(); err != nil {
-			t.Fatal(err)
+		for _, what := range []string{"Accepted", "Progress, when it has caught up"} {
+			began := time.Now()
+			if m, err := s.next(); err != nil || time.Since(began) > 200*time.Millisecond {
+				t.Fatalf("%s: got %v, %v after %v", what, m, err, time.Since(began))
+			}
 		}
 		for range 3 {
 			began := time.Now()

@@ -218,6 +218,7 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 		aged = timer.C
 	}
 	var due *digests // to be sent when the cursor reaches their seq
+	hasCaughtUp := false
 	for {
 		if due != nil && c.seq >= due.seq {
 			if c.seq == due.seq { // a snapshot may have moved the cursor beyond
@@ -271,6 +272,14 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 		if j.Bounds().Newest != c.seq { // an entry was appended before the call of Changed
 			continue
 		}
+		if !hasCaughtUp && c.out.prev != c.seq { // the filter has excluded the last entries: the client does not know that it is up to date
+			hasCaughtUp = true
+			if due, err = c.progress(idle); err != nil {
+				return err
+			}
+			continue
+		}
+		hasCaughtUp = true
 		select {
 		case <-changed:
 		case <-s.streams.draining:
