@@ -6,7 +6,7 @@ import (
 	"github.com/kvcast/kvcast/internal/wire"
 )
 
-// maxEvicted is the number of blocks that evicted has: those that device memory loses in some batches, in 16 KiB.
+// maxEvicted is the number of blocks that evicted has: those that device memory loses in some batches, in 18 KiB.
 const maxEvicted = 2048
 
 // evicted has the blocks of a rank that device memory has lost lately, and no other tier holds. A connector announces a copy some time after it was made.
@@ -85,6 +85,7 @@ func (l *Lane) untold(b *feed.Batch, e *wire.Event) (isUnknown bool) {
 			l.doubt(b, feed.Doubt{
 				Reason: feed.GapConnectorTier, Tiers: 1 << e.Tier, Detail: "a store tells neither salts nor images of blocks that device memory has not held lately",
 			})
+			return isUnknown // the tier is in doubt, whatever the other blocks are, and each takes up to maxEvicted steps
 		}
 	}
 	return isUnknown
