@@ -61,7 +61,7 @@ type rankSources struct {
 	incomplete []bool
 	// unproved reports whether batches of the source came from a replay socket that may be another engine's.
 	unproved []bool
-	// tiers are the tiers that the source has stored into since then, or was doubted in alone.
+	// tiers are the tiers that the source has stored into since then, and those that a doubt about it has named.
 	tiers []kvblock.Tiers
 }
 

@@ -78,7 +78,8 @@ func (l *Lane) markUnproved(rank uint32, r *rankState, source int, unproved bool
 	}
 }
 
-// repeatUnproved emits again what a Cleared of some tiers (none: all) has ended: that batches of another source came from a replay socket that may be another engine's.
+// repeatUnproved is called after a Cleared of some tiers (none: all), which ends all doubts about them. It emits the Gap for REPLAY_UNPROVED again while it
+// holds for another source.
 func (l *Lane) repeatUnproved(rank uint32, r *rankState, tiers ...kvcastv1.Tier) {
 	if slices.Contains(r.sources.unproved, true) {
 		l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(rank), Event: &kvcastv1.RouterEvent_Gap{
@@ -186,7 +187,7 @@ func (l *Lane) storeWithoutContent(b *feed.Batch, e *wire.Event, why string) {
 	}
 }
 
-// named returns a store of copies without their content, if all of them are known by their names: a connector may know less of it.
+// named returns a store of copies without their content, if the tracker knows all of them by their hashes: the store may lack a part of it.
 func (l *Lane) named(b *feed.Batch, e *wire.Event) *wire.Event {
 	for _, hash := range e.BlockHashes {
 		if !l.names(b, hash) {

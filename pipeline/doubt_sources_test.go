@@ -101,7 +101,7 @@ func TestAClearOfDeviceMemoryEndsItsDoubts(t *testing.T) {
 func TestCopiesOfADeduplicatedBlockDoNotTellItsContent(t *testing.T) {
 	withSharing(t, pipeline.Config{}, feed.ConsolidateDedup, func(t *testing.T, s *subject) {
 		image, untold := store(1), onHost(store(1))
-		image.TokensHashes, image.Inputs, untold.Inputs = []uint64{77}, wire.InputsTold, wire.InputsUntold
+		image.TokensHashes, image.Inputs, untold.Inputs = []uint64{77}, wire.InputsSent, wire.InputsNotSent
 		s.play(t, batch(image), batch(untold))
 		var m index.Matches
 		s.journal.index.Match(&index.Query{Prompts: []index.Prompt{{TokensHashes: []uint64{77}}, {TokensHashes: untold.TokensHashes}}}, &m)

@@ -66,7 +66,7 @@ func (l *Lane) flushRemoves(r *run) {
 		}
 		if t.remove(hash, op) {
 			if gone = append(gone, hash); isTracked && t.deleted != 0 {
-				rank.lost(hash, t.deleted)
+				rank.recordRemoved(hash, t.deleted)
 			}
 		} else {
 			l.log.suppress(&r.key, l.entry.events, op, hash)
@@ -268,7 +268,7 @@ func (l *Lane) newTable(r *rankState, tier kvblock.Tier) *table {
 // dropTable drops the blocks of a rank's tier.
 func (l *Lane) dropTable(r *rankState, tier kvblock.Tier) {
 	if tier == kvblock.TierDevice {
-		r.lostAll()
+		r.recordCleared()
 	}
 	if t := r.tables[tier]; t != nil {
 		l.releaseBlocks(tier, t.blocks.table.Len())

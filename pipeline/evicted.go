@@ -9,7 +9,8 @@ import (
 // maxEvicted is the number of blocks that evicted has: those that device memory loses in some batches, in 18 KiB.
 const maxEvicted = 2048
 
-// evicted has the blocks of a rank that device memory has lost lately, and no other tier holds. A connector announces a copy some time after it was made.
+// evicted is a ring of the last blocks that were removed from device memory, without those that another tier holds. A connector announces a copy some time after
+// it was made, so that the store of a copy can follow the remove of its block.
 type evicted struct {
 	hashes [maxEvicted]uint64
 	flags  [maxEvicted]uint8 // flagInputs and flagSalted of the block
@@ -39,15 +40,15 @@ func (r *rankState) hasCopies() bool {
 	return r.used&^(1<<kvblock.TierDevice) != 0 || r.evicted != nil
 }
 
-// lostAll records that device memory has lost its blocks, of which some are remembered.
-func (r *rankState) lostAll() {
+// recordCleared adds the blocks of device memory to evicted, as many as it can have, before the table is dropped.
+func (r *rankState) recordCleared() {
 	t, n := r.tables[kvblock.TierDevice], 0
 	if t == nil || !r.hasCopies() {
 		return
 	}
 	r.tables[kvblock.TierDevice] = nil // so that it does not hold them
 	for b := range t.blocks.table.All() {
-		if r.lost(b.Key(), b.Value.flags); n == maxEvicted {
+		if r.recordRemoved(b.Key(), b.Value.flags); n == maxEvicted {
 			break
 		}
 		n++
@@ -55,8 +56,8 @@ func (r *rankState) lostAll() {
 	r.tables[kvblock.TierDevice] = t
 }
 
-// lost records that device memory has lost a block, whose flags are given.
-func (r *rankState) lost(hash uint64, flags blockFlags) {
+// recordRemoved adds a block that was removed from device memory to evicted, with its flags, unless another tier holds it.
+func (r *rankState) recordRemoved(hash uint64, flags blockFlags) {
 	for _, t := range r.tables {
 		if t.has(hash) {
 			return
@@ -68,22 +69,23 @@ func (r *rankState) lost(hash uint64, flags blockFlags) {
 	r.evicted.add(hash, flags)
 }
 
-// untold reports what a store of copies does not tell: the salts and images of blocks that no tier holds, and that device memory has not held lately. It returns
-// whether a block had such inputs, so that its content is not that of its tokens. A salt may be known from an earlier store.
-func (l *Lane) untold(b *feed.Batch, e *wire.Event) (isUnknown bool) {
+// doubtCopies examines a store of copies that does not contain the salts and images of its blocks. If a block is neither held nor in evicted, it is not known
+// whether it has any: doubtCopies reports a doubt. It returns whether a block is known to have some that the store lacks: its tokens are then not its whole
+// content.
+func (l *Lane) doubtCopies(b *feed.Batch, e *wire.Event) (isUnknown bool) {
 	if l.pending.key.kind == wire.KindRemoved {
 		l.flush(flushUnmergeable) // which the store would do as well
 	}
-	lost := l.rank(b.Rank).evicted
+	removed := l.rank(b.Rank).evicted
 	for _, hash := range e.BlockHashes {
 		if l.names(b, hash) {
 			continue
 		}
-		had, ok := lost.find(hash)
+		had, ok := removed.find(hash)
 		isUnknown = isUnknown || had&flagInputs != 0 || had&flagSalted != 0 && e.CacheSalt == ""
 		if !ok {
 			l.doubt(b, feed.Doubt{
-				Reason: feed.GapConnectorTier, Tiers: 1 << e.Tier, Detail: "a store tells neither salts nor images of blocks that device memory has not held lately",
+				Reason: feed.GapConnectorTier, Tiers: 1 << e.Tier, Detail: "a store has neither salts nor images, and device memory has not held its blocks lately",
 			})
 			return isUnknown // the tier is in doubt, whatever the other blocks are, and each takes up to maxEvicted steps
 		}

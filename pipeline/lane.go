@@ -191,10 +191,10 @@ func (l *Lane) applyStore(b *feed.Batch, e *wire.Event) {
 	if e.HashesOnly {
 		l.doubtUnknown(b, e)
 	}
-	if e.Inputs == wire.InputsUntold && l.consolidation == dedup {
+	if e.Inputs == wire.InputsNotSent && l.consolidation == dedup {
 		e = l.named(b, e)
-	} else if e.Inputs == wire.InputsUntold && l.untold(b, e) {
-		l.storeWithoutContent(b, e, "a store does not tell the salts or images of blocks that had some")
+	} else if e.Inputs == wire.InputsNotSent && l.doubtCopies(b, e) {
+		l.storeWithoutContent(b, e, "a store lacks the salts or images that its blocks have")
 		return
 	}
 	if l.consolidation != oneSource {
@@ -435,7 +435,7 @@ func (l *Lane) extendRun(b *feed.Batch, key *runKey, e *wire.Event, hasParent bo
 			r.key, r.parent, r.hasParent = *key, parent, hasParent
 		}
 		end := min(n, i+l.room())
-		r.inputs = r.inputs || e.Inputs == wire.InputsTold
+		r.inputs = r.inputs || e.Inputs == wire.InputsSent
 		r.appendOps(op, end-i)
 		r.hashes = append(r.hashes, e.BlockHashes[i:end]...)
 		if key.hashed {

@@ -32,8 +32,8 @@ type BlockSize struct {
 	offDevice bool
 	// former is the size of device memory that was forgotten last; 0: none was. Other dp ranks still have it.
 	former uint32
-	// taughtBy are the rules of the source whose store has set the size; nil: none has since the state was restored.
-	taughtBy *Rules
+	// learnedFrom are the rules of the source whose store has set the size; nil: none has since the state was restored.
+	learnedFrom *Rules
 }
 
 // Forget resets a learned size, since an engine may have restarted with another one.
@@ -341,14 +341,14 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 	return true
 }
 
-// inputs returns what a store says of inputs beside tokens, adapter, salt and images, with known first blocks of known content. vLLM's connectors tell none.
+// inputs returns Event.Inputs of a store of which the first known blocks have known content, without its images. vLLM's connectors send no inputs.
 func (r *Rules) inputs(ev *Event, known int) Inputs {
 	raw := ev.raw()
 	switch hasKeys := raw.ExtraKeys != nil && !allNil(raw.ExtraKeys); {
 	case r.IsVLLM && ev.Tier != kvblock.TierDevice && !hasKeys && raw.BlockMMInfos == nil && raw.MMKeys == nil:
-		return InputsUntold
+		return InputsNotSent
 	case known < len(ev.BlockHashes):
-		return InputsTold
+		return InputsSent
 	}
 	return InputsNone
 }
@@ -378,7 +378,7 @@ func (r *Rules) hashTokens(ev *Event, rank uint32, known int, isSplit bool) {
 	}
 	images := r.multimodal.read(ev)
 	if slices.ContainsFunc(images, func(of []uint64) bool { return len(of) > 0 }) {
-		ev.Inputs = InputsTold
+		ev.Inputs = InputsSent
 	}
 	seed := kvblock.Seed(ev.LoRAName, ev.CacheSalt)
 	hashes := kvblock.AppendTokensHashes(r.hashes.reserve(known)[:0], tokens, size, seed, ev.Eagle, images)
@@ -481,10 +481,10 @@ func (r *Rules) learnBlockSize(ev *Event, counts *Counts) {
 		counts[ReasonChunks]++
 		r.doubts[ReasonChunks] |= kvblock.LowerTiers
 	}
-	if ev.ReplacesBlockSize = r.blockSize.Tokens != 0; ev.ReplacesBlockSize && r.blockSize.taughtBy == r && !r.blockSize.offDevice {
+	if ev.ReplacesBlockSize = r.blockSize.Tokens != 0; ev.ReplacesBlockSize && r.blockSize.learnedFrom == r && !r.blockSize.offDevice {
 		for rank := range r.groups { // what was stored before is removed, and the engine can reuse it
 			r.lose(rank, "a part of a block was stored before the block size was known: reset the engine's prefix cache")
 		}
 	}
-	*r.blockSize = BlockSize{Tokens: ev.BlockSize, offDevice: ev.Tier != kvblock.TierDevice, former: r.blockSize.former, taughtBy: r}
+	*r.blockSize = BlockSize{Tokens: ev.BlockSize, offDevice: ev.Tier != kvblock.TierDevice, former: r.blockSize.former, learnedFrom: r}
 }

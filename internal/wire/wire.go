@@ -250,12 +250,12 @@ type Inputs uint8
 
 // The inputs.
 const (
-	// InputsNone is a store of blocks without any, or of an engine that tells them in each store.
+	// InputsNone is a store of blocks without any.
 	InputsNone Inputs = iota
-	// InputsTold is a store of which some blocks have some.
-	InputsTold
-	// InputsUntold is a store of copies, by a connector that does not tell them.
-	InputsUntold
+	// InputsSent is a store of which some blocks have some, which it contains.
+	InputsSent
+	// InputsNotSent is a store of copies by a connector that does not send them: the blocks may have some.
+	InputsNotSent
 	// InputsWithoutField is a store that is an array which ends before the extra keys. Admit replaces it.
 	InputsWithoutField
 )

@@ -67,7 +67,7 @@ func (l *learner) Apply(worker string, event *kvcastv1.RouterEvent) {
 	if event.GetTier() == kvcastv1.Tier_TIER_DEVICE || worker == l.pool {
 		return
 	}
-	// A connector may know less of a block than what was said of device memory, which the index has, unless the block was removed since.
+	// The store of a copy may lack a part of the block's content. The index has it, from the store in device memory, unless the block was removed since.
 	contents := l.batch[first:]
 	var unknown []int
 	l.index.EachBlock(worker, event.GetDpRank(), hashes, func(i int, b *radix.Block) {

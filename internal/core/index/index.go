@@ -68,8 +68,8 @@ func (x *Index) KeepBlockHashes() { x.blocks.KeepNames() }
 // KeepsBlockHashes reports whether KeepBlockHashes was called.
 func (x *Index) KeepsBlockHashes() bool { return x.blocks.KeepsNames() }
 
-// DoubtUnadded makes the ranks of workers whose WorkerAdded is not received degraded with JOINED_LATE, and count as of engines with other attention groups
-// until their engine restarts: of an index whose first entry may be a later one than the first of the journal. It concerns ranks that are seen later.
+// DoubtUnadded is for an index whose first entry may not be the first of the journal. It concerns ranks that are added later: those of a worker whose WorkerAdded the
+// index has not received are degraded with JOINED_LATE, and after a clear count as of a hybrid engine until it restarts: what was emitted before is unknown.
 func (x *Index) DoubtUnadded() {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -24,8 +24,8 @@ type Stored struct {
 // Store adds blocks of a rank in a tier, which is below NumTiers. Consecutive new blocks of a run are added to the tree at
 // once.
 //
-// What a block contains is what a store in device memory, the first tier, says: a store in another tier is of a copy, and tells it only if
-// neither device memory holds the block nor its content is known.
+// A store in device memory, the first tier, sets the content of a block. A store in another tier is of a copy: it sets the content only if that is
+// unknown and device memory does not hold the block.
 func (x *Index) Store(r *Rank, tier int, s Stored) {
 	x.stored += len(s.Blocks)
 	attr := x.attributes(r, s)
