@@ -94,7 +94,7 @@ func (c *cursor) snapshot(ctx context.Context) error {
 	case errors.Is(err, errSlowPace):
 		c.server.metrics.stalled.Inc()
 		return callerror.New(callerror.SlowSubscriber, c.server.journal.Bounds(),
-			"the snapshot was read at less than %d MiB in %v, while others may be waiting; read faster", minPaceBytes>>20, c.server.cfg.StallTimeout)
+			"the snapshot was read at less than %d MiB in %v, while others may be waiting; read faster, or give the server more CPU time if it cannot send faster", minPaceBytes>>20, c.server.cfg.StallTimeout)
 	case err != nil:
 		return err
 	}

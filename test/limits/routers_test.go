@@ -1,6 +1,7 @@
 package limits
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -79,6 +80,8 @@ func (codec) Unmarshal(data mem.BufferSlice, to any) error {
 // when they have published maxEntries, until all clients have read the snapshots or the entries.
 func readAll(t *testing.T, addr string, engines *os.Process) {
 	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 4*harness.Timeout)
+	defer cancel()
 	pacer := &pacer{engines: engines, status: kvcastv1.NewRouterEventServiceClient(harness.Dial(t, addr))}
 	var snapshotsLeft sync.WaitGroup
 	var clients, slow errgroup.Group
@@ -89,7 +92,7 @@ func readAll(t *testing.T, addr string, engines *os.Process) {
 		conn := harness.Dial(t, addr)
 		if i < slowSubscribers {
 			slow.Go(func() error {
-				stream, err := begin(t, conn, kvcastv1.RouterEventService_Subscribe_FullMethodName, &kvcastv1.SubscribeRequest{})
+				stream, err := begin(ctx, conn, kvcastv1.RouterEventService_Subscribe_FullMethodName, &kvcastv1.SubscribeRequest{})
 				if err != nil {
 					return fmt.Errorf("slow subscriber %d: %w", i, err)
 				}
@@ -106,7 +109,7 @@ func readAll(t *testing.T, addr string, engines *os.Process) {
 		snapshotsLeft.Add(1)
 		clients.Go(func() error {
 			var read answer
-			stream, err := begin(t, conn, method, request)
+			stream, err := begin(ctx, conn, method, request)
 			if err == nil {
 				err = receive(stream, &read, func(a *answer) bool { return a.ends > 0 })
 			}
@@ -182,9 +185,8 @@ func (p *pacer) signal(t *testing.T, signal os.Signal) {
 }
 
 // begin begins a call.
-func begin(t *testing.T, conn *grpc.ClientConn, method string, request proto.Message) (grpc.ClientStream, error) {
-	t.Helper()
-	stream, err := conn.NewStream(harness.Context(t), &grpc.StreamDesc{ServerStreams: true}, method, grpc.ForceCodecV2(codec{}))
+func begin(ctx context.Context, conn *grpc.ClientConn, method string, request proto.Message) (grpc.ClientStream, error) {
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method, grpc.ForceCodecV2(codec{}))
 	if err != nil {
 		return nil, err
 	}
