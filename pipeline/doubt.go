@@ -222,6 +222,13 @@ func (l *Lane) clearEvent(b *feed.Batch, e *wire.Event) {
 		}
 	}
 	if e.Tier == 0 || others == 0 {
+		named := kvblock.LowerTiers
+		if e.Tier != 0 {
+			named &= 1 << e.Tier
+		}
+		if named &= r.doubted() | r.unseen; named != 0 { // they are empty, whether the engine has used them or not
+			l.emitCleared(b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED, tiersOf(named)...)
+		}
 		l.clear(b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
 		return
 	}

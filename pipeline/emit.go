@@ -155,16 +155,33 @@ func (r *rankState) cleared(c *kvcastv1.Cleared) {
 	for _, tier := range c.GetTiers() {
 		if 0 < tier && tier < kvblock.TierEnd {
 			r.reported[tier] = 0
+			r.unseen &^= 1 << tier
 		}
 	}
 	if len(c.GetTiers()) > 0 {
 		return
+	}
+	switch c.GetReason() {
+	case kvcastv1.Cleared_REASON_ENGINE_CLEARED:
+		r.unseen |= r.doubted() & kvblock.LowerTiers
+	case kvcastv1.Cleared_REASON_ENGINE_RESTARTED:
+		r.unseen = 0
 	}
 	r.reported, r.used = [kvblock.TierEnd]gapReasons{}, 0
 	if c.GetReason() == kvcastv1.Cleared_REASON_ENGINE_RESTARTED {
 		r.groupsOmitted, r.groups = false, nil
 		r.otherGroups.Restarted()
 	}
+}
+
+// doubted returns the tiers of which Gaps have reported anything.
+func (r *rankState) doubted() (tiers kvblock.Tiers) {
+	for tier, reasons := range r.reported {
+		if reasons != 0 {
+			tiers |= 1 << tier
+		}
+	}
+	return tiers
 }
 
 // gapped applies an emitted Gap to what Gaps have reported of the rank.
@@ -181,6 +198,9 @@ func (r *rankState) gapped(g *kvcastv1.Gap) {
 		if tiers.Has(kvblock.Tier(tier)) {
 			r.reported[tier] |= 1 << uint(g.GetReason())
 		}
+	}
+	if g.GetReason() == kvcastv1.Gap_REASON_TIER_NOT_CLEARED {
+		r.unseen &^= tiers
 	}
 }
 

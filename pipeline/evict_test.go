@@ -97,7 +97,7 @@ func TestLowerTiersMakeRoom(t *testing.T) {
 			},
 			want: [][]string{{"store [1]"}, {"store [2]"}},
 			other: [][]string{
-				{"HOST_PINNED store [1 2]"}, {"HOST_PINNED remove 1", textHostGap}, {textCleared}, {"HOST_PINNED store [1]"}, {"HOST_PINNED remove 1", textHostGap},
+				{"HOST_PINNED store [1 2]"}, {"HOST_PINNED remove 1", textHostGap}, {"cleared [TIER_HOST_PINNED] ENGINE_CLEARED", textCleared}, {"HOST_PINNED store [1]"}, {"HOST_PINNED remove 1", textHostGap},
 			}, used: 2,
 		},
 		"of a full dp rank": {

@@ -104,6 +104,9 @@ type rankState struct {
 	// tiers that blocks were stored in since all were cleared. They follow from the emitted events.
 	reported [kvblock.TierEnd]gapReasons
 	used     kvblock.Tiers
+	// unseen are tiers below device memory with doubts that ended when the engine cleared its device memory, since it had shown no use of them.
+	// If it does use them, they may have older blocks. They follow from the emitted events.
+	unseen kvblock.Tiers
 	// chunkTokens is that of the last Gap that has some, since the lane was made.
 	chunkTokens uint32
 	// groupsOmitted reports whether GroupsOmitted was emitted and still holds. Only emit sets it.
@@ -153,6 +156,9 @@ func (l *Lane) Batch(b *feed.Batch) {
 		l.countRawID(b.Source, e.RawID)
 		if e.ReplacesBlockSize {
 			l.replaceBlockSize(e.BlockSize)
+		}
+		if l.consolidation == oneSource && e.Kind != wire.KindCleared && l.rank(b.Rank).unseen.Has(e.Tier) {
+			l.doubtNotCleared(b, 1<<e.Tier)
 		}
 		switch {
 		case e.Group != 0:

@@ -45,7 +45,7 @@ type BlockState struct {
 
 // RankState is the state of a rank apart from its blocks.
 type RankState struct {
-	Reported      string // by tier
+	Reported      string // by tier, and unseen tiers
 	Used          kvblock.Tiers
 	GroupsOmitted bool
 	Groups        string // encoded
@@ -90,6 +90,9 @@ func StateOfLocked(lane feed.Lane) LaneState {
 		}
 		if r.reported != ([kvblock.TierEnd]gapReasons{}) {
 			rank.Reported = fmt.Sprint(r.reported)
+		}
+		if r.unseen != 0 {
+			rank.Reported += fmt.Sprint(" unseen ", r.unseen)
 		}
 		if r.sources != nil && slices.Contains(r.sources.incomplete, true) {
 			for _, incomplete := range r.sources.incomplete {

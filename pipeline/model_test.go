@@ -48,6 +48,8 @@ type modelWorker struct {
 	incomplete map[modelTier]bool
 	reported   map[modelReport]bool
 	usedTiers  map[modelTier]bool
+	// uncertain are tiers whose doubts ended because another tier was cleared: they may have older blocks.
+	uncertain map[modelTier]bool
 	// groupsOmitted are the ranks with other attention groups.
 	groupsOmitted map[uint32]bool
 	// expired, evicted and refused are numbers of blocks.
@@ -123,7 +125,7 @@ func (m *model) add(w feed.Worker) {
 		name: w.Name, modelName: w.Model,
 		blocks: make(map[modelBlock]*modelCopies), stale: make(map[modelBlock]bool),
 		announcements: make(map[modelEngine]modelReuses), candidates: make(map[int64]modelCandidate),
-		incomplete: make(map[modelTier]bool), reported: make(map[modelReport]bool), usedTiers: make(map[modelTier]bool), groupsOmitted: make(map[uint32]bool),
+		incomplete: make(map[modelTier]bool), reported: make(map[modelReport]bool), usedTiers: make(map[modelTier]bool), uncertain: make(map[modelTier]bool), groupsOmitted: make(map[uint32]bool),
 		rawIDs: make(map[int][]uint64),
 		mode:   modelMode(w), sources: len(w.Sources), ranks: make(map[uint32]*modelRank), ignored: make(map[string]int),
 	}
@@ -215,6 +217,10 @@ func (m *model) batch(name string, b feed.Batch) {
 		mw.rawIDs[b.Source] = append(mw.rawIDs[b.Source], e.RawID)
 		if e.ReplacesBlockSize {
 			m.replaceBlockSize(mw, e.BlockSize)
+		}
+		if mw.mode == "" && e.Kind != wire.KindCleared && mw.uncertain[modelTier{b.Rank, e.Tier}] {
+			m.doubt(mw, b, kvcastv1.Gap_REASON_TIER_NOT_CLEARED, "", e.Tier)
+			delete(mw.uncertain, modelTier{b.Rank, e.Tier})
 		}
 		switch {
 		case mw.mode != "":
@@ -486,6 +492,14 @@ func (m *model) emit(mw *modelWorker, e *kvcastv1.RouterEvent) {
 		mw.groupsOmitted[rank] = true
 	case e.GetCleared() != nil:
 		for _, tier := range namedTiers(e.GetCleared().GetTiers()) {
+			for r := range mw.reported {
+				if r.modelTier == (modelTier{rank, tier}) && tier != kvblock.TierDevice && len(e.GetCleared().GetTiers()) == 0 && e.GetCleared().GetReason() == kvcastv1.Cleared_REASON_ENGINE_CLEARED {
+					mw.uncertain[r.modelTier] = true
+				}
+			}
+			if len(e.GetCleared().GetTiers()) > 0 || e.GetCleared().GetReason() == kvcastv1.Cleared_REASON_ENGINE_RESTARTED {
+				delete(mw.uncertain, modelTier{rank, tier})
+			}
 			delete(mw.incomplete, modelTier{rank, tier})
 			maps.DeleteFunc(mw.reported, func(r modelReport, _ bool) bool { return r.modelTier == modelTier{rank, tier} })
 			if e.GetCleared().GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
@@ -581,6 +595,20 @@ func (m *model) cleared(mw *modelWorker, b feed.Batch, e wire.Event) {
 		}
 	}
 	if len(others) == 0 {
+		var certain []kvcastv1.Tier // that the clear is of, of those of which anything was in doubt
+		for _, tier := range namedTiers(nil) {
+			at := modelTier{b.Rank, tier}
+			inDoubt := mw.uncertain[at]
+			for r := range mw.reported {
+				inDoubt = inDoubt || r.modelTier == at
+			}
+			if inDoubt && tier != kvblock.TierDevice && (e.Tier == 0 || e.Tier == tier) {
+				certain = append(certain, kvcastv1.Tier(tier))
+			}
+		}
+		if len(certain) > 0 {
+			m.emitCleared(mw, b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED, certain...)
+		}
 		m.clear(mw, b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
 		return
 	}

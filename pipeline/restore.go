@@ -308,6 +308,7 @@ func (t *table) restoreCopies(state *statev1.Table) error {
 // restoreReported restores what Gaps have reported.
 func (r *rankState) restoreReported(from *statev1.Rank) {
 	r.used = kvblock.Tiers(from.GetUsedTiers()) & kvblock.AllTiers
+	r.unseen = kvblock.Tiers(from.GetUnseenTiers()) & kvblock.LowerTiers
 	for i, reasons := range from.GetGapReasons() {
 		if tier := int(kvblock.TierDevice) + i; tier < kvblock.TierEnd {
 			r.reported[tier] = gapReasons(reasons)
@@ -323,7 +324,7 @@ func (r *rankState) restoreReported(from *statev1.Rank) {
 
 // stateReported sets what Gaps have reported.
 func (r *rankState) stateReported(to *statev1.Rank) {
-	to.UsedTiers = uint32(r.used)
+	to.UsedTiers, to.UnseenTiers = uint32(r.used), uint32(r.unseen)
 	if r.reported == ([kvblock.TierEnd]gapReasons{}) {
 		return
 	}

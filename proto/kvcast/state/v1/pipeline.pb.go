@@ -1269,7 +1269,10 @@ type Rank struct {
 	// The tiers that blocks were stored in since all were cleared: bit n is tier n.
 	UsedTiers uint32 `protobuf:"varint,8,opt,name=used_tiers,json=usedTiers,proto3" json:"used_tiers,omitempty"`
 	// The last Groups that was emitted and still holds; absent if there is none.
-	Groups        *v1.Groups `protobuf:"bytes,9,opt,name=groups,proto3" json:"groups,omitempty"`
+	Groups *v1.Groups `protobuf:"bytes,9,opt,name=groups,proto3" json:"groups,omitempty"`
+	// The tiers below device memory with doubts that ended when the engine cleared its device
+	// memory, since it had shown no use of them: bit n is tier n.
+	UnseenTiers   uint32 `protobuf:"varint,10,opt,name=unseen_tiers,json=unseenTiers,proto3" json:"unseen_tiers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1365,6 +1368,13 @@ func (x *Rank) GetGroups() *v1.Groups {
 		return x.Groups
 	}
 	return nil
+}
+
+func (x *Rank) GetUnseenTiers() uint32 {
+	if x != nil {
+		return x.UnseenTiers
+	}
+	return 0
 }
 
 // The blocks of a tier of a dp rank. Each array has an element for each block, or for each
@@ -1781,7 +1791,7 @@ const file_kvcast_state_v1_pipeline_proto_rawDesc = "" +
 	"\rraw_event_ids\x18\x05 \x03(\v2\x1b.kvcast.state.v1.RawEventIdR\vrawEventIds\x12D\n" +
 	"\rannouncements\x18\x06 \x03(\v2\x1e.kvcast.state.v1.AnnouncementsR\rannouncements\x12.\n" +
 	"\apending\x18\a \x01(\v2\x14.kvcast.state.v1.RunR\apending\x12\x16\n" +
-	"\x06ingest\x18\b \x01(\fR\x06ingest\"\xce\x02\n" +
+	"\x06ingest\x18\b \x01(\fR\x06ingest\"\xf1\x02\n" +
 	"\x04Rank\x12\x17\n" +
 	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x12\x1a\n" +
 	"\boverfull\x18\x02 \x01(\bR\boverfull\x12-\n" +
@@ -1793,7 +1803,9 @@ const file_kvcast_state_v1_pipeline_proto_rawDesc = "" +
 	"gapReasons\x12\x1d\n" +
 	"\n" +
 	"used_tiers\x18\b \x01(\rR\tusedTiers\x12)\n" +
-	"\x06groups\x18\t \x01(\v2\x11.kvcast.v1.GroupsR\x06groups\"\xdf\x02\n" +
+	"\x06groups\x18\t \x01(\v2\x11.kvcast.v1.GroupsR\x06groups\x12!\n" +
+	"\funseen_tiers\x18\n" +
+	" \x01(\rR\vunseenTiers\"\xdf\x02\n" +
 	"\x05Table\x12\x17\n" +
 	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x12\x12\n" +
 	"\x04tier\x18\x02 \x01(\rR\x04tier\x12;\n" +
