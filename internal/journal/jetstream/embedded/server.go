@@ -179,7 +179,10 @@ func (s *Server) setAsideTooLarge() error {
 			return err
 		}
 		info, err := d.Info()
-		if err != nil || info.Size() <= maxMetadata {
+		switch {
+		case errors.Is(err, os.ErrNotExist): // nats-server was still deleting it
+			return nil
+		case err != nil || info.Size() <= maxMetadata:
 			return err
 		}
 		s.cfg.Log.Error("A file of the journal is damaged: it is too large, and is set aside.", "file", name, "bytes", info.Size(), "allowed", maxMetadata)
