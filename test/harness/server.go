@@ -108,14 +108,14 @@ func (s *Server) mib(bytes int64, err error) int {
 	return int(bytes >> 20)
 }
 
-// Sum returns the sum of a metric's samples.
-func (s *Server) Sum(metric string) float64 {
+// Sum returns the sum of a metric's samples with the labels, as Metrics.Sum does.
+func (s *Server) Sum(metric string, want ...string) float64 {
 	s.t.Helper()
 	m, err := s.Metrics(s.t.Context())
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return m.Sum(metric)
+	return m.Sum(metric, want...)
 }
 
 // AwaitSample waits until the admin port shows a line such as name{label="x"} 1.
