@@ -1,8 +1,8 @@
 #!/bin/sh
-# Compiles what lint, dist and the steps of .ci/run without cgo need, so that it is in Go's cache.
+# Compiles what lint, dist and the steps of .ci/run without cgo need, so that it is in Go's cache, with the flags of GOFLAGS.
 set -eu
 cd "$(dirname "$0")/../.."
 
 make "$PWD/bin/tools/golangci-lint" "$PWD/bin/tools/cyclonedx-gomod" "$PWD/bin/tools/helm"
 go list -export -deps -test work >/dev/null
-CGO_ENABLED=0 GOFLAGS=-trimpath go list -export -deps -test work >/dev/null
+CGO_ENABLED=0 go list -export -deps -test work >/dev/null
