@@ -167,7 +167,7 @@ const (
 	GapEventsSkipped     GapReason = 10
 	GapBlockSizeMismatch GapReason = 11
 	GapUnknownContent    GapReason = 12
-	// GapTierNotCleared: the engine cleared device memory, and perhaps other tiers.
+	// GapTierNotCleared: the engine cleared device memory, and perhaps other tiers, which may have older blocks if not.
 	GapTierNotCleared GapReason = 13
 	// GapReplayUnproved is the reason of a Doubt: the batch came from a replay socket that may be another publisher's.
 	// Batch.Proved ends it.

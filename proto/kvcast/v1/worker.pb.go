@@ -489,7 +489,7 @@ const (
 	// The content of some blocks is unknown: the engine may reuse more than what matches.
 	DegradedReason_DEGRADED_REASON_UNKNOWN_CONTENT DegradedReason = 10
 	// The engine cleared its device memory, and possibly this tier: known blocks may be
-	// gone.
+	// gone, or older ones missing.
 	DegradedReason_DEGRADED_REASON_TIER_NOT_CLEARED DegradedReason = 11
 	// The blocks were read from a replay socket that has not been shown to be the engine's,
 	// because the engine has published nothing since.

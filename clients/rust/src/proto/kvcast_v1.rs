@@ -374,7 +374,8 @@ pub mod gap {
         /// extra keys or cache salts. The set has these blocks, but no prompt matches them.
         UnknownContent = 12,
         /// The engine cleared its device memory. Whether it kept the other tiers is unknown:
-        /// blocks in these tiers may be gone.
+        /// blocks in these tiers may be gone. If the engine had not used them before, this is
+        /// sent when it does, if there were doubts about them: they may have older blocks.
         TierNotCleared = 13,
         /// Batches came from a replay socket that has not been shown to be the publisher's: if
         /// it is another engine's, blocks are missing, and others are not this engine's. The
@@ -1423,7 +1424,7 @@ pub enum DegradedReason {
     /// The content of some blocks is unknown: the engine may reuse more than what matches.
     UnknownContent = 10,
     /// The engine cleared its device memory, and possibly this tier: known blocks may be
-    /// gone.
+    /// gone, or older ones missing.
     TierNotCleared = 11,
     /// The blocks were read from a replay socket that has not been shown to be the engine's,
     /// because the engine has published nothing since.

@@ -1127,7 +1127,7 @@ export enum DegradedReason {
 
   /**
    * The engine cleared its device memory, and possibly this tier: known blocks may be
-   * gone.
+   * gone, or older ones missing.
    *
    * @generated from enum value: DEGRADED_REASON_TIER_NOT_CLEARED = 11;
    */
