@@ -24,20 +24,6 @@ type Knowledge struct {
 	Limit time.Duration
 }
 
-// Delay makes all knowledge older by some time, and stale from an age on.
-func (k *Knowledge) Delay(by, limit time.Duration) {
-	older := func(at time.Time) time.Time {
-		if at.IsZero() {
-			return at
-		}
-		return at.Add(-by)
-	}
-	k.Others, k.Limit = older(k.Others), limit
-	for worker, at := range k.Confirmed {
-		k.Confirmed[worker] = older(at)
-	}
-}
-
 // RankSince is a dp rank that has been in a state for a time.
 type RankSince struct {
 	Worker string

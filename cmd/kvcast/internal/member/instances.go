@@ -46,6 +46,8 @@ type heartbeat struct {
 	Over []sourceSince `json:"over,omitempty"`
 	// Stalled is how long the stream has not accepted what the instance appends.
 	Stalled time.Duration `json:"stalled_nano,omitempty"`
+	// Wait is how long events may wait for others before the instance appends them.
+	Wait time.Duration `json:"wait_nano,omitempty"`
 	// States has the workers that the instance owned at Seq and that are not live, at most maxStates. OthersLive reports whether its other
 	// workers are live. Otherwise, their states are unknown: there are too many, or the heartbeat is of a version without states.
 	States     map[string]kvcastv1.WorkerState `json:"states,omitempty"`
@@ -240,7 +242,7 @@ func (m *Member) tryHeartbeat(ctx context.Context) error {
 func (m *Member) heartbeat() heartbeat {
 	return heartbeat{
 		About: m.cfg.About, Draining: m.ending != staying, Engines: engines(m.engines), Seq: m.parts.Follower.Bounds().Newest,
-		RetainAfter: m.claims.retain.after, RetainAt: m.claims.retain.at,
+		RetainAfter: m.claims.retain.after, RetainAt: m.claims.retain.at, Wait: m.parts.PipelineConfig.Timeout,
 	}
 }
 

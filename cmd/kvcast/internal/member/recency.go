@@ -38,7 +38,15 @@ func (r *recency) confirmed(worker string, o jetstream.Owner, of *instance) (at 
 	if of == nil || of.Seq < o.Seq || of.state(worker) == kvcastv1.WorkerState_WORKER_STATE_UNSPECIFIED {
 		return time.Time{}, false
 	}
-	return earlier(r.stream, r.stored(of.stored).Add(-of.Stalled)), true
+	return before(earlier(r.stream, r.stored(of.stored).Add(-of.Stalled)), of.Wait), true
+}
+
+// before returns a time before t; zero if t is.
+func before(t time.Time, by time.Duration) time.Time {
+	if t.IsZero() {
+		return t
+	}
+	return t.Add(-by)
 }
 
 func earlier(a, b time.Time) time.Time {
@@ -64,9 +72,9 @@ func (m *Member) confirmed(name string, o owner, stalled time.Time) time.Time {
 		switch {
 		case m.claims.seqs[name] == 0: // it is not ingested yet
 		case stalled.IsZero():
-			return m.recency.stream
+			return before(m.recency.stream, m.parts.PipelineConfig.Timeout)
 		default:
-			return earlier(m.recency.stream, stalled)
+			return before(earlier(m.recency.stream, stalled), m.parts.PipelineConfig.Timeout)
 		}
 	default:
 		if at, ok := m.recency.confirmed(name, o.Owner, m.instances[o.Instance]); ok {

@@ -20,6 +20,8 @@ func TestConfirmed(t *testing.T) {
 	}
 	stalled := beat(9, 7)
 	stalled.Stalled = 5 * time.Second
+	waiting := beat(8, 7)
+	waiting.Wait = 3 * time.Second
 	for name, tt := range map[string]struct {
 		recency recency
 		of      *instance
@@ -33,6 +35,7 @@ func TestConfirmed(t *testing.T) {
 		"a worker that is not read yet":            {known, &instance{heartbeat: heartbeat{Seq: 7, OthersLive: true, States: map[string]kvcastv1.WorkerState{"w": 0}}}, -1},
 		"states of an earlier version are unknown": {known, &instance{heartbeat: heartbeat{Seq: 7}}, -1},
 		"appends that wait":                        {known, stalled, 4},
+		"events that may wait":                     {known, waiting, 5},
 	} {
 		got, ok := tt.recency.confirmed("w", claimed, tt.of)
 		if ok != (tt.want >= 0 || tt.want == -60) || ok && !got.Equal(at(tt.want)) {
@@ -71,5 +74,12 @@ func TestKnowledgeOfOwners(t *testing.T) {
 	read := owner{jetstream.Owner{Instance: "self", Writer: "self", Seq: 3}, before}
 	if got := m.confirmed("read", read, now.Add(-5*time.Second)); !got.Equal(now.Add(-5 * time.Second)) {
 		t.Errorf("with appends that wait: confirmed %v ago, want 5s", now.Sub(got))
+	}
+	m.parts.PipelineConfig.Timeout = 4 * time.Second
+	if got := m.confirmed("read", read, now.Add(-5*time.Second)); !got.Equal(now.Add(-9 * time.Second)) {
+		t.Errorf("with appends and events that wait: confirmed %v ago, want 9s", now.Sub(got))
+	}
+	if got := m.confirmed("read", read, time.Time{}); !got.Equal(stream.Add(-4 * time.Second)) {
+		t.Errorf("with events that wait: confirmed %v ago, want 5s", now.Sub(got))
 	}
 }

@@ -112,6 +112,7 @@ func (noRegistrations) Remove(context.Context, string) error           { return 
 
 // ownKnowledge is the knowledge of a server that shares its journal with none. confirmed is when the journal had all that it appends.
 func (s *Service) ownKnowledge(behind []server.RankSince, confirmed, now time.Time) server.Knowledge {
+	confirmed = confirmed.Add(-s.cfg.Pipeline.Timeout) // events may have waited so long
 	k := server.Knowledge{Behind: behind, Others: confirmed}
 	if len(behind) > 0 || confirmed.Before(now) {
 		k.Limit = s.cfg.Cluster.TTL

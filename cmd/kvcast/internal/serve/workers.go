@@ -108,11 +108,7 @@ func (s *Service) knowledge() server.Knowledge {
 			}
 		}
 	}
-	k := s.mode.knowledge(behind, now)
-	if wait := s.cfg.Pipeline.Timeout; wait > 0 { // events may have waited so long
-		k.Delay(wait, s.cfg.Cluster.TTL)
-	}
-	return k
+	return s.mode.knowledge(behind, now)
 }
 
 // workers gives the server access to ingest, which is created after the server. Its methods return when the index has
