@@ -11,11 +11,11 @@ import (
 
 // Defaults and limits of a Config.
 const (
-	// DefaultIdleTimeout is three times the server's default progress interval.
+	// DefaultIdleTimeout is the idle timeout until a stream is accepted.
 	DefaultIdleTimeout = 30 * time.Second
 	// If Config.IdleTimeout is 0, the idle timeout is IdleIntervals times the server's progress interval, but at least LeastIdleTimeout.
 	IdleIntervals    = 3
-	LeastIdleTimeout = 5 * time.Second
+	LeastIdleTimeout = 10 * time.Second
 	// MinIdleTimeout is the shortest IdleTimeout allowed.
 	MinIdleTimeout = 10 * time.Millisecond
 	// DefaultBackoffMin and DefaultBackoffMax are the bounds that the contract requires.
@@ -47,7 +47,7 @@ type Config struct {
 	GapPolicy GapPolicy
 	// IdleTimeout is the time limit to connect and to receive the next message. After it, the stream is replaced. The time in which the caller
 	// processes an update does not count. It is at least MinIdleTimeout, and should be several progress intervals of the server
-	// (--subscribers-progress, 10 s by default); negative: no limit. Default: DefaultIdleTimeout until the stream is accepted, then
+	// (--subscribers-progress, 1 s by default); negative: no limit. Default: DefaultIdleTimeout until the stream is accepted, then
 	// IdleIntervals times the progress interval of the server.
 	IdleTimeout time.Duration
 	// BackoffMin and BackoffMax bound the wait before another stream. The wait doubles with each failure, and up

@@ -68,9 +68,10 @@ type Match struct {
 	TierTrust [numTiers + 1]kvcastv1.Trust
 	// Down is how long a source of the rank has had no connection; 0: each has one. Only the server knows it.
 	Down time.Duration
-	// Age is the time since the rank was known to be up to date with its engine. The server tells it; for a View it is the time for
-	// which the View has had no stream, or one that has not caught up with what was newest when it began. A View's ranks are degraded (STALE) when Age
-	// exceeds StaleAfter, and at once when its digests differ from the server's.
+	// Age is the time since the rank was known to be up to date with its engine. The server tells it; for a View it is the time since the last message
+	// of a stream that had caught up with what was newest when it began, or 0 while that is at most two progress intervals of the server
+	// (--subscribers-progress, 1 s by default). A View's ranks are degraded (STALE) when Age exceeds StaleAfter, and at once when its digests differ from the
+	// server's.
 	Age time.Duration
 	// TierEndedBy is the attention group because of which the prefix in a tier is not longer, by kvcastv1.Tier. It is not set if the prompt
 	// ends the prefix, if the rank has a main group alone, and if its other groups are not followed.
@@ -136,12 +137,17 @@ func (v *View) AppendMatches(out []Match, p Prompt) []Match {
 	return out
 }
 
-// age returns the time for which the state has not been up to date.
+// age returns the time since the state was known to be up to date; 0: it is.
 func (v *View) age() time.Duration {
-	if ended := v.ended.Load(); ended != nil {
-		return time.Since(*ended)
+	known := v.known.Load()
+	if known == nil {
+		return 0
 	}
-	return 0
+	age := time.Since(known.at)
+	if !known.ended && (known.quiet == 0 || age <= known.quiet) {
+		return 0
+	}
+	return age
 }
 
 // StaleAfter is the Age beyond which the ranks of a View are degraded: the default of the servers' cluster.ttl.

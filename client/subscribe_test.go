@@ -195,7 +195,7 @@ func TestIdleTimeoutFollowsProgressInterval(t *testing.T) {
 		want time.Duration
 	}{
 		"no interval":              {0, 0, client.DefaultIdleTimeout},
-		"default interval":         {uint64(10 * time.Second), 0, 30 * time.Second},
+		"ten seconds":              {uint64(10 * time.Second), 0, 30 * time.Second},
 		"long interval":            {uint64(time.Hour), 0, 3 * time.Hour},
 		"short interval":           {uint64(time.Millisecond), 0, client.LeastIdleTimeout},
 		"timeout is set":           {uint64(10 * time.Second), 15 * time.Second, 15 * time.Second},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,19 +27,31 @@ const numTiers = kvblock.NumTiers
 // snapshot is complete, the View is empty and ViewStatus.Ready is false.
 type View struct {
 	state atomic.Pointer[index.Index] // replaced at the end of each snapshot
-	// ended is since when the state is not up to date, because there is no stream, a stream catches up, a snapshot replaces it, or it differs from the
-	// server's; nil: it is.
-	ended atomic.Pointer[time.Time]
+	// known is what is known of when the state was up to date; nil: nothing.
+	known atomic.Pointer[recency]
 
 	mu       sync.RWMutex
 	status   ViewStatus            // guarded by mu
 	watchers map[*watcher]struct{} // guarded by mu
 
 	// Used only by the goroutine that applies updates.
-	pending  *index.Index // the state of the snapshot that is being received; nil: none
-	complete bool         // the state has all blocks that the filter selects, so digests must match
-	newest   uint64       // the newest seq when the stream began, which it must reach to be up to date
+	pending  *index.Index  // the state of the snapshot that is being received; nil: none
+	complete bool          // the state has all blocks that the filter selects, so digests must match
+	newest   uint64        // the newest seq when the stream began, which it must reach to be up to date
+	quiet    time.Duration // recency.quiet of the stream
 }
+
+// recency is when a state was last known to be up to date: at a message of a stream.
+type recency struct {
+	at time.Time
+	// ended reports whether it has not been since then, because there is no stream, a stream catches up, a snapshot replaces the state, or it differs from
+	// the server's. Otherwise it is while the stream is silent for at most quiet; 0: for any time.
+	ended bool
+	quiet time.Duration
+}
+
+// quietIntervals is how many progress intervals a stream may be silent before its View grows older: messages may be late.
+const quietIntervals = 2
 
 // ViewStatus is the status of a View.
 type ViewStatus struct {
@@ -93,6 +106,7 @@ func (v *View) Apply(u Update) {
 		if v.newest = 0; m.GetAccepted().GetMode() != kvcastv1.Accepted_MODE_SNAPSHOT {
 			v.newest = m.GetAccepted().GetNewestSeq()
 		}
+		v.quiet = quietIntervals * time.Duration(min(m.GetAccepted().GetProgressIntervalNano(), math.MaxInt64/quietIntervals))
 		v.complete = v.complete || m.GetAccepted().GetMode() == kvcastv1.Accepted_MODE_EARLIEST && u.Position.Seq == 0
 		if !v.complete { // what workers that were added before hold is not known
 			v.state.Load().DoubtUnadded()
@@ -111,7 +125,7 @@ func (v *View) Apply(u Update) {
 			return
 		}
 		if v.status.Ready, v.status.Position = true, u.Position; u.Position.Seq >= v.newest {
-			v.ended.Store(nil)
+			v.known.Store(&recency{at: time.Now(), quiet: v.quiet})
 		} else {
 			v.stopUpdating()
 		}
@@ -128,10 +142,13 @@ func (v *View) streamEnded() {
 	v.update(func() { v.status.Live = false })
 }
 
-// stopUpdating records that the state is not up to date from now on. Its ranks become STALE after StaleAfter.
+// stopUpdating records that the state has not been up to date since the last message at which it was. Its ranks become STALE after StaleAfter.
 func (v *View) stopUpdating() {
-	if now := time.Now(); v.ended.Load() == nil {
-		v.ended.Store(&now)
+	switch known := v.known.Load(); {
+	case known == nil:
+		v.known.Store(&recency{at: time.Now(), ended: true})
+	case !known.ended:
+		v.known.Store(&recency{at: known.at, ended: true})
 	}
 }
 
@@ -166,7 +183,7 @@ func (v *View) applySnapshot(u Update) {
 				v.workerChanged(w.Name)
 			}
 		}
-		v.ended.Store(nil)
+		v.known.Store(&recency{at: time.Now(), quiet: v.quiet})
 		v.status.Ready, v.status.Live, v.status.Position = true, true, u.Position
 		v.status.Snapshots++
 		for w := range v.watchers {
@@ -358,8 +375,7 @@ func (v *View) compareDigests(u Update) {
 		}
 	}
 	if differed > 0 { // until there is a snapshot
-		wrong := time.Now().Add(-2 * StaleAfter)
-		v.ended.Store(&wrong)
+		v.known.Store(&recency{at: time.Now().Add(-2 * StaleAfter), ended: true})
 	}
 	if len(want) > 0 {
 		v.update(func() {

@@ -518,6 +518,38 @@ func TestViewWithoutAStreamIsStale(t *testing.T) {
 	})
 }
 
+// TestViewOfASilentStreamGrowsOlder has a stream without messages, which may be cut off, then one more, and its end.
+func TestViewOfASilentStreamGrowsOlder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := client.NewView()
+		position := client.Position{Epoch: "e", Seq: 2}
+		v.Apply(client.Update{Position: position, Message: &kvcastv1.SubscribeResponse{Accepted: &kvcastv1.Accepted{
+			Epoch: "e", NewestSeq: 2, Mode: kvcastv1.Accepted_MODE_RESUME, ProgressIntervalNano: uint64(time.Second),
+		}}})
+		message := func() {
+			v.Apply(client.Update{Position: position, Message: entries(entryOf(3, "w", workerAdded(1), store(2, 7))).Message})
+		}
+		want := func(after, age time.Duration, reasons ...kvcastv1.DegradedReason) {
+			t.Helper()
+			time.Sleep(after) // simulated
+			all := v.Match(client.Prompt{TokensHashes: []uint64{7}})
+			if len(all) != 1 || all[0].Age != age || !slices.Equal(all[0].Reasons, reasons) {
+				t.Errorf("got %+v, want age %v and %v", all, age, reasons)
+			}
+		}
+		message()
+		want(2*time.Second, 0)
+		want(time.Nanosecond, 2*time.Second+1)
+		want(time.Second, 3*time.Second+1, kvcastv1.DegradedReason_DEGRADED_REASON_STALE)
+		message()
+		want(0, 0)
+		want(time.Second, 0)
+		v.Apply(client.Update{Interruption: &client.Interruption{Err: client.ErrIdle}})
+		want(0, time.Second)
+		want(2*time.Second+1, 3*time.Second+1, kvcastv1.DegradedReason_DEGRADED_REASON_STALE)
+	})
+}
+
 // TestViewIsStaleAfterItsSubscription ends the subscription of a view with an error.
 func TestViewIsStaleAfterItsSubscription(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

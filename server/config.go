@@ -19,7 +19,7 @@ import (
 
 // Defaults of Config.
 const (
-	DefaultProgressInterval         = 10 * time.Second
+	DefaultProgressInterval         = time.Second
 	DefaultMaxConnections           = 4096
 	DefaultMaxConnectionsPerAddress = DefaultMaxConnections / 8
 	DefaultMaxSubscribers           = 1024
@@ -53,7 +53,7 @@ const (
 // Limits are those of a server. Zero means the default. Other values outside the bounds are replaced by the nearest bound.
 type Limits struct {
 	// ProgressInterval is the maximum time between two messages to an idle subscriber; up to a fifth is subtracted
-	// at random. At least 1 ms; default 10 s.
+	// at random. At least 1 ms; default 1 s. A View grows older after two intervals without a message.
 	ProgressInterval time.Duration
 	// MaxConnections bounds the open connections, and separately the open health watches; default 4,096. Further
 	// connections are closed at once.

@@ -31,7 +31,8 @@ type cursor struct {
 	sweepKey     string         // of its snapshots, if sharesSweeps
 	sharesSweeps bool
 	snapshots    bool        // a snapshot may replace entries that are not retained
-	digests      bool        // Progress carries digests
+	digests      bool        // Progress carries digests, in one of digestIntervals intervals
+	intervals    int         // for which Progress was sent, or is due, with digests
 	subscription *subscriber // nil for Snapshot and Replay
 	slices       [][]byte    // reused by next
 	// sending is at most the seq of the first entry in the send in progress; 0: none.

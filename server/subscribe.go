@@ -302,10 +302,15 @@ func (c *cursor) progressDelay() time.Duration {
 	return p - time.Duration(rand.Int64N(int64(p)/5+1))
 }
 
-// progress sends Progress, or returns the digests to send later if the client requested digests.
+// digestIntervals is the number of progress intervals from one Progress with digests to the next: they are larger.
+const digestIntervals = 10
+
+// progress sends Progress, or returns the digests to send later if the client requested digests, and they are due.
 func (c *cursor) progress(idle *time.Timer) (*digests, error) {
 	if c.digests {
-		return c.readDigests(), nil
+		if c.intervals++; c.intervals%digestIntervals == 1 {
+			return c.readDigests(), nil
+		}
 	}
 	idle.Reset(c.progressDelay())
 	return nil, c.sendProgress(nil)

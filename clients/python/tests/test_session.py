@@ -43,7 +43,7 @@ def test_requested_delay_is_kept_up_to_a_limit(requested: float) -> None:
 
 @pytest.mark.parametrize(
     ("interval", "configured", "want"),
-    [(10.0, None, 30.0), (0.1, None, 5.0), (0, None, 30.0), (10.0, 2.0, 2.0)],
+    [(10.0, None, 30.0), (0.1, None, 10.0), (0, None, 30.0), (10.0, 2.0, 2.0)],
     ids=["three intervals", "short intervals", "an old server", "configured"],
 )
 def test_idle_timeout(interval: float, configured: float | None, want: float) -> None:

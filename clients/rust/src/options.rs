@@ -7,7 +7,7 @@ use crate::{Error, Position};
 pub(crate) const FIRST_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The default idle timeout in progress intervals of the server, and the least default.
 pub(crate) const IDLE_INTERVALS: u32 = 3;
-pub(crate) const LEAST_IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const LEAST_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The shortest idle timeout allowed.
 const MIN_IDLE_TIMEOUT: Duration = Duration::from_millis(10);
 
@@ -125,9 +125,9 @@ impl SubscribeOptions {
     }
 
     /// Sets the time limit to connect and to receive the next message, after which the stream is replaced. It counts while
-    /// the caller awaits an update. It is at least 10 ms, and should be several progress intervals of the server (10 s by
+    /// the caller awaits an update. It is at least 10 ms, and should be several progress intervals of the server (1 s by
     /// default). Default: 30 s until the stream is accepted, then three times the server's progress interval, but at
-    /// least 5 s.
+    /// least 10 s.
     pub fn idle_timeout(mut self, timeout: Duration) -> Self {
         self.idle_timeout = IdleTimeout::Of(timeout);
         self
@@ -191,7 +191,7 @@ mod tests {
         let o = SubscribeOptions::new();
         assert_eq!(o.idle_timeout_for(Duration::ZERO), Some(30 * S));
         assert_eq!(o.idle_timeout_for(10 * S), Some(30 * S));
-        assert_eq!(o.idle_timeout_for(S), Some(5 * S));
+        assert_eq!(o.idle_timeout_for(S), Some(10 * S));
         assert_eq!(o.clone().idle_timeout(S).idle_timeout_for(10 * S), Some(S));
         assert_eq!(o.no_idle_timeout().idle_timeout_for(S), None);
     }

@@ -172,7 +172,6 @@ impl Subscription {
         let timeout = self.options.idle_timeout_for(progress_interval);
         self.idle.timeout = timeout;
         self.idle.armed = false;
-        self.liveness.set_idle_timeout(timeout);
     }
 
     fn next_start(&self) -> Start {

@@ -1,5 +1,6 @@
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
 
 use crate::proto::SubscribeResponse;
 use crate::{Error, Position};
@@ -59,37 +60,17 @@ pub struct Interruption {
     pub failures: u32,
 }
 
-/// What a view must know of its subscription beyond the updates: a subscription that is dropped delivers none.
+/// What a view must know of its subscription beyond the updates: whether it has ended. One that is dropped delivers no update.
 #[derive(Debug, Default)]
-pub(crate) struct Liveness(Mutex<State>);
-
-#[derive(Clone, Copy, Debug, Default)]
-struct State {
-    ended: Option<Instant>,
-    idle_timeout: Option<Duration>,
-}
+pub(crate) struct Liveness(AtomicBool);
 
 impl Liveness {
     /// Records that no update follows.
     pub fn end(&self) {
-        self.state().ended.get_or_insert_with(Instant::now);
+        self.0.store(true, Ordering::Relaxed);
     }
 
-    pub fn set_idle_timeout(&self, timeout: Option<Duration>) {
-        self.state().idle_timeout = timeout;
-    }
-
-    /// Returns when the subscription has ended; None if it has not.
-    pub fn ended(&self) -> Option<Instant> {
-        self.state().ended
-    }
-
-    /// Returns the longest time between two updates, while the caller awaits them.
-    pub fn idle_timeout(&self) -> Option<Duration> {
-        self.state().idle_timeout
-    }
-
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn has_ended(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
     }
 }

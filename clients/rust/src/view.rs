@@ -22,6 +22,8 @@ use tree::Prefix;
 
 /// The longest time for which the state may not have been kept current, until it is degraded.
 const STALE_AFTER: Duration = Duration::from_secs(3);
+/// How many progress intervals a stream may be silent before its view grows older: messages may be late.
+const QUIET_INTERVALS: u32 = 2;
 
 /// The state of all workers according to a subscription, to match prompts with.
 ///
@@ -41,10 +43,14 @@ pub struct View {
 #[derive(Debug, Default)]
 struct State {
     index: Index,
-    /// Since when the state is not up to date, because there is no stream, it catches up, or a snapshot is received; None: it is.
-    outdated: Option<Instant>,
-    /// When the last update was applied, and the subscription that has delivered it.
-    source: Option<(Instant, Arc<Liveness>)>,
+    /// When the state was last known to be up to date; None: never.
+    known: Option<Instant>,
+    /// Whether it has not been since then, because there is no stream, it catches up, or a snapshot is received.
+    ended: bool,
+    /// How long it is while the stream is silent; None: for any time.
+    quiet: Option<Duration>,
+    /// The subscription that has delivered the last update.
+    source: Arc<Liveness>,
 }
 
 #[derive(Debug, Default)]
@@ -53,6 +59,8 @@ struct Pending {
     snapshot: Option<Index>,
     /// The newest entry when the stream began, which it must reach to be up to date.
     newest: u64,
+    /// State::quiet of the stream.
+    quiet: Option<Duration>,
 }
 
 /// The status of a [`View`].
@@ -137,14 +145,15 @@ impl View {
         }
         let live = update.message().is_some();
         let mut state = self.write();
-        if live && update.position.as_ref().is_some_and(|position| position.seq >= pending.newest) {
-            state.outdated = None;
+        let now = Instant::now();
+        // Otherwise there is no stream, or it catches up, or a snapshot is awaited or received.
+        state.ended = !(live && update.position.as_ref().is_some_and(|position| position.seq >= pending.newest));
+        if state.ended {
+            state.known.get_or_insert(now);
         } else {
-            // There is no stream, or it catches up, or a snapshot is awaited or received. An earlier subscription may have ended before.
-            let ended = state.source.as_ref().and_then(|(_, liveness)| liveness.ended());
-            state.outdated.get_or_insert_with(|| ended.unwrap_or_else(Instant::now));
+            (state.known, state.quiet) = (Some(now), pending.quiet);
         }
-        state.source = Some((Instant::now(), update.liveness.clone()));
+        state.source = update.liveness.clone();
         drop(state);
         self.status.send_modify(|status| {
             status.live = live;
@@ -158,6 +167,8 @@ impl View {
         if let Some(accepted) = &m.accepted {
             pending.snapshot = None; // of a subscription that has ended within it
             pending.newest = if accepted.mode() == Mode::Snapshot { 0 } else { accepted.newest_seq };
+            let interval = Duration::from_nanos(accepted.progress_interval_nano);
+            pending.quiet = Some(interval.saturating_mul(QUIET_INTERVALS)).filter(|quiet| !quiet.is_zero());
             self.apply_start(accepted.mode(), position);
         }
         if m.snapshot_begin.is_some() {
@@ -264,18 +275,14 @@ impl View {
 }
 
 impl State {
-    /// Returns for how long the state was not kept current.
+    /// Returns the time since the state was known to be up to date; zero: it is.
     fn age(&self, now: Instant) -> Duration {
-        let since = |then: Instant| now.saturating_duration_since(then);
-        let mut age = self.outdated.map_or(Duration::ZERO, since);
-        if let Some((applied, liveness)) = &self.source {
-            age = age.max(liveness.ended().map_or(Duration::ZERO, since));
-            // A stream that is awaited has an update, or its end, within the idle timeout.
-            if let Some(timeout) = liveness.idle_timeout() {
-                age = age.max(since(*applied).saturating_sub(timeout));
-            }
+        let age = self.known.map_or(Duration::ZERO, |known| now.saturating_duration_since(known));
+        if self.ended || self.source.has_ended() || self.quiet.is_some_and(|quiet| age > quiet) {
+            age
+        } else {
+            Duration::ZERO
         }
-        age
     }
 }
 

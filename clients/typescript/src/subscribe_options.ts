@@ -5,7 +5,7 @@ import { toPosition, type Position } from "./position.js";
 
 /** If no idle timeout is set: until a stream is accepted, and the least one after that. */
 export const defaultIdleTimeoutMs = 30_000;
-export const leastIdleTimeoutMs = 5_000;
+export const leastIdleTimeoutMs = 10_000;
 /** If no idle timeout is set, it is this many progress intervals of the server. */
 export const idleIntervals = 3;
 /** The shortest idle timeout that can be set. */
@@ -33,7 +33,7 @@ export interface SubscribeOptions {
   /**
    * The time limit to connect, and to receive the next message. After it, the stream is replaced. The time in which the
    * caller processes an update does not count. At least 10; Infinity: no limit. Default: 30,000 until the stream is
-   * accepted, then three times the progress interval of the server, but at least 5,000.
+   * accepted, then three times the progress interval of the server, but at least 10,000.
    */
   idleTimeoutMs?: number | undefined;
   /**

@@ -5,12 +5,14 @@ import type { Match, TierPrefix } from "./match.js";
 import type { Position } from "./position.js";
 import { hashesOf, type Prompt } from "./prompt.js";
 import type { Prefix } from "./rank_blocks.js";
-import { defaultIdleTimeoutMs, idleIntervals, leastIdleTimeoutMs } from "./subscribe_options.js";
 import type { MessageUpdate, Update } from "./update.js";
 import { ViewState, type RankState, type WorkerState } from "./view_state.js";
 
 /** The time without a stream after which the ranks of a View are stale: the default of the servers' cluster.ttl. */
 export const staleAfterMs = 3_000;
+
+/** How many progress intervals a stream may be silent before its View grows older: messages may be late. */
+const quietIntervals = 2;
 
 /** A worker in a View. */
 export interface ViewWorker {
@@ -57,19 +59,18 @@ export class View {
   #position: Position | undefined;
   #isReady = false;
   #isLive = false;
-  /** When the state was last known to be that of a stream which is up to date; undefined: it is. */
-  #endedAt: number | undefined;
+  /** When the state was last known to be up to date, whether it has not been since then, and how long it is while the stream is silent. */
+  #knownAt: number;
+  #hasEnded = false;
+  #quietMs = Infinity;
   /** The newest entry when the stream began, which it must reach to be up to date. */
   #newest = 0n;
-  /** When the last update was applied, and how long a live stream can be without one. */
-  #appliedAt: number;
-  #silenceMs = defaultIdleTimeoutMs;
   readonly #now: () => number;
 
   /** Makes an empty View. now is the clock, in milliseconds. */
   constructor({ now = () => performance.now() }: { now?: () => number } = {}) {
     this.#now = now;
-    this.#appliedAt = now();
+    this.#knownAt = now();
   }
 
   /** Whether a snapshot has been applied, or the subscription has started without one. */
@@ -105,7 +106,6 @@ export class View {
    * complete, the state before it is used.
    */
   apply(u: Update): void {
-    this.#appliedAt = this.#now();
     if (u.kind === "interruption") {
       this.#end();
       return;
@@ -113,11 +113,10 @@ export class View {
     const { message: m } = u;
     if (m.accepted !== undefined) {
       this.#newest = m.accepted.mode === Accepted_Mode.SNAPSHOT ? 0n : m.accepted.newestSeq;
-      const intervalMs = Number(m.accepted.progressIntervalNano) / 1e6;
-      this.#silenceMs = intervalMs > 0 ? Math.max(idleIntervals * intervalMs, leastIdleTimeoutMs) : defaultIdleTimeoutMs;
+      this.#quietMs = (quietIntervals * Number(m.accepted.progressIntervalNano)) / 1e6 || Infinity;
     } else if (m.snapshotBegin !== undefined) {
       this.#pending = new ViewState();
-      this.#endedAt ??= this.#appliedAt; // the stream does not continue the state any more
+      this.#hasEnded = true; // the stream does not continue the state any more
     } else if (m.snapshotEnd !== undefined) {
       this.#state = this.#pending ?? new ViewState();
       this.#pending = undefined;
@@ -126,10 +125,9 @@ export class View {
     }
     this.#isLive = true;
     if (u.position !== undefined) {
-      if (u.position.seq >= this.#newest) {
-        this.#endedAt = undefined;
-      } else {
-        this.#endedAt ??= this.#appliedAt;
+      this.#hasEnded = u.position.seq < this.#newest;
+      if (!this.#hasEnded) {
+        this.#knownAt = this.#now();
       }
       this.#isReady = true;
       this.#position = u.position;
@@ -149,15 +147,14 @@ export class View {
 
   #end(): void {
     this.#pending = undefined; // the next stream starts another snapshot
-    this.#endedAt ??= this.#now();
+    this.#hasEnded = true;
     this.#isLive = false;
   }
 
-  /** The time for which the state has not been known to be that of a stream; 0: it is. */
+  /** The time since the state was known to be up to date; 0: it is. */
   #ageMs(): number {
-    const now = this.#now();
-    const silent = now - this.#appliedAt;
-    return this.#endedAt !== undefined ? now - this.#endedAt : silent > this.#silenceMs ? silent : 0;
+    const ageMs = this.#now() - this.#knownAt;
+    return this.#hasEnded || ageMs > this.#quietMs ? ageMs : 0;
   }
 
   /**

@@ -143,9 +143,9 @@ test("a stream whose updates are not applied any more is no stream", () => {
   const feed = new Feed(new View({ now: () => now }));
   feed.snapshot(all);
   feed.accept(); // with an interval of 10 s
-  now = 30_000;
+  now = 20_000;
   assert.equal(result(feed.view), "EXACT 2");
-  now = 30_001;
+  now = 20_001;
   assert.equal(result(feed.view), "DEGRADED STALE 2");
   feed.progress();
   assert.equal(result(feed.view), "EXACT 2");

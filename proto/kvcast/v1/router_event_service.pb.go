@@ -330,7 +330,8 @@ type SubscribeRequest struct {
 	// What to do if the entries after the position are not available.
 	GapPolicy GapPolicy `protobuf:"varint,6,opt,name=gap_policy,json=gapPolicy,proto3,enum=kvcast.v1.GapPolicy" json:"gap_policy,omitempty"`
 	// Whether Progress has digests of the workers. If so, Progress is sent at each progress
-	// interval (10 s by default), even if entries are sent in the interval.
+	// interval (1 s by default), even if entries are sent in the interval, and at least one
+	// in ten has digests.
 	ProgressDigests bool `protobuf:"varint,7,opt,name=progress_digests,json=progressDigests,proto3" json:"progress_digests,omitempty"`
 	// A name of the router for people, at most 128 bytes of printable ASCII: ListSubscribers has
 	// it. It need not be unique.

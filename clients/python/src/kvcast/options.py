@@ -13,7 +13,7 @@ IDLE_TIMEOUT = 30.0
 """Seconds until the first message of a stream must come, unless idle_timeout is set."""
 IDLE_INTERVALS = 3
 """How many progress intervals of the server a stream may be silent, but at least LEAST_IDLE_TIMEOUT seconds."""
-LEAST_IDLE_TIMEOUT = 5.0
+LEAST_IDLE_TIMEOUT = 10.0
 MAX_RETRY_DELAY = 300.0
 """The longest delay in seconds that a server may request."""
 
@@ -62,7 +62,7 @@ class SubscribeOptions:
     idle_timeout: float | None = None
     """Seconds to connect, and to receive the next message, after which the stream is replaced. The time in
     which the caller processes an update does not count. None: 30 s until the stream is accepted, then three
-    progress intervals of the server, but at least 5 s."""
+    progress intervals of the server, but at least 10 s."""
     backoff_min: float = 1.0
     backoff_max: float = 30.0
     """Bounds in seconds of the wait before another stream, which doubles with each failure and is reduced by

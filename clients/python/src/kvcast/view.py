@@ -13,6 +13,7 @@ from kvcast.session import Update
 from kvcast.v1 import event_pb2, match_pb2, router_event_service_pb2 as pb, worker_pb2
 
 STALE_AFTER = 3.0
+_QUIET_INTERVALS = 2
 """Seconds without a stream after which the ranks of a view are degraded: the servers' default cluster.ttl."""
 
 _TIERS = (event_pb2.TIER_DEVICE, event_pb2.TIER_HOST_PINNED, event_pb2.TIER_DISK, event_pb2.TIER_EXTERNAL)
@@ -243,7 +244,9 @@ class View:
         self._clock = clock
         self._state = _State()
         self._pending: _State | None = None  # the snapshot that is being received
-        self._ended: float | None = None  # since when the state is not up to date
+        self._known = clock()  # when the state was last known to be up to date
+        self._ended = False  # whether it has not been since then
+        self._quiet = 0.0  # how long it is while the stream is silent; 0: for any time
         self._newest = 0  # the newest entry when the stream began, which it must reach to be up to date
         self.position: Position | None = None
         """The last position applied; None: none since the state was empty."""
@@ -255,29 +258,29 @@ class View:
         m = update.message
         if m is None:
             self._pending = None  # the next stream starts another snapshot
-            self._outdated()
+            self._ended = True
             return
         if m.HasField("accepted"):
             snapshot = m.accepted.mode == pb.Accepted.MODE_SNAPSHOT
             self._newest = 0 if snapshot else m.accepted.newest_seq
+            self._quiet = _QUIET_INTERVALS * m.accepted.progress_interval_nano / 1e9
         if m.HasField("snapshot_begin"):
             self._pending = _State()
-            self._outdated()  # until the snapshot is complete, the state is the one before
+            self._ended = True  # until the snapshot is complete, the state is the one before
         elif m.HasField("snapshot_end") and self._pending is not None:
             self._state, self._pending = self._pending, None
         else:
             (self._pending or self._state).apply_contents(m)
         if update.position is not None:
             self.position, self.ready = update.position, True
-            if update.position.seq >= self._newest:
-                self._ended = None
-            else:
-                self._outdated()
+            self._ended = update.position.seq < self._newest
+            if not self._ended:
+                self._known = self._clock()
 
-    def _outdated(self) -> None:
-        """Begins the time in which the state is not up to date."""
-        if self._ended is None:
-            self._ended = self._clock()
+    def _age(self) -> float:
+        """Returns the seconds since the state was known to be up to date; 0: it is."""
+        age = self._clock() - self._known
+        return age if self._ended or 0 < self._quiet < age else 0.0
 
     @property
     def workers(self) -> Mapping[str, event_pb2.WorkerAdded]:
@@ -289,7 +292,7 @@ class View:
         TIER_DEVICE, then by worker and rank. A model restricts it to workers of the model."""
         contents: dict[int, list[int]] = {}  # by block size
         out = []
-        age = 0.0 if self._ended is None else self._clock() - self._ended
+        age = self._age()
         for name, worker, number, rank in self._ranks(model):
             size = worker.block_size
             if prompt.block_size and size and prompt.block_size != size:

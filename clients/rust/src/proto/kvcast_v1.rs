@@ -1839,7 +1839,8 @@ pub struct SubscribeRequest {
     #[prost(enumeration = "GapPolicy", tag = "6")]
     pub gap_policy: i32,
     /// Whether Progress has digests of the workers. If so, Progress is sent at each progress
-    /// interval (10 s by default), even if entries are sent in the interval.
+    /// interval (1 s by default), even if entries are sent in the interval, and at least one
+    /// in ten has digests.
     #[prost(bool, tag = "7")]
     pub progress_digests: bool,
     /// A name of the router for people, at most 128 bytes of printable ASCII: ListSubscribers has

@@ -159,7 +159,7 @@ fn a_view_is_stale_after_a_while() {
     let prompt = Prompt::tokens_hashes([101]);
     let at = |view: &View, later| view.match_at(&prompt, Instant::now() + later)[0].reasons.clone();
     let view = view();
-    assert_eq!(at(&view, seconds(99)), []); // the subscription has no idle timeout
+    assert_eq!(at(&view, seconds(99)), []); // the stream has no progress interval
     view.apply(&interruption());
     assert_eq!(at(&view, seconds(2)), []);
     assert_eq!(at(&view, seconds(4)), [DegradedReason::Stale]);
@@ -174,12 +174,17 @@ fn a_view_is_stale_after_a_while() {
 #[test]
 fn a_view_whose_subscription_has_ended_is_stale() {
     let view = view();
-    let update = entry(3, "w", vec![]);
-    update.liveness.set_idle_timeout(Some(Duration::from_secs(30)));
-    view.apply(&update);
+    let mut first = accepted(Mode::Resume, Some(2));
+    if let Content::Message(m) = &mut first.content {
+        m.accepted.as_mut().unwrap().progress_interval_nano = 2_000_000_000;
+    }
+    view.apply(&first);
     let prompt = Prompt::tokens_hashes([101]);
     let trust = |seconds| view.match_at(&prompt, Instant::now() + Duration::from_secs(seconds))[0].trust;
-    assert_eq!((trust(4), trust(32), trust(34)), (Trust::Exact, Trust::Exact, Trust::Degraded));
+    assert_eq!((trust(3), trust(5)), (Trust::Exact, Trust::Degraded)); // two progress intervals are 4 s
+    let update = entry(3, "w", vec![]);
+    view.apply(&update);
+    assert_eq!((trust(3), trust(5)), (Trust::Exact, Trust::Degraded));
     update.liveness.end();
     assert_eq!((trust(2), trust(4)), (Trust::Exact, Trust::Degraded));
     view.apply(&accepted(Mode::Snapshot, None)); // of another subscription

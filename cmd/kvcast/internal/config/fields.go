@@ -181,7 +181,7 @@ func (c *Config) subscriberFields() mapping {
 		{"stall", duration(&s.StallTimeout, server.DefaultStallTimeout, time.Second, time.Hour),
 			"How long a subscriber may read nothing while data is pending, 1s to 1h. A snapshot must be read at 8 MiB in this time."},
 		{"progress", duration(&s.ProgressInterval, server.DefaultProgressInterval, 100*time.Millisecond, time.Hour),
-			"Interval of progress messages to idle subscribers."},
+			"Interval of progress messages to idle subscribers. A View of a client grows older after two without a message, and is STALE after 3s."},
 		{"max_snapshots", number(&s.MaxSnapshots, server.DefaultMaxSnapshots, 1024),
 			"Maximum number of snapshots that are encoded at a time, 1 to 1024. Clients that want the same at the same time share one. Further ones wait."},
 		{"snapshot_wait", duration(&s.MaxSnapshotWait, server.DefaultMaxSnapshotWait, 100*time.Millisecond, time.Hour),

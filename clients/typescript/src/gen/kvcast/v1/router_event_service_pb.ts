@@ -162,7 +162,8 @@ export type SubscribeRequest = Message<"kvcast.v1.SubscribeRequest"> & {
 
   /**
    * Whether Progress has digests of the workers. If so, Progress is sent at each progress
-   * interval (10 s by default), even if entries are sent in the interval.
+   * interval (1 s by default), even if entries are sent in the interval, and at least one
+   * in ten has digests.
    *
    * @generated from field: bool progress_digests = 7;
    */
