@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -17,6 +18,7 @@ import (
 func TestSubscribersResponseFitsClientLimit(t *testing.T) {
 	t.Parallel()
 	s := New(Config{}, journal.NewMemory(journal.Config{}), nil)
+	t.Cleanup(func() { s.Shutdown(context.Background()) })
 	var f kvcastv1.Filter
 	for n := range maxListedNames {
 		f.Workers = append(f.Workers, fmt.Sprintf("%0*d", maxListedBytes, n))
