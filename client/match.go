@@ -69,8 +69,8 @@ type Match struct {
 	// Down is how long a source of the rank has had no connection; 0: each has one. Only the server knows it.
 	Down time.Duration
 	// Age is the time since the rank was known to be up to date with its engine. The server tells it; for a View it is the time since the last message
-	// of a stream that had caught up with what was newest when it began, or 0 while that is at most two progress intervals of the server
-	// (--subscribers-progress, 1 s by default). A View's ranks are degraded (STALE) when Age exceeds StaleAfter, and at once when its digests differ from the
+	// of its stream that was not before the server's newest entry then, or 0 while that is at most two progress intervals of the server
+	// (--subscribers-progress, 1 s by default) and the stream has caught up once. A View's ranks are degraded (STALE) when Age exceeds StaleAfter, and at once when its digests differ from the
 	// server's.
 	Age time.Duration
 	// TierEndedBy is the attention group because of which the prefix in a tier is not longer, by kvcastv1.Tier. It is not set if the prompt

@@ -47,7 +47,7 @@ type script struct {
 // play starts a server without a network, for tests under synctest.
 func play(t *testing.T, streams ...script) *scripted {
 	t.Helper()
-	l := bufconn.Listen(1 << 20)
+	l := bufconn.Listen(64 << 10) // each connection has two such buffers
 	s := &scripted{streams: streams, listener: l}
 	g := grpc.NewServer(grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 9 * time.Second})) // as in kvcast servers
 	kvcastv1.RegisterRouterEventServiceServer(g, s)

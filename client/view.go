@@ -35,10 +35,17 @@ type View struct {
 	watchers map[*watcher]struct{} // guarded by mu
 
 	// Used only by the goroutine that applies updates.
-	pending  *index.Index  // the state of the snapshot that is being received; nil: none
-	complete bool          // the state has all blocks that the filter selects, so digests must match
-	newest   uint64        // the newest seq when the stream began, which it must reach to be up to date
+	pending  *index.Index // the state of the snapshot that is being received; nil: none
+	complete bool         // the state has all blocks that the filter selects, so digests must match
+	goal     goal
 	quiet    time.Duration // recency.quiet of the stream
+}
+
+// goal is the newest seq at a message of a stream that was before it: a state that reaches it has all that there was at that time. The zero goal: the
+// stream was not behind.
+type goal struct {
+	seq uint64
+	at  time.Time
 }
 
 // recency is when a state was last known to be up to date: at a message of a stream.
@@ -103,9 +110,6 @@ func (v *View) Apply(u Update) {
 		v.streamEnded()
 		return
 	case m.GetAccepted() != nil:
-		if v.newest = 0; m.GetAccepted().GetMode() != kvcastv1.Accepted_MODE_SNAPSHOT {
-			v.newest = m.GetAccepted().GetNewestSeq()
-		}
 		v.quiet = quietIntervals * time.Duration(min(m.GetAccepted().GetProgressIntervalNano(), math.MaxInt64/quietIntervals))
 		v.complete = v.complete || m.GetAccepted().GetMode() == kvcastv1.Accepted_MODE_EARLIEST && u.Position.Seq == 0
 		if !v.complete { // what workers that were added before hold is not known
@@ -124,11 +128,8 @@ func (v *View) Apply(u Update) {
 		if u.Position.IsZero() {
 			return
 		}
-		if v.status.Ready, v.status.Position = true, u.Position; u.Position.Seq >= v.newest {
-			v.known.Store(&recency{at: time.Now(), quiet: v.quiet})
-		} else {
-			v.stopUpdating()
-		}
+		v.status.Ready, v.status.Position = true, u.Position
+		v.heard(u)
 	})
 	if m.GetProgress() != nil && m.GetPosition() != nil && v.complete {
 		v.compareDigests(u)
@@ -140,6 +141,31 @@ func (v *View) streamEnded() {
 	v.pending = nil
 	v.stopUpdating()
 	v.update(func() { v.status.Live = false })
+}
+
+// heard records when the state was up to date, at a message with a position.
+func (v *View) heard(u Update) {
+	m, now := u.Message, time.Now()
+	newest := max(m.GetNewestSeq(), m.GetAccepted().GetNewestSeq())
+	if m.GetAccepted() != nil || m.GetSnapshotEnd() != nil {
+		v.goal = goal{}
+	}
+	switch {
+	case max(newest, v.goal.seq) <= u.Position.Seq: // earlier servers say what is newest in accepted alone
+		v.known.Store(&recency{at: now, quiet: v.quiet})
+		v.goal = goal{}
+		return
+	case m.GetAccepted() != nil:
+		v.stopUpdating() // until it has caught up
+	case m.GetSnapshotEnd() != nil:
+		v.known.Store(&recency{at: now, quiet: v.quiet})
+	case v.goal.seq == 0: // it is behind from now on
+	case u.Position.Seq >= v.goal.seq:
+		v.known.Store(&recency{at: v.goal.at, quiet: v.quiet})
+	default:
+		return
+	}
+	v.goal = goal{newest, now}
 }
 
 // stopUpdating records that the state has not been up to date since the last message at which it was. Its ranks become STALE after StaleAfter.
@@ -183,7 +209,7 @@ func (v *View) applySnapshot(u Update) {
 				v.workerChanged(w.Name)
 			}
 		}
-		v.known.Store(&recency{at: time.Now(), quiet: v.quiet})
+		v.heard(u)
 		v.status.Ready, v.status.Live, v.status.Position = true, true, u.Position
 		v.status.Snapshots++
 		for w := range v.watchers {

@@ -550,6 +550,41 @@ func TestViewOfASilentStreamGrowsOlder(t *testing.T) {
 	})
 }
 
+// TestViewThatFallsBehindGrowsOlder has messages that say what the newest entry was when they were sent. The View has all that there was at the message
+// whose newest entry it has reached.
+func TestViewThatFallsBehindGrowsOlder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v, began := client.NewView(), time.Now()
+		v.Apply(client.Update{Position: client.Position{Epoch: "e", Seq: 2}, Message: &kvcastv1.SubscribeResponse{Accepted: &kvcastv1.Accepted{
+			Epoch: "e", NewestSeq: 2, Mode: kvcastv1.Accepted_MODE_RESUME, ProgressIntervalNano: uint64(time.Second),
+		}}})
+		v.Apply(entries(entryOf(3, "w", workerAdded(1), store(2, 7))))
+		for _, step := range []struct {
+			position, newest uint64
+			age              time.Duration // a second after the step before
+		}{
+			{3, 3, 0}, // at second 1
+			{4, 10, 0},
+			{8, 20, 0}, // it had all that there was at second 1, two seconds ago
+			{9, 30, 3 * time.Second},
+			{10, 40, 3 * time.Second}, // and now what there was at second 2
+			{20, 40, 4 * time.Second}, // it has not reached 40, which was the newest at second 5
+			{40, 50, 0},               // second 5
+			{50, 0, 0},
+		} {
+			time.Sleep(time.Second) // simulated
+			v.Apply(client.Update{Position: client.Position{Epoch: "e", Seq: step.position}, Message: &kvcastv1.SubscribeResponse{
+				Progress: &kvcastv1.Progress{}, NewestSeq: step.newest,
+			}})
+			all := v.Match(client.Prompt{TokensHashes: []uint64{7}})
+			stale := step.age > client.StaleAfter
+			if len(all) != 1 || all[0].Age != step.age || (all[0].Trust == kvcastv1.Trust_TRUST_DEGRADED) != stale {
+				t.Errorf("second %v, position %d: got %+v, want age %v", time.Since(began).Seconds(), step.position, all, step.age)
+			}
+		}
+	})
+}
+
 // TestViewIsStaleAfterItsSubscription ends the subscription of a view with an error.
 func TestViewIsStaleAfterItsSubscription(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

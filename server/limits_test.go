@@ -53,7 +53,7 @@ func TestPingIntervalIsEnforced(t *testing.T) {
 	}
 }
 
-// TestResponseBytesIsTheResponseSize reads many entries from the start.
+// TestResponseBytesIsTheResponseSize reads many entries from the start. All messages but the last are before the newest entry, and say so.
 func TestResponseBytesIsTheResponseSize(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ bytes, most int }{
@@ -75,6 +75,13 @@ func TestResponseBytesIsTheResponseSize(t *testing.T) {
 					t.Fatal(err)
 				}
 				largest = max(largest, proto.Size(&kvcastv1.SubscribeResponse{Entries: m.GetEntries()}))
+				newest := uint64(entries) + 1
+				if m.GetPosition().GetSeq() == newest || m.GetAccepted() != nil {
+					newest = 0
+				}
+				if m.GetNewestSeq() != newest {
+					t.Fatalf("at %d: newest_seq is %d, want %d", m.GetPosition().GetSeq(), m.GetNewestSeq(), newest)
+				}
 			}
 			if largest > tt.most || largest < tt.most-200 {
 				t.Errorf("the largest response has %d bytes, want almost %d", largest, tt.most)

@@ -46,6 +46,7 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 	defer s.subscribers.remove(c.subscription)
 	c.snapshots = req.GetGapPolicy() != kvcastv1.GapPolicy_GAP_POLICY_FAIL
 	c.digests = req.GetProgressDigests()
+	c.out.newest = func() uint64 { return s.journal.Bounds().Newest }
 	err = c.run(func(ctx context.Context) error {
 		if err := c.accept(mode); err != nil {
 			return err

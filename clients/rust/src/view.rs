@@ -57,8 +57,8 @@ struct State {
 struct Pending {
     /// The state of the snapshot that is being received.
     snapshot: Option<Index>,
-    /// The newest entry when the stream began, which it must reach to be up to date.
-    newest: u64,
+    /// The newest entry at a message that was before it, which the state must reach, and when that message came; None: none.
+    goal: Option<(u64, Instant)>,
     /// State::quiet of the stream.
     quiet: Option<Duration>,
 }
@@ -145,13 +145,9 @@ impl View {
         }
         let live = update.message().is_some();
         let mut state = self.write();
-        let now = Instant::now();
-        // Otherwise there is no stream, or it catches up, or a snapshot is awaited or received.
-        state.ended = !(live && update.position.as_ref().is_some_and(|position| position.seq >= pending.newest));
-        if state.ended {
-            state.known.get_or_insert(now);
-        } else {
-            (state.known, state.quiet) = (Some(now), pending.quiet);
+        match (update.message(), &update.position) {
+            (Some(m), Some(position)) => state.heard(&mut pending, m, position.seq),
+            _ => state.stop_updating(), // there is no stream, or a snapshot is awaited or received
         }
         state.source = update.liveness.clone();
         drop(state);
@@ -166,7 +162,6 @@ impl View {
     fn apply_message(&self, pending: &mut MutexGuard<'_, Pending>, m: &SubscribeResponse, position: Option<&Position>) {
         if let Some(accepted) = &m.accepted {
             pending.snapshot = None; // of a subscription that has ended within it
-            pending.newest = if accepted.mode() == Mode::Snapshot { 0 } else { accepted.newest_seq };
             let interval = Duration::from_nanos(accepted.progress_interval_nano);
             pending.quiet = Some(interval.saturating_mul(QUIET_INTERVALS)).filter(|quiet| !quiet.is_zero());
             self.apply_start(accepted.mode(), position);
@@ -275,6 +270,38 @@ impl View {
 }
 
 impl State {
+    /// Records when the state was up to date, at a message with a position.
+    fn heard(&mut self, pending: &mut Pending, m: &SubscribeResponse, seq: u64) {
+        let now = Instant::now();
+        let newest = m.accepted.as_ref().map_or(m.newest_seq, |accepted| accepted.newest_seq);
+        if m.accepted.is_some() || m.snapshot_end.is_some() {
+            pending.goal = None;
+        }
+        // Earlier servers say what is newest in accepted alone.
+        if newest <= seq && pending.goal.is_none_or(|(goal, _)| goal <= seq) {
+            self.known_since(now, pending);
+            pending.goal = None;
+            return;
+        }
+        match pending.goal {
+            _ if m.accepted.is_some() => self.stop_updating(), // until it has caught up
+            _ if m.snapshot_end.is_some() => self.known_since(now, pending),
+            Some((goal, at)) if goal <= seq => self.known_since(at, pending),
+            Some(_) => return,
+            None => {}
+        }
+        pending.goal = Some((newest, now));
+    }
+
+    fn known_since(&mut self, at: Instant, pending: &Pending) {
+        (self.known, self.ended, self.quiet) = (Some(at), false, pending.quiet);
+    }
+
+    fn stop_updating(&mut self) {
+        self.known.get_or_insert_with(Instant::now);
+        self.ended = true;
+    }
+
     /// Returns the time since the state was known to be up to date; zero: it is.
     fn age(&self, now: Instant) -> Duration {
         let age = self.known.map_or(Duration::ZERO, |known| now.saturating_duration_since(known));

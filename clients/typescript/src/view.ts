@@ -1,5 +1,5 @@
 import type { Tier, WorkerAdded } from "./gen/kvcast/v1/event_pb.js";
-import { Accepted_Mode } from "./gen/kvcast/v1/router_event_service_pb.js";
+import type { SubscribeResponse } from "./gen/kvcast/v1/router_event_service_pb.js";
 import { DegradedReason, Trust } from "./gen/kvcast/v1/worker_pb.js";
 import type { Match, TierPrefix } from "./match.js";
 import type { Position } from "./position.js";
@@ -63,8 +63,8 @@ export class View {
   #knownAt: number;
   #hasEnded = false;
   #quietMs = Infinity;
-  /** The newest entry when the stream began, which it must reach to be up to date. */
-  #newest = 0n;
+  /** The newest entry at a message that was before it, which the state must reach, and when that message came; undefined: none. */
+  #goal: { seq: bigint; at: number } | undefined;
   readonly #now: () => number;
 
   /** Makes an empty View. now is the clock, in milliseconds. */
@@ -112,7 +112,6 @@ export class View {
     }
     const { message: m } = u;
     if (m.accepted !== undefined) {
-      this.#newest = m.accepted.mode === Accepted_Mode.SNAPSHOT ? 0n : m.accepted.newestSeq;
       this.#quietMs = (quietIntervals * Number(m.accepted.progressIntervalNano)) / 1e6 || Infinity;
     } else if (m.snapshotBegin !== undefined) {
       this.#pending = new ViewState();
@@ -125,13 +124,40 @@ export class View {
     }
     this.#isLive = true;
     if (u.position !== undefined) {
-      this.#hasEnded = u.position.seq < this.#newest;
-      if (!this.#hasEnded) {
-        this.#knownAt = this.#now();
-      }
+      this.#heard(u.message, u.position.seq);
       this.#isReady = true;
       this.#position = u.position;
     }
+  }
+
+  /** Records when the state was up to date, at a message with a position. */
+  #heard(m: SubscribeResponse, seq: bigint): void {
+    const now = this.#now();
+    const newest = m.accepted?.newestSeq ?? m.newestSeq;
+    if (m.accepted !== undefined || m.snapshotEnd !== undefined) {
+      this.#goal = undefined;
+    }
+    if (newest <= seq && (this.#goal?.seq ?? 0n) <= seq) { // earlier servers say what is newest in accepted alone
+      this.#knownSince(now);
+      this.#goal = undefined;
+      return;
+    }
+    if (m.accepted !== undefined) {
+      this.#hasEnded = true; // until it has caught up
+    } else if (m.snapshotEnd !== undefined) {
+      this.#knownSince(now);
+    } else if (this.#goal !== undefined) {
+      if (seq < this.#goal.seq) {
+        return;
+      }
+      this.#knownSince(this.#goal.at);
+    }
+    this.#goal = { seq: newest, at: now };
+  }
+
+  #knownSince(at: number): void {
+    this.#knownAt = at;
+    this.#hasEnded = false;
   }
 
   #applyContents({ message: m }: MessageUpdate): void {

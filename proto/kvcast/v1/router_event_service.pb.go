@@ -504,7 +504,12 @@ type SubscribeResponse struct {
 	// Blocks of the snapshot.
 	SnapshotBlocks []*SnapshotBlocks `protobuf:"bytes,8,rep,name=snapshot_blocks,json=snapshotBlocks,proto3" json:"snapshot_blocks,omitempty"`
 	// The snapshot is complete.
-	SnapshotEnd   *SnapshotEnd `protobuf:"bytes,9,opt,name=snapshot_end,json=snapshotEnd,proto3" json:"snapshot_end,omitempty"`
+	SnapshotEnd *SnapshotEnd `protobuf:"bytes,9,opt,name=snapshot_end,json=snapshotEnd,proto3" json:"snapshot_end,omitempty"`
+	// Seq of the newest entry when the message was sent, if that was after position: the
+	// subscriber is behind, and its state is as old as the last message whose newest_seq it
+	// has reached. Absent if position was that of the newest entry. In accepted,
+	// Accepted.newest_seq says the same.
+	NewestSeq     uint64 `protobuf:"fixed64,10,opt,name=newest_seq,json=newestSeq,proto3" json:"newest_seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -600,6 +605,13 @@ func (x *SubscribeResponse) GetSnapshotEnd() *SnapshotEnd {
 		return x.SnapshotEnd
 	}
 	return nil
+}
+
+func (x *SubscribeResponse) GetNewestSeq() uint64 {
+	if x != nil {
+		return x.NewestSeq
+	}
+	return 0
 }
 
 // The first message of a stream. Unless the stream starts with a snapshot, the message
@@ -2514,7 +2526,7 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"gap_policy\x18\x06 \x01(\x0e2\x14.kvcast.v1.GapPolicyR\tgapPolicy\x12)\n" +
 	"\x10progress_digests\x18\a \x01(\bR\x0fprogressDigests\x12\x1b\n" +
 	"\tclient_id\x18\b \x01(\tR\bclientIdB\a\n" +
-	"\x05start\"\xf1\x03\n" +
+	"\x05start\"\x90\x04\n" +
 	"\x11SubscribeResponse\x12*\n" +
 	"\aentries\x18\x01 \x03(\v2\x10.kvcast.v1.EntryR\aentries\x12/\n" +
 	"\bposition\x18\x02 \x01(\v2\x13.kvcast.v1.PositionR\bposition\x12\x19\n" +
@@ -2524,7 +2536,10 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\x0esnapshot_begin\x18\x06 \x01(\v2\x18.kvcast.v1.SnapshotBeginR\rsnapshotBegin\x12B\n" +
 	"\x0fsnapshot_worker\x18\a \x01(\v2\x19.kvcast.v1.SnapshotWorkerR\x0esnapshotWorker\x12B\n" +
 	"\x0fsnapshot_blocks\x18\b \x03(\v2\x19.kvcast.v1.SnapshotBlocksR\x0esnapshotBlocks\x129\n" +
-	"\fsnapshot_end\x18\t \x01(\v2\x16.kvcast.v1.SnapshotEndR\vsnapshotEnd\"\xa8\x02\n" +
+	"\fsnapshot_end\x18\t \x01(\v2\x16.kvcast.v1.SnapshotEndR\vsnapshotEnd\x12\x1d\n" +
+	"\n" +
+	"newest_seq\x18\n" +
+	" \x01(\x06R\tnewestSeq\"\xa8\x02\n" +
 	"\bAccepted\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\tR\x05epoch\x12\x1d\n" +
 	"\n" +

@@ -17,6 +17,7 @@ const (
 	SubscribeResponseSnapshotWorkerField protowire.Number = 7
 	SubscribeResponseSnapshotBlocksField protowire.Number = 8
 	SubscribeResponseSnapshotEndField    protowire.Number = 9
+	SubscribeResponseNewestSeqField      protowire.Number = 10
 )
 
 // Field numbers of SnapshotBlocks.

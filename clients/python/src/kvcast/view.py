@@ -247,7 +247,8 @@ class View:
         self._known = clock()  # when the state was last known to be up to date
         self._ended = False  # whether it has not been since then
         self._quiet = 0.0  # how long it is while the stream is silent; 0: for any time
-        self._newest = 0  # the newest entry when the stream began, which it must reach to be up to date
+        self._goal = 0  # the newest entry at a message that was before it, which the state must reach; 0: none
+        self._goal_at = 0.0  # when that message came
         self.position: Position | None = None
         """The last position applied; None: none since the state was empty."""
         self.ready = False
@@ -261,8 +262,6 @@ class View:
             self._ended = True
             return
         if m.HasField("accepted"):
-            snapshot = m.accepted.mode == pb.Accepted.MODE_SNAPSHOT
-            self._newest = 0 if snapshot else m.accepted.newest_seq
             self._quiet = _QUIET_INTERVALS * m.accepted.progress_interval_nano / 1e9
         if m.HasField("snapshot_begin"):
             self._pending = _State()
@@ -273,9 +272,25 @@ class View:
             (self._pending or self._state).apply_contents(m)
         if update.position is not None:
             self.position, self.ready = update.position, True
-            self._ended = update.position.seq < self._newest
-            if not self._ended:
-                self._known = self._clock()
+            self._heard(m, update.position.seq)
+
+    def _heard(self, m: pb.SubscribeResponse, seq: int) -> None:
+        """Records when the state was up to date, at a message with a position."""
+        now, newest = self._clock(), max(m.newest_seq, m.accepted.newest_seq)
+        if m.HasField("accepted") or m.HasField("snapshot_end"):
+            self._goal = 0
+        if max(newest, self._goal) <= seq:  # earlier servers say what is newest in accepted alone
+            self._ended, self._known, self._goal = False, now, 0
+            return
+        if m.HasField("accepted"):
+            self._ended = True  # until it has caught up
+        elif m.HasField("snapshot_end"):
+            self._ended, self._known = False, now
+        elif 0 < self._goal <= seq:
+            self._ended, self._known = False, self._goal_at
+        elif self._goal:
+            return
+        self._goal, self._goal_at = newest, now
 
     def _age(self) -> float:
         """Returns the seconds since the state was known to be up to date; 0: it is."""

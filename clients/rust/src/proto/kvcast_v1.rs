@@ -1911,6 +1911,12 @@ pub struct SubscribeResponse {
     /// The snapshot is complete.
     #[prost(message, optional, tag = "9")]
     pub snapshot_end: ::core::option::Option<SnapshotEnd>,
+    /// Seq of the newest entry when the message was sent, if that was after position: the
+    /// subscriber is behind, and its state is as old as the last message whose newest_seq it
+    /// has reached. Absent if position was that of the newest entry. In accepted,
+    /// Accepted.newest_seq says the same.
+    #[prost(fixed64, tag = "10")]
+    pub newest_seq: u64,
 }
 /// The first message of a stream. Unless the stream starts with a snapshot, the message
 /// has the position at which the stream starts.

@@ -61,7 +61,7 @@ class SubscribeRequest(_message.Message):
     def __init__(self, after: _Optional[_Union[_event_pb2.Position, _Mapping]] = ..., snapshot: _Optional[_Union[FromSnapshot, _Mapping]] = ..., latest: _Optional[_Union[FromLatest, _Mapping]] = ..., earliest: _Optional[_Union[FromEarliest, _Mapping]] = ..., filter: _Optional[_Union[Filter, _Mapping]] = ..., gap_policy: _Optional[_Union[GapPolicy, str]] = ..., progress_digests: bool = ..., client_id: _Optional[str] = ...) -> None: ...
 
 class SubscribeResponse(_message.Message):
-    __slots__ = ("entries", "position", "prev_seq", "accepted", "progress", "snapshot_begin", "snapshot_worker", "snapshot_blocks", "snapshot_end")
+    __slots__ = ("entries", "position", "prev_seq", "accepted", "progress", "snapshot_begin", "snapshot_worker", "snapshot_blocks", "snapshot_end", "newest_seq")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     PREV_SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class SubscribeResponse(_message.Message):
     SNAPSHOT_WORKER_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_END_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_SEQ_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[_event_pb2.Entry]
     position: _event_pb2.Position
     prev_seq: int
@@ -80,7 +81,8 @@ class SubscribeResponse(_message.Message):
     snapshot_worker: SnapshotWorker
     snapshot_blocks: _containers.RepeatedCompositeFieldContainer[SnapshotBlocks]
     snapshot_end: SnapshotEnd
-    def __init__(self, entries: _Optional[_Iterable[_Union[_event_pb2.Entry, _Mapping]]] = ..., position: _Optional[_Union[_event_pb2.Position, _Mapping]] = ..., prev_seq: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., snapshot_begin: _Optional[_Union[SnapshotBegin, _Mapping]] = ..., snapshot_worker: _Optional[_Union[SnapshotWorker, _Mapping]] = ..., snapshot_blocks: _Optional[_Iterable[_Union[SnapshotBlocks, _Mapping]]] = ..., snapshot_end: _Optional[_Union[SnapshotEnd, _Mapping]] = ...) -> None: ...
+    newest_seq: int
+    def __init__(self, entries: _Optional[_Iterable[_Union[_event_pb2.Entry, _Mapping]]] = ..., position: _Optional[_Union[_event_pb2.Position, _Mapping]] = ..., prev_seq: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., snapshot_begin: _Optional[_Union[SnapshotBegin, _Mapping]] = ..., snapshot_worker: _Optional[_Union[SnapshotWorker, _Mapping]] = ..., snapshot_blocks: _Optional[_Iterable[_Union[SnapshotBlocks, _Mapping]]] = ..., snapshot_end: _Optional[_Union[SnapshotEnd, _Mapping]] = ..., newest_seq: _Optional[int] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("epoch", "oldest_seq", "newest_seq", "mode", "progress_interval_nano")
