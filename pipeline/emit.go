@@ -161,15 +161,12 @@ func (r *rankState) cleared(c *kvcastv1.Cleared) {
 	if len(c.GetTiers()) > 0 {
 		return
 	}
-	switch c.GetReason() {
-	case kvcastv1.Cleared_REASON_ENGINE_CLEARED:
+	if c.GetReason() == kvcastv1.Cleared_REASON_ENGINE_CLEARED {
 		r.unseen |= r.doubted() & kvblock.LowerTiers
-	case kvcastv1.Cleared_REASON_ENGINE_RESTARTED:
-		r.unseen = 0
 	}
 	r.reported, r.used = [kvblock.TierEnd]gapReasons{}, 0
 	if c.GetReason() == kvcastv1.Cleared_REASON_ENGINE_RESTARTED {
-		r.groupsOmitted, r.groups = false, nil
+		r.groupsOmitted, r.groups, r.unseen = false, nil, 0
 		r.otherGroups.Restarted()
 	}
 }

@@ -157,7 +157,7 @@ func (l *Lane) Batch(b *feed.Batch) {
 		if e.ReplacesBlockSize {
 			l.replaceBlockSize(e.BlockSize)
 		}
-		if l.consolidation == oneSource && e.Kind != wire.KindCleared && l.rank(b.Rank).unseen.Has(e.Tier) {
+		if e.Tier > kvblock.TierDevice && e.Kind != wire.KindCleared && l.consolidation == oneSource && l.rank(b.Rank).unseen.Has(e.Tier) {
 			l.doubtNotCleared(b, 1<<e.Tier)
 		}
 		switch {
