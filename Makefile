@@ -54,6 +54,7 @@ demo-llmd: ## Run simulated engines, a server and pools of llm-d that read it, w
 test: ## Run the tests of class quick, with the race detector if there is cgo: a few minutes. CLASSES (quick) and PACKAGES (work) select others, RACE=0 is without it.
 	$(suite) -class $(CLASSES) $(if $(RACE),-race=$(RACE)) $(PACKAGES)
 
+test-all: VLLM := 1
 test-all: libzmq prepare docs kube-apiserver $(TOOLS)/helm $(TOOLS)/helm-docs $(TOOLS)/kubeconform ## Run each test there is at full size, and check that none was left out; needs root and etcd, and takes hours.
 	$(suite) -forget
 	$(suite) -class quick,exhaustive,packaging,peers,live -timeout 3h

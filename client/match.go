@@ -68,10 +68,10 @@ type Match struct {
 	TierTrust [numTiers + 1]kvcastv1.Trust
 	// Down is how long a source of the rank has had no connection; 0: each has one. Only the server knows it.
 	Down time.Duration
-	// Age is the time since the rank was known to be up to date with its engine. The server tells it; for a View it is the time since the last message
-	// of its stream that was not before the server's newest entry then, or 0 while that is at most two progress intervals of the server
-	// (--subscribers-progress, 1 s by default) and the stream has caught up once. A View's ranks are degraded (STALE) when Age exceeds StaleAfter, and at once when its digests differ from the
-	// server's.
+	// Age is the time since the rank was known to be up to date with its engine. The server tells it; for a View it is the time since the last message of
+	// its stream whose newest entry the View has reached. After a message that was not behind, it is 0 for two progress intervals of the server
+	// (--subscribers-progress, 1 s by default). A View's ranks are degraded (STALE) when Age exceeds StaleAfter, and at once when its digests differ from the
+	// server's, or the server says that it is outdated.
 	Age time.Duration
 	// TierEndedBy is the attention group because of which the prefix in a tier is not longer, by kvcastv1.Tier. It is not set if the prompt
 	// ends the prefix, if the rank has a main group alone, and if its other groups are not followed.
@@ -123,8 +123,8 @@ func (v *View) AppendMatches(out []Match, p Prompt) []Match {
 	}
 	found := matchesPool.Get().(*index.Matches)
 	defer matchesPool.Put(found)
+	age := v.age() // before the state, which a newer one may replace
 	v.state.Load().Match(&q, found)
-	age := v.age()
 	out = slices.Grow(out, len(found.Prompts[0]))
 	for i := range found.Prompts[0] {
 		m := exportMatch(&found.Prompts[0][i])
@@ -143,11 +143,10 @@ func (v *View) age() time.Duration {
 	if known == nil {
 		return 0
 	}
-	age := time.Since(known.at)
-	if !known.ended && (known.quiet == 0 || age <= known.quiet) {
-		return 0
+	if age := time.Since(known.at); age > known.quiet {
+		return age
 	}
-	return age
+	return 0
 }
 
 // StaleAfter is the Age beyond which the ranks of a View are degraded: the default of the servers' cluster.ttl.

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"math"
@@ -48,14 +49,15 @@ type goal struct {
 	at  time.Time
 }
 
-// recency is when a state was last known to be up to date: at a message of a stream.
+// recency is when a state was last known to be up to date: at a message of a stream. It is for quiet longer: for so long, the stream may be silent. quiet is 0
+// if there is no stream, the stream is behind, a snapshot replaces the state, or it differs from the server's.
 type recency struct {
-	at time.Time
-	// ended reports whether it has not been since then, because there is no stream, a stream catches up, a snapshot replaces the state, or it differs from
-	// the server's. Otherwise it is while the stream is silent for at most quiet; 0: for any time.
-	ended bool
+	at    time.Time
 	quiet time.Duration
 }
+
+// never returns the recency of a state that was never up to date, or is wrong.
+func never() *recency { return &recency{at: time.Now().Add(-2 * StaleAfter)} }
 
 // quietIntervals is how many progress intervals a stream may be silent before its View grows older: messages may be late.
 const quietIntervals = 2
@@ -108,9 +110,15 @@ func (v *View) Apply(u Update) {
 	switch {
 	case m == nil:
 		v.streamEnded()
+		if reason := new(Error); u.Interruption != nil && errors.As(u.Interruption.Err, &reason) && reason.Reason == ReasonOutdated {
+			v.known.Store(never()) // what the server has sent was old already
+		}
 		return
 	case m.GetAccepted() != nil:
 		v.quiet = quietIntervals * time.Duration(min(m.GetAccepted().GetProgressIntervalNano(), math.MaxInt64/quietIntervals))
+		if v.quiet == 0 {
+			v.quiet = math.MaxInt64 // it may be silent for any time
+		}
 		v.complete = v.complete || m.GetAccepted().GetMode() == kvcastv1.Accepted_MODE_EARLIEST && u.Position.Seq == 0
 		if !v.complete { // what workers that were added before hold is not known
 			v.state.Load().DoubtUnadded()
@@ -152,16 +160,13 @@ func (v *View) heard(u Update) {
 	}
 	switch {
 	case max(newest, v.goal.seq) <= u.Position.Seq: // earlier servers say what is newest in accepted alone
-		v.known.Store(&recency{at: now, quiet: v.quiet})
+		v.known.Store(&recency{now, v.quiet})
 		v.goal = goal{}
 		return
-	case m.GetAccepted() != nil:
-		v.stopUpdating() // until it has caught up
-	case m.GetSnapshotEnd() != nil:
-		v.known.Store(&recency{at: now, quiet: v.quiet})
 	case v.goal.seq == 0: // it is behind from now on
+		v.stopUpdating()
 	case u.Position.Seq >= v.goal.seq:
-		v.known.Store(&recency{at: v.goal.at, quiet: v.quiet})
+		v.known.Store(&recency{at: v.goal.at})
 	default:
 		return
 	}
@@ -170,11 +175,10 @@ func (v *View) heard(u Update) {
 
 // stopUpdating records that the state has not been up to date since the last message at which it was. Its ranks become STALE after StaleAfter.
 func (v *View) stopUpdating() {
-	switch known := v.known.Load(); {
-	case known == nil:
-		v.known.Store(&recency{at: time.Now(), ended: true})
-	case !known.ended:
-		v.known.Store(&recency{at: known.at, ended: true})
+	if known := v.known.Load(); known == nil {
+		v.known.Store(never())
+	} else if known.quiet != 0 {
+		v.known.Store(&recency{at: known.at})
 	}
 }
 
@@ -279,8 +283,9 @@ type Rank struct {
 
 // Workers returns all workers, ordered by name.
 func (v *View) Workers() []Worker {
+	isStale := v.age() > StaleAfter // before the state, which a newer one may replace
 	all, _ := v.state.Load().Workers(nil)
-	out, isStale := make([]Worker, 0, len(all)), v.age() > StaleAfter
+	out := make([]Worker, 0, len(all))
 	for i := range all {
 		out = append(out, exportWorker(&all[i], isStale))
 	}
@@ -289,11 +294,12 @@ func (v *View) Workers() []Worker {
 
 // Worker returns a worker; ok is false if it does not exist.
 func (v *View) Worker(name string) (_ Worker, ok bool) {
+	isStale := v.age() > StaleAfter
 	w, ok := v.state.Load().Worker(name)
 	if !ok {
 		return Worker{}, false
 	}
-	return exportWorker(&w, v.age() > StaleAfter), true
+	return exportWorker(&w, isStale), true
 }
 
 func exportWorker(w *index.Worker, isStale bool) Worker {
@@ -401,7 +407,7 @@ func (v *View) compareDigests(u Update) {
 		}
 	}
 	if differed > 0 { // until there is a snapshot
-		v.known.Store(&recency{at: time.Now().Add(-2 * StaleAfter), ended: true})
+		v.known.Store(never())
 	}
 	if len(want) > 0 {
 		v.update(func() {

@@ -563,13 +563,13 @@ func TestViewThatFallsBehindGrowsOlder(t *testing.T) {
 			position, newest uint64
 			age              time.Duration // a second after the step before
 		}{
-			{3, 3, 0}, // at second 1
-			{4, 10, 0},
-			{8, 20, 0}, // it had all that there was at second 1, two seconds ago
-			{9, 30, 3 * time.Second},
+			{3, 3, 0},                 // at second 1
+			{4, 10, time.Second},      // it had all that there was at second 1
+			{8, 20, 2 * time.Second},  //
+			{9, 30, 3 * time.Second},  //
 			{10, 40, 3 * time.Second}, // and now what there was at second 2
 			{20, 40, 4 * time.Second}, // it has not reached 40, which was the newest at second 5
-			{40, 50, 0},               // second 5
+			{40, 50, 2 * time.Second}, // second 5
 			{50, 0, 0},
 		} {
 			time.Sleep(time.Second) // simulated

@@ -221,13 +221,9 @@ func (l *Lane) clearEvent(b *feed.Batch, e *wire.Event) {
 			others &^= 1 << tier
 		}
 	}
-	if e.Tier == 0 || others == 0 {
-		named := kvblock.LowerTiers
-		if e.Tier != 0 {
-			named &= 1 << e.Tier
-		}
-		if named &= r.doubted() | r.unseen; named != 0 { // they are empty, whether the engine has used them or not
-			l.emitCleared(b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED, tiersOf(named)...)
+	if e.Tier == 0 || e.Tier == kvblock.TierDevice && others == 0 {
+		if lower := (r.doubted() | r.unseen) & kvblock.LowerTiers; e.Tier == 0 && lower != 0 { // they are empty, whether the engine has used them or not
+			l.emitCleared(b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED, tiersOf(lower)...)
 		}
 		l.clear(b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
 		return

@@ -152,29 +152,36 @@ func (r *rankState) emitted(e *kvcastv1.RouterEvent) {
 
 // cleared applies an emitted Cleared to what events have reported of the rank.
 func (r *rankState) cleared(c *kvcastv1.Cleared) {
+	var after gapReasons // such as index.Index has
+	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
+		after = 1 << kvcastv1.Gap_REASON_REPLAY_UNAVAILABLE
+	}
 	for _, tier := range c.GetTiers() {
 		if 0 < tier && tier < kvblock.TierEnd {
-			r.reported[tier] = 0
+			r.reported[tier] = after
 			r.unseen &^= 1 << tier
 		}
 	}
 	if len(c.GetTiers()) > 0 {
 		return
 	}
-	if c.GetReason() == kvcastv1.Cleared_REASON_ENGINE_CLEARED {
+	if after == 0 { // the doubts end
 		r.unseen |= r.doubted() & kvblock.LowerTiers
 	}
 	r.reported, r.used = [kvblock.TierEnd]gapReasons{}, 0
+	for tier := kvblock.TierDevice; tier < kvblock.TierEnd; tier++ {
+		r.reported[tier] = after
+	}
 	if c.GetReason() == kvcastv1.Cleared_REASON_ENGINE_RESTARTED {
 		r.groupsOmitted, r.groups, r.unseen = false, nil, 0
 		r.otherGroups.Restarted()
 	}
 }
 
-// doubted returns the tiers of which Gaps have reported anything.
+// doubted returns the tiers of which Gaps have reported anything that does not end by itself.
 func (r *rankState) doubted() (tiers kvblock.Tiers) {
 	for tier, reasons := range r.reported {
-		if reasons != 0 {
+		if reasons&^(1<<kvcastv1.Gap_REASON_REPLAY_UNPROVED) != 0 {
 			tiers |= 1 << tier
 		}
 	}

@@ -105,7 +105,7 @@ type rankState struct {
 	reported [kvblock.TierEnd]gapReasons
 	used     kvblock.Tiers
 	// unseen are tiers below device memory with doubts that ended when the engine cleared its device memory, since it had shown no use of them.
-	// If it does use them, they may have older blocks. They follow from the emitted events.
+	// If it does use them, they may have older blocks. They follow from the emitted events. Only workers with one source need them.
 	unseen kvblock.Tiers
 	// chunkTokens is that of the last Gap that has some, since the lane was made.
 	chunkTokens uint32

@@ -493,7 +493,8 @@ func (m *model) emit(mw *modelWorker, e *kvcastv1.RouterEvent) {
 	case e.GetCleared() != nil:
 		for _, tier := range namedTiers(e.GetCleared().GetTiers()) {
 			for r := range mw.reported {
-				if r.modelTier == (modelTier{rank, tier}) && tier != kvblock.TierDevice && len(e.GetCleared().GetTiers()) == 0 && e.GetCleared().GetReason() == kvcastv1.Cleared_REASON_ENGINE_CLEARED {
+				if r.modelTier == (modelTier{rank, tier}) && r.reason != kvcastv1.Gap_REASON_REPLAY_UNPROVED && tier != kvblock.TierDevice && len(e.GetCleared().GetTiers()) == 0 &&
+					e.GetCleared().GetReason() != kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
 					mw.uncertain[r.modelTier] = true
 				}
 			}
@@ -504,6 +505,7 @@ func (m *model) emit(mw *modelWorker, e *kvcastv1.RouterEvent) {
 			maps.DeleteFunc(mw.reported, func(r modelReport, _ bool) bool { return r.modelTier == modelTier{rank, tier} })
 			if e.GetCleared().GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
 				mw.incomplete[modelTier{rank, tier}] = true
+				mw.reported[modelReport{modelTier{rank, tier}, kvcastv1.Gap_REASON_REPLAY_UNAVAILABLE}] = true
 			}
 		}
 		if len(e.GetCleared().GetTiers()) == 0 {
@@ -594,15 +596,15 @@ func (m *model) cleared(mw *modelWorker, b feed.Batch, e wire.Event) {
 			others = append(others, tier)
 		}
 	}
-	if len(others) == 0 {
+	if e.Tier == 0 || e.Tier == kvblock.TierDevice && len(others) == 0 {
 		var certain []kvcastv1.Tier // that the clear is of, of those of which anything was in doubt
 		for _, tier := range namedTiers(nil) {
 			at := modelTier{b.Rank, tier}
 			inDoubt := mw.uncertain[at]
 			for r := range mw.reported {
-				inDoubt = inDoubt || r.modelTier == at
+				inDoubt = inDoubt || r.modelTier == at && r.reason != kvcastv1.Gap_REASON_REPLAY_UNPROVED
 			}
-			if inDoubt && tier != kvblock.TierDevice && (e.Tier == 0 || e.Tier == tier) {
+			if inDoubt && tier != kvblock.TierDevice && e.Tier == 0 {
 				certain = append(certain, kvcastv1.Tier(tier))
 			}
 		}

@@ -82,8 +82,8 @@ type responses struct {
 	epoch   string
 	prev    uint64 // seq of the last position sent
 	hasPrev bool   // prev is set
-	// newest returns the seq of the newest entry, which the messages of a subscription have if they are before it; nil: they have it not.
-	newest func() uint64
+	// newest is the seq of the newest entry when the journal was last read, which the messages of a subscription have if they are before it.
+	newest uint64
 	// sendStart is the start of the send in progress, in nanoseconds after processStart; 0: no send.
 	sendStart atomic.Int64
 	pace      *snapshotPace // nil: no snapshot is being sent
@@ -145,11 +145,8 @@ func (r *responses) setPosition(m *kvcastv1.SubscribeResponse, seq uint64) {
 	m.Position = &kvcastv1.Position{Epoch: r.epoch, Seq: seq}
 	m.PrevSeq = r.prev
 	r.prev = seq
-	if r.newest == nil || m.GetAccepted() != nil {
-		return
-	}
-	if newest := r.newest(); newest > seq {
-		m.NewestSeq = newest
+	if r.newest > seq {
+		m.NewestSeq = r.newest
 	}
 }
 

@@ -101,6 +101,7 @@ func (c *cursor) snapshot(ctx context.Context) error {
 	c.seq = end
 	if c.subscription != nil {
 		c.subscription.seq.Store(end)
+		c.out.newest = c.server.journal.Bounds().Newest
 	}
 	c.out.hasPrev = false
 	return c.out.sendPositioned(&kvcastv1.SubscribeResponse{SnapshotEnd: &kvcastv1.SnapshotEnd{

@@ -46,7 +46,6 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 	defer s.subscribers.remove(c.subscription)
 	c.snapshots = req.GetGapPolicy() != kvcastv1.GapPolicy_GAP_POLICY_FAIL
 	c.digests = req.GetProgressDigests()
-	c.out.newest = func() uint64 { return s.journal.Bounds().Newest }
 	err = c.run(func(ctx context.Context) error {
 		if err := c.accept(mode); err != nil {
 			return err
@@ -222,10 +221,12 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 	hasCaughtUp := false
 	for {
 		if due != nil && c.seq >= due.seq {
-			if c.seq == due.seq { // a snapshot may have moved the cursor beyond
+			if c.seq == due.seq {
 				if err := c.sendDigests(due.workers); err != nil {
 					return err
 				}
+			} else {
+				c.intervals = 0 // a snapshot has moved the cursor beyond
 			}
 			due = nil
 			idle.Reset(c.progressDelay())
@@ -238,6 +239,7 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 		}
 		before, prev := c.seq, c.out.prev
 		c.subscription.seq.Store(c.seq)
+		c.out.newest = j.Bounds().Newest
 		until := uint64(0) // the newest
 		if due != nil {
 			until = due.seq

@@ -15,7 +15,7 @@ use crate::matches::NUM_TIERS;
 use crate::prompt::Text;
 use crate::proto::{accepted::Mode, DegradedReason, SubscribeResponse, Trust};
 use crate::update::{Content, Liveness};
-use crate::{Error, Match, Position, Prompt, Subscription, TierPrefix, Update};
+use crate::{Error, Match, Position, Prompt, Reason, Subscription, TierPrefix, Update};
 use index::Index;
 use reasons::{Reasons, TIERS};
 use tree::Prefix;
@@ -43,12 +43,10 @@ pub struct View {
 #[derive(Debug, Default)]
 struct State {
     index: Index,
-    /// When the state was last known to be up to date; None: never.
-    known: Option<Instant>,
-    /// Whether it has not been since then, because there is no stream, it catches up, or a snapshot is received.
-    ended: bool,
-    /// How long it is while the stream is silent; None: for any time.
-    quiet: Option<Duration>,
+    /// When the state was last known to be up to date.
+    known: Known,
+    /// How long it is after that without another message: zero without a stream, behind it, or while a snapshot is received.
+    quiet: Duration,
     /// The subscription that has delivered the last update.
     source: Arc<Liveness>,
 }
@@ -59,8 +57,19 @@ struct Pending {
     snapshot: Option<Index>,
     /// The newest entry at a message that was before it, which the state must reach, and when that message came; None: none.
     goal: Option<(u64, Instant)>,
-    /// State::quiet of the stream.
-    quiet: Option<Duration>,
+    /// How long the stream may be silent.
+    silence: Duration,
+}
+
+/// When a state was last known to be up to date.
+#[derive(Clone, Copy, Debug, Default)]
+enum Known {
+    /// It has no updates yet.
+    #[default]
+    Empty,
+    /// It never was, or it is wrong.
+    Never,
+    At(Instant),
 }
 
 /// The status of a [`View`].
@@ -147,7 +156,10 @@ impl View {
         let mut state = self.write();
         match (update.message(), &update.position) {
             (Some(m), Some(position)) => state.heard(&mut pending, m, position.seq),
-            _ => state.stop_updating(), // there is no stream, or a snapshot is awaited or received
+            _ => state.outdate(), // there is no stream, or a snapshot is awaited or received
+        }
+        if update.interruption().is_some_and(|i| i.error.reason() == Some(&Reason::Outdated)) {
+            state.known = Known::Never; // what the server has sent was old already
         }
         state.source = update.liveness.clone();
         drop(state);
@@ -163,7 +175,7 @@ impl View {
         if let Some(accepted) = &m.accepted {
             pending.snapshot = None; // of a subscription that has ended within it
             let interval = Duration::from_nanos(accepted.progress_interval_nano);
-            pending.quiet = Some(interval.saturating_mul(QUIET_INTERVALS)).filter(|quiet| !quiet.is_zero());
+            pending.silence = if interval.is_zero() { Duration::MAX } else { interval.saturating_mul(QUIET_INTERVALS) };
             self.apply_start(accepted.mode(), position);
         }
         if m.snapshot_begin.is_some() {
@@ -279,36 +291,34 @@ impl State {
         }
         // Earlier servers say what is newest in accepted alone.
         if newest <= seq && pending.goal.is_none_or(|(goal, _)| goal <= seq) {
-            self.known_since(now, pending);
-            pending.goal = None;
+            (self.known, self.quiet, pending.goal) = (Known::At(now), pending.silence, None);
             return;
         }
         match pending.goal {
-            _ if m.accepted.is_some() => self.stop_updating(), // until it has caught up
-            _ if m.snapshot_end.is_some() => self.known_since(now, pending),
-            Some((goal, at)) if goal <= seq => self.known_since(at, pending),
+            None => self.outdate(), // it is behind from now on
+            Some((goal, at)) if goal <= seq => (self.known, self.quiet) = (Known::At(at), Duration::ZERO),
             Some(_) => return,
-            None => {}
         }
         pending.goal = Some((newest, now));
     }
 
-    fn known_since(&mut self, at: Instant, pending: &Pending) {
-        (self.known, self.ended, self.quiet) = (Some(at), false, pending.quiet);
-    }
-
-    fn stop_updating(&mut self) {
-        self.known.get_or_insert_with(Instant::now);
-        self.ended = true;
+    /// Records that the state is not up to date any more.
+    fn outdate(&mut self) {
+        self.quiet = Duration::ZERO;
+        if let Known::Empty = self.known {
+            self.known = Known::Never;
+        }
     }
 
     /// Returns the time since the state was known to be up to date; zero: it is.
     fn age(&self, now: Instant) -> Duration {
-        let age = self.known.map_or(Duration::ZERO, |known| now.saturating_duration_since(known));
-        if self.ended || self.source.has_ended() || self.quiet.is_some_and(|quiet| age > quiet) {
-            age
-        } else {
-            Duration::ZERO
+        match self.known {
+            Known::Empty => Duration::ZERO,
+            Known::Never => 2 * STALE_AFTER,
+            Known::At(known) => {
+                let age = now.saturating_duration_since(known);
+                if age > self.quiet || self.source.has_ended() { age } else { Duration::ZERO }
+            }
         }
     }
 }

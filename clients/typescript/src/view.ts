@@ -1,4 +1,5 @@
 import type { Tier, WorkerAdded } from "./gen/kvcast/v1/event_pb.js";
+import { KvcastError } from "./errors.js";
 import type { SubscribeResponse } from "./gen/kvcast/v1/router_event_service_pb.js";
 import { DegradedReason, Trust } from "./gen/kvcast/v1/worker_pb.js";
 import type { Match, TierPrefix } from "./match.js";
@@ -59,10 +60,11 @@ export class View {
   #position: Position | undefined;
   #isReady = false;
   #isLive = false;
-  /** When the state was last known to be up to date, whether it has not been since then, and how long it is while the stream is silent. */
-  #knownAt: number;
-  #hasEnded = false;
-  #quietMs = Infinity;
+  /** When the state was last known to be up to date, and how long it is after that without another message: 0 without a stream, or behind it. */
+  #knownAt = Infinity;
+  #quietMs = 0;
+  /** How long the stream may be silent. */
+  #silenceMs = Infinity;
   /** The newest entry at a message that was before it, which the state must reach, and when that message came; undefined: none. */
   #goal: { seq: bigint; at: number } | undefined;
   readonly #now: () => number;
@@ -70,7 +72,6 @@ export class View {
   /** Makes an empty View. now is the clock, in milliseconds. */
   constructor({ now = () => performance.now() }: { now?: () => number } = {}) {
     this.#now = now;
-    this.#knownAt = now();
   }
 
   /** Whether a snapshot has been applied, or the subscription has started without one. */
@@ -108,14 +109,17 @@ export class View {
   apply(u: Update): void {
     if (u.kind === "interruption") {
       this.#end();
+      if (u.error instanceof KvcastError && u.error.reason === "OUTDATED") {
+        this.#outdate({ atOnce: true }); // what the server has sent was old already
+      }
       return;
     }
     const { message: m } = u;
     if (m.accepted !== undefined) {
-      this.#quietMs = (quietIntervals * Number(m.accepted.progressIntervalNano)) / 1e6 || Infinity;
+      this.#silenceMs = (quietIntervals * Number(m.accepted.progressIntervalNano)) / 1e6 || Infinity;
     } else if (m.snapshotBegin !== undefined) {
       this.#pending = new ViewState();
-      this.#hasEnded = true; // the stream does not continue the state any more
+      this.#outdate(); // the stream does not continue the state any more
     } else if (m.snapshotEnd !== undefined) {
       this.#state = this.#pending ?? new ViewState();
       this.#pending = undefined;
@@ -138,26 +142,28 @@ export class View {
       this.#goal = undefined;
     }
     if (newest <= seq && (this.#goal?.seq ?? 0n) <= seq) { // earlier servers say what is newest in accepted alone
-      this.#knownSince(now);
+      this.#knownAt = now;
+      this.#quietMs = this.#silenceMs;
       this.#goal = undefined;
       return;
     }
-    if (m.accepted !== undefined) {
-      this.#hasEnded = true; // until it has caught up
-    } else if (m.snapshotEnd !== undefined) {
-      this.#knownSince(now);
-    } else if (this.#goal !== undefined) {
-      if (seq < this.#goal.seq) {
-        return;
-      }
-      this.#knownSince(this.#goal.at);
+    if (this.#goal === undefined) {
+      this.#outdate(); // it is behind from now on
+    } else if (this.#goal.seq <= seq) {
+      this.#knownAt = this.#goal.at;
+      this.#quietMs = 0;
+    } else {
+      return;
     }
     this.#goal = { seq: newest, at: now };
   }
 
-  #knownSince(at: number): void {
-    this.#knownAt = at;
-    this.#hasEnded = false;
+  /** Records that the state is not up to date any more. */
+  #outdate({ atOnce = false } = {}): void {
+    this.#quietMs = 0;
+    if (atOnce || this.#knownAt === Infinity) {
+      this.#knownAt = this.#now() - 2 * staleAfterMs;
+    }
   }
 
   #applyContents({ message: m }: MessageUpdate): void {
@@ -173,14 +179,14 @@ export class View {
 
   #end(): void {
     this.#pending = undefined; // the next stream starts another snapshot
-    this.#hasEnded = true;
+    this.#outdate();
     this.#isLive = false;
   }
 
   /** The time since the state was known to be up to date; 0: it is. */
   #ageMs(): number {
     const ageMs = this.#now() - this.#knownAt;
-    return this.#hasEnded || ageMs > this.#quietMs ? ageMs : 0;
+    return ageMs > this.#quietMs ? ageMs : 0;
   }
 
   /**

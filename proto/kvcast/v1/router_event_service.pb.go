@@ -505,7 +505,7 @@ type SubscribeResponse struct {
 	SnapshotBlocks []*SnapshotBlocks `protobuf:"bytes,8,rep,name=snapshot_blocks,json=snapshotBlocks,proto3" json:"snapshot_blocks,omitempty"`
 	// The snapshot is complete.
 	SnapshotEnd *SnapshotEnd `protobuf:"bytes,9,opt,name=snapshot_end,json=snapshotEnd,proto3" json:"snapshot_end,omitempty"`
-	// Seq of the newest entry when the message was sent, if that was after position: the
+	// Seq of the newest entry when the message was made, if that was after position: the
 	// subscriber is behind, and its state is as old as the last message whose newest_seq it
 	// has reached. Absent if position was that of the newest entry. In accepted,
 	// Accepted.newest_seq says the same.

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import collections
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
+from kvcast.errors import Reason, StatusError
 from kvcast.matching import Match, Prompt, tokens_hashes
 from kvcast.position import Position
 from kvcast.session import Update
 from kvcast.v1 import event_pb2, match_pb2, router_event_service_pb2 as pb, worker_pb2
 
-STALE_AFTER = 3.0
 _QUIET_INTERVALS = 2
+STALE_AFTER = 3.0
 """Seconds without a stream after which the ranks of a view are degraded: the servers' default cluster.ttl."""
 
 _TIERS = (event_pb2.TIER_DEVICE, event_pb2.TIER_HOST_PINNED, event_pb2.TIER_DISK, event_pb2.TIER_EXTERNAL)
@@ -244,9 +246,9 @@ class View:
         self._clock = clock
         self._state = _State()
         self._pending: _State | None = None  # the snapshot that is being received
-        self._known = clock()  # when the state was last known to be up to date
-        self._ended = False  # whether it has not been since then
-        self._quiet = 0.0  # how long it is while the stream is silent; 0: for any time
+        self._known = math.inf  # when the state was last known to be up to date
+        self._quiet = 0.0  # how long it is after that, without another message; 0 without a stream, or behind it
+        self._silence = math.inf  # how long the stream may be silent
         self._goal = 0  # the newest entry at a message that was before it, which the state must reach; 0: none
         self._goal_at = 0.0  # when that message came
         self.position: Position | None = None
@@ -259,13 +261,14 @@ class View:
         m = update.message
         if m is None:
             self._pending = None  # the next stream starts another snapshot
-            self._ended = True
+            error = update.interruption.error if update.interruption else None
+            self._outdated(isinstance(error, StatusError) and error.reason == Reason.OUTDATED)
             return
         if m.HasField("accepted"):
-            self._quiet = _QUIET_INTERVALS * m.accepted.progress_interval_nano / 1e9
+            self._silence = _QUIET_INTERVALS * m.accepted.progress_interval_nano / 1e9 or math.inf
         if m.HasField("snapshot_begin"):
             self._pending = _State()
-            self._ended = True  # until the snapshot is complete, the state is the one before
+            self._outdated()  # until the snapshot is complete, the state is the one before
         elif m.HasField("snapshot_end") and self._pending is not None:
             self._state, self._pending = self._pending, None
         else:
@@ -280,22 +283,26 @@ class View:
         if m.HasField("accepted") or m.HasField("snapshot_end"):
             self._goal = 0
         if max(newest, self._goal) <= seq:  # earlier servers say what is newest in accepted alone
-            self._ended, self._known, self._goal = False, now, 0
+            self._known, self._quiet, self._goal = now, self._silence, 0
             return
-        if m.HasField("accepted"):
-            self._ended = True  # until it has caught up
-        elif m.HasField("snapshot_end"):
-            self._ended, self._known = False, now
-        elif 0 < self._goal <= seq:
-            self._ended, self._known = False, self._goal_at
-        elif self._goal:
+        if self._goal == 0:
+            self._outdated()  # it is behind from now on
+        elif self._goal <= seq:
+            self._known, self._quiet = self._goal_at, 0.0
+        else:
             return
         self._goal, self._goal_at = newest, now
+
+    def _outdated(self, at_once: bool = False) -> None:
+        """Records that the state is not up to date any more."""
+        self._quiet = 0.0
+        if at_once or self._known == math.inf:
+            self._known = self._clock() - 2 * STALE_AFTER
 
     def _age(self) -> float:
         """Returns the seconds since the state was known to be up to date; 0: it is."""
         age = self._clock() - self._known
-        return age if self._ended or 0 < self._quiet < age else 0.0
+        return age if age > self._quiet else 0.0
 
     @property
     def workers(self) -> Mapping[str, event_pb2.WorkerAdded]:

@@ -1911,7 +1911,7 @@ pub struct SubscribeResponse {
     /// The snapshot is complete.
     #[prost(message, optional, tag = "9")]
     pub snapshot_end: ::core::option::Option<SnapshotEnd>,
-    /// Seq of the newest entry when the message was sent, if that was after position: the
+    /// Seq of the newest entry when the message was made, if that was after position: the
     /// subscriber is behind, and its state is as old as the last message whose newest_seq it
     /// has reached. Absent if position was that of the newest entry. In accepted,
     /// Accepted.newest_seq says the same.

@@ -265,7 +265,7 @@ export type SubscribeResponse = Message<"kvcast.v1.SubscribeResponse"> & {
   snapshotEnd?: SnapshotEnd | undefined;
 
   /**
-   * Seq of the newest entry when the message was sent, if that was after position: the
+   * Seq of the newest entry when the message was made, if that was after position: the
    * subscriber is behind, and its state is as old as the last message whose newest_seq it
    * has reached. Absent if position was that of the newest entry. In accepted,
    * Accepted.newest_seq says the same.
