@@ -42,15 +42,15 @@ type View struct {
 	quiet    time.Duration // recency.quiet of the stream
 }
 
-// goal is the newest seq at a message of a stream that was before it: a state that reaches it has all that there was at that time. The zero goal: the
-// stream was not behind.
+// goal is the newest entry that the server had at a message before it, and when that message came: a state that has reached seq has all entries of that time.
+// The zero goal: the stream is not behind.
 type goal struct {
 	seq uint64
 	at  time.Time
 }
 
-// recency is when a state was last known to be up to date: at a message of a stream. It is for quiet longer: for so long, the stream may be silent. quiet is 0
-// if there is no stream, the stream is behind, a snapshot replaces the state, or it differs from the server's.
+// recency is when a state was last known to be up to date, and for how long after that it counts as up to date without another message. quiet is 0 if there
+// is no stream, the stream is behind, a snapshot replaces the state, or it differs from the server's.
 type recency struct {
 	at    time.Time
 	quiet time.Duration

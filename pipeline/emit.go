@@ -152,7 +152,7 @@ func (r *rankState) emitted(e *kvcastv1.RouterEvent) {
 
 // cleared applies an emitted Cleared to what events have reported of the rank.
 func (r *rankState) cleared(c *kvcastv1.Cleared) {
-	var after gapReasons // such as index.Index has
+	var after gapReasons // that hold after it
 	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
 		after = 1 << kvcastv1.Gap_REASON_REPLAY_UNAVAILABLE
 	}

@@ -104,8 +104,8 @@ type rankState struct {
 	// tiers that blocks were stored in since all were cleared. They follow from the emitted events.
 	reported [kvblock.TierEnd]gapReasons
 	used     kvblock.Tiers
-	// unseen are tiers below device memory with doubts that ended when the engine cleared its device memory, since it had shown no use of them.
-	// If it does use them, they may have older blocks. They follow from the emitted events. Only workers with one source need them.
+	// unseen are the tiers below device memory that were in doubt and that the engine had not used when it cleared its device memory, which ended the
+	// doubts. If it uses one later, the tier may have older blocks. They follow from the emitted events, and are used for workers with one source.
 	unseen kvblock.Tiers
 	// chunkTokens is that of the last Gap that has some, since the lane was made.
 	chunkTokens uint32

@@ -53,7 +53,7 @@ func TestPingIntervalIsEnforced(t *testing.T) {
 	}
 }
 
-// TestResponseBytesIsTheResponseSize reads many entries from the start. All messages but the last are before the newest entry, and say so.
+// TestResponseBytesIsTheResponseSize reads many entries from the start. All messages but the last have newest_seq.
 func TestResponseBytesIsTheResponseSize(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ bytes, most int }{

@@ -82,7 +82,7 @@ type responses struct {
 	epoch   string
 	prev    uint64 // seq of the last position sent
 	hasPrev bool   // prev is set
-	// newest is the seq of the newest entry when the journal was last read, which the messages of a subscription have if they are before it.
+	// newest is the seq of the newest entry when the journal was last read. Messages before it contain it. 0: it is not sent.
 	newest uint64
 	// sendStart is the start of the send in progress, in nanoseconds after processStart; 0: no send.
 	sendStart atomic.Int64

@@ -206,8 +206,8 @@ const (
 	// extra keys or cache salts. The set has these blocks, but no prompt matches them.
 	Gap_REASON_UNKNOWN_CONTENT Gap_Reason = 12
 	// The engine cleared its device memory. Whether it kept the other tiers is unknown:
-	// blocks in these tiers may be gone. If the engine had not used them before, this is
-	// sent when it does, if there were doubts about them: they may have older blocks.
+	// blocks in these tiers may be gone. Sent later for a tier that was in doubt and not yet
+	// used at the clear: when the engine first uses it, since it may have older blocks.
 	Gap_REASON_TIER_NOT_CLEARED Gap_Reason = 13
 	// Batches came from a replay socket that has not been shown to be the publisher's: if
 	// it is another engine's, blocks are missing, and others are not this engine's. The

@@ -1270,8 +1270,8 @@ type Rank struct {
 	UsedTiers uint32 `protobuf:"varint,8,opt,name=used_tiers,json=usedTiers,proto3" json:"used_tiers,omitempty"`
 	// The last Groups that was emitted and still holds; absent if there is none.
 	Groups *v1.Groups `protobuf:"bytes,9,opt,name=groups,proto3" json:"groups,omitempty"`
-	// The tiers below device memory with doubts that ended when the engine cleared its device
-	// memory, since it had shown no use of them: bit n is tier n.
+	// The tiers below device memory that were in doubt and that the engine had not used when it
+	// cleared its device memory, which ended the doubts: bit n is tier n.
 	UnseenTiers   uint32 `protobuf:"varint,10,opt,name=unseen_tiers,json=unseenTiers,proto3" json:"unseen_tiers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -668,8 +668,8 @@ export enum Gap_Reason {
 
   /**
    * The engine cleared its device memory. Whether it kept the other tiers is unknown:
-   * blocks in these tiers may be gone. If the engine had not used them before, this is
-   * sent when it does, if there were doubts about them: they may have older blocks.
+   * blocks in these tiers may be gone. Sent later for a tier that was in doubt and not yet
+   * used at the clear: when the engine first uses it, since it may have older blocks.
    *
    * @generated from enum value: REASON_TIER_NOT_CLEARED = 13;
    */
