@@ -69,13 +69,14 @@ func (m *Member) confirmed(name string, o owner, stalled time.Time) time.Time {
 	switch {
 	case o.Instance == "" || o.IsReleased():
 	case o.Instance == m.cfg.ID:
-		switch {
-		case m.claims.seqs[name] == 0: // it is not ingested yet
-		case stalled.IsZero():
-			return before(m.recency.stream, m.parts.PipelineConfig.Timeout)
-		default:
-			return before(earlier(m.recency.stream, stalled), m.parts.PipelineConfig.Timeout)
+		if m.claims.seqs[name] == 0 {
+			break // it is not ingested yet
 		}
+		at := m.recency.stream
+		if !stalled.IsZero() {
+			at = earlier(at, stalled)
+		}
+		return before(at, m.parts.PipelineConfig.Timeout)
 	default:
 		if at, ok := m.recency.confirmed(name, o.Owner, m.instances[o.Instance]); ok {
 			return at
