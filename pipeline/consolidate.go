@@ -199,6 +199,15 @@ func (l *Lane) clearSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_
 	default:
 		l.emitChanges(b, s.tracker, nil)
 	}
+	if unseen := tiersOf(r.unseen); tier == 0 && len(unseen) > 0 && s.areEmpty() {
+		l.emitCleared(b.Rank, kvcastv1.Cleared_REASON_SOURCE_CLEARED, unseen...)
+		l.repeatUnproved(b.Rank, r, unseen...)
+	}
+}
+
+// areEmpty reports whether it is known that no source has a block in any tier.
+func (s *rankSources) areEmpty() bool {
+	return !slices.Contains(s.incomplete, true) && !slices.ContainsFunc(s.tiers, func(tiers kvblock.Tiers) bool { return tiers != 0 })
 }
 
 // clearSourceEvent applies an engine's clear of one of several sources.

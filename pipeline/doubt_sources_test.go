@@ -97,6 +97,41 @@ func TestAClearOfDeviceMemoryEndsItsDoubts(t *testing.T) {
 	})
 }
 
+// TestFirstUseOfATierAfterAClear has an engine among several sources whose host memory was in doubt, and unused, when it cleared its device memory.
+func TestFirstUseOfATierAfterAClear(t *testing.T) {
+	deviceClear, use := batch(clearOf(kvblock.TierDevice, "GPU")), batch(onHost(store(1)))
+	for name, c := range map[string]struct {
+		calls []call
+		want  bool // host memory is in doubt
+	}{
+		"a late join":                      {[]call{joinedLate(0), deviceClear, use}, true},
+		"skipped events":                   {[]call{doubting(batch(), feed.GapEventsSkipped, kvblock.AllTiers, "x"), deviceClear, use}, true},
+		"of the other source":              {[]call{by2(joinedLate(0)), by2(batch(clearOf(kvblock.TierDevice, "GPU"))), by2(use)}, true},
+		"two clears":                       {[]call{joinedLate(0), deviceClear, deviceClear, use}, true},
+		"a clear of all":                   {[]call{joinedLate(0), batch(clearOf(0, "")), use}, false},
+		"a clear of all afterwards":        {[]call{joinedLate(0), deviceClear, batch(clearOf(0, "")), use}, false},
+		"a restart":                        {[]call{joinedLate(0), deviceClear, restarted(0), use}, false},
+		"a restart of one of two in doubt": {[]call{joinedLate(0), by2(joinedLate(0)), deviceClear, restarted(0), use}, true},
+		"nothing in doubt":                 {[]call{batch(store(2)), deviceClear, use}, false},
+	} {
+		for _, mode := range []feed.Consolidate{feed.ConsolidatePassthrough, feed.ConsolidateDedup} {
+			t.Run(string(mode)+", "+name, func(t *testing.T) {
+				withSharing(t, pipeline.Config{}, mode, func(t *testing.T, s *subject) {
+					s.play(t, c.calls...)
+					w, _ := s.journal.index.Worker(testWorker)
+					tier := kvblock.TierHostPinned
+					if mode == feed.ConsolidateDedup {
+						tier = kvblock.TierDevice // in which routers hold all blocks
+					}
+					if got := w.Ranks[0].TierReasons[tier-kvblock.TierDevice]; (got != 0) != c.want {
+						t.Errorf("reasons %v, want some: %v", got.List(), c.want)
+					}
+				})
+			})
+		}
+	}
+}
+
 // TestCopiesOfADeduplicatedBlockDoNotTellItsContent has a copy of a block with an image, by a connector that does not tell it.
 func TestCopiesOfADeduplicatedBlockDoNotTellItsContent(t *testing.T) {
 	withSharing(t, pipeline.Config{}, feed.ConsolidateDedup, func(t *testing.T, s *subject) {

@@ -453,6 +453,18 @@ func (m *model) releaseSource(mw *modelWorker, b feed.Batch, reason kvcastv1.Cle
 	} else {
 		m.removeBlocksOf(mw, b)
 	}
+	if tier != 0 || len(r.used) > 0 || len(r.incomplete) > 0 {
+		return
+	}
+	var certain []kvcastv1.Tier // now that all sources have cleared all tiers
+	for _, lower := range namedTiers(nil) {
+		if mw.uncertain[modelTier{b.Rank, lower}] {
+			certain = append(certain, kvcastv1.Tier(lower))
+		}
+	}
+	if len(certain) > 0 {
+		m.emitCleared(mw, b.Rank, kvcastv1.Cleared_REASON_SOURCE_CLEARED, certain...)
+	}
 }
 
 // emitEmpty emits Cleared if no source of the rank has a block. The rank is then complete

@@ -218,9 +218,11 @@ func (m *model) batch(name string, b feed.Batch) {
 		if e.ReplacesBlockSize {
 			m.replaceBlockSize(mw, e.BlockSize)
 		}
-		if mw.mode == "" && e.Kind != wire.KindCleared && mw.uncertain[modelTier{b.Rank, e.Tier}] {
+		if e.Kind != wire.KindCleared && mw.uncertain[modelTier{b.Rank, e.Tier}] {
 			m.doubt(mw, b, kvcastv1.Gap_REASON_TIER_NOT_CLEARED, "", e.Tier)
-			delete(mw.uncertain, modelTier{b.Rank, e.Tier})
+			if delete(mw.uncertain, modelTier{b.Rank, e.Tier}); mw.mode == feed.ConsolidateDedup { // the doubt is of all tiers
+				maps.DeleteFunc(mw.uncertain, func(t modelTier, _ bool) bool { return t.rank == b.Rank })
+			}
 		}
 		switch {
 		case mw.mode != "":
