@@ -14,10 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
-	v1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/core/testclass"
@@ -68,46 +65,53 @@ func (c workerChanges) wantNone(t *testing.T) {
 	}
 }
 
+// podRequest makes a request one about pods.
+func podRequest(r *rest.Request) *rest.Request { return r.Namespace("default").Resource("pods") }
+
+func createPod(t *testing.T, client *rest.RESTClient, name, app string) {
+	t.Helper()
+	check(t, "create", podRequest(client.Post()).Body(&corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": app}},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "vllm", Image: "vllm"}}},
+	}).Do(t.Context()).Error())
+}
+
+func setStatus(t *testing.T, client *rest.RESTClient, name, ip string, ready corev1.ConditionStatus) {
+	t.Helper()
+	patch, err := json.Marshal(map[string]any{"status": corev1.PodStatus{
+		Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}},
+	}})
+	check(t, "encode", err)
+	check(t, "patch", podRequest(client.Patch(types.MergePatchType)).Name(name).SubResource("status").Body(patch).Do(t.Context()).Error())
+}
+
 // TestPodsOfAnAPIServer follows pods of a real API server through an outage.
 func TestPodsOfAnAPIServer(t *testing.T) {
 	testclass.Packaging(t)
 	t.Parallel()
 	server := apiserver.Start(t)
 	ctx := harness.Context(t)
-	restConfig, err := clientcmd.BuildConfigFromFlags("", server.Kubeconfig)
+	client, err := kubernetes.NewClient(server.Kubeconfig)
 	check(t, "configure", err)
-	core, err := v1.NewForConfig(restConfig)
-	check(t, "configure", err)
-	t.Cleanup(func() { utilnet.CloseIdleConnectionsFor(core.RESTClient().(*rest.RESTClient).Client.Transport) })
-	pods, changedAt := core.Pods("default"), time.Time{}
+	t.Cleanup(client.CloseIdleConnections)
+	core := client.REST()
+	var changedAt time.Time
 	create := func(name, app string) {
 		t.Helper()
-		_, err := pods.Create(ctx, &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": app}},
-			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "vllm", Image: "vllm"}}},
-		}, metav1.CreateOptions{})
-		check(t, "create", err)
+		createPod(t, core, name, app)
 	}
-	setStatus := func(name, ip string, ready corev1.ConditionStatus) {
+	set := func(name, ip string, ready corev1.ConditionStatus) {
 		t.Helper()
-		patch, err := json.Marshal(map[string]any{"status": corev1.PodStatus{
-			Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}},
-		}})
-		check(t, "encode", err)
 		changedAt = time.Now()
-		_, err = pods.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
-		check(t, "patch", err)
+		setStatus(t, core, name, ip, ready)
 	}
 	remove := func(name string) {
 		t.Helper()
 		now := int64(0)
 		changedAt = time.Now()
-		check(t, "delete", pods.Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: &now}))
+		check(t, "delete", podRequest(core.Delete()).Name(name).Body(&metav1.DeleteOptions{GracePeriodSeconds: &now}).Do(ctx).Error())
 	}
 
-	client, err := kubernetes.NewClient(server.Kubeconfig)
-	check(t, "configure", err)
-	t.Cleanup(client.CloseIdleConnections)
 	if client.Namespace != "default" {
 		t.Errorf("namespace %q, want default", client.Namespace)
 	}
@@ -136,14 +140,14 @@ func TestPodsOfAnAPIServer(t *testing.T) {
 	}
 
 	create("other", "router")
-	setStatus("other", "127.0.0.9", corev1.ConditionTrue)
+	set("other", "127.0.0.9", corev1.ConditionTrue)
 	create("a", "vllm")
 	create("b", "vllm")
-	setStatus("b", "127.0.0.3", corev1.ConditionFalse)
-	setStatus("a", "127.0.0.2", corev1.ConditionTrue)
+	set("b", "127.0.0.3", corev1.ConditionFalse)
+	set("a", "127.0.0.2", corev1.ConditionTrue)
 	want("add default/a tcp://127.0.0.2:5557") // and not b, which was changed before
-	setStatus("a", "127.0.0.2", corev1.ConditionFalse)
-	setStatus("b", "127.0.0.3", corev1.ConditionTrue)
+	set("a", "127.0.0.2", corev1.ConditionFalse)
+	set("b", "127.0.0.3", corev1.ConditionTrue)
 	want("add default/b tcp://127.0.0.3:5557") // and a stays
 	remove("a")
 	want("remove default/a")
@@ -163,7 +167,7 @@ func TestPodsOfAnAPIServer(t *testing.T) {
 	server.Restart()
 	remove("b")
 	create("c", "vllm")
-	setStatus("c", "127.0.0.4", corev1.ConditionTrue)
+	set("c", "127.0.0.4", corev1.ConditionTrue)
 	changes.want(t, "add default/c tcp://127.0.0.4:5557", "remove default/b")
 }
 
@@ -173,16 +177,15 @@ func TestPoolOfAnAPIServer(t *testing.T) {
 	t.Parallel()
 	server := apiserver.Start(t)
 	ctx := harness.Context(t)
-	restConfig, err := clientcmd.BuildConfigFromFlags("", server.Kubeconfig)
+	client, err := kubernetes.NewClient(server.Kubeconfig)
 	check(t, "configure", err)
-	core, err := v1.NewForConfig(restConfig)
-	check(t, "configure", err)
-	t.Cleanup(func() { utilnet.CloseIdleConnectionsFor(core.RESTClient().(*rest.RESTClient).Client.Transport) })
+	t.Cleanup(client.CloseIdleConnections)
+	core := client.REST()
 	const (
 		definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 		pools       = "/apis/inference.networking.k8s.io/v1/namespaces/default/inferencepools"
 	)
-	check(t, "define InferencePool", core.RESTClient().Post().AbsPath(definitions).SetHeader("Content-Type", "application/json").Body([]byte(`{
+	check(t, "define InferencePool", core.Post().AbsPath(definitions).SetHeader("Content-Type", "application/json").Body([]byte(`{
 		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
 		"metadata": {"name": "inferencepools.inference.networking.k8s.io", "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"}},
 		"spec": {
@@ -190,22 +193,9 @@ func TestPoolOfAnAPIServer(t *testing.T) {
 			"versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]
 		}}`)).Do(ctx).Error())
 	for _, pod := range []struct{ name, app, ip string }{{"a", "x", "127.0.0.2"}, {"b", "y", "127.0.0.3"}} {
-		_, err := core.Pods("default").Create(ctx, &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: pod.name, Labels: map[string]string{"app": pod.app}},
-			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "vllm", Image: "vllm"}}},
-		}, metav1.CreateOptions{})
-		check(t, "create", err)
-		patch, err := json.Marshal(map[string]any{"status": corev1.PodStatus{
-			Phase: corev1.PodRunning, PodIP: pod.ip, PodIPs: []corev1.PodIP{{IP: pod.ip}}, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
-		}})
-		check(t, "encode", err)
-		_, err = core.Pods("default").Patch(ctx, pod.name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
-		check(t, "patch", err)
+		createPod(t, core, pod.name, pod.app)
+		setStatus(t, core, pod.name, pod.ip, corev1.ConditionTrue)
 	}
-
-	client, err := kubernetes.NewClient(server.Kubeconfig)
-	check(t, "configure", err)
-	t.Cleanup(client.CloseIdleConnections)
 	pool := (&kubernetes.Pool{
 		Get: func(ctx context.Context) (kubernetes.PoolSpec, error) { return client.Pool(ctx, "default", "p") },
 		Source: func(spec kubernetes.PoolSpec) *kubernetes.Source {
@@ -231,12 +221,12 @@ func TestPoolOfAnAPIServer(t *testing.T) {
 	}
 	// The API server serves a resource some time after its definition.
 	harness.WaitFor(t, func() bool {
-		return core.RESTClient().Post().AbsPath(pools).SetHeader("Content-Type", "application/json").Body(spec("x")).Do(ctx).Error() == nil
+		return core.Post().AbsPath(pools).SetHeader("Content-Type", "application/json").Body(spec("x")).Do(ctx).Error() == nil
 	})
 	changes.want(t, "add default/a tcp://127.0.0.2:5557")
-	check(t, "change the pool", core.RESTClient().Patch(types.MergePatchType).AbsPath(pools+"/p").Body(spec("y")).Do(ctx).Error())
+	check(t, "change the pool", core.Patch(types.MergePatchType).AbsPath(pools+"/p").Body(spec("y")).Do(ctx).Error())
 	changes.want(t, "add default/b tcp://127.0.0.3:5557", "remove default/a")
-	check(t, "delete the pool", core.RESTClient().Delete().AbsPath(pools+"/p").Do(ctx).Error())
+	check(t, "delete the pool", core.Delete().AbsPath(pools+"/p").Do(ctx).Error())
 	harness.WaitFor(t, func() bool { _, err := client.Pool(ctx, "default", "p"); return apierrors.IsNotFound(err) })
 	changes.wantNone(t)
 }

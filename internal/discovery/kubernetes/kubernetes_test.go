@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/url"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -18,13 +17,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes/fake"
-	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/discovery"
@@ -132,7 +128,7 @@ func TestWorkersOfPods(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := follow(t, fake.NewClientset(tt.pod), &kubernetes.Source{Engines: tt.engines})
+				f := follow(t, newPodServer(t, tt.pod), &kubernetes.Source{Engines: tt.engines})
 				got, err := f.Find(t.Context())
 				if err != nil {
 					t.Fatal(err)
@@ -169,12 +165,12 @@ func TestInvalidAnnotationsAreRejected(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.key, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				client := fake.NewClientset(readyPod("a", "10.0.0.1"), readyPod("b", "10.0.0.2", annotated("kvcast.io/"+tt.key, tt.text)))
+				client := newPodServer(t, readyPod("a", "10.0.0.1"), readyPod("b", "10.0.0.2", annotated("kvcast.io/"+tt.key, tt.text)))
 				f := follow(t, client, &kubernetes.Source{})
 				f.want(t, "llm/a tcp://10.0.0.1:5557", "llm/b: "+tt.want)
-				f.update(t, readyPod("a", "10.0.0.1", annotated("kvcast.io/"+tt.key, tt.text)))
+				f.update(readyPod("a", "10.0.0.1", annotated("kvcast.io/"+tt.key, tt.text)))
 				f.want(t, "llm/a: "+tt.want, "llm/b: "+tt.want)
-				f.update(t, readyPod("b", "10.0.0.2"))
+				f.update(readyPod("b", "10.0.0.2"))
 				f.want(t, "llm/b tcp://10.0.0.2:5557", "llm/a: "+tt.want)
 			})
 		})
@@ -185,7 +181,7 @@ func TestInvalidAnnotationsAreRejected(t *testing.T) {
 func TestRanksBeyondTheHighestAreRejected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod := readyPod("a", "10.0.0.1", annotated("kvcast.io/dp-start-rank", "1020", "kvcast.io/dp-size", "5"))
-		f := follow(t, fake.NewClientset(pod), &kubernetes.Source{})
+		f := follow(t, newPodServer(t, pod), &kubernetes.Source{})
 		f.want(t, `llm/a: kvcast.io/dp-start-rank "1020" is not allowed: want 0 to 1019 with 5 ranks`)
 	})
 }
@@ -229,16 +225,16 @@ func TestPodsAreFollowed(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := follow(t, fake.NewClientset(), &kubernetes.Source{})
+				f := follow(t, newPodServer(t), &kubernetes.Source{})
 				f.want(t)
 				for i, s := range tt.steps {
 					switch {
 					case s.pod == nil:
-						f.delete(t, "a")
+						f.delete("a")
 					case i == 0:
-						f.create(t, s.pod)
+						f.create(s.pod)
 					default:
-						f.update(t, s.pod)
+						f.update(s.pod)
 					}
 					f.want(t, s.want...)
 				}
@@ -250,8 +246,8 @@ func TestPodsAreFollowed(t *testing.T) {
 // TestPodsOfNamespacesDoNotClash checks that pods of the same name are different workers.
 func TestPodsOfNamespacesDoNotClash(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := fake.NewClientset(readyPod("a", "10.0.0.1"), readyPod("a", "10.0.0.2", func(p *corev1.Pod) { p.Namespace = "other" }))
-		f := follow(t, client, &kubernetes.Source{Client: fakePods{client.CoreV1().Pods(metav1.NamespaceAll)}})
+		client := newPodServer(t, readyPod("a", "10.0.0.1"), readyPod("a", "10.0.0.2", func(p *corev1.Pod) { p.Namespace = "other" }))
+		f := follow(t, client, &kubernetes.Source{Client: client.pods(metav1.NamespaceAll)})
 		f.want(t, "llm/a tcp://10.0.0.1:5557", "other/a tcp://10.0.0.2:5557")
 	})
 }
@@ -264,17 +260,17 @@ func TestOldestPodsAreWorkers(t *testing.T) {
 			return func(p *corev1.Pod) { p.CreationTimestamp.Time = now.Add(-time.Duration(age) * time.Hour) }
 		}
 		var log strings.Builder
-		client := fake.NewClientset(readyPod("b", "10.0.0.2", aged(2)), readyPod("c", "10.0.0.3", aged(3)))
+		client := newPodServer(t, readyPod("b", "10.0.0.2", aged(2)), readyPod("c", "10.0.0.3", aged(3)))
 		f := follow(t, client, &kubernetes.Source{MaxWorkers: 2, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		f.want(t, "llm/c tcp://10.0.0.3:5557", "llm/b tcp://10.0.0.2:5557")
-		f.create(t, readyPod("a", "10.0.0.1", aged(1)))
+		f.create(readyPod("a", "10.0.0.1", aged(1)))
 		for range 3 {
 			f.want(t, "llm/c tcp://10.0.0.3:5557", "llm/b tcp://10.0.0.2:5557")
 		}
 		if n := strings.Count(log.String(), "more pods than workers"); n != 1 || !strings.Contains(log.String(), "pods=3 max_workers=2") {
 			t.Errorf("logged %d times:\n%s", n, log.String())
 		}
-		f.delete(t, "c")
+		f.delete("c")
 		f.want(t, "llm/b tcp://10.0.0.2:5557", "llm/a tcp://10.0.0.1:5557")
 	})
 }
@@ -294,17 +290,15 @@ func TestOutageOfTheAPIServer(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				client := fake.NewClientset(readyPod("a", "10.0.0.1"))
-				var isAway atomic.Bool
-				isAway.Store(true)
-				client.PrependReactor("list", "pods", func(k8stesting.Action) (bool, runtime.Object, error) { return isAway.Load(), nil, tt.err })
+				client := newPodServer(t, readyPod("a", "10.0.0.1"))
+				client.listError.Store(&tt.err)
 				var log strings.Builder
 				f := follow(t, client, &kubernetes.Source{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 				if _, err := f.Find(t.Context()); err == nil || err.Error() != tt.want {
 					t.Errorf("error %v, want %s", err, tt.want)
 				}
 				synctest.Wait()
-				isAway.Store(false)
+				client.listError.Store(nil)
 				for _, err := f.Find(t.Context()); err != nil; _, err = f.Find(t.Context()) {
 					<-f.changed
 				}
@@ -354,7 +348,7 @@ func TestFollowEndsDuringAnOutage(t *testing.T) {
 // TestFindWaitsForTheFirstList checks that Find does not report that there are no pods, and ends with its context.
 func TestFindWaitsForTheFirstList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := (&kubernetes.Source{Client: fake.NewClientset().CoreV1().Pods(namespace)}).Open()
+		s := (&kubernetes.Source{Client: newPodServer(t).pods(namespace)}).Open()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err := s.Find(ctx); !errors.Is(err, context.DeadlineExceeded) {
@@ -363,23 +357,18 @@ func TestFindWaitsForTheFirstList(t *testing.T) {
 	})
 }
 
-// fakePods tells the reflector that a fake client cannot begin a watch with a list.
-type fakePods struct{ kubernetes.Pods }
-
-func (fakePods) IsWatchListSemanticsUnSupported() bool { return true }
-
 // followed is a source that is followed, and its API server.
 type followed struct {
 	*kubernetes.Source
-	client  *fake.Clientset
+	client  *podServer
 	changed chan struct{} // has an element after a change
 }
 
 // follow follows a source until the test ends.
-func follow(t *testing.T, client *fake.Clientset, s *kubernetes.Source) followed {
+func follow(t *testing.T, client *podServer, s *kubernetes.Source) followed {
 	t.Helper()
 	if s.Client == nil {
-		s.Client = fakePods{client.CoreV1().Pods(namespace)}
+		s.Client = client.pods(namespace)
 	}
 	s.Open()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -417,21 +406,15 @@ func (f followed) want(t *testing.T, want ...string) {
 	}
 }
 
-func (f followed) create(t *testing.T, p *corev1.Pod) {
-	t.Helper()
-	_, err := f.client.CoreV1().Pods(p.Namespace).Create(t.Context(), p, metav1.CreateOptions{})
-	check(t, "create", err)
-}
+func (f followed) create(p *corev1.Pod) { f.client.source.Add(p.DeepCopy()) }
+func (f followed) update(p *corev1.Pod) { f.client.source.Modify(p.DeepCopy()) }
 
-func (f followed) update(t *testing.T, p *corev1.Pod) {
-	t.Helper()
-	_, err := f.client.CoreV1().Pods(p.Namespace).Update(t.Context(), p, metav1.UpdateOptions{})
-	check(t, "update", err)
-}
-
-func (f followed) delete(t *testing.T, name string) {
-	t.Helper()
-	check(t, "delete", f.client.CoreV1().Pods(namespace).Delete(t.Context(), name, metav1.DeleteOptions{}))
+func (f followed) delete(name string) {
+	for _, object := range f.client.source.Items {
+		if p := object.(*corev1.Pod); p.Name == name {
+			f.client.source.Delete(p.DeepCopy())
+		}
+	}
 }
 
 func check(t *testing.T, verb string, err error) {

@@ -18,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/kvcast/kvcast/internal/discovery/kubernetes"
 )
@@ -40,7 +39,7 @@ type poolRead struct {
 func (p *pool) set(spec kubernetes.PoolSpec, err error) { p.read.Store(&poolRead{spec, err}) }
 
 // followPool follows a pool until the test ends. Its pods are those of a client.
-func followPool(t *testing.T, client *fake.Clientset, err error) *pool {
+func followPool(t *testing.T, client *podServer, err error) *pool {
 	t.Helper()
 	p := &pool{changed: make(chan struct{}, 1), log: new(strings.Builder)}
 	p.set(kubernetes.PoolSpec{}, err)
@@ -48,7 +47,7 @@ func followPool(t *testing.T, client *fake.Clientset, err error) *pool {
 		Get: func(context.Context) (kubernetes.PoolSpec, error) { r := p.read.Load(); return r.spec, r.err },
 		Source: func(spec kubernetes.PoolSpec) *kubernetes.Source {
 			return &kubernetes.Source{
-				Client: fakePods{client.CoreV1().Pods(namespace)}, Selector: labels.SelectorFromSet(spec.Labels).String(),
+				Client: client.pods(namespace), Selector: labels.SelectorFromSet(spec.Labels).String(),
 				Engines: kubernetes.Engines{HTTPPort: spec.Port},
 			}
 		},
@@ -89,7 +88,7 @@ func (p *pool) want(t *testing.T, want ...string) {
 
 func TestPodsOfAPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := fake.NewClientset(
+		client := newPodServer(t,
 			readyPod("a", "10.0.0.1", labeled("app", "x")), readyPod("b", "10.0.0.2", labeled("app", "y")), readyPod("c", "10.0.0.3"),
 		)
 		p := followPool(t, client, errors.New("not found"))
@@ -121,13 +120,13 @@ func TestPodsOfAPool(t *testing.T) {
 func TestFindEndsWhenThePoolHasChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		block := make(chan struct{})
-		client := fake.NewClientset()
+		client := newPodServer(t)
 		var spec atomic.Pointer[kubernetes.PoolSpec]
 		spec.Store(&kubernetes.PoolSpec{Labels: map[string]string{"app": "x"}})
 		p := (&kubernetes.Pool{
 			Get: func(context.Context) (kubernetes.PoolSpec, error) { return *spec.Load(), nil },
 			Source: func(kubernetes.PoolSpec) *kubernetes.Source {
-				return &kubernetes.Source{Client: blockedPods{fakePods{client.CoreV1().Pods(namespace)}, block}, Selector: "app"}
+				return &kubernetes.Source{Client: blockedPods{client.pods(namespace), block}, Selector: "app"}
 			},
 		}).Open()
 		ctx, cancel := context.WithCancel(t.Context())
