@@ -27,7 +27,7 @@ PACKAGES ?= work
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm observe console-test soak restarts cluster upgrades fuzz mutate run build build-static man docs dist dist-clients release-check release-trial cosign bench bench-report bench-scale costs bench-indexers lint fmt proto grpcurl kube-apiserver image chart-docs deploy-check libzmq clean
+.PHONY: help demo demo-cluster demo-console demo-restart demo-router demo-llmd test test-all prepare live peers clients routers vllm tunnels observe console-test soak restarts cluster upgrades fuzz mutate run build build-static man docs dist dist-clients release-check release-trial cosign bench bench-report bench-scale costs bench-indexers lint fmt proto grpcurl kube-apiserver image chart-docs deploy-check libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / && !seen[$$1]++ { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,7 +55,7 @@ test: ## Run the tests of class quick, with the race detector if there is cgo: a
 	$(suite) -class $(CLASSES) $(if $(RACE),-race=$(RACE)) $(PACKAGES)
 
 test-all: VLLM := 1
-test-all: libzmq prepare docs kube-apiserver $(TOOLS)/helm $(TOOLS)/helm-docs $(TOOLS)/kubeconform ## Run each test there is at full size, and check that none was left out; needs root and etcd, and takes hours.
+test-all: libzmq prepare docs kube-apiserver $(TOOLS)/helm $(TOOLS)/helm-docs $(TOOLS)/kubeconform $(TOOLS)/ghostunnel ## Run each test there is at full size, and check that none was left out; needs root and etcd, and takes hours.
 	$(suite) -forget
 	$(suite) -class quick,exhaustive,packaging,peers,live -timeout 3h
 	$(suite) -class process
@@ -67,18 +67,16 @@ test-all: libzmq prepare docs kube-apiserver $(TOOLS)/helm $(TOOLS)/helm-docs $(
 	$(MAKE) dist-clients
 	$(MAKE) image
 
-prepare: ## Prepare in bin what the tests of classes live, peers and process need of other projects: publishers, routers, clients, Chromium, Prometheus, valgrind, ghostunnel; with VLLM=1 also vLLM, and the endpoint picker of the Gateway API Inference Extension.
-	@$(MAKE) --no-print-directory -j8 prepare-live prepare-peers prepare-clients prepare-llmd prepare-python prepare-vllm_router prepare-smg prepare-lmcache prepare-mooncake prepare-rust prepare-packages prepare-tunnel \
+prepare: ## Prepare in bin what the tests of classes live, peers and process need of other projects: publishers, routers, clients, Chromium, Prometheus, valgrind; with VLLM=1 also vLLM, and the endpoint picker of the Gateway API Inference Extension.
+	@$(MAKE) --no-print-directory -j8 prepare-live prepare-peers prepare-clients prepare-llmd prepare-python prepare-vllm_router prepare-smg prepare-lmcache prepare-mooncake prepare-rust prepare-packages \
 		$(if $(filter 1,$(VLLM)),prepare-vllm prepare-epp)
 
 # Parts of prepare that can run at the same time.
-.PHONY: prepare-live prepare-peers prepare-clients prepare-vllm prepare-llmd prepare-epp prepare-python prepare-vllm_router prepare-smg prepare-lmcache prepare-mooncake prepare-rust prepare-packages prepare-tunnel
+.PHONY: prepare-live prepare-peers prepare-clients prepare-vllm prepare-llmd prepare-epp prepare-python prepare-vllm_router prepare-smg prepare-lmcache prepare-mooncake prepare-rust prepare-packages
 prepare-live prepare-peers prepare-clients prepare-vllm:
 	@tools/scripts/$(@:prepare-%=%).sh
 prepare-llmd prepare-epp prepare-python prepare-vllm_router prepare-smg prepare-lmcache prepare-mooncake prepare-rust:
 	@GO=$(GO) tools/scripts/routers.sh $(@:prepare-%=%)
-prepare-tunnel:
-	@if [ $(CGO) = 1 ]; then $(MAKE) --no-print-directory $(TOOLS)/ghostunnel; else echo "ghostunnel: skipped: there is no cgo" >&2; fi
 prepare-packages:
 	@tools/scripts/console.sh bin/console
 	@tools/scripts/prometheus.sh bin/prometheus
@@ -112,6 +110,9 @@ vllm: ## Prepare vLLM's build for CPUs, VERSION (0.32.0), in bin/vllm (6 GB), an
 	@tools/scripts/vllm.sh $(vllm_version)
 	@rm -f bin/test/vllm.md
 	KVCAST_VLLM_VERSION=$(vllm_version) $(suite) -class peers -timeout 3h ./test/vllm; status=$$?; cat bin/test/vllm.md 2>/dev/null; exit $$status
+
+tunnels: $(TOOLS)/ghostunnel ## Build ghostunnel, and test the commands of docs/tunnels.md with it.
+	$(suite) -class packaging ./test/tunnel
 
 observe: ## Test metrics, traces, the dashboard and the alert rules, with Prometheus in bin/prometheus if it is not installed.
 	@tools/scripts/prometheus.sh bin/prometheus
@@ -244,8 +245,16 @@ include deploy/deploy.mk
 # Tools are built on first use, in the versions that tools/go.mod pins. Their modules are not in go.work.
 tool = GOWORK=off $(GO) -C tools build -o $@
 
-$(TOOLS)/buf: tools/go.mod
-	$(tool) github.com/bufbuild/buf/cmd/buf
+# The program of buf is in npm's packages of its authors: to compile it takes minutes.
+$(TOOLS)/buf: tools/buf/package-lock.json
+	@command -v npm >/dev/null || { echo "buf: npm is not installed: install Node.js" >&2; exit 1; }
+	@rm -rf bin/buf
+	@mkdir -p bin/buf $(TOOLS)
+	@cp tools/buf/package*.json bin/buf
+	npm --prefix bin/buf ci --no-audit --no-fund --ignore-scripts
+	@mv bin/buf/node_modules/@bufbuild/buf-*/bin/buf $@
+	@rm -rf bin/buf
+	@touch $@
 
 $(TOOLS)/helm: tools/deploy/go.mod
 	@# The version of Kubernetes that helm template takes for the cluster's, as in helm's own Makefile.

@@ -38,13 +38,13 @@ const (
 )
 
 func TestEngineConnectsThroughTunnels(t *testing.T) {
-	testclass.Peers(t)
+	testclass.Packaging(t)
 	test(t, readRecipe(t, "The engine connects to kvcast"), `kvcast_ingest_connections_total{worker=""} 1`)
 }
 
 // TestEngineConnectsThroughAUnixSocket has a Unix socket in place of kvcast's port.
 func TestEngineConnectsThroughAUnixSocket(t *testing.T) {
-	testclass.Peers(t)
+	testclass.Packaging(t)
 	r := readRecipe(t, "The engine connects to kvcast")
 	socket := filepath.Join(r.dir, engineHost)
 	for _, u := range r.tunnels {
@@ -57,7 +57,7 @@ func TestEngineConnectsThroughAUnixSocket(t *testing.T) {
 }
 
 func TestKvcastConnectsThroughTunnels(t *testing.T) {
-	testclass.Peers(t)
+	testclass.Packaging(t)
 	test(t, readRecipe(t, "kvcast connects to the engine"), `kvcast_ingest_connections_total{worker="vllm-0"} 1`)
 }
 
@@ -65,7 +65,7 @@ func TestKvcastConnectsThroughTunnels(t *testing.T) {
 // Such tests do not run in parallel: a process that one starts would have a listener of another until it runs its program, and its port could not be bound again.
 func test(t *testing.T, r *recipe, onlyConnection string) {
 	if _, err := os.Stat(ghostunnel); err != nil {
-		t.Skip("bin/tools/ghostunnel is missing: run make prepare")
+		t.Skip("bin/tools/ghostunnel is missing: run make tunnels")
 	}
 	ca, otherCA := harness.NewAuthority(t), harness.NewAuthority(t)
 	r.link(ca.File, "ca.crt")
