@@ -1,8 +1,8 @@
 #!/bin/sh
-# Compiles what lint, dist and the steps of .ci/run without cgo need, so that it is in Go's cache, with the flags of GOFLAGS.
+# Compiles what lint and the steps of .ci/run without cgo need, so that it is in Go's cache, with the flags of GOFLAGS.
 set -eu
 cd "$(dirname "$0")/../.."
 
-make "$PWD/bin/tools/golangci-lint" "$PWD/bin/tools/cyclonedx-gomod" "$PWD/bin/tools/helm"
+make "$PWD/bin/tools/golangci-lint"
 go list -export -deps -test work >/dev/null
 CGO_ENABLED=0 go list -export -deps -test work >/dev/null

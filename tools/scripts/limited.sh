@@ -3,6 +3,9 @@
 # The standard error of the script: limited writes progress to it while a command writes to its log.
 exec 3>&2
 
+# Python compiles what is imported, then: most of the packages that pip installs is not.
+export PIP_NO_COMPILE=1
+
 # limited COMMAND... runs a command for at most half an hour, ten times what two slow cores need for the longest one. Every
 # 15 seconds it says that the command goes on, and names $log, where callers write the output. After half an hour it says so and
 # returns 124.
