@@ -58,7 +58,14 @@ func StartProcess(cfg ProcessConfig) (*Process, error) {
 			return nil, err
 		}
 	}
-	command := slices.Concat(cfg.Wrapper, []string{program, "--end-with-stdin", "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"})
+	// With port 0, a listener of another test could get the port of a server that was killed, and with it the clients that reconnect.
+	port, err := AllocatePorts(2)
+	if err != nil {
+		return nil, err
+	}
+	command := slices.Concat(cfg.Wrapper, []string{
+		program, "--end-with-stdin", "serve", "--listen", fmt.Sprintf("127.0.0.1:%d", port), "--admin", fmt.Sprintf("127.0.0.1:%d", port+1),
+	})
 	if !slices.Contains(cfg.Args, "--auth-tokens") && !slices.Contains(cfg.Args, "--tls-client-ca") { // otherwise operators register workers
 		command = append(command, "--auth-open-registration")
 	}
@@ -68,7 +75,7 @@ func StartProcess(cfg ProcessConfig) (*Process, error) {
 		ended: make(chan struct{}), changed: make(chan struct{}),
 	}
 	p.stop = sync.OnceValue(p.terminate)
-	_, err := p.cmd.StdinPipe() // open until either process exits
+	_, err = p.cmd.StdinPipe() // open until either process exits
 	stderr, pipeErr := p.cmd.StderrPipe()
 	if err = errors.Join(err, pipeErr); err == nil {
 		err = p.cmd.Start()
