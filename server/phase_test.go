@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -101,6 +102,28 @@ func TestStoppingServerAnswers(t *testing.T) {
 	h.addWorker()
 	h.Server.StopServing()
 	h.subscribe(checker.New(checker.Options{}), earliest()).until(t, 1)
+}
+
+// TestNoProgressAfterAStandStill has a server that has not been told yet that it is outdated, when Progress is due.
+func TestNoProgressAfterAStandStill(t *testing.T) {
+	t.Parallel()
+	asked := 0 // by one stream
+	h := overTCP(t, server.Config{
+		Limits: server.Limits{ProgressInterval: 10 * time.Millisecond}, Outdated: func() bool { asked++; return asked > 1 },
+	}, journal.Config{})
+	h.addWorker()
+	stream, err := h.client.Subscribe(t.Context(), latest())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := stream.Recv(); err != nil || r.GetAccepted() == nil {
+		t.Fatalf("got %v, error %v, want Accepted", r, err)
+	}
+	r, err := stream.Recv()
+	if err == nil {
+		t.Fatalf("got %v, want no Progress", r)
+	}
+	wantStatus(t, err, codes.Unavailable, "OUTDATED")
 }
 
 // TestOutdatedServerEndsItsStreams has a stream of each kind open, one before the server is outdated and one that begins while it is.

@@ -50,6 +50,12 @@ func (s *serving) SetOutdated(is bool) {
 	}
 }
 
+// isOutdated reports whether other servers may have entries that this one cannot read.
+func (s *Server) isOutdated() bool {
+	is, _ := s.outdated.get()
+	return is || s.cfg.Outdated != nil && s.cfg.Outdated()
+}
+
 // refreshHealth sets what health checks are answered, while the server serves.
 func (s *serving) refreshHealth() {
 	switch isOutdated, _ := s.outdated.get(); {

@@ -18,7 +18,7 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 	if err := s.checkServing(); err != nil {
 		return err
 	}
-	if is, _ := s.outdated.get(); is {
+	if s.isOutdated() {
 		return outdatedError(s.journal.Bounds())
 	}
 	if err := checkClientID(req.GetClientId(), s.journal.Bounds()); err != nil {
@@ -290,6 +290,9 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 		case <-aged:
 			return callerror.AgeReached(j.Bounds())
 		case <-idle.C:
+			if s.isOutdated() { // the client must not believe that it is up to date
+				return outdatedError(j.Bounds())
+			}
 			if due, err = c.progress(idle); err != nil {
 				return err
 			}

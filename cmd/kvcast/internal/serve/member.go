@@ -83,6 +83,7 @@ func (s *Service) newMember() *member.Member {
 func (c clustered) configure(to *server.Config) {
 	to.Workers = registration.New(sharedWorkers{c.s, c}, c.s.cfg.RegisterHosts)
 	to.Cluster, to.Recovery, to.Newest = c.member, c.status, c.Newest
+	to.Outdated = func() bool { return c.isOutdated(time.Now(), c.member.StreamConfirmed()) }
 }
 
 func (c clustered) discoverer() discovery.Workers { return c.member }
@@ -108,8 +109,13 @@ func (c clustered) knowledge(behind []server.RankSince, _ time.Time) server.Know
 // lookAtStream notifies the server whether others may have entries that this one lacks. It returns when it had all of them.
 func (c clustered) lookAtStream(now time.Time) (confirmed time.Time) {
 	confirmed = c.member.StreamConfirmed()
-	c.s.server.SetOutdated(now.Sub(confirmed) > c.s.cfg.Cluster.TTL)
+	c.s.server.SetOutdated(c.isOutdated(now, confirmed))
 	return confirmed
+}
+
+// isOutdated reports whether others may have entries that this one lacks, which had all of them when that was confirmed last.
+func (c clustered) isOutdated(now, confirmed time.Time) bool {
+	return now.Sub(confirmed) > c.s.cfg.Cluster.TTL
 }
 
 // shared is the mode of a server that reads engines and shares them with others.
