@@ -136,9 +136,6 @@ type Config struct {
 	// Newest returns the newest seq of a journal that another server writes. Subscribe and Replay then wait for a position
 	// that this server has not read yet. Nil: the journal is written by this server.
 	Newest func(context.Context) (uint64, error)
-	// Outdated reports what the next call of SetOutdated will tell the server, which may be late if the process stood still. It is asked when a
-	// Subscribe stream begins and before Progress, and must be safe for concurrent use. Nil: other servers have no entries that this one lacks.
-	Outdated func() bool
 	// Incidents is what InspectionService lists, and where the server remembers the ends of subscriptions; nil: a log of its own.
 	Incidents *incident.Log
 	// History has the samples that InspectionService.GetHistory returns. If it is nil, there are none.

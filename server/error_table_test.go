@@ -100,7 +100,7 @@ func TestErrorContract(t *testing.T) {
 			reason: "OUTDATED", name: "Subscribe", code: codes.Unavailable, says: "resume after the last position at another server",
 			call: func(t *testing.T) (*fixture, error) {
 				h := overTCP(t, server.Config{}, journal.Config{})
-				h.Server.SetOutdated(true)
+				h.Server.SetOutdatedAfter(time.Now())
 				stream, err := h.client.Subscribe(t.Context(), latest())
 				return h, firstError(t, err, stream.Recv)
 			},

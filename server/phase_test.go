@@ -104,26 +104,35 @@ func TestStoppingServerAnswers(t *testing.T) {
 	h.subscribe(checker.New(checker.Options{}), earliest()).until(t, 1)
 }
 
-// TestNoProgressAfterAStandStill has a server that has not been told yet that it is outdated, when Progress is due.
-func TestNoProgressAfterAStandStill(t *testing.T) {
+// TestNoProgressWhileOutdated has a server that becomes outdated while nothing calls SetOutdatedAfter, as when its process stands still.
+func TestNoProgressWhileOutdated(t *testing.T) {
 	t.Parallel()
-	asked := 0 // by one stream
-	h := overTCP(t, server.Config{
-		Limits: server.Limits{ProgressInterval: 10 * time.Millisecond}, Outdated: func() bool { asked++; return asked > 1 },
-	}, journal.Config{})
-	h.addWorker()
-	stream, err := h.client.Subscribe(t.Context(), latest())
-	if err != nil {
-		t.Fatal(err)
+	for name, req := range map[string]*kvcastv1.SubscribeRequest{
+		"without digests": latest(),
+		"with digests":    {Start: latest().GetStart(), ProgressDigests: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := overTCP(t, server.Config{Limits: server.Limits{ProgressInterval: time.Millisecond}}, journal.Config{})
+			h.addWorker()
+			stream, err := h.client.Subscribe(t.Context(), req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r, err := stream.Recv(); err != nil || r.GetAccepted() == nil {
+				t.Fatalf("got %v, error %v, want Accepted", r, err)
+			}
+			at := time.Now().Add(20 * time.Millisecond)
+			h.Server.SetOutdatedAfter(at)
+			for err == nil {
+				_, err = stream.Recv()
+			}
+			wantStatus(t, err, codes.Unavailable, "OUTDATED")
+			if time.Now().Before(at) {
+				t.Error("the stream has ended before that")
+			}
+		})
 	}
-	if r, err := stream.Recv(); err != nil || r.GetAccepted() == nil {
-		t.Fatalf("got %v, error %v, want Accepted", r, err)
-	}
-	r, err := stream.Recv()
-	if err == nil {
-		t.Fatalf("got %v, want no Progress", r)
-	}
-	wantStatus(t, err, codes.Unavailable, "OUTDATED")
 }
 
 // TestOutdatedServerEndsItsStreams has a stream of each kind open, one before the server is outdated and one that begins while it is.
@@ -156,7 +165,7 @@ func TestOutdatedServerEndsItsStreams(t *testing.T) {
 			t.Fatalf("%s: %v", kind, err)
 		}
 	}
-	h.Server.SetOutdated(true)
+	h.Server.SetOutdatedAfter(time.Now())
 	for kind, receive := range streams {
 		for err := error(nil); err == nil; {
 			if err = receive(); err != nil {
@@ -174,7 +183,7 @@ func TestOutdatedServerEndsItsStreams(t *testing.T) {
 		t.Errorf("MatchPrefixes: %v; the answers of an outdated server have an age", err)
 	}
 	for range 2 {
-		h.Server.SetOutdated(false)
+		h.Server.SetOutdatedAfter(time.Now().Add(time.Hour))
 		for kind, receive := range open() {
 			if err := receive(); err != nil {
 				t.Errorf("%s afterwards: %v", kind, err)

@@ -3,6 +3,7 @@ package server
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -21,7 +22,7 @@ type serving struct {
 	started  atomic.Bool // StartServing was called, before StopServing
 	stalled  atomic.Bool // the argument of the last SetStalled
 	stopping atomic.Bool // StopServing was called
-	outdated *outdated   // the argument of the last SetOutdated
+	outdated *outdated
 }
 
 // StartServing makes the server answer all calls and report SERVING to health checks. Before StartServing,
@@ -41,19 +42,15 @@ func (s *serving) SetStalled(stalled bool) {
 	}
 }
 
-// SetOutdated notifies the server whether other servers may have entries that it cannot read. While they may, it reports NOT_SERVING to
-// health checks, ends the Subscribe streams that have all entries, and accepts no others: their clients go to another server. It ends
-// the MatchPrefixes streams that are open; the answers of others say how old they are, as those of all calls.
-func (s *serving) SetOutdated(is bool) {
-	if s.outdated.set(is) {
+// SetOutdatedAfter sets the time after which other servers may have entries that the server cannot read; a time that has passed: they may now.
+// Until the first call, they have none. When a call finds that the server is outdated, it reports NOT_SERVING to health checks, ends the
+// MatchPrefixes streams that are open, and the Subscribe streams that have all entries: their clients go to another server. From that time on,
+// also if the process stood still and no call has come, Subscribe streams get no Progress, and no others are accepted. The answers of all
+// other calls say how old they are.
+func (s *serving) SetOutdatedAfter(at time.Time) {
+	if s.outdated.set(at) {
 		s.refreshHealth()
 	}
-}
-
-// isOutdated reports whether other servers may have entries that this one cannot read.
-func (s *Server) isOutdated() bool {
-	is, _ := s.outdated.get()
-	return is || s.cfg.Outdated != nil && s.cfg.Outdated()
 }
 
 // refreshHealth sets what health checks are answered, while the server serves.
@@ -104,20 +101,22 @@ func (s *serving) Unready() string {
 // outdated is whether other servers may have entries that this one cannot read.
 type outdated struct {
 	mu    sync.Mutex
-	is    bool
-	begun chan struct{} // closed while it is
+	after time.Time     // from then on they may; zero: never
+	begun chan struct{} // closed if they might at the last set
+	was   bool          // begun is closed
 }
 
 func newOutdated() *outdated { return &outdated{begun: make(chan struct{})} }
 
-// set sets it, and reports whether that is a change.
-func (o *outdated) set(is bool) (changed bool) {
+// set sets the time after which they may, and reports whether they may now, and might not at the last set, or the reverse.
+func (o *outdated) set(after time.Time) (changed bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.is == is {
+	o.after = after
+	if o.is() == o.was {
 		return false
 	}
-	if o.is = is; is {
+	if o.was = !o.was; o.was {
 		close(o.begun)
 	} else {
 		o.begun = make(chan struct{})
@@ -125,11 +124,14 @@ func (o *outdated) set(is bool) (changed bool) {
 	return true
 }
 
-// get reports whether it is. begins is closed when it begins.
+// is reports whether they may now. The caller holds the lock.
+func (o *outdated) is() bool { return !o.after.IsZero() && time.Now().After(o.after) }
+
+// get reports whether they may now. begins is closed by the first set that finds so.
 func (o *outdated) get() (is bool, begins <-chan struct{}) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.is, o.begun
+	return o.is(), o.begun
 }
 
 // outdatedError returns the error of a stream that an outdated server ends or refuses.

@@ -18,7 +18,7 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 	if err := s.checkServing(); err != nil {
 		return err
 	}
-	if s.isOutdated() {
+	if is, _ := s.outdated.get(); is {
 		return outdatedError(s.journal.Bounds())
 	}
 	if err := checkClientID(req.GetClientId(), s.journal.Bounds()); err != nil {
@@ -290,9 +290,6 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 		case <-aged:
 			return callerror.AgeReached(j.Bounds())
 		case <-idle.C:
-			if s.isOutdated() { // the client must not believe that it is up to date
-				return outdatedError(j.Bounds())
-			}
 			if due, err = c.progress(idle); err != nil {
 				return err
 			}
@@ -322,7 +319,11 @@ func (c *cursor) progress(idle *time.Timer) (*digests, error) {
 	return nil, c.sendProgress(nil)
 }
 
+// sendProgress sends Progress, unless the server is outdated: the client would believe that it is up to date.
 func (c *cursor) sendProgress(workers []*kvcastv1.WorkerDigest) error {
+	if is, _ := c.server.outdated.get(); is {
+		return outdatedError(c.server.journal.Bounds())
+	}
 	c.server.metrics.progress.Inc()
 	return c.out.sendPositioned(&kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{Workers: workers}}, c.seq)
 }

@@ -83,7 +83,6 @@ func (s *Service) newMember() *member.Member {
 func (c clustered) configure(to *server.Config) {
 	to.Workers = registration.New(sharedWorkers{c.s, c}, c.s.cfg.RegisterHosts)
 	to.Cluster, to.Recovery, to.Newest = c.member, c.status, c.Newest
-	to.Outdated = func() bool { return c.isOutdated(time.Now(), c.member.StreamConfirmed()) }
 }
 
 func (c clustered) discoverer() discovery.Workers { return c.member }
@@ -106,16 +105,11 @@ func (c clustered) knowledge(behind []server.RankSince, _ time.Time) server.Know
 	return k
 }
 
-// lookAtStream notifies the server whether others may have entries that this one lacks. It returns when it had all of them.
-func (c clustered) lookAtStream(now time.Time) (confirmed time.Time) {
+// lookAtStream sets the time after which others may have entries that the server lacks. It returns when it had all of them.
+func (c clustered) lookAtStream() (confirmed time.Time) {
 	confirmed = c.member.StreamConfirmed()
-	c.s.server.SetOutdated(c.isOutdated(now, confirmed))
+	c.s.server.SetOutdatedAfter(confirmed.Add(c.s.cfg.Cluster.TTL))
 	return confirmed
-}
-
-// isOutdated reports whether others may have entries that this one lacks, which had all of them when that was confirmed last.
-func (c clustered) isOutdated(now, confirmed time.Time) bool {
-	return now.Sub(confirmed) > c.s.cfg.Cluster.TTL
 }
 
 // shared is the mode of a server that reads engines and shares them with others.
@@ -178,7 +172,7 @@ func (c shared) beside(ctx context.Context, _ []ingestconfig.Worker, _ <-chan st
 	engines := listening{listeners: c.s.ingest, log: c.s.log}
 	watched := background(func() error {
 		return c.watch(working, func(now time.Time) {
-			confirmed := c.lookAtStream(now)
+			confirmed := c.lookAtStream()
 			engines.look(isUnanswered(now, confirmed, c.isolatedSince(), c.s.cfg.Cluster.TTL), c.member.OthersIngest())
 		})
 	})

@@ -62,5 +62,5 @@ func (r replica) run(ctx context.Context, _ []ingestconfig.Worker, grpcDone, por
 }
 
 func (r replica) beside(ctx context.Context, _ []ingestconfig.Worker, _ <-chan struct{}) error {
-	return r.watch(ctx, func(now time.Time) { r.lookAtStream(now) })
+	return r.watch(ctx, func(time.Time) { r.lookAtStream() })
 }
