@@ -251,7 +251,7 @@ $(TOOLS)/buf: tools/buf/package-lock.json
 	@rm -rf bin/buf
 	@mkdir -p bin/buf $(TOOLS)
 	@cp tools/buf/package*.json bin/buf
-	npm --prefix bin/buf ci --no-audit --no-fund --ignore-scripts
+	npm --prefix bin/buf ci --no-audit --no-fund --ignore-scripts --include=dev --include=optional
 	@mv bin/buf/node_modules/@bufbuild/buf-*/bin/buf $@
 	@rm -rf bin/buf
 	@touch $@

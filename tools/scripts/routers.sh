@@ -161,7 +161,10 @@ rust() {
 		{ skip dynamo "its crates cannot be fetched: $(reason "$log")"; return 0; }
 	# Its crate zmq would compile a libzmq of its own, for a minute.
 	installed=
-	! pkg-config --exists libzmq 2>/dev/null || installed="--config target.$(rustc -vV | sed -n 's/^host: //p').zmq.rustc-link-lib=['zmq']"
+	if libdir=$(pkg-config --variable=libdir libzmq 2>/dev/null); then
+		target=target.$(rustc -vV | sed -n 's/^host: //p').zmq
+		installed="--config $target.rustc-link-lib=['zmq'] --config $target.rustc-link-search=['$libdir']"
+	fi
 	limited cargo build --quiet --locked --offline --manifest-path $from/testdata/dynamo/Cargo.toml --target-dir "$into/cargo" $installed >"$log" 2>&1 ||
 		{ skip dynamo "it cannot be built: $(reason "$log")"; return 0; }
 	cp "$into/cargo/debug/dynamo" "$into/dynamo"
