@@ -3,6 +3,6 @@
 set -eu
 cd "$(dirname "$0")/../.."
 
-make "$PWD/bin/tools/golangci-lint"
+make "$PWD/bin/tools/golangci-lint" "$PWD/bin/tools/buf"
 go list -export -deps -test work >/dev/null
 CGO_ENABLED=0 go list -export -deps -test work >/dev/null
