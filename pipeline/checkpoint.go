@@ -376,19 +376,26 @@ func (l *Lane) rankSourcesState(rank uint32) *statev1.RankSources {
 		return state
 	}
 	for source, incomplete := range r.sources.incomplete {
-		if incomplete {
+		if incomplete != 0 {
 			state.Incomplete = append(state.Incomplete, uint32(source))
 		}
 		if r.sources.unproved[source] {
 			state.Unproved = append(state.Unproved, uint32(source))
 		}
 	}
-	if slices.ContainsFunc(r.sources.tiers, func(t kvblock.Tiers) bool { return t != 0 }) {
-		for _, tiers := range r.sources.tiers {
-			state.Tiers = append(state.Tiers, byte(tiers))
-		}
-	}
+	state.Tiers, state.IncompleteTiers, state.UnseenTiers = tierBytes(r.sources.tiers), tierBytes(r.sources.incomplete), tierBytes(r.sources.unseen)
 	return state
+}
+
+// tierBytes returns sets of tiers as they are stored: empty if all are.
+func tierBytes(sets []kvblock.Tiers) (b []byte) {
+	if !anyTiers(sets) {
+		return nil
+	}
+	for _, tiers := range sets {
+		b = append(b, byte(tiers))
+	}
+	return b
 }
 
 // state returns the state of a run that is not empty.

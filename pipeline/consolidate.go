@@ -57,8 +57,11 @@ func sourceNames(w feed.Worker) []string {
 // rankSources is the state of a dp rank with several sources. Slices are indexed by source.
 type rankSources struct {
 	tracker *consolidate.Tracker // for dedup; nil for passthrough
-	// incomplete reports whether events of the source were lost or its blocks refused since the source last cleared its cache or restarted.
-	incomplete []bool
+	// incomplete are the tiers of which events of the source may be lost, or its blocks were refused, since it last cleared them or restarted.
+	incomplete []kvblock.Tiers
+	// unseen are the tiers below device memory that were incomplete and that the source had not used when it cleared device memory. They do not
+	// count as incomplete, but if the source uses one later, that may have older blocks.
+	unseen []kvblock.Tiers
 	// unproved reports whether batches of the source came from a replay socket that may be another engine's.
 	unproved []bool
 	// tiers are the tiers that the source has stored into since then, and those that a doubt about it has named.
@@ -69,7 +72,9 @@ type rankSources struct {
 func (l *Lane) sources(rank uint32, r *rankState) *rankSources {
 	if r.sources == nil {
 		n := len(l.sourceNames)
-		r.sources = &rankSources{incomplete: make([]bool, n), unproved: make([]bool, n), tiers: make([]kvblock.Tiers, n)}
+		r.sources = &rankSources{
+			incomplete: make([]kvblock.Tiers, n), unseen: make([]kvblock.Tiers, n), unproved: make([]bool, n), tiers: make([]kvblock.Tiers, n),
+		}
 		if l.consolidation == dedup {
 			r.sources.tracker = consolidate.New(n, l.cfg.MaxBlocksPerRank, l.cfg.Blocks, l.cfg.AttributeBytes, &l.counts.tracker)
 			r.sources.tracker.SetEvict(l.reserveEvicting)
@@ -112,6 +117,11 @@ func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 		}
 		l.emitChanges(b, s.tracker, nil)
 	}
+}
+
+// anyTiers reports whether a set of some has a tier.
+func anyTiers(sets []kvblock.Tiers) bool {
+	return slices.ContainsFunc(sets, func(tiers kvblock.Tiers) bool { return tiers != 0 })
 }
 
 // useTier records the tier that a source stores into.
@@ -181,14 +191,15 @@ func (l *Lane) emitChanges(b *feed.Batch, t *consolidate.Tracker, stored *wire.E
 // one tier, unless it is 0. No run may be pending.
 func (l *Lane) clearSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason, tier kvblock.Tier) {
 	s := l.sources(b.Rank, r)
-	used := s.tiers[b.Source]
-	if tier != 0 && l.consolidation == passthrough {
-		used &= kvblock.TierBit(uint8(tier))
+	used, cleared := s.tiers[b.Source], kvblock.AllTiers
+	if tier != 0 {
+		cleared = kvblock.TierBit(uint8(tier))
+		if l.consolidation == passthrough {
+			used &= cleared
+		}
 	}
 	s.tiers[b.Source] &^= used
-	if s.tiers[b.Source] == 0 {
-		s.incomplete[b.Source], s.unproved[b.Source] = false, false
-	}
+	s.clear(b.Source, cleared)
 	l.log.sourcesChanged(b.Rank)
 	l.announcements.Reset(b.Rank, b.Source)
 	switch {
@@ -199,15 +210,26 @@ func (l *Lane) clearSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_
 	default:
 		l.emitChanges(b, s.tracker, nil)
 	}
-	if unseen := tiersOf(r.unseen); tier == 0 && len(unseen) > 0 && s.areEmpty() {
-		l.emitCleared(b.Rank, kvcastv1.Cleared_REASON_SOURCE_CLEARED, unseen...)
-		l.repeatUnproved(b.Rank, r, unseen...)
+}
+
+// clear notes that a source has cleared some tiers. If it has blocks in no other tier, its device memory is complete.
+func (s *rankSources) clear(source int, tiers kvblock.Tiers) {
+	s.incomplete[source] &^= tiers
+	s.unseen[source] &^= tiers
+	if s.tiers[source] == 0 && !s.incomplete[source].Has(kvblock.TierDevice) {
+		s.unseen[source] |= s.incomplete[source]
+		s.incomplete[source], s.unproved[source] = 0, false
 	}
 }
 
-// areEmpty reports whether it is known that no source has a block in any tier.
-func (s *rankSources) areEmpty() bool {
-	return !slices.Contains(s.incomplete, true) && !slices.ContainsFunc(s.tiers, func(tiers kvblock.Tiers) bool { return tiers != 0 })
+// mayHold reports whether another source may have blocks in some tiers that are not known.
+func (s *rankSources) mayHold(tiers kvblock.Tiers, except int) bool {
+	for source, incomplete := range s.incomplete {
+		if source != except && (incomplete|s.unseen[source])&tiers != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // clearSourceEvent applies an engine's clear of one of several sources.
@@ -228,7 +250,7 @@ func (l *Lane) clearSourceEvent(b *feed.Batch, e *wire.Event) {
 // emitEmpty emits Cleared for a rank of which no source has a block. The rank is complete again unless a source is incomplete.
 func (l *Lane) emitEmpty(rank uint32, r *rankState, reason kvcastv1.Cleared_Reason) {
 	l.drop(r)
-	if slices.Contains(r.sources.incomplete, true) {
+	if anyTiers(r.sources.incomplete) {
 		reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
 	}
 	l.emitCleared(rank, reason)
@@ -251,10 +273,8 @@ func (l *Lane) clearTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_R
 		l.emitEmpty(b.Rank, r, reason)
 		return
 	}
-	for source, incomplete := range r.sources.incomplete {
-		if incomplete && source != b.Source { // which may have stored into any tier
-			reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
-		}
+	if r.sources.mayHold(used, b.Source) {
+		reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
 	}
 	var cleared []kvcastv1.Tier
 	stale := uint32(0) // bit n is tier n
@@ -309,8 +329,8 @@ func (l *Lane) markIncomplete(rank uint32, r *rankState, source int) {
 	}
 	incomplete := l.sources(rank, r).incomplete
 	for i := range incomplete {
-		if (source == allSources || i == source) && !incomplete[i] {
-			incomplete[i] = true
+		if (source == allSources || i == source) && incomplete[i] != kvblock.AllTiers {
+			incomplete[i] = kvblock.AllTiers
 			l.log.sourcesChanged(rank)
 		}
 	}

@@ -58,7 +58,6 @@ func named(e wire.Event, hashes ...uint64) wire.Event {
 const (
 	textSourceCleared = "cleared [] SOURCE_CLEARED"
 	textSharedTier    = "gap SHARED_TIER 0: 0-0"
-	textLowerCleared  = "cleared [TIER_HOST_PINNED TIER_DISK TIER_EXTERNAL] SOURCE_CLEARED"
 )
 
 func TestConsolidateDedup(t *testing.T) {
@@ -138,7 +137,7 @@ func TestConsolidateDedup(t *testing.T) {
 		},
 		"a clear that empties the rank leaves another source incomplete": {
 			calls: []call{batch(store(1)), by2(gap(0)), batch(cleared()), by2(batch(cleared()))},
-			want:  [][]string{{"store [1]"}, {textGap}, {"cleared [] UNREPAIRED_GAP"}, {textSourceCleared, textLowerCleared}},
+			want:  [][]string{{"store [1]"}, {textGap}, {"cleared [] UNREPAIRED_GAP"}, {textSourceCleared}},
 		},
 		"a gap with on_gap clear empties the rank": {
 			cfg:   pipeline.Config{OnGap: pipeline.OnGapClear},
@@ -154,7 +153,7 @@ func TestConsolidateDedup(t *testing.T) {
 			cfg:   pipeline.Config{MaxBlocksPerRank: 1},
 			calls: []call{batch(store(1, 2)), batch(store(3)), batch(cleared()), batch(store(1, 2))},
 			want: [][]string{
-				{"store [1]", "gap TOO_MANY_BLOCKS 0: 0-0"}, {textSourceCleared, textLowerCleared}, {"store [1]", "gap TOO_MANY_BLOCKS 0: 0-0"},
+				{"store [1]", "gap TOO_MANY_BLOCKS 0: 0-0"}, {textSourceCleared}, {"store [1]", "gap TOO_MANY_BLOCKS 0: 0-0"},
 			},
 		},
 		"stale blocks are removed to make room": {
@@ -246,7 +245,7 @@ func TestConsolidatePassthrough(t *testing.T) {
 		},
 		"a clear of the last blocks leaves another source incomplete": {
 			calls: []call{batch(store(1)), by2(gap(0)), batch(cleared()), by2(batch(cleared()))},
-			want:  [][]string{{"store [1]"}, {textGap}, {"cleared [] UNREPAIRED_GAP"}, {textCleared, textLowerCleared}},
+			want:  [][]string{{"store [1]"}, {textGap}, {"cleared [] UNREPAIRED_GAP"}, {textCleared}},
 		},
 		"a clear by a source that has used no tier is not one of all": {
 			calls: []call{batch(store(1)), by2(batch(cleared(), remove(7))), by2(rankBatch(1, host(store(1)))), by2(batch(cleared())), batch(remove(1))},

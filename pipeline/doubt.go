@@ -52,15 +52,18 @@ func (l *Lane) reportDoubt(rank uint32, source int, d feed.Doubt) (reported bool
 	}
 	if d.Reason == feed.GapReplayUnproved {
 		l.markUnproved(rank, r, source, true)
+	} else {
+		l.markIncomplete(rank, r, source) // also if another source has caused the report
+	}
+	if d.Reason == feed.GapTierNotCleared && r.sources != nil {
+		r.sources.unseen[source] &^= d.Tiers
+		l.log.sourcesChanged(rank)
 	}
 	if r.hasReported(kvcastv1.Gap_Reason(d.Reason), d.Tiers) && (d.ChunkTokens == 0 || d.ChunkTokens == r.chunkTokens) {
 		return false
 	}
 	r.chunkTokens = cmp.Or(d.ChunkTokens, r.chunkTokens)
 	l.flush(flushUnmergeable)
-	if d.Reason != feed.GapReplayUnproved {
-		l.markIncomplete(rank, r, source)
-	}
 	l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(rank), Event: &kvcastv1.RouterEvent_Gap{
 		Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_Reason(d.Reason), Tiers: tiersOf(d.Tiers), Detail: detailOf(d.Detail), ChunkTokens: d.ChunkTokens},
 	}})
@@ -236,6 +239,15 @@ func (l *Lane) clearEvent(b *feed.Batch, e *wire.Event) {
 	if e.Medium == "" {
 		l.doubtNotCleared(b, others)
 	}
+}
+
+// isUnseen reports whether a tier may have older blocks, if the batch's source uses it: see rankState.unseen.
+func (l *Lane) isUnseen(b *feed.Batch, tier kvblock.Tier) bool {
+	r := l.rank(b.Rank)
+	if l.consolidation == oneSource {
+		return r.unseen.Has(tier)
+	}
+	return r.sources != nil && r.sources.unseen[b.Source].Has(tier)
 }
 
 // doubtNotCleared reports that tiers may have been cleared with device memory.

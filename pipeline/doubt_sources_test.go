@@ -97,22 +97,35 @@ func TestAClearOfDeviceMemoryEndsItsDoubts(t *testing.T) {
 	})
 }
 
-// TestFirstUseOfATierAfterAClear has an engine among several sources whose host memory was in doubt, and unused, when it cleared its device memory.
+// TestFirstUseOfATierAfterAClear has a source, of two, that clears its device memory while there are doubts about it, and then stores into host
+// memory for the first time. What the other source does proves nothing about that.
 func TestFirstUseOfATierAfterAClear(t *testing.T) {
 	deviceClear, use := batch(clearOf(kvblock.TierDevice, "GPU")), batch(onHost(store(1)))
+	late2, clear2, use2 := by2(joinedLate(0)), by2(batch(clearOf(kvblock.TierDevice, "GPU"))), by2(batch(onHost(store(1))))
 	for name, c := range map[string]struct {
 		calls []call
 		want  bool // host memory is in doubt
 	}{
 		"a late join":                      {[]call{joinedLate(0), deviceClear, use}, true},
 		"skipped events":                   {[]call{doubting(batch(), feed.GapEventsSkipped, kvblock.AllTiers, "x"), deviceClear, use}, true},
-		"of the other source":              {[]call{by2(joinedLate(0)), by2(batch(clearOf(kvblock.TierDevice, "GPU"))), by2(use)}, true},
+		"of the other source":              {[]call{late2, clear2, use2}, true},
 		"two clears":                       {[]call{joinedLate(0), deviceClear, deviceClear, use}, true},
 		"a clear of all":                   {[]call{joinedLate(0), batch(clearOf(0, "")), use}, false},
 		"a clear of all afterwards":        {[]call{joinedLate(0), deviceClear, batch(clearOf(0, "")), use}, false},
 		"a restart":                        {[]call{joinedLate(0), deviceClear, restarted(0), use}, false},
 		"a restart of one of two in doubt": {[]call{joinedLate(0), by2(joinedLate(0)), deviceClear, restarted(0), use}, true},
 		"nothing in doubt":                 {[]call{batch(store(2)), deviceClear, use}, false},
+
+		"the other restarts":                       {[]call{late2, clear2, restarted(0), use2}, true},
+		"the other clears all":                     {[]call{late2, clear2, batch(clearOf(0, "")), use2}, true},
+		"the other restarts, after both clears":    {[]call{joinedLate(0), late2, deviceClear, clear2, restarted(0), use2}, true},
+		"the other uses the tier and restarts":     {[]call{late2, clear2, use, restarted(0), use2}, true},
+		"the other clears host memory":             {[]call{batch(store(1), onHost(store(3))), late2, clear2, batch(clearOf(kvblock.TierHostPinned, "CPU")), use2}, true},
+		"both use it, and the other restarts":      {[]call{joinedLate(0), late2, deviceClear, clear2, use, use2, restarted(0)}, true},
+		"only the other uses it":                   {[]call{late2, clear2, use}, false},
+		"the source restarts beside another":       {[]call{batch(store(2)), late2, clear2, by2(restarted(0)), batch(clearOf(0, "")), use2}, false},
+		"a clear of host memory alone, in doubt":   {[]call{late2, by2(batch(clearOf(kvblock.TierHostPinned, "CPU"))), restarted(0)}, true},
+		"a clear of all by each, after late joins": {[]call{joinedLate(0), late2, batch(clearOf(0, "")), by2(batch(clearOf(0, ""))), use, use2}, false},
 	} {
 		for _, mode := range []feed.Consolidate{feed.ConsolidatePassthrough, feed.ConsolidateDedup} {
 			t.Run(string(mode)+", "+name, func(t *testing.T) {

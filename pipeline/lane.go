@@ -105,7 +105,7 @@ type rankState struct {
 	reported [kvblock.TierEnd]gapReasons
 	used     kvblock.Tiers
 	// unseen are the tiers below device memory that were in doubt and that the engine had not used when it cleared its device memory, which ended the
-	// doubts. If it uses one later, the tier may have older blocks. They follow from the emitted events.
+	// doubts. If it uses one later, the tier may have older blocks. They follow from the emitted events. With several sources, each has its own.
 	unseen kvblock.Tiers
 	// chunkTokens is that of the last Gap that has some, since the lane was made.
 	chunkTokens uint32
@@ -157,7 +157,7 @@ func (l *Lane) Batch(b *feed.Batch) {
 		if e.ReplacesBlockSize {
 			l.replaceBlockSize(e.BlockSize)
 		}
-		if e.Tier > kvblock.TierDevice && e.Kind != wire.KindCleared && l.rank(b.Rank).unseen.Has(e.Tier) {
+		if e.Tier > kvblock.TierDevice && e.Kind != wire.KindCleared && l.isUnseen(b, e.Tier) {
 			l.doubtNotCleared(b, 1<<e.Tier)
 		}
 		switch {

@@ -50,7 +50,7 @@ type RankState struct {
 	GroupsOmitted bool
 	Groups        string // encoded
 	GroupBlocks   string // by group and tier, with the copies of each block
-	Incomplete    string // a character for each source
+	Incomplete    string // by source, and unseen tiers
 	Tiers         string
 }
 
@@ -94,10 +94,8 @@ func StateOfLocked(lane feed.Lane) LaneState {
 		if r.unseen != 0 {
 			rank.Reported += fmt.Sprint(" unseen ", r.unseen)
 		}
-		if r.sources != nil && slices.Contains(r.sources.incomplete, true) {
-			for _, incomplete := range r.sources.incomplete {
-				rank.Incomplete += map[bool]string{true: "x", false: "."}[incomplete]
-			}
+		if r.sources != nil && anyTiers(append(slices.Clone(r.sources.incomplete), r.sources.unseen...)) {
+			rank.Incomplete = fmt.Sprint(r.sources.incomplete, " unseen ", r.sources.unseen)
 		}
 		if r.sources != nil && slices.ContainsFunc(r.sources.tiers, func(t kvblock.Tiers) bool { return t != 0 }) {
 			for _, tiers := range r.sources.tiers {

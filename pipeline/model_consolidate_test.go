@@ -24,10 +24,25 @@ type modelRank struct {
 	releases int
 	// spare are the units that the current store has freed, of which it uses none yet: fewer are evicted for it.
 	spare int
-	// incomplete are the sources that lost events or had blocks refused since they were last
+	// incomplete are the tiers of sources that lost events or had blocks refused since they were last
 	// cleared; used are the tiers that each source has stored into since then.
-	incomplete map[int]bool
+	incomplete map[modelSourceTier]bool
 	used       map[int]map[kvblock.Tier]bool
+	// uncertain are those that were incomplete when the source had cleared its device memory, and used no tier.
+	uncertain map[modelSourceTier]bool
+}
+
+type modelSourceTier struct {
+	source int
+	tier   kvblock.Tier
+}
+
+// isUncertain reports whether a tier may have blocks of a batch's source that are older than a clear of device memory.
+func (mw *modelWorker) isUncertain(b feed.Batch, tier kvblock.Tier) bool {
+	if mw.mode == "" {
+		return mw.uncertain[modelTier{b.Rank, tier}]
+	}
+	return mw.rankOf(b.Rank).uncertain[modelSourceTier{b.Source, tier}]
 }
 
 type modelName struct {
@@ -72,7 +87,7 @@ func modelMode(w feed.Worker) feed.Consolidate {
 func (mw *modelWorker) rankOf(rank uint32) *modelRank {
 	if mw.ranks[rank] == nil {
 		mw.ranks[rank] = &modelRank{
-			names: make(map[modelName]*modelNameState), incomplete: make(map[int]bool), used: make(map[int]map[kvblock.Tier]bool),
+			names: make(map[modelName]*modelNameState), incomplete: make(map[modelSourceTier]bool), uncertain: make(map[modelSourceTier]bool), used: make(map[int]map[kvblock.Tier]bool),
 		}
 	}
 	return mw.ranks[rank]
@@ -260,7 +275,7 @@ func (m *model) track(mw *modelWorker, b feed.Batch, e wire.Event) {
 	}
 	if refused > 0 {
 		mw.refused += refused
-		r.incomplete[b.Source] = true
+		mw.gapOf(b.Rank, b.Source)
 		if !mw.overfull(b.Rank, namedTiers(nil)) {
 			m.flush(mw)
 		}
@@ -445,25 +460,26 @@ func (m *model) releaseSource(mw *modelWorker, b feed.Batch, reason kvcastv1.Cle
 	}
 	if len(r.used[b.Source]) == 0 {
 		delete(r.used, b.Source)
-		delete(r.incomplete, b.Source)
+	}
+	for _, cleared := range namedTiers(nil) {
+		if tier == 0 || tier == cleared {
+			delete(r.incomplete, modelSourceTier{b.Source, cleared})
+			delete(r.uncertain, modelSourceTier{b.Source, cleared})
+		}
+	}
+	if r.used[b.Source] == nil && !r.incomplete[modelSourceTier{b.Source, kvblock.TierDevice}] {
+		for _, lower := range namedTiers(nil) {
+			if at := (modelSourceTier{b.Source, lower}); r.incomplete[at] {
+				delete(r.incomplete, at)
+				r.uncertain[at] = true
+			}
+		}
 	}
 	mw.closeGates(b.Rank, b.Source)
 	if mw.mode == feed.ConsolidatePassthrough {
 		m.clearTiersOf(mw, b, reason, used)
 	} else {
 		m.removeBlocksOf(mw, b)
-	}
-	if tier != 0 || len(r.used) > 0 || len(r.incomplete) > 0 {
-		return
-	}
-	var certain []kvcastv1.Tier // now that all sources have cleared all tiers
-	for _, lower := range namedTiers(nil) {
-		if mw.uncertain[modelTier{b.Rank, lower}] {
-			certain = append(certain, kvcastv1.Tier(lower))
-		}
-	}
-	if len(certain) > 0 {
-		m.emitCleared(mw, b.Rank, kvcastv1.Cleared_REASON_SOURCE_CLEARED, certain...)
 	}
 }
 
@@ -495,9 +511,11 @@ func (m *model) clearTiersOf(mw *modelWorker, b feed.Batch, reason kvcastv1.Clea
 		m.emitEmpty(mw, b.Rank, reason)
 		return
 	}
-	for source := range r.incomplete {
-		if source != b.Source {
-			reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
+	for _, doubted := range []map[modelSourceTier]bool{r.incomplete, r.uncertain} {
+		for at := range doubted {
+			if at.source != b.Source && used[at.tier] {
+				reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
+			}
 		}
 	}
 	var cleared, shares []kvcastv1.Tier
@@ -589,7 +607,9 @@ func (mw *modelWorker) gapOf(rank uint32, source int) {
 	r := mw.rankOf(rank)
 	for s := range mw.sources {
 		if source < 0 || s == source {
-			r.incomplete[s] = true
+			for _, tier := range namedTiers(nil) {
+				r.incomplete[modelSourceTier{s, tier}] = true
+			}
 		}
 	}
 }

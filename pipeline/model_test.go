@@ -218,11 +218,9 @@ func (m *model) batch(name string, b feed.Batch) {
 		if e.ReplacesBlockSize {
 			m.replaceBlockSize(mw, e.BlockSize)
 		}
-		if e.Kind != wire.KindCleared && mw.uncertain[modelTier{b.Rank, e.Tier}] {
+		if e.Kind != wire.KindCleared && mw.isUncertain(b, e.Tier) {
 			m.doubt(mw, b, kvcastv1.Gap_REASON_TIER_NOT_CLEARED, "", e.Tier)
-			if delete(mw.uncertain, modelTier{b.Rank, e.Tier}); mw.mode == feed.ConsolidateDedup { // the doubt is of all tiers
-				maps.DeleteFunc(mw.uncertain, func(t modelTier, _ bool) bool { return t.rank == b.Rank })
-			}
+			delete(mw.uncertain, modelTier{b.Rank, e.Tier})
 		}
 		switch {
 		case mw.mode != "":
@@ -565,6 +563,14 @@ func (m *model) doubt(mw *modelWorker, b feed.Batch, reason kvcastv1.Gap_Reason,
 	if mw.mode == feed.ConsolidateDedup {
 		tiers = namedTiers(nil)
 	}
+	if mw.mode != "" {
+		mw.gapOf(b.Rank, b.Source)
+		if reason == kvcastv1.Gap_REASON_TIER_NOT_CLEARED {
+			for _, tier := range tiers {
+				delete(mw.rankOf(b.Rank).uncertain, modelSourceTier{b.Source, tier})
+			}
+		}
+	}
 	told := true
 	var named []kvcastv1.Tier
 	for _, tier := range tiers {
@@ -578,7 +584,6 @@ func (m *model) doubt(mw *modelWorker, b feed.Batch, reason kvcastv1.Gap_Reason,
 		named = nil
 	}
 	m.flush(mw)
-	mw.gapOf(b.Rank, b.Source)
 	m.emit(mw, &kvcastv1.RouterEvent{DpRank: &b.Rank, Event: &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{Reason: reason, Tiers: named, Detail: detail}}})
 }
 

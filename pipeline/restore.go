@@ -157,11 +157,12 @@ func (l *Lane) restoreSources(state *statev1.RankSources) error {
 	clear(s.incomplete)
 	clear(s.unproved)
 	clear(s.tiers)
+	clear(s.unseen)
 	for _, source := range state.GetIncomplete() {
 		if int(source) >= len(s.incomplete) {
 			return fmt.Errorf("source %d of %d is incomplete", source, len(s.incomplete))
 		}
-		s.incomplete[source] = true
+		s.incomplete[source] = kvblock.AllTiers
 	}
 	for _, source := range state.GetUnproved() {
 		if int(source) >= len(s.unproved) {
@@ -169,11 +170,16 @@ func (l *Lane) restoreSources(state *statev1.RankSources) error {
 		}
 		s.unproved[source] = true
 	}
-	if len(state.GetTiers()) > len(s.tiers) {
-		return fmt.Errorf("tiers of %d sources of %d", len(state.GetTiers()), len(s.tiers))
+	return errors.Join(restoreTiers(s.tiers, state.GetTiers()), restoreTiers(s.incomplete, state.GetIncompleteTiers()), restoreTiers(s.unseen, state.GetUnseenTiers()))
+}
+
+// restoreTiers restores sets of tiers of sources, if some were stored.
+func restoreTiers(sets []kvblock.Tiers, stored []byte) error {
+	if len(stored) > len(sets) {
+		return fmt.Errorf("tiers of %d sources of %d", len(stored), len(sets))
 	}
-	for source, tiers := range state.GetTiers() {
-		s.tiers[source] = kvblock.Tiers(tiers)
+	for source, tiers := range stored {
+		sets[source] = kvblock.Tiers(tiers) & kvblock.AllTiers
 	}
 	return nil
 }

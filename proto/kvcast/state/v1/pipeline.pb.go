@@ -721,7 +721,13 @@ type RankSources struct {
 	Tiers []byte `protobuf:"bytes,3,opt,name=tiers,proto3" json:"tiers,omitempty"`
 	// Indexes of the sources of which batches came from a replay socket that may be another
 	// engine's.
-	Unproved      []uint32 `protobuf:"varint,4,rep,packed,name=unproved,proto3" json:"unproved,omitempty"`
+	Unproved []uint32 `protobuf:"varint,4,rep,packed,name=unproved,proto3" json:"unproved,omitempty"`
+	// For each source the tiers of which its blocks may differ from the engine's; empty: all
+	// tiers of the sources in incomplete.
+	IncompleteTiers []byte `protobuf:"bytes,5,opt,name=incomplete_tiers,json=incompleteTiers,proto3" json:"incomplete_tiers,omitempty"`
+	// For each source the tiers below device memory that were incomplete when the source
+	// cleared device memory, and that it has not used.
+	UnseenTiers   []byte `protobuf:"bytes,6,opt,name=unseen_tiers,json=unseenTiers,proto3" json:"unseen_tiers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -780,6 +786,20 @@ func (x *RankSources) GetTiers() []byte {
 func (x *RankSources) GetUnproved() []uint32 {
 	if x != nil {
 		return x.Unproved
+	}
+	return nil
+}
+
+func (x *RankSources) GetIncompleteTiers() []byte {
+	if x != nil {
+		return x.IncompleteTiers
+	}
+	return nil
+}
+
+func (x *RankSources) GetUnseenTiers() []byte {
+	if x != nil {
+		return x.UnseenTiers
 	}
 	return nil
 }
@@ -1734,14 +1754,16 @@ const file_kvcast_state_v1_pipeline_proto_rawDesc = "" +
 	"\x06source\x18\x02 \x01(\rR\x06source\x12\x14\n" +
 	"\x05count\x18\x03 \x01(\rR\x05count\x12\x14\n" +
 	"\x05loads\x18\x04 \x01(\rR\x05loads\x12\x1a\n" +
-	"\bbranches\x18\x05 \x01(\rR\bbranches\"x\n" +
+	"\bbranches\x18\x05 \x01(\rR\bbranches\"\xc6\x01\n" +
 	"\vRankSources\x12\x17\n" +
 	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x12\x1e\n" +
 	"\n" +
 	"incomplete\x18\x02 \x03(\rR\n" +
 	"incomplete\x12\x14\n" +
 	"\x05tiers\x18\x03 \x01(\fR\x05tiers\x12\x1a\n" +
-	"\bunproved\x18\x04 \x03(\rR\bunproved\"\xd4\x03\n" +
+	"\bunproved\x18\x04 \x03(\rR\bunproved\x12)\n" +
+	"\x10incomplete_tiers\x18\x05 \x01(\fR\x0fincompleteTiers\x12!\n" +
+	"\funseen_tiers\x18\x06 \x01(\fR\vunseenTiers\"\xd4\x03\n" +
 	"\x03Run\x12\x18\n" +
 	"\aremoves\x18\x01 \x01(\bR\aremoves\x12\x17\n" +
 	"\adp_rank\x18\x02 \x01(\rR\x06dpRank\x12\x12\n" +
