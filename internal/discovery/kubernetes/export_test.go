@@ -2,5 +2,5 @@ package kubernetes
 
 import "k8s.io/client-go/rest"
 
-// REST returns the client's connection, for requests of tests.
+// REST returns the REST client that c uses, so that tests can create and change objects.
 func (c *Client) REST() *rest.RESTClient { return c.rest }

@@ -14,7 +14,7 @@ import (
 	cachetesting "k8s.io/client-go/tools/cache/testing"
 )
 
-// podServer is an API server with pods alone. A fake clientset of client-go would be as well, and compiles every API group: 294 packages.
+// podServer stands for an API server that has pods only. client-go's fake clientset could replace it, but imports 294 packages, for every API group.
 type podServer struct {
 	source    *cachetesting.FakeControllerSource
 	listError atomic.Pointer[error] // nil: none
@@ -33,7 +33,7 @@ func newPodServer(t *testing.T, pods ...*corev1.Pod) *podServer {
 // pods returns the pods of a namespace, or of all.
 func (s *podServer) pods(namespace string) fakePods { return fakePods{s, namespace} }
 
-// fakePods implements kubernetes.Pods. Watches pass over label selectors.
+// fakePods implements kubernetes.Pods with the pods of a podServer. List applies label selectors, Watch ignores them.
 type fakePods struct {
 	server    *podServer
 	namespace string
