@@ -95,7 +95,7 @@ func StateOfLocked(lane feed.Lane) LaneState {
 			rank.Reported += fmt.Sprint(" unseen ", r.unseen)
 		}
 		if r.sources != nil && anyTiers(append(slices.Clone(r.sources.incomplete), r.sources.unseen...)) {
-			rank.Incomplete = fmt.Sprint(r.sources.incomplete, " unseen ", r.sources.unseen)
+			rank.Incomplete = fmt.Sprintf("%d unseen %d", r.sources.incomplete, r.sources.unseen)
 		}
 		if r.sources != nil && slices.ContainsFunc(r.sources.tiers, func(t kvblock.Tiers) bool { return t != 0 }) {
 			for _, tiers := range r.sources.tiers {
