@@ -2,20 +2,25 @@ package jetstream_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvcast/kvcast/internal/core/testclass"
 	"github.com/kvcast/kvcast/internal/journal"
 	"github.com/kvcast/kvcast/internal/journal/jetstream"
+	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/natstest"
 )
 
 func register(t *testing.T, j *jetstream.Journal, names ...string) {
@@ -258,4 +263,33 @@ func TestLostRegistrationsOfServersAreReported(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestWatchEndsAtOnce ends a watch while the servers do not answer.
+func TestWatchEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	server, err := url.Parse(natstest.Start(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := harness.NewProxy(t, server.Host)
+	j, _ := load(t, serverConfig("nats://"+proxy.Addr()))
+	watching, stop := context.WithCancel(t.Context())
+	loaded, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		ended <- j.Registrations().KV().Watch(watching, func(jetstream.Value) {}, func() { close(loaded) })
+	}()
+	<-loaded
+	proxy.Freeze()
+	stop()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	case <-time.After(4 * time.Second): // a request to the servers may take 5 s
+		t.Error("the watch waits for the servers")
+	}
+	proxy.Cut()
+	mustClose(t, j)
 }

@@ -177,7 +177,12 @@ func (k *Bucket) Watch(ctx context.Context, changed func(Value), loaded func()) 
 	if err != nil {
 		return fmt.Errorf("watch KV bucket %q: %w", k.name, err)
 	}
-	defer func() { _ = w.Stop() }()
+	defer func() {
+		// When ctx ends, the client stops it without waiting for the servers, which may not answer.
+		if ctx.Err() == nil {
+			_ = w.Stop()
+		}
+	}()
 	for {
 		select {
 		case e, ok := <-w.Updates():
