@@ -56,9 +56,14 @@ const (
 	minBatch = 16
 	// maxBatch is the number of messages that nats-server allows in an atomic batch.
 	maxBatch = 1000
+	// maxAnswered is the number of messages that one answer acknowledges outside a batch: more would delay the first of them.
+	maxAnswered = 64
 )
 
 // publish publishes what was appended since the last call. It returns false if the connection does not take it.
+//
+// Each message has the last seq that the stream must have before it, so that the answer to one acknowledges those before it, too: the stream
+// refuses all that follow one that it has not stored. The cause is in the answer to that one, for which it is published again, see refused.
 //
 // With SyncAlways, nats-server syncs after each message, but once for an atomic batch. So appends that come while others
 // are in flight wait, and are then published as one batch (group commit).
@@ -71,9 +76,10 @@ func (d *directory) publish() bool {
 		}
 	}
 	unsent, first := d.w.next(limit)
-	attempt, batches := d.w.attempt, d.j.cfg.SyncAlways && first > d.w.singly
+	attempt, singly := d.w.attempt, first <= d.w.singly
 	d.mu.Unlock()
-	batch := batches && len(unsent) >= minBatch
+	batch := d.j.cfg.SyncAlways && !singly && len(unsent) >= minBatch
+	answered := 0 // unsent[:answered] were published, and will be answered
 	for i, a := range unsent {
 		seq := first + uint64(i)
 		m := *a.message
@@ -85,12 +91,13 @@ func (d *directory) publish() bool {
 			m.Header[headerBatch] = []string{strconv.FormatUint(attempt, 36) + "-" + strconv.FormatUint(first, 36)}
 			m.Header[headerBatchSeq] = []string{strconv.Itoa(i + 1)}
 		}
-		switch last := i == len(unsent)-1; {
-		case !batch:
-			m.Reply = d.replySubject(attempt, seq, 1)
-		case last:
+		last, n := i == len(unsent)-1, i+1-answered
+		if batch && last {
 			m.Header[headerBatchCommit] = []string{"1"}
-			m.Reply = d.replySubject(attempt, first, uint64(len(unsent)))
+		}
+		if last || !batch && (singly || n == maxAnswered) {
+			m.Reply = d.replySubject(attempt, first+uint64(answered), uint64(n))
+			answered = i + 1
 		}
 		if err := d.j.client.Conn.PublishMsg(&m); err != nil {
 			d.j.log.Debug("Publishing failed; it is repeated when the connection is back.", "error", err)
@@ -145,7 +152,7 @@ func (d *directory) onReply(m *nats.Msg) {
 		current := d.w.attempt == attempt
 		d.mu.Unlock()
 		if current {
-			d.refused(first, r.Error.Code, r.Error.Description)
+			d.refused(first, count, r.Error.Code, r.Error.Description)
 		}
 		return
 	}
@@ -175,20 +182,22 @@ func acknowledgedSeq(data []byte) (uint64, bool) {
 	return seq, err == nil
 }
 
-// refused handles an error answer to a published message.
-func (d *directory) refused(seq uint64, code jetstream.ErrorCode, description string) {
+// refused handles an error answer to the messages of count entries.
+func (d *directory) refused(first, count uint64, code jetstream.ErrorCode, description string) {
+	last := first + count - 1
 	switch code {
-	case client.CodeWrongLastSeq, client.CodeWrongLastSeqConst, client.CodeTooManyRequests:
-		// An earlier message was lost or refused, or another process has appended.
-		signal(d.suspect)
-	case client.CodeIncompleteBatch, client.CodeTooManyBatches:
-		// nats-server has dropped the batch, and does not say why. A message of its own is refused with the cause.
-		d.mu.Lock()
-		d.w.singly = seq + maxBatch
-		d.mu.Unlock()
+	case client.CodeWrongLastSeq, client.CodeWrongLastSeqConst, client.CodeTooManyRequests,
+		client.CodeIncompleteBatch, client.CodeTooManyBatches:
+		// An earlier message was lost or refused, or another process has appended, or nats-server has dropped the batch, and does not say why. A
+		// message with an answer of its own is refused with the cause.
+		if count > 1 {
+			d.mu.Lock()
+			d.w.singly = max(d.w.singly, last)
+			d.mu.Unlock()
+		}
 		signal(d.suspect)
 	default:
-		d.j.fail(fmt.Errorf("append entry %d: %w", seq, d.j.refusedFor(code, description)))
+		d.j.fail(fmt.Errorf("append entry %d: %w", last, d.j.refusedFor(code, description)))
 	}
 }
 

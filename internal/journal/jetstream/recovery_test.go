@@ -3,6 +3,7 @@ package jetstream_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -114,6 +115,45 @@ func TestStreamLimitIsNoSpace(t *testing.T) {
 		t.Errorf("after a restart: got %d entries, want %d", len(got), stored)
 	}
 	appendN(t, j, "w", 100)
+}
+
+// TestCauseOfARefusalAmongMany has many appends in flight, of which the stream refuses one: most are acknowledged by the answer to a later one.
+func TestCauseOfARefusalAmongMany(t *testing.T) {
+	t.Parallel()
+	const before = 200
+	dir := t.TempDir()
+	mustClose(t, open(t, config(dir)))
+	administerDir(t, dir, func(js natsjs.JetStream) {
+		update(t, js, jetstream.DefaultStream, func(c *natsjs.StreamConfig) { c.MaxMsgSize = 1000 })
+	})
+	j, _ := load(t, config(dir))
+	source := sourceOf(t, j, "w")
+	var pending []journal.Pending
+	for i := range before + 100 {
+		size := 10
+		if i == before {
+			size = 2000
+		}
+		p, err := j.Append(t.Context(), journal.Record{Source: source, Body: make([]byte, size)})
+		if err != nil {
+			break
+		}
+		pending = append(pending, p)
+	}
+	for i, p := range pending {
+		seq, err := p.Wait(t.Context())
+		switch {
+		case i < before && (err != nil || seq != uint64(i+1)):
+			t.Fatalf("append %d: got %d, %v", i, seq, err)
+		case i >= before && (!errors.Is(err, journal.ErrNoSpace) || !strings.Contains(err.Error(), fmt.Sprintf("append entry %d: ", before+1)) ||
+			!strings.Contains(err.Error(), "max_msg_size 1000")):
+			t.Fatalf("append %d: got %v, want ErrNoSpace that names entry %d and the limit", i, err, before+1)
+		}
+	}
+	mustClose(t, j)
+	if _, got := load(t, config(dir)); len(got) != before {
+		t.Errorf("after a restart: got %d entries, want %d", len(got), before)
+	}
 }
 
 // wantFailure appends until the journal fails with err and a text that has all parts, and returns the number of

@@ -16,7 +16,7 @@ type window struct {
 	appends  []*inFlight
 	sent     int    // appends[:sent] were published in this attempt
 	everSent int    // appends[:everSent] were published in any attempt, so the stream may have them
-	singly   uint64 // appends up to this seq are not published in batches
+	singly   uint64 // appends up to this seq are published with an answer each
 	attempt  uint64 // grows each time the appends in flight are published again
 }
 
