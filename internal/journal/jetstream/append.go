@@ -57,7 +57,7 @@ const (
 	// maxBatch is the number of messages that nats-server allows in an atomic batch.
 	maxBatch = 1000
 	// maxAnswered is the number of messages that one answer acknowledges outside a batch: more would delay the first of them.
-	maxAnswered = 64
+	maxAnswered = 256
 )
 
 // publish publishes what was appended since the last call. It returns false if the connection does not take it.
