@@ -79,6 +79,13 @@ func (d *directory) publish() bool {
 	attempt, singly := d.w.attempt, first <= d.w.singly
 	d.mu.Unlock()
 	batch := d.j.cfg.SyncAlways && !singly && len(unsent) >= minBatch
+	most := maxAnswered // messages an answer
+	switch {
+	case batch:
+		most = len(unsent)
+	case singly || d.j.cfg.SyncAlways: // a sync takes milliseconds
+		most = 1
+	}
 	answered := 0 // unsent[:answered] were published, and will be answered
 	for i, a := range unsent {
 		seq := first + uint64(i)
@@ -95,7 +102,7 @@ func (d *directory) publish() bool {
 		if batch && last {
 			m.Header[headerBatchCommit] = []string{"1"}
 		}
-		if last || !batch && (singly || n == maxAnswered) {
+		if last || n == most {
 			m.Reply = d.replySubject(attempt, first+uint64(answered), uint64(n))
 			answered = i + 1
 		}
