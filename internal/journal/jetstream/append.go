@@ -189,22 +189,19 @@ func acknowledgedSeq(data []byte) (uint64, bool) {
 	return seq, err == nil
 }
 
-// refused handles an error answer to the messages of count entries.
+// refused handles an error answer to the messages of count entries. Of several, the stream may have stored some, and the answer may not say why it has
+// refused the first of the others: each is published with an answer of its own.
 func (d *directory) refused(first, count uint64, code jetstream.ErrorCode, description string) {
-	last := first + count - 1
-	switch code {
-	case client.CodeWrongLastSeq, client.CodeWrongLastSeqConst, client.CodeTooManyRequests,
-		client.CodeIncompleteBatch, client.CodeTooManyBatches:
-		// An earlier message was lost or refused, or another process has appended, or nats-server has dropped the batch, and does not say why. A
-		// message with an answer of its own is refused with the cause.
-		if count > 1 {
-			d.mu.Lock()
-			d.w.singly = max(d.w.singly, last)
-			d.mu.Unlock()
-		}
+	switch {
+	case count > 1:
+		d.mu.Lock()
+		d.w.singly = max(d.w.singly, first+count-1)
+		d.mu.Unlock()
 		signal(d.suspect)
+	case code == client.CodeWrongLastSeq, code == client.CodeWrongLastSeqConst, code == client.CodeTooManyRequests:
+		signal(d.suspect) // an earlier message was lost or refused, or another process has appended
 	default:
-		d.j.fail(fmt.Errorf("append entry %d: %w", last, d.j.refusedFor(code, description)))
+		d.j.fail(fmt.Errorf("append entry %d: %w", first, d.j.refusedFor(code, description)))
 	}
 }
 
