@@ -173,16 +173,13 @@ func (k *Bucket) State(ctx context.Context) (State, error) {
 // Watch calls changed with the values that there are, then loaded, and then changed with each change, until ctx ends. After
 // a loss of the connection, it continues; values may come again.
 func (k *Bucket) Watch(ctx context.Context, changed func(Value), loaded func()) error {
+	// The client stops the watcher when its context ends, and does not wait for the servers then. Its method Stop waits for them.
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	w, err := k.kv.WatchAll(ctx)
 	if err != nil {
 		return fmt.Errorf("watch KV bucket %q: %w", k.name, err)
 	}
-	defer func() {
-		// When ctx ends, the client stops it without waiting for the servers, which may not answer.
-		if ctx.Err() == nil {
-			_ = w.Stop()
-		}
-	}()
 	for {
 		select {
 		case e, ok := <-w.Updates():
