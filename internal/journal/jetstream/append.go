@@ -56,14 +56,14 @@ const (
 	minBatch = 16
 	// maxBatch is the number of messages that nats-server allows in an atomic batch.
 	maxBatch = 1000
-	// maxAnswered is the number of messages that one answer acknowledges outside a batch: more would delay the first of them.
+	// maxAnswered bounds the messages that one answer acknowledges outside a batch. The first of them waits for the last.
 	maxAnswered = 256
 )
 
 // publish publishes what was appended since the last call. It returns false if the connection does not take it.
 //
-// Each message has the last seq that the stream must have before it, so that the answer to one acknowledges those before it, too: the stream
-// refuses all that follow one that it has not stored. The cause is in the answer to that one, for which it is published again, see refused.
+// Each message names the seq of the message before it, and the stream refuses it unless that is its last one. So an answer that a message is
+// stored acknowledges all messages before it. If one is refused, see refused.
 //
 // With SyncAlways, nats-server syncs after each message, but once for an atomic batch. So appends that come while others
 // are in flight wait, and are then published as one batch (group commit).

@@ -7,10 +7,10 @@
 //
 // # One writer, or several
 //
-// A directory has one writer: the journal locks it. It publishes each entry with the last seq that the stream must have, so that one answer
-// acknowledges all before it that have none of their own. An append whose fate is unknown is never published blindly a second time: the
-// journal reads the stream's last seq and compares the messages after the last acknowledged entry with those in flight. Equal ones are
-// acknowledged, and the rest is published again.
+// A directory has one writer: the journal locks it. It publishes each entry with the last seq that the stream must have, and asks for one
+// answer for many entries. If it is not known whether entries are stored, they are not simply published again: the journal reads the stream's
+// last seq and compares the messages after the last acknowledged entry with those in flight. Equal ones are acknowledged, and the rest is
+// published again.
 //
 // The stream in Servers has any number of writers, each for the workers that it owns. Claim makes a process the owner of a worker: it
 // writes a record among the worker's entries. The owner publishes each entry, or each atomic batch, with the seq that the worker's last
@@ -29,7 +29,7 @@
 // must be there; see embedded.Position. For Config.Servers, the servers' own settings decide (sync_interval, replicas).
 //
 // SyncAlways needs nats-server 2.14.6 or later: earlier ones do not sync the files that compaction rewrites, so a crash of the machine
-// could lose acknowledged entries. The embedded server is a later one. Open logs a warning if that of Config.Servers is earlier than 2.14.6.
+// could lose acknowledged entries. The version of the embedded server is in go.mod. Open logs a warning if that of Config.Servers is earlier than 2.14.6.
 package jetstream
 
 import (

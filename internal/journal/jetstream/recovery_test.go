@@ -117,7 +117,7 @@ func TestStreamLimitIsNoSpace(t *testing.T) {
 	appendN(t, j, "w", 100)
 }
 
-// TestCauseOfARefusalAmongMany has many appends in flight, of which the stream refuses one: most are acknowledged by the answer to a later one.
+// TestCauseOfARefusalAmongMany appends 300 entries without waiting, so that most have no answer of their own. The stream refuses one of them.
 func TestCauseOfARefusalAmongMany(t *testing.T) {
 	t.Parallel()
 	const before = 200
